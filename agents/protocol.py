@@ -1,0 +1,420 @@
+"""Every message that crosses between the master and a node, in one file.
+
+One message is one line of JSON. Three kinds of envelope: Request (master to node), Response
+(exactly one per request) and Event (node to master, unasked or following a request). Below them
+stand the payloads, one dataclass for each thing that is said. `None` means "not known" everywhere.
+
+The kinds of request, with their arguments (dataclass or names) and results:
+
+    ping              {}                              -> {wall_s, monotonic_s}
+    facts             {}                              -> NodeFacts
+    telemetry.follow  {after_s: float | None}         -> {}; then events `telemetry.sample` (Sample)
+    environment.find  EnvironmentQuery                -> EnvironmentReport
+    environment.build EnvironmentBuild                -> EnvironmentReport; events `progress`
+    port.choose       {address}                       -> {port}
+    probe.listen      {address, timeout_s}            -> {port}
+    probe.connect     {address, port, num_bytes}      -> {round_trip_s, bytes_per_s}
+    probe.allreduce   AllReduceProbe                  -> {seconds, num_values, sum_ok}
+    attempt.launch    AttemptIntent                   -> AttemptStatus
+    attempt.status    {run_id, attempt}               -> AttemptStatus
+    attempt.list      {}                              -> {attempts: [AttemptStatus]}
+    attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, once no tagged process is left
+    stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
+    stream.read       {run_id, attempt, stream, offset, max_bytes} -> StreamChunk
+    stream.follow     {run_id, attempt, offsets: {name: offset}}   -> {follow}; events `stream.data`
+    stream.unfollow   {follow}                        -> {}
+    checkpoint.list   {run_id: str | None}            -> {checkpoints: [CheckpointInfo]}
+    checkpoint.verify {run_id, step}                  -> CheckpointInfo (verified filled in)
+    checkpoint.delete {run_id, step}                  -> {}
+    run.fence         {run_id, attempt}               -> {attempt}
+    run.delete        {run_id}                        -> {freed_bytes}
+    bundle.status     {destination, files: [FileEntry]} -> BundleStatus
+    export.merged     MergeJob                        -> {path, files}; events `progress`
+    shutdown          {}                              -> {}; the agent process ends
+
+Raw bytes do not travel as messages: `receive` and `send` are own commands of the archive, each on a
+channel of its own (see agents/files.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agents.spec import RunSpec
+from agents.wire import WireError, from_wire, to_wire
+
+PROTOCOL_VERSION = 1
+MAX_LINE_BYTES = 1 << 20
+"""Longer lines are refused on both sides; stream chunks stay well below."""
+STREAM_CHUNK_BYTES = 192 * 1024
+"""Most bytes of a log or journal in one message, before base64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteError:
+    kind: str
+    """`user` (the world's fault), `unknown_request`, `bad_request`, `bug`, `disconnected`."""
+    message: str
+    """What happened, and where."""
+    hint: str = ""
+    """What to do next."""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    id: int
+    kind: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    id: int
+    result: dict[str, Any] | None = None
+    error: RemoteError | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    kind: str
+    data: dict[str, Any] = field(default_factory=dict)
+    request_id: int | None = None
+    """The request that asked for it; None for events of the agent itself."""
+
+
+Message = Request | Response | Event
+_TYPES: dict[str, type[Request] | type[Response] | type[Event]] = {
+    "request": Request,
+    "response": Response,
+    "event": Event,
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return one line, newline included.
+
+    Raises:
+        WireError: the line would be longer than MAX_LINE_BYTES.
+    """
+    body = to_wire(message)
+    body["type"] = type(message).__name__.lower()
+    line = json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a message of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
+    return line
+
+
+def decode(line: bytes) -> Message:
+    """Read one line back.
+
+    Raises:
+        WireError: it is too long, not JSON, or not one of the three envelopes.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a line of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not JSON: {line[:80]!r}") from error
+    if not isinstance(body, dict) or body.get("type") not in _TYPES:
+        raise WireError(f"not a message: {line[:80]!r}")
+    return from_wire(_TYPES[body["type"]], body)
+
+
+# ---------------------------------------------------------------- who a node is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """The agent's first event, `hello`, after the line with the nonce."""
+
+    version: int
+    archive_sha256: str
+    python: str
+    """Version of the python3 that runs the agent, such as `3.11.7`."""
+    hostname: str
+    pid: int
+    boot_id: str
+    agent_home: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuFacts:
+    uuid: str
+    index: int
+    name: str
+    memory_bytes: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    """Newest CUDA version that the driver supports, such as `13.0`."""
+    capability: str | None = None
+    """Compute capability, such as `8.9`."""
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InterfaceFacts:
+    name: str
+    address: str
+    mtu: int | None = None
+    speed_mbit: int | None = None
+    up: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    hostname: str
+    os: str
+    kernel: str
+    python: str
+    architecture: str
+    cpu: str | None = None
+    num_cores: int | None = None
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    gpu_problem: str | None = None
+    """Why no GPU is listed although a driver seems to be there; None: nothing wrong."""
+    interfaces: tuple[InterfaceFacts, ...] = ()
+    address: str | None = None
+    """The node's own address on the connection the master came by; None: local or wsl."""
+    wsl: str | None = None
+    """Networking mode of WSL2 (`mirrored`, `nat`, ...); None: not WSL."""
+    wall_s: float = 0.0
+    """The node's clock, seconds since 1970, when this was written."""
+    environment: EnvironmentReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuSample:
+    uuid: str
+    index: int
+    name: str
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilisation: float | None = None
+    """Share of time with a kernel running, 0 to 1."""
+    temperature_celsius: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    clock_mhz: float | None = None
+    fan: float | None = None
+    """Share of the fan's full speed, 0 to 1."""
+    throttle: tuple[str, ...] | None = None
+    """Reasons why the clock is held down, in words; empty: none; None: not known."""
+    process_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One reading of everything on a node."""
+
+    time_s: float
+    """Wall clock of the node."""
+    seq: int
+    """Rises by one with each sample of one recorder."""
+    gpus: tuple[GpuSample, ...] = ()
+    cpu_utilisation: float | None = None
+    """0 to 1 over all cores."""
+    cpu_temperature_celsius: float | None = None
+    cpu_power_w: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_used_bytes: int | None = None
+    disk_total_bytes: int | None = None
+    disk_read_bytes_per_s: float | None = None
+    disk_write_bytes_per_s: float | None = None
+    network_in_bytes_per_s: float | None = None
+    network_out_bytes_per_s: float | None = None
+    load: float | None = None
+
+
+# ---------------------------------------------------------------- the training environment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentQuery:
+    lock_sha256: str
+    requirements: dict[str, str]
+    """Distribution name -> exact version."""
+    python: str | None = None
+    """An interpreter to look at; None: the one adopted or built before."""
+    adopt: bool = False
+    """Remember `python` as this node's environment if it fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentBuild:
+    lock_sha256: str
+    lock_text: str
+    """A pip requirements file with exact versions."""
+    requirements: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentReport:
+    python: str | None = None
+    """Path of the interpreter; None: there is no environment yet."""
+    python_version: str | None = None
+    lock_sha256: str | None = None
+    fits: bool = False
+    """Every requirement is there in its exact version."""
+    missing: tuple[str, ...] = ()
+    different: tuple[str, ...] = ()
+    """Such as `torch 2.12.0 instead of 2.13.0`."""
+
+
+# ---------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlacement:
+    rank: int
+    local_rank: int
+    node: str
+    device: str
+    """`cpu` or `cuda:0`, as the node counts them."""
+    device_id: str = "cpu"
+    """What is leased: the GPU's uuid, or `cpu`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptIntent:
+    """All that a node needs to run its part of one attempt. Written and fsynced before any fork."""
+
+    run_id: str
+    attempt: int
+    node: str
+    spec: RunSpec
+    python: str
+    """Interpreter of the training environment on this node."""
+    ranks: tuple[RankPlacement, ...]
+    """All ranks of the attempt, in rank order."""
+    master_address: str
+    master_port: int
+    address: str
+    interface: str | None = None
+    """Network device that carries training traffic on this node; None: left to torch."""
+    model_path: str
+    """Folder on this node, or the hub id."""
+    train_path: str
+    eval_path: str | None = None
+    resume_step: int | None = None
+    """Checkpoint to start from, already on this node; None: from the beginning."""
+    checkpoint_ranks: tuple[int, ...] = (0,)
+    """The ranks that write each checkpoint, one per node that keeps a copy."""
+    num_threads: int | None = None
+    """CPU threads per rank; None: the cores divided by the ranks of this node."""
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStatus:
+    rank: int
+    pid: int | None = None
+    step: int | None = None
+    phase: str | None = None
+    heartbeat_age_s: float | None = None
+    exit_code: int | None = None
+    """Negative: the signal that ended it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptStatus:
+    run_id: str
+    attempt: int
+    node: str
+    state: AttemptState
+    """`lost`: no supervisor and no record of an end (power cut, reboot, kill)."""
+    message: str = ""
+    """Why it ended, in a sentence with node, rank and phase; empty while all is well."""
+    hint: str = ""
+    supervisor_pid: int | None = None
+    ranks: tuple[RankStatus, ...] = ()
+    started_s: float | None = None
+    ended_s: float | None = None
+    spec: RunSpec | None = None
+    all_ranks: tuple[RankPlacement, ...] = ()
+    num_processes: int | None = None
+    """Processes that carry the run's tag now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamChunk:
+    """Bytes of an append-only file of an attempt.
+
+    Streams: `supervisor.jsonl`, `rank-R.jsonl` (journals), `rank-R.log` (output of a rank).
+    """
+
+    run_id: str
+    attempt: int
+    stream: str
+    offset: int
+    data_base64: str
+    size_bytes: int
+    """Size of the whole stream on the node when read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointInfo:
+    run_id: str
+    step: int
+    attempt: int
+    path: str
+    """Relative to the agent's home."""
+    size_bytes: int
+    manifest_sha256: str
+    """Equal on every node that holds the same checkpoint."""
+    created_s: float
+    verified: bool | None = None
+    """Every file hashed and compared; None: not looked at."""
+    problem: str = ""
+
+
+# ---------------------------------------------------------------- files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    path: str
+    """Relative, `/` between parts, no `..`."""
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BundleStatus:
+    path: str
+    """Absolute folder on the node."""
+    complete: bool
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduceProbe:
+    python: str
+    rank: int
+    world_size: int
+    master_address: str
+    master_port: int
+    interface: str | None = None
+    num_values: int = 262144
+    """fp32 values summed over all ranks."""
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeJob:
+    run_id: str
+    step: int
+    python: str
+    model_path: str
+    destination: str
+    """Folder relative to the agent's home."""

@@ -1,0 +1,127 @@
+"""RunSpec: what a person asked for. One value is planned, stored, sent and kept in the checkpoint.
+
+Plain dataclasses of the standard library, because nodes have nothing else. The app reads run files
+into them through pydantic; a node through `agents.wire`. Defaults are those of a run file with only
+`model` and `data`. Limits are checked here once; every message names the field, value and limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DataFormat = Literal["auto", "chat", "alpaca", "text", "preference"]
+Objective = Literal["sft", "dpo"]
+AdapterKind = Literal["lora", "qlora", "full"]
+OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
+Parallel = Literal["auto", "single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
+Precision = Literal["auto", "fp32", "bf16", "fp64"]
+
+
+def _at_least(name: str, value: float, limit: float) -> None:
+    if value < limit:
+        raise ValueError(f"{name} is {value}; it must be at least {limit}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSpec:
+    train: str
+    """Path of the training file on the master, or a hub dataset id."""
+    eval: str | None = None
+    """Path of the evaluation file; None: no evaluation."""
+    format: DataFormat = "auto"
+    """How a row is read; `auto` looks at the first rows."""
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise ValueError("train is empty; it must name a file or a hub dataset")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSpec:
+    kind: AdapterKind = "lora"
+    rank: int = 16
+    """Inner dimension r of the two LoRA matrices (Hu et al. 2021, arXiv:2106.09685)."""
+    alpha: float = 32.0
+    """LoRA scale: the update is multiplied by alpha / rank."""
+    dropout: float = 0.05
+    """Share of the adapter's input zeroed in training, 0 to below 1."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """`all-linear`, or the names of the linear layers that get an adapter."""
+
+    def __post_init__(self) -> None:
+        _at_least("rank", self.rank, 1)
+        if self.alpha <= 0:
+            raise ValueError(f"alpha is {self.alpha}; it must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSpec:
+    every_minutes: float | None = 10.0
+    """Wall time between two periodic checkpoints; None: not by time."""
+    every_steps: int | None = None
+    """Optimizer steps between two periodic checkpoints; None: not by steps."""
+    keep: int = 3
+    """How many of a run's newest checkpoints stay on a node."""
+    copies: int = 2
+    """On how many nodes each checkpoint is kept."""
+
+    def __post_init__(self) -> None:
+        if self.every_minutes is not None and self.every_minutes <= 0:
+            raise ValueError(f"every_minutes is {self.every_minutes}; it must be above 0")
+        if self.every_steps is not None:
+            _at_least("every_steps", self.every_steps, 1)
+        _at_least("keep", self.keep, 1)
+        _at_least("copies", self.copies, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    model: str
+    """Hub id (`org/name`), or a folder on the master or on the nodes."""
+    data: DataSpec
+    name: str = "run"
+    objective: Objective = "sft"
+    adapter: AdapterSpec = field(default_factory=AdapterSpec)
+    sequence_tokens: int = 2048
+    """Longest sequence, in tokens; longer rows are cut and counted."""
+    batch_sequences: int = 24
+    """Sequences per optimizer step over ALL GPUs."""
+    epochs: float = 3.0
+    max_steps: int | None = None
+    """Stop after this many optimizer steps; None: `epochs` decides."""
+    learning_rate: float = 2.0e-4
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_share: float = 0.03
+    """Share of all steps in which the learning rate rises from 0."""
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this L2 norm."""
+    optimizer: OptimizerKind = "adamw"
+    precision: Precision = "auto"
+    """Arithmetic of the model; auto: bf16 on GPUs that have it, fp32 on CPUs."""
+    seed: int = 42
+    nodes: Literal["all"] | tuple[str, ...] = "all"
+    parallel: Parallel = "auto"
+    shares: tuple[float, ...] | None = None
+    """Weight of each rank's part of a batch, in rank order; None: measured at the start."""
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("model is empty; it must be a hub id or a folder")
+        _at_least("sequence_tokens", self.sequence_tokens, 8)
+        _at_least("batch_sequences", self.batch_sequences, 1)
+        if self.epochs <= 0:
+            raise ValueError(f"epochs is {self.epochs}; it must be above 0")
+        if self.max_steps is not None:
+            _at_least("max_steps", self.max_steps, 1)
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup_share is {self.warmup_share}; it must be from 0 to below 1")
+        _at_least("seed", self.seed, 0)
+        if self.shares is not None and (not self.shares or min(self.shares) <= 0):
+            raise ValueError(f"shares is {self.shares}; every share must be above 0")

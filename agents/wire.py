@@ -1,0 +1,120 @@
+"""Turn dataclasses into plain JSON values and back, checking types on the way.
+
+Both ends use this module: the app validates what a node sends, a node validates what the app sends.
+Unknown fields are ignored, so that a newer peer may add some; a missing field takes its default;
+a wrong type is an error that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class WireError(ValueError):
+    """Raised when a value does not fit the dataclass that it should become."""
+
+
+def to_wire(value: Any) -> Any:
+    """Return `value` as dicts, lists, strings, numbers, booleans and None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_wire(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [to_wire(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_wire(item) for key, item in value.items()}
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise TypeError(f"{type(value).__name__} has no wire form")
+
+
+def from_wire(cls: type[T], value: Any, where: str = "") -> T:
+    """Build a `cls` (a dataclass) from the plain `value`.
+
+    Raises:
+        WireError: a field is missing or has the wrong type; the message names it.
+    """
+    result: T = _convert(cls, value, where or cls.__name__)
+    return result
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(hint, value, where)
+    if origin is typing.Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise WireError(f"{where}: {value!r} is not one of {list(typing.get_args(hint))}")
+    if origin is tuple:
+        return _convert_tuple(hint, value, where)
+    if origin is list:
+        _expect(value, list, where)
+        return [_convert(typing.get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if origin is dict:
+        _expect(value, dict, where)
+        item = typing.get_args(hint)[1]
+        return {str(k): _convert(item, v, f"{where}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return _convert_dataclass(hint, value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, bool):
+        raise WireError(f"{where}: expected int, got bool")
+    _expect(value, hint, where)
+    return value
+
+
+def _convert_union(hint: Any, value: Any, where: str) -> Any:
+    problems = []
+    for option in typing.get_args(hint):
+        if option is type(None):
+            if value is None:
+                return None
+            continue
+        try:
+            return _convert(option, value, where)
+        except WireError as error:
+            problems.append(str(error))
+    raise WireError(problems[0] if problems else f"{where}: {value!r} is not allowed")
+
+
+def _convert_tuple(hint: Any, value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise WireError(f"{where}: expected a list, got {type(value).__name__}")
+    args = typing.get_args(hint)
+    if len(args) == 2 and args[1] is Ellipsis:
+        return tuple(_convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if len(args) != len(value):
+        raise WireError(f"{where}: expected {len(args)} items, got {len(value)}")
+    return tuple(
+        _convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True))
+    )
+
+
+def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
+    _expect(value, dict, where)
+    hints = typing.get_type_hints(cls)
+    known = {}
+    for field in dataclasses.fields(cls):
+        if field.name in value:
+            known[field.name] = _convert(
+                hints[field.name], value[field.name], f"{where}.{field.name}"
+            )
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise WireError(f"{where}.{field.name} is missing")
+    try:
+        return cls(**known)
+    except ValueError as error:
+        raise WireError(f"{where}: {error}") from error
+
+
+def _expect(value: Any, kind: Any, where: str) -> None:
+    if not isinstance(value, kind):
+        raise WireError(f"{where}: expected {kind.__name__}, got {type(value).__name__}")

@@ -1,0 +1,1 @@
+"""The master: window, command line and the services behind them."""

@@ -1,0 +1,86 @@
+"""What can go wrong, and whose fault it is.
+
+    RacklessError
+     +-- UserError            the world's fault: shown as what / where / what to do next
+     |    +-- UsageError      the command or the file was written wrongly (exit code 2)
+     |    +-- NodeUnreachable no connection, or it was lost in the middle of a request
+     |    |    +-- NodeNotReady   connected, but the agent could not be started there
+     |    +-- HostKeyUnknown  first contact: the fingerprint waits to be confirmed
+     |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
+     |    +-- NotAvailableYet a command of a later version
+     +-- AgentBug             our fault on the node; carries the remote traceback
+
+Everything else that escapes is a bug of ours: the window shows it once with "copy report".
+"""
+
+from __future__ import annotations
+
+
+class RacklessError(Exception):
+    """Root of every error that Rackless raises on purpose."""
+
+
+class UserError(RacklessError):
+    """The world's fault. `message` says what and where, `hint` what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(UserError):
+    """Raised when a command line or a run file is not right."""
+
+    exit_code = 2
+
+
+class NodeUnreachable(UserError):
+    """Raised when a node cannot be reached, or the connection broke before an answer came."""
+
+
+class NodeNotReady(NodeUnreachable):
+    """Raised when a node answers over SSH but the agent cannot be started there."""
+
+
+class HostKeyUnknown(UserError):
+    """Raised at first contact: the caller shows `fingerprint`, asks, and tries again."""
+
+    def __init__(self, host: str, fingerprint: str) -> None:
+        super().__init__(
+            f"{host} shows the host key {fingerprint}, which nobody has confirmed yet.",
+            "Compare it with the output of "
+            "'ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub' on that PC, "
+            f"then add --accept-host-key {fingerprint}",
+        )
+        self.host = host
+        self.fingerprint = fingerprint
+
+
+class HostKeyChanged(UserError):
+    """Raised when a node shows another host key than the confirmed one."""
+
+    def __init__(self, host: str, expected: str, shown: str) -> None:
+        super().__init__(
+            f"{host} shows the host key {shown}, but {expected} was confirmed. "
+            "Either that PC was installed anew, or somebody is between you and it.",
+            "If you know why it changed, remove the node and add it again: "
+            "rackless nodes remove NAME, then rackless nodes add NAME",
+        )
+        self.host = host
+        self.expected = expected
+        self.shown = shown
+
+
+class NotAvailableYet(UserError):
+    """Raised by commands whose work a later version brings."""
+
+
+class AgentBug(RacklessError):
+    """Raised when the agent answered with an error that is ours."""
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback

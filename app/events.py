@@ -1,0 +1,252 @@
+"""What the core tells its listeners: immutable snapshots, and the hub that hands them out.
+
+A listener (the window, `--watch`, a test) never asks twice: it takes the snapshot in the event.
+Snapshots are complete values of one thing at one moment; None means not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.protocol import AttemptStatus, CheckpointInfo, NodeFacts, RankPlacement, Sample
+from agents.spec import RunSpec
+
+NodeState = Literal["connecting", "online", "unreachable", "refused"]
+RunState = Literal[
+    "created", "launching", "running", "stopping", "stopped", "interrupted", "failed", "done"
+]
+TransportKind = Literal["ssh", "local", "wsl"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSnapshot:
+    name: str
+    transport: TransportKind
+    address: str
+    """`user@host:port`, `this PC` or the WSL distro."""
+    state: NodeState
+    problem: str = ""
+    """What is wrong, in a sentence; empty while online."""
+    hint: str = ""
+    facts: NodeFacts | None = None
+    round_trip_s: float | None = None
+    last_seen_s: float | None = None
+    """Wall clock of the last answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankProgress:
+    rank: int
+    node: str
+    device: str
+    state: str
+    step: int | None = None
+    phase: str | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    compute_s: float | None = None
+    wait_s: float | None = None
+    """Part of the step spent waiting for other ranks and the network."""
+    memory_bytes: int | None = None
+    share: float | None = None
+    """Part of each batch, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSnapshot:
+    run_id: str
+    name: str
+    state: RunState
+    spec: RunSpec
+    attempt: int
+    nodes: tuple[str, ...]
+    message: str = ""
+    hint: str = ""
+    created_s: float
+    started_s: float | None = None
+    ended_s: float | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    first_loss: float | None = None
+    learning_rate: float | None = None
+    tokens_per_s: float | None = None
+    """Over all ranks."""
+    remaining_s: float | None = None
+    ranks: tuple[RankProgress, ...] = ()
+    newest_checkpoint_step: int | None = None
+    phase: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One optimizer step of a run, as its journals tell it."""
+
+    attempt: int
+    step: int
+    time_s: float
+    loss: float | None
+    learning_rate: float | None
+    gradient_norm: float | None
+    tokens_per_s: float | None
+    step_s: float | None
+    wait_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSnapshot:
+    run_id: str
+    step: int
+    created_s: float
+    size_bytes: int
+    nodes: tuple[str, ...]
+    """Nodes that hold a copy and answered."""
+    verified: bool | None
+    """All listed copies were hashed and are equal; None: not looked at."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEvent:
+    """Something that happened to a run, in plain words."""
+
+    run_id: str
+    time_s: float
+    severity: Literal["info", "warning", "error"]
+    text: str
+
+
+# ---------------------------------------------------------------- what is published
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChanged:
+    node: NodeSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRemoved:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleArrived:
+    node: str
+    sample: Sample
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanged:
+    run: RunSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class RunDeleted:
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepsArrived:
+    run_id: str
+    steps: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogArrived:
+    run_id: str
+    attempt: int
+    stream: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunHappened:
+    event: RunEvent
+
+
+Event = (
+    NodeChanged
+    | NodeRemoved
+    | SampleArrived
+    | RunChanged
+    | RunDeleted
+    | StepsArrived
+    | LogArrived
+    | RunHappened
+)
+Listener = Callable[[Event], None]
+
+
+class EventHub:
+    """Hands every event to every listener, on the thread of the event loop.
+
+    A listener must return at once (put it in a deque, emit a queued signal). Streams made by
+    `stream` are bounded: when a reader falls behind, the oldest telemetry goes, nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def publish(self, event: Event) -> None:
+        for listener in tuple(self._listeners):
+            listener(event)
+
+    @contextlib.contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Call `listener` for each event inside the block."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    async def stream(self, max_samples: int = 1000) -> AsyncIterator[Event]:
+        """Yield events from now on."""
+        queue: deque[Event] = deque()
+        samples: deque[Event] = deque(maxlen=max_samples)
+        wake = asyncio.Event()
+
+        def take(event: Event) -> None:
+            (samples if isinstance(event, SampleArrived) else queue).append(event)
+            wake.set()
+
+        with self.listening(take):
+            while True:
+                await wake.wait()
+                wake.clear()
+                while queue or samples:
+                    yield (queue if queue else samples).popleft()
+
+
+__all__ = [
+    "AttemptStatus",
+    "CheckpointInfo",
+    "CheckpointSnapshot",
+    "Event",
+    "EventHub",
+    "Listener",
+    "LogArrived",
+    "NodeChanged",
+    "NodeRemoved",
+    "NodeSnapshot",
+    "NodeState",
+    "RankPlacement",
+    "RankProgress",
+    "RunChanged",
+    "RunDeleted",
+    "RunEvent",
+    "RunHappened",
+    "RunSnapshot",
+    "RunState",
+    "SampleArrived",
+    "StepRecord",
+    "StepsArrived",
+    "TransportKind",
+]
