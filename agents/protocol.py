@@ -43,7 +43,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agents.spec import RunSpec
-from agents.wire import WireError, from_wire, to_wire
+from agents.wire import WireError as WireError
+from agents.wire import from_wire as from_wire
+from agents.wire import to_wire as to_wire
 
 PROTOCOL_VERSION = 1
 MAX_LINE_BYTES = 1 << 20
