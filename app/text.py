@@ -1,0 +1,154 @@
+"""Write figures the way people read them; everywhere else values stay in base units.
+
+An unknown value (`None`, or a float that is not a number) is an en dash, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+DASH = "\u2013"
+"""What stands where a value is not known."""
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def is_known(value: float | None) -> bool:
+    """Tell whether `value` is a figure that can be shown."""
+    return value is not None and math.isfinite(value)
+
+
+def show_number(value: float | None, digits: int = 0) -> str:
+    """Return `value` with thousands separators.
+
+    >>> show_number(12345.678, 1)
+    '12,345.7'
+    """
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{value:,.{digits}f}"
+
+
+def show_loss(value: float | None) -> str:
+    """Return a loss with four significant digits; one that is not finite is named.
+
+    >>> show_loss(2.34567)
+    '2.346'
+    """
+    if value is None:
+        return DASH
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "infinite"
+    if value != 0 and abs(value) < 0.001:
+        return f"{value:.2e}"
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def show_share(value: float | None, digits: int = 0) -> str:
+    """Return a share from 0 to 1 in percent.
+
+    >>> show_share(0.954)
+    '95 %'
+    """
+    return DASH if not is_known(value) else f"{(value or 0.0) * 100:.{digits}f} %"
+
+
+def show_bytes(value: float | None) -> str:
+    """Return a size with three significant digits and a binary unit.
+
+    >>> show_bytes(12_884_901_888)
+    '12.0 GiB'
+    """
+    if value is None or not math.isfinite(value):
+        return DASH
+    scaled, unit = float(value), 0
+    while abs(scaled) >= 1000 and unit < len(_BYTE_UNITS) - 1:
+        scaled, unit = scaled / 1024, unit + 1
+    digits = 0 if unit == 0 or abs(scaled) >= 100 else 1
+    return f"{scaled:.{digits}f} {_BYTE_UNITS[unit]}"
+
+
+def show_bytes_of(used: float | None, total: float | None) -> str:
+    """Return `used` of `total` in the unit of `total`.
+
+    >>> show_bytes_of(6 * 1024**3, 12 * 1024**3)
+    '6.0 / 12.0 GiB'
+    """
+    if total is None or not math.isfinite(total):
+        return show_bytes(used)
+    number, _, unit = show_bytes(total).partition(" ")
+    if used is None or not math.isfinite(used):
+        return f"{DASH} / {number} {unit}"
+    scale = 1024 ** _BYTE_UNITS.index(unit)
+    digits = 0 if unit == "B" or total / scale >= 100 else 1
+    return f"{used / scale:.{digits}f} / {number} {unit}"
+
+
+def show_watts(value: float | None) -> str:
+    """Return a power; from 10 kW on in kilowatts."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{value:.0f} W" if value < 10_000 else f"{value / 1000:.1f} kW"
+
+
+def show_celsius(value: float | None) -> str:
+    """Return a temperature."""
+    return DASH if not is_known(value) else f"{value:.0f} \u00b0C"
+
+
+def show_rate(value: float | None, unit: str = "tok/s") -> str:
+    """Return a speed such as `1,204 tok/s`."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return f"{show_number(value, 1 if value < 10 else 0)} {unit}"
+
+
+def show_duration(seconds: float | None) -> str:
+    """Return a length of time in its two largest units.
+
+    >>> show_duration(3725)
+    '1 h 2 min'
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return DASH
+    if seconds < 0.9995:
+        return f"{max(seconds, 0.0) * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes < 10 and rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def show_moment(time_s: float | None, now_s: float) -> str:
+    """Return a wall clock time in local time: today's without its date.
+
+    >>> show_moment(None, 0.0) == DASH
+    True
+    """
+    if time_s is None:
+        return DASH
+    moment, now = datetime.fromtimestamp(time_s), datetime.fromtimestamp(now_s)
+    if moment.date() == now.date():
+        return moment.strftime("%H:%M:%S")
+    return moment.strftime("%d %b %H:%M" if moment.year == now.year else "%d %b %Y %H:%M")
+
+
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Return `1 node`, `3 nodes`.
+
+    >>> count_of(3, "node")
+    '3 nodes'
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
