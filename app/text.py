@@ -6,6 +6,7 @@ An unknown value (`None`, or a float that is not a number) is an en dash, never 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 
 DASH = "\u2013"
@@ -152,3 +153,14 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     '3 nodes'
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def show_list(names: Sequence[str]) -> str:
+    """Join names the way a sentence does.
+
+    >>> show_list(["alpha", "beta", "gamma"])
+    'alpha, beta and gamma'
+    """
+    if len(names) < 2:
+        return "".join(names) or "nothing"
+    return ", ".join(names[:-1]) + " and " + names[-1]

@@ -1,0 +1,68 @@
+"""Where the master keeps its files.
+
+Everything lives below one folder, `$RACKLESS_HOME`, so that a test, the demo or a second person can
+have a Rackless of their own by setting one variable. All folders are private to the user (0700):
+logs may quote training data.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME_VARIABLE = "RACKLESS_HOME"
+
+
+def default_home() -> Path:
+    """Return `$RACKLESS_HOME`, or the OS's own place for app data."""
+    named = os.environ.get(HOME_VARIABLE)
+    if named:
+        return Path(named).expanduser().absolute()
+    import platformdirs  # 30 ms, needed only here
+
+    return Path(platformdirs.user_data_dir("rackless", appauthor=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The names below one home. Makes nothing by itself."""
+
+    home: Path
+
+    @property
+    def database(self) -> Path:
+        return self.home / "rackless.sqlite3"
+
+    @property
+    def nodes_file(self) -> Path:
+        """A readable copy of the node table, from which a lost database takes them again."""
+        return self.home / "nodes.json"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.home / "settings.json"
+
+    @property
+    def runs(self) -> Path:
+        return self.home / "runs"
+
+    @property
+    def demo(self) -> Path:
+        return self.home / "demo"
+
+    def run(self, run_id: str) -> Path:
+        return self.runs / run_id
+
+    def attempt(self, run_id: str, attempt: int) -> Path:
+        return self.run(run_id) / "attempts" / str(attempt)
+
+    def stream(self, run_id: str, attempt: int, node: str, stream: str) -> Path:
+        """Return the mirror of one node's log or journal."""
+        return self.attempt(run_id, attempt) / node / stream
+
+
+def private_folder(path: Path) -> Path:
+    """Make `path` and its parents, readable by this user alone, and return it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path

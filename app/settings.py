@@ -1,0 +1,137 @@
+"""What a person may set once for all runs: each entry declared once, with type, default and words.
+
+The window draws its settings page, and the documentation its table, from `SETTINGS`. The file is
+JSON with only the entries that differ from their default, so that a better default of a later
+version reaches everybody who never touched it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from app.errors import UserError
+
+Value = str | float | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    key: str
+    kind: Literal["choice", "number", "switch"]
+    default: Value
+    description: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+    def checked(self, value: object) -> Value:
+        """Return `value` when it is allowed.
+
+        Raises:
+            ValueError: it is not; the message names key, value and limit.
+        """
+        if self.kind == "choice" and isinstance(value, str) and value in self.choices:
+            return value
+        if self.kind == "switch" and isinstance(value, bool):
+            return value
+        if self.kind == "number" and isinstance(value, (int, float)) and self._in_range(value):
+            return float(value)
+        raise ValueError(f"{self.key} is {value!r}; it must be {self._allowed()}")
+
+    def _in_range(self, value: float) -> bool:
+        if isinstance(value, bool):
+            return False
+        return (self.minimum is None or value >= self.minimum) and (
+            self.maximum is None or value <= self.maximum
+        )
+
+    def _allowed(self) -> str:
+        if self.kind == "choice":
+            return "one of " + ", ".join(self.choices)
+        if self.kind == "switch":
+            return "true or false"
+        return f"a number from {self.minimum} to {self.maximum}"
+
+
+SETTINGS = (
+    Setting(
+        key="theme",
+        kind="choice",
+        default="system",
+        choices=("system", "dark", "light"),
+        description="Colours of the window.",
+    ),
+    Setting(
+        key="stop_grace_s",
+        kind="number",
+        default=120.0,
+        minimum=1.0,
+        maximum=3600.0,
+        description="How long a stopped run may take to write its checkpoint, in seconds.",
+    ),
+    Setting(
+        key="lost_after_s",
+        kind="number",
+        default=15.0,
+        minimum=3.0,
+        maximum=600.0,
+        description="A node of a run that stands still is given up after so many silent seconds.",
+    ),
+)
+
+
+class Settings:
+    """The settings of one home. Reading never fails: a broken file means defaults and `problem`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = {setting.key: setting for setting in SETTINGS}
+        self.problem = ""
+        self._values = self._read()
+
+    def get(self, key: str) -> Value:
+        return self._values.get(key, self._known[key].default)
+
+    def number(self, key: str) -> float:
+        return float(self.get(key))
+
+    def set(self, key: str, value: object) -> None:
+        """Check and store one value, at once and durably.
+
+        Raises:
+            UserError: the value is not allowed, or the file cannot be written.
+        """
+        try:
+            self._values[key] = self._known[key].checked(value)
+        except ValueError as error:
+            raise UserError(str(error), "Choose an allowed value.") from error
+        self._write()
+
+    def _read(self) -> dict[str, Value]:
+        try:
+            stored = json.loads(self._path.read_text(encoding="utf-8"))
+            return {
+                key: self._known[key].checked(value)
+                for key, value in stored.items()
+                if key in self._known
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError) as error:
+            self.problem = f"{self._path} cannot be read ({error}); the defaults are used"
+            return {}
+
+    def _write(self) -> None:
+        changed = {k: v for k, v in self._values.items() if v != self._known[k].default}
+        temporary = self._path.with_suffix(".new")
+        try:
+            temporary.write_text(json.dumps(changed, indent=1) + "\n", encoding="utf-8")
+            os.replace(temporary, self._path)
+        except OSError as error:
+            raise UserError(
+                f"{self._path} cannot be written: {error}", "Check the disk."
+            ) from error

@@ -1,0 +1,205 @@
+"""Open the database safely: settings read back, damage moved aside, schema brought up to date.
+
+The window and the command may write at the same time. Below SQLite 3.51.3 two connections in WAL
+mode can corrupt the file (the WAL-reset bug), so an older library gets the rollback journal with
+`synchronous=EXTRA` instead; at the rate at which people start runs nobody can measure the price.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.errors import UserError
+from app.filelock import locked
+from app.paths import private_folder
+from app.storage.migrations import MIGRATIONS
+
+SAFE_WAL_VERSION = (3, 51, 3)
+BUSY_TIMEOUT_S = 10.0
+
+
+class Database:
+    """One connection to the file, usable from any thread, for one transaction at a time."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._lock = threading.RLock()
+        self._path = path
+        self.notice = ""
+        """What a person should know about the opening, such as a damaged file moved aside."""
+        self.is_new = False
+        """The file held nothing: whatever nodes know about runs must be asked for."""
+
+    def read(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query."""
+        with self._lock, self._translated():
+            return self._connection.execute(sql, args).fetchall()
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """Run the block as one transaction: all of it is durable afterwards, or nothing happened.
+
+        Raises:
+            UserError: the file is locked by another program for long, or the disk is full.
+        """
+        with self._lock, self._translated():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def version_of_data(self) -> int:
+        """Return a number that changes whenever another process has written."""
+        return int(self.read("PRAGMA data_version")[0][0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise _as_user_error(error, self._path) from error
+
+
+def open_database(path: Path) -> Database:
+    """Open, check and migrate the file; make it when missing; move it aside when damaged.
+
+    Raises:
+        UserError: its folder cannot be written, or a newer version of Rackless wrote it.
+    """
+    try:
+        private_folder(path.parent)
+        with locked(path.with_suffix(".lock")):
+            return _open_or_replace(path)
+    except OSError as error:
+        raise UserError(
+            f"{path.parent} cannot be used for Rackless's own files: {error}.",
+            "Free space or repair its permissions, or set RACKLESS_HOME to another folder.",
+        ) from error
+
+
+def _open_or_replace(path: Path) -> Database:
+    try:
+        return _open(path)
+    except sqlite3.OperationalError as error:
+        raise _as_user_error(error, path) from error
+    except sqlite3.DatabaseError as error:
+        moved_to = _move_aside(path)
+        database = _open(path)
+        database.notice = (
+            f"{path} was damaged ({error}) and is now {moved_to.name}. "
+            "A new one was made; runs are found again on their nodes."
+        )
+        return database
+
+
+def _open(path: Path) -> Database:
+    connection = sqlite3.connect(
+        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        _configure(connection)
+        database = Database(connection, path)
+        database.is_new = _schema_of(connection) == 0
+        _migrate(connection, path)
+        return database
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _configure(connection: sqlite3.Connection) -> None:
+    _expect_healthy(connection)
+    safe_wal = sqlite3.sqlite_version_info >= SAFE_WAL_VERSION
+    settings = {
+        "journal_mode": ("WAL", "wal") if safe_wal else ("DELETE", "delete"),
+        "synchronous": ("FULL", 2) if safe_wal else ("EXTRA", 3),
+        "foreign_keys": ("ON", 1),
+    }
+    for name, (value, expected) in settings.items():
+        connection.execute(f"PRAGMA {name} = {value}").fetchall()
+        found = connection.execute(f"PRAGMA {name}").fetchone()[0]
+        if found != expected:
+            raise sqlite3.OperationalError(f"{name} stays {found!r} instead of {expected!r}")
+
+
+def _expect_healthy(connection: sqlite3.Connection) -> None:
+    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise sqlite3.DatabaseError(str(problem))
+    if connection.execute("PRAGMA foreign_key_check").fetchone():
+        raise sqlite3.DatabaseError("rows refer to others that are not there")
+
+
+def _schema_of(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    schema = _schema_of(connection)
+    if schema > len(MIGRATIONS):
+        raise UserError(
+            f"{path} was written by a newer Rackless (schema {schema}; this one knows "
+            f"{len(MIGRATIONS)}). It was not touched.",
+            "Install the newer version again, or set RACKLESS_HOME to another folder.",
+        )
+    if 0 < schema < len(MIGRATIONS):
+        _back_up(connection, path.with_name(f"{path.name}.schema-{schema}"))
+    for step in range(schema, len(MIGRATIONS)):
+        _apply(connection, step)
+
+
+def _apply(connection: sqlite3.Connection, step: int) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in MIGRATIONS[step]:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {step + 1}")
+        _expect_healthy(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _back_up(connection: sqlite3.Connection, path: Path) -> None:
+    copy = sqlite3.connect(path)
+    try:
+        connection.backup(copy)
+    finally:
+        copy.close()
+
+
+def _move_aside(path: Path) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    target = path.with_name(f"{path.name}.damaged-{stamp}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.damaged-{stamp}-{number}")
+    path.replace(target)
+    for suffix in ("-journal", "-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists():
+            beside.replace(target.with_name(target.name + suffix))
+    return target
+
+
+def _as_user_error(error: sqlite3.OperationalError, path: Path) -> UserError:
+    return UserError(
+        f"{path} cannot be used: {error}.",
+        "Close other programs that hold it, free disk space, and check that the folder is writable "
+        "and not on a network share.",
+    )

@@ -1,0 +1,56 @@
+"""The steps that bring a database from one schema to the next, in order, never edited.
+
+Step i brings `user_version` i to i + 1. A new step is added at the end; what was released stays as
+it is, because databases out there went through it.
+"""
+
+from __future__ import annotations
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
+        """CREATE TABLE nodes (
+            name TEXT PRIMARY KEY,
+            address TEXT NOT NULL,
+            added_s REAL NOT NULL
+        ) STRICT""",
+        """CREATE TABLE runs (
+            run_id TEXT PRIMARY KEY,
+            name TEXT NOT NULL,
+            state TEXT NOT NULL,
+            spec TEXT NOT NULL,
+            attempt INTEGER NOT NULL,
+            nodes TEXT NOT NULL,
+            message TEXT NOT NULL,
+            hint TEXT NOT NULL,
+            created_s REAL NOT NULL,
+            started_s REAL,
+            ended_s REAL,
+            stop_asked INTEGER NOT NULL,
+            progress TEXT NOT NULL
+        ) STRICT""",
+        """CREATE TABLE attempts (
+            run_id TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
+            attempt INTEGER NOT NULL,
+            placements TEXT NOT NULL,
+            resume_step INTEGER,
+            launched_s REAL NOT NULL,
+            PRIMARY KEY (run_id, attempt)
+        ) STRICT""",
+        """CREATE TABLE run_events (
+            id INTEGER PRIMARY KEY,
+            run_id TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
+            time_s REAL NOT NULL,
+            severity TEXT NOT NULL,
+            text TEXT NOT NULL
+        ) STRICT""",
+        "CREATE INDEX run_events_by_run ON run_events (run_id, id)",
+        "CREATE TABLE deleted_runs (run_id TEXT PRIMARY KEY, deleted_s REAL NOT NULL) STRICT",
+        """CREATE TABLE file_hashes (
+            path TEXT PRIMARY KEY,
+            size_bytes INTEGER NOT NULL,
+            modified_ns INTEGER NOT NULL,
+            sha256 TEXT NOT NULL
+        ) STRICT""",
+    ),
+)

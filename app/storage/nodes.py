@@ -1,0 +1,75 @@
+"""The nodes that were added, in the order in which they came.
+
+A readable copy is kept beside the database: who loses the database keeps the addresses, and
+with them every run, since runs are found again on their nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.storage.database import Database
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    name: str
+    address: dict[str, Any]
+    """Plain form of the address; `app.nodes.node` knows what the keys mean."""
+    added_s: float
+
+
+class NodeStore:
+    def __init__(self, database: Database, copy: Path) -> None:
+        self._database = database
+        self._copy = copy
+        if database.is_new:
+            self._take_from_copy()
+
+    def all(self) -> tuple[NodeRecord, ...]:
+        rows = self._database.read("SELECT name, address, added_s FROM nodes ORDER BY rowid")
+        return tuple(NodeRecord(name=n, address=json.loads(a), added_s=t) for n, a, t in rows)
+
+    def save(self, name: str, address: dict[str, Any]) -> None:
+        """Remember a node, or its new address."""
+        self._insert(NodeRecord(name=name, address=address, added_s=time.time()))
+        self._write_copy()
+
+    def remove(self, name: str) -> None:
+        with self._database.write() as connection:
+            connection.execute("DELETE FROM nodes WHERE name = ?", (name,))
+        self._write_copy()
+
+    def _insert(self, node: NodeRecord) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT INTO nodes (name, address, added_s) VALUES (?, ?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET address = excluded.address",
+                (node.name, json.dumps(node.address), node.added_s),
+            )
+
+    def _write_copy(self) -> None:
+        nodes = [{"name": n.name, "address": n.address, "added_s": n.added_s} for n in self.all()]
+        temporary = self._copy.with_suffix(".new")
+        temporary.write_text(json.dumps(nodes, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, self._copy)
+
+    def _take_from_copy(self) -> None:
+        for node in _read_copy(self._copy):
+            self._insert(node)
+
+
+def _read_copy(path: Path) -> list[NodeRecord]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return [
+            NodeRecord(name=r["name"], address=dict(r["address"]), added_s=float(r["added_s"]))
+            for r in rows
+        ]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []  # a copy that is missing or edited by hand: the nodes are added again by hand

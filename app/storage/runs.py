@@ -1,0 +1,219 @@
+"""Runs, their attempts and their events.
+
+Two processes may change one run at once, so every change is a function from the row as it stands to
+the row as it shall be, applied inside one write transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from agents.protocol import RankPlacement, from_wire, to_wire
+from agents.spec import RunSpec
+from app.events import RunEvent, RunState
+from app.storage.database import Database
+
+_COLUMNS = (
+    "run_id, name, state, spec, attempt, nodes, message, hint, created_s, started_s, ended_s, "
+    "stop_asked, progress"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run has come, kept so that a list of runs needs no journals."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    first_loss: float | None = None
+    newest_checkpoint_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    run_id: str
+    name: str
+    state: RunState
+    spec: RunSpec
+    attempt: int
+    nodes: tuple[str, ...]
+    """Nodes of the newest attempt, in rank order."""
+    message: str = ""
+    hint: str = ""
+    created_s: float
+    started_s: float | None = None
+    ended_s: float | None = None
+    stop_asked: bool = False
+    """A person wants it stopped; remembered so that a new master goes on stopping."""
+    progress: Progress = field(default_factory=Progress)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    run_id: str
+    attempt: int
+    placements: tuple[RankPlacement, ...]
+    resume_step: int | None = None
+    launched_s: float
+
+
+class RunStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # ------------------------------------------------------------ runs
+
+    def all(self) -> tuple[RunRecord, ...]:
+        """Return every run, newest first."""
+        rows = self._database.read(f"SELECT {_COLUMNS} FROM runs ORDER BY created_s DESC")
+        return tuple(_run_of(row) for row in rows)
+
+    def get(self, run_id: str) -> RunRecord | None:
+        rows = self._database.read(f"SELECT {_COLUMNS} FROM runs WHERE run_id = ?", (run_id,))
+        return _run_of(rows[0]) if rows else None
+
+    def add(self, run: RunRecord) -> bool:
+        """Insert a run; return False when it is known already or was deleted."""
+        with self._database.write() as connection:
+            gone = connection.execute("SELECT 1 FROM deleted_runs WHERE run_id = ?", (run.run_id,))
+            if gone.fetchone():
+                return False
+            cursor = connection.execute(
+                f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES ({', '.join('?' * 13)})",
+                _row_of(run),
+            )
+            return cursor.rowcount == 1
+
+    def change(
+        self, run_id: str, change: Callable[[RunRecord], RunRecord | None]
+    ) -> RunRecord | None:
+        """Replace a run by `change(run)`; return the new value, None when nothing changed.
+
+        `change` sees the row as it stands at that moment and returns None to leave it.
+        """
+        with self._database.write() as connection:
+            row = connection.execute(
+                f"SELECT {_COLUMNS} FROM runs WHERE run_id = ?", (run_id,)
+            ).fetchone()
+            old = _run_of(row) if row else None
+            new = change(old) if old else None
+            if new is None or new == old:
+                return None
+            marks = ", ".join(f"{name} = ?" for name in _COLUMNS.split(", "))
+            connection.execute(f"UPDATE runs SET {marks} WHERE run_id = ?", (*_row_of(new), run_id))
+            return new
+
+    def delete(self, run_id: str) -> None:
+        """Forget a run and remember that it was deleted, for nodes that come back later."""
+        with self._database.write() as connection:
+            connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+            connection.execute(
+                "INSERT OR REPLACE INTO deleted_runs VALUES (?, ?)", (run_id, time.time())
+            )
+
+    def is_deleted(self, run_id: str) -> bool:
+        return bool(self._database.read("SELECT 1 FROM deleted_runs WHERE run_id = ?", (run_id,)))
+
+    # ------------------------------------------------------------ attempts
+
+    def save_attempt(self, attempt: AttemptRecord) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?)",
+                (
+                    attempt.run_id,
+                    attempt.attempt,
+                    json.dumps(to_wire(attempt.placements)),
+                    attempt.resume_step,
+                    attempt.launched_s,
+                ),
+            )
+
+    def attempts(self, run_id: str) -> tuple[AttemptRecord, ...]:
+        """Return the attempts of a run, oldest first."""
+        rows = self._database.read(
+            "SELECT run_id, attempt, placements, resume_step, launched_s FROM attempts "
+            "WHERE run_id = ? ORDER BY attempt",
+            (run_id,),
+        )
+        return tuple(_attempt_of(row) for row in rows)
+
+    # ------------------------------------------------------------ events
+
+    def add_event(self, event: RunEvent) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT INTO run_events (run_id, time_s, severity, text) VALUES (?, ?, ?, ?)",
+                (event.run_id, event.time_s, event.severity, event.text),
+            )
+
+    def events(self, run_id: str) -> tuple[RunEvent, ...]:
+        rows = self._database.read(
+            "SELECT run_id, time_s, severity, text FROM run_events WHERE run_id = ? ORDER BY id",
+            (run_id,),
+        )
+        return tuple(RunEvent(run_id=r, time_s=t, severity=s, text=x) for r, t, s, x in rows)
+
+    # ------------------------------------------------------------ facts of the whole store
+
+    def must_search_nodes(self) -> bool:
+        """Tell whether nodes may hold runs that this store has lost."""
+        return bool(self._database.read("SELECT 1 FROM facts WHERE key = 'search_nodes'"))
+
+    def set_search_nodes(self, wanted: bool) -> None:
+        with self._database.write() as connection:
+            if wanted:
+                connection.execute("INSERT OR REPLACE INTO facts VALUES ('search_nodes', '1')")
+            else:
+                connection.execute("DELETE FROM facts WHERE key = 'search_nodes'")
+
+
+def _row_of(run: RunRecord) -> tuple[Any, ...]:
+    return (
+        run.run_id,
+        run.name,
+        run.state,
+        json.dumps(to_wire(run.spec)),
+        run.attempt,
+        json.dumps(run.nodes),
+        run.message,
+        run.hint,
+        run.created_s,
+        run.started_s,
+        run.ended_s,
+        int(run.stop_asked),
+        json.dumps(to_wire(run.progress)),
+    )
+
+
+def _run_of(row: tuple[Any, ...]) -> RunRecord:
+    return RunRecord(
+        run_id=row[0],
+        name=row[1],
+        state=cast(RunState, row[2]),
+        spec=from_wire(RunSpec, json.loads(row[3])),
+        attempt=row[4],
+        nodes=tuple(json.loads(row[5])),
+        message=row[6],
+        hint=row[7],
+        created_s=row[8],
+        started_s=row[9],
+        ended_s=row[10],
+        stop_asked=bool(row[11]),
+        progress=from_wire(Progress, json.loads(row[12])),
+    )
+
+
+def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:
+    return AttemptRecord(
+        run_id=row[0],
+        attempt=row[1],
+        placements=tuple(from_wire(RankPlacement, item) for item in json.loads(row[2])),
+        resume_step=row[3],
+        launched_s=row[4],
+    )
