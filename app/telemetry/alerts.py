@@ -1,0 +1,129 @@
+"""Say what deserves a look: hot, throttled, nearly full, silent, stalled, a loss that is no number.
+
+Pure: figures in, sentences out. An alarm with a limit is raised at the limit and cleared some way
+below it, so that a value dancing on the line does not flicker; the caller passes what was active.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from app.events import RunSnapshot
+from app.text import show_celsius, show_duration, show_share
+
+AlertKind = Literal[
+    "hot", "throttled", "memory_full", "disk_full", "silent", "stalled", "loss_not_finite"
+]
+
+GPU_HOT_CELSIUS = 85.0
+"""GeForce cards begin to slow themselves down a little below 90."""
+CPU_HOT_CELSIUS = 95.0
+"""Desktop CPUs throttle at 95 to 105."""
+HOT_RELEASE_CELSIUS = 5.0
+MEMORY_FULL_SHARE = 0.97
+DISK_FULL_SHARE = 0.95
+SHARE_RELEASE = 0.02
+SILENT_AFTER_S = 5.0
+"""Samples come every second; a pause of five is not jitter any more."""
+STALL_FLOOR_S = 60.0
+STALL_STEPS = 10.0
+"""No step for this many steps' time (and STALL_FLOOR_S) is a stall."""
+
+_HARMLESS_THROTTLE = ("idle", "application clocks", "display")
+"""Reasons that say nothing is wrong (NVML reports `gpu idle` whenever a card rests)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alert:
+    kind: AlertKind
+    severity: Literal["warning", "error"]
+    text: str
+    """One sentence without its end, to stand behind the name of the device."""
+
+
+def _over(value: float | None, limit: float, release: float, active: bool) -> bool:
+    if value is None or not math.isfinite(value):
+        return False
+    return value >= (limit - release if active else limit)
+
+
+def share_of(used: float | None, total: float | None) -> float | None:
+    """Return `used / total`, or None when either is not known."""
+    if used is None or not total:
+        return None
+    return used / total
+
+
+def check_heat(
+    celsius: float | None, *, is_gpu: bool, active: frozenset[AlertKind] = frozenset()
+) -> Alert | None:
+    """Return an alert when a device is hot."""
+    limit = GPU_HOT_CELSIUS if is_gpu else CPU_HOT_CELSIUS
+    if not _over(celsius, limit, HOT_RELEASE_CELSIUS, "hot" in active):
+        return None
+    return Alert(kind="hot", severity="warning", text=f"hot: {show_celsius(celsius)}")
+
+
+def check_throttle(reasons: tuple[str, ...] | None) -> Alert | None:
+    """Return an alert when a clock is held down for a reason that costs speed."""
+    costly = [
+        reason
+        for reason in reasons or ()
+        if not any(word in reason.lower() for word in _HARMLESS_THROTTLE)
+    ]
+    if not costly:
+        return None
+    return Alert(kind="throttled", severity="warning", text="throttled: " + ", ".join(costly))
+
+
+def check_memory(
+    used: float | None, total: float | None, active: frozenset[AlertKind] = frozenset()
+) -> Alert | None:
+    """Return an alert when the memory of a device is nearly full."""
+    share = share_of(used, total)
+    if not _over(share, MEMORY_FULL_SHARE, SHARE_RELEASE, "memory_full" in active):
+        return None
+    return Alert(
+        kind="memory_full", severity="warning", text=f"memory nearly full: {show_share(share)}"
+    )
+
+
+def check_disk(
+    used: float | None, total: float | None, active: frozenset[AlertKind] = frozenset()
+) -> Alert | None:
+    """Return an alert when the disk with the agent's home is nearly full."""
+    share = share_of(used, total)
+    if not _over(share, DISK_FULL_SHARE, SHARE_RELEASE, "disk_full" in active):
+        return None
+    return Alert(
+        kind="disk_full", severity="warning", text=f"disk nearly full: {show_share(share)}"
+    )
+
+
+def check_silence(age_s: float | None) -> Alert | None:
+    """Return an alert when a node has sent nothing for a while; None: it never did."""
+    if age_s is None or age_s < SILENT_AFTER_S:
+        return None
+    return Alert(kind="silent", severity="error", text=f"silent for {show_duration(age_s)}")
+
+
+def check_run(run: RunSnapshot, last_step_age_s: float | None) -> tuple[Alert, ...]:
+    """Return what is wrong with a run that is under way."""
+    found = []
+    if run.loss is not None and not math.isfinite(run.loss):
+        found.append(
+            Alert(
+                kind="loss_not_finite",
+                severity="error",
+                text="the loss is not a number any more: stop, lower the learning rate, resume",
+            )
+        )
+    steps = [rank.step_s for rank in run.ranks if rank.step_s is not None]
+    limit = max(STALL_FLOOR_S, STALL_STEPS * max(steps, default=0.0))
+    training = run.state == "running" and run.phase == "training"
+    if training and last_step_age_s is not None and last_step_age_s > limit:
+        text = f"no step for {show_duration(last_step_age_s)}"
+        found.append(Alert(kind="stalled", severity="error", text=text))
+    return tuple(found)

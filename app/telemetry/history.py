@@ -1,0 +1,111 @@
+"""Keep what was measured: rings for devices, growing series for runs, fewer points to draw.
+
+Unknown values are NaN in here, since the arrays are of floats. Reducing keeps the smallest and the
+largest value of every bucket: a peak of a single sample is drawn however far one zooms out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Ring:
+    """The newest `capacity` rows of `num_series` values each, readable without a copy.
+
+    Every value is written twice, `capacity` apart, so that the newest rows always lie in one
+    piece: `view` is a slice, never a roll.
+    """
+
+    def __init__(self, num_series: int, capacity: int) -> None:
+        self.capacity = capacity
+        self._values = np.full((num_series, 2 * capacity), np.nan)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return min(self._count, self.capacity)
+
+    def append(self, values: Sequence[float | None]) -> None:
+        """Add one row; None becomes NaN."""
+        row = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+        position = self._count % self.capacity
+        self._values[:, position] = row
+        self._values[:, position + self.capacity] = row
+        self._count += 1
+
+    def view(self) -> Array:
+        """Return (num_series, len) values, oldest first; valid until the next `append`."""
+        if self._count <= self.capacity:
+            return self._values[:, : self._count]
+        start = self._count % self.capacity
+        return self._values[:, start : start + self.capacity]
+
+
+class GrowingSeries:
+    """Points (x, y) in order of arrival; room doubles when it runs out."""
+
+    def __init__(self) -> None:
+        self._points = np.empty((2, 256))
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def x(self) -> Array:
+        return self._points[0, : self._count]
+
+    @property
+    def y(self) -> Array:
+        return self._points[1, : self._count]
+
+    def extend(self, x: Sequence[float] | Array, y: Sequence[float] | Array) -> None:
+        """Add points behind the ones that are there."""
+        needed = self._count + len(x)
+        if needed > self._points.shape[1]:
+            grown = np.empty((2, max(needed, 2 * self._points.shape[1])))
+            grown[:, : self._count] = self._points[:, : self._count]
+            self._points = grown
+        self._points[0, self._count : needed] = x
+        self._points[1, self._count : needed] = y
+        self._count = needed
+
+
+def downsample(x: Array, y: Array, num_buckets: int) -> tuple[Array, Array]:
+    """Return at most `2 * num_buckets` of the points: each bucket's smallest and largest y.
+
+    The points kept are real ones, in their old order. Values that are not finite are left out of
+    a bucket; a bucket of nothing else keeps its first point, so that a gap stays a gap.
+    """
+    count = len(y)
+    if num_buckets < 1 or count <= 2 * num_buckets:
+        return x, y
+    edges = np.linspace(0, count, num_buckets + 1).astype(np.intp)
+    size = int(np.max(np.diff(edges)))
+    index = edges[:-1, None] + np.arange(size)[None, :]
+    inside = index < edges[1:, None]
+    index = np.minimum(index, count - 1)
+    values = y[index]
+    usable = inside & np.isfinite(values)
+    lowest = np.argmin(np.where(usable, values, np.inf), axis=1)
+    highest = np.argmax(np.where(usable, values, -np.inf), axis=1)
+    rows = np.arange(num_buckets)
+    pair = np.stack([index[rows, lowest], index[rows, highest]], axis=1)
+    pair.sort(axis=1)
+    keep = np.unique(pair.ravel())
+    return x[keep], y[keep]
+
+
+def finite_parts(y: Array) -> list[slice]:
+    """Return the stretches of `y` without a gap, as slices."""
+    finite = np.isfinite(y)
+    if finite.all():
+        return [slice(0, len(y))] if len(y) else []
+    turns = np.flatnonzero(np.diff(np.concatenate(([False], finite, [False])).astype(np.int8)))
+    return [
+        slice(int(first), int(last)) for first, last in zip(turns[::2], turns[1::2], strict=True)
+    ]

@@ -1,0 +1,78 @@
+"""Say in a few words what a node, a device or a run is doing, the same words wherever it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from app.events import NodeSnapshot, RunState
+from app.telemetry.alerts import SILENT_AFTER_S
+from app.telemetry.stream import Device
+from app.text import show_duration
+
+Tone = Literal["good", "busy", "calm", "warning", "error"]
+"""How a state looks; a word and a glyph always stand beside the colour."""
+
+BUSY_UTILISATION = 0.1
+"""Above this share a device without a rank of ours works for somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    tone: Tone
+    text: str
+
+
+def describe_node(node: NodeSnapshot, now_s: float) -> Status:
+    """Return the state of a node; `now_s` is the master's wall clock."""
+    if node.state == "online":
+        return Status("good", "online")
+    if node.state == "connecting":
+        return Status("calm", "connecting")
+    if node.state == "refused":
+        return Status("error", "refused")
+    if node.last_seen_s is None:
+        return Status("error", "unreachable")
+    return Status("error", f"unreachable for {show_duration(max(now_s - node.last_seen_s, 1.0))}")
+
+
+def describe_device(device: Device, node: NodeSnapshot, now_s: float) -> Status:
+    """Return what a device does now: a lost node first, then alarms, then its work."""
+    if node.state != "online":
+        return describe_node(node, now_s)
+    if node.last_seen_s is not None and now_s - node.last_seen_s > SILENT_AFTER_S:
+        return Status("warning", f"silent for {show_duration(now_s - node.last_seen_s)}")
+    if device.alerts:
+        worst = min(device.alerts, key=lambda alert: alert.severity != "error")
+        return Status(worst.severity, worst.text)
+    return _describe_work(device)
+
+
+def _describe_work(device: Device) -> Status:
+    if device.run is not None and device.rank is not None:
+        phase = device.rank.phase or device.run.phase or "starting"
+        return Status("busy", f"{phase} {device.run.name} \u00b7 rank {device.rank.rank}")
+    if device.reading.time_s is None:
+        return Status("calm", "waiting for figures")
+    if (device.reading.utilisation or 0.0) > BUSY_UTILISATION:
+        return Status("calm", "busy with other work")
+    return Status("calm", "idle")
+
+
+_RUN_TONES: dict[RunState, Tone] = {
+    "created": "calm",
+    "launching": "busy",
+    "running": "busy",
+    "stopping": "busy",
+    "stopped": "calm",
+    "interrupted": "warning",
+    "failed": "error",
+    "done": "good",
+}
+
+
+def describe_run(state: RunState, phase: str | None = None) -> Status:
+    """Return a run's state; a running one tells its phase while it is not training yet."""
+    if state == "running" and phase not in (None, "training", "done"):
+        return Status("busy", f"running, {phase}")
+    return Status(_RUN_TONES[state], state)

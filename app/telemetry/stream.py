@@ -1,0 +1,275 @@
+"""Turn the stream of samples into the newest reading and the history of every device.
+
+A device is what trains: each GPU of a node, or its CPU when it has no NVIDIA GPU. The window and
+`rackless monitor` both read this. One owner, one thread: it is not locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from agents.protocol import GpuFacts, GpuSample, Sample
+from app.events import NodeSnapshot, RankProgress, RunSnapshot
+from app.telemetry.alerts import (
+    Alert,
+    AlertKind,
+    check_disk,
+    check_heat,
+    check_memory,
+    check_throttle,
+)
+from app.telemetry.history import Ring
+
+HISTORY_SAMPLES = 600
+"""Ten minutes at one sample per second, as much as a node replays."""
+
+TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
+"""Rows of a device's history."""
+
+ACTIVE_STATES = frozenset({"launching", "running", "stopping"})
+"""States of a run that holds its devices."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceKey:
+    node: str
+    device: str
+    """`cpu`, or `cuda:0` as the node counts its GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """The newest figures of one device."""
+
+    name: str
+    is_gpu: bool
+    time_s: float | None = None
+    """Wall clock of the node; None: nothing arrived yet."""
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    clock_mhz: float | None = None
+    fan: float | None = None
+    throttle: tuple[str, ...] | None = None
+    tokens_per_s: float | None = None
+    """Of the rank that trains on it; None: none does, or not known yet."""
+
+
+@dataclass(slots=True)
+class Device:
+    key: DeviceKey
+    reading: Reading
+    history: Ring = field(default_factory=lambda: Ring(6, HISTORY_SAMPLES))
+    alerts: tuple[Alert, ...] = ()
+    rank: RankProgress | None = None
+    run: RunSnapshot | None = None
+    """The run that holds the device now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Sums over the devices that answer; None: no device told."""
+
+    num_gpus: int
+    num_cpus: int
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_w: float | None
+    tokens_per_s: float | None
+
+
+class Telemetry:
+    """All devices of the cluster."""
+
+    def __init__(self) -> None:
+        self._devices: dict[DeviceKey, Device] = {}
+        self._samples: dict[str, Sample] = {}
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._devices.values())
+
+    def __getitem__(self, key: DeviceKey) -> Device:
+        return self._devices[key]
+
+    def of_node(self, node: str) -> list[Device]:
+        """Return the node's devices, GPUs in their order."""
+        return sorted((d for d in self if d.key.node == node), key=_device_order)
+
+    def sample_of(self, node: str) -> Sample | None:
+        """Return the newest sample of a node."""
+        return self._samples.get(node)
+
+    def expect(self, node: NodeSnapshot) -> bool:
+        """Make room for the devices that a node says it has; tell whether any is new.
+
+        A device keeps its history over reconnects; one that the facts do not list any more goes.
+        """
+        if node.facts is None:
+            return False
+        wanted = [_reading_of_facts(gpu) for gpu in node.facts.gpus]
+        names = [f"cuda:{gpu.index}" for gpu in node.facts.gpus]
+        if not wanted:
+            cpu = Reading(
+                name=node.facts.cpu or "CPU",
+                is_gpu=False,
+                memory_total_bytes=node.facts.memory_bytes,
+            )
+            wanted, names = [cpu], ["cpu"]
+        keys = [DeviceKey(node.name, name) for name in names]
+        gone = [d.key for d in self.of_node(node.name) if d.key not in keys]
+        for key in gone:
+            del self._devices[key]
+        fresh = [key for key in keys if key not in self._devices]
+        for key, reading in zip(keys, wanted, strict=True):
+            if key in fresh:
+                self._devices[key] = Device(key=key, reading=reading)
+            else:
+                device = self._devices[key]
+                device.reading = replace(device.reading, name=reading.name)
+        return bool(gone or fresh)
+
+    def forget(self, node: str) -> None:
+        """Drop a node that was removed."""
+        for device in self.of_node(node):
+            del self._devices[device.key]
+        self._samples.pop(node, None)
+
+    def take(self, node: str, sample: Sample) -> list[DeviceKey]:
+        """Add a sample; return the devices whose figures changed.
+
+        Samples that are not newer than the newest are dropped: a replay overlaps what was seen.
+        """
+        newest = self._samples.get(node)
+        if newest is not None and sample.time_s <= newest.time_s:
+            return []
+        self._samples[node] = sample
+        if sample.gpus:
+            return [self._add(node, f"cuda:{gpu.index}", _gpu(gpu), sample) for gpu in sample.gpus]
+        known = self.of_node(node)
+        if any(device.reading.is_gpu for device in known):
+            return []
+        name = known[0].reading.name if known else "CPU"
+        return [self._add(node, "cpu", _cpu(sample, name), sample)]
+
+    def follow_runs(self, runs: Iterable[RunSnapshot]) -> list[DeviceKey]:
+        """Note which rank of which run each device carries; return the devices that changed."""
+        carried: dict[DeviceKey, tuple[RankProgress, RunSnapshot]] = {}
+        for run in runs:
+            if run.state in ACTIVE_STATES:
+                for rank in run.ranks:
+                    carried[DeviceKey(rank.node, rank.device)] = (rank, run)
+        changed = []
+        for device in self:
+            carrying = carried.get(device.key)
+            now_rank = carrying[0] if carrying else None
+            now_run = carrying[1] if carrying else None
+            is_training = now_rank is not None and now_rank.phase in (None, "training")
+            tokens = now_rank.tokens_per_s if now_rank is not None and is_training else None
+            if now_rank != device.rank or _name(now_run) != _name(device.run):
+                changed.append(device.key)
+            device.rank, device.run = now_rank, now_run
+            device.reading = replace(device.reading, tokens_per_s=tokens)
+        return changed
+
+    def node_alerts(self, node: str, active: frozenset[AlertKind] = frozenset()) -> list[Alert]:
+        """Return what is wrong with the node itself rather than with a device."""
+        sample = self._samples.get(node)
+        if sample is None:
+            return []
+        disk = check_disk(sample.disk_used_bytes, sample.disk_total_bytes, active)
+        return [disk] if disk else []
+
+    def totals(self, nodes: frozenset[str]) -> Totals:
+        """Sum over the devices of `nodes` (the ones that are online)."""
+        readings = [d.reading for d in self if d.key.node in nodes]
+        used = [r.memory_used_bytes for r in readings if r.memory_used_bytes is not None]
+        total = [r.memory_total_bytes for r in readings if r.memory_total_bytes is not None]
+        power = [r.power_w for r in readings if r.power_w is not None]
+        tokens = [r.tokens_per_s for r in readings if r.tokens_per_s is not None]
+        return Totals(
+            num_gpus=sum(r.is_gpu for r in readings),
+            num_cpus=sum(not r.is_gpu for r in readings),
+            memory_used_bytes=sum(used) if used else None,
+            memory_total_bytes=sum(total) if total else None,
+            power_w=sum(power) if power else None,
+            tokens_per_s=sum(tokens) if tokens else None,
+        )
+
+    def _add(self, node: str, name: str, reading: Reading, sample: Sample) -> DeviceKey:
+        key = DeviceKey(node, name)
+        device = self._devices.get(key)
+        if device is None:
+            device = self._devices[key] = Device(key=key, reading=reading)
+        reading = replace(reading, time_s=sample.time_s, tokens_per_s=device.reading.tokens_per_s)
+        device.reading = reading
+        device.history.append(
+            (
+                sample.time_s,
+                reading.utilisation,
+                reading.memory_used_bytes,
+                reading.temperature_celsius,
+                reading.power_w,
+                reading.tokens_per_s,
+            )
+        )
+        active = frozenset(alert.kind for alert in device.alerts)
+        device.alerts = tuple(alert for alert in _device_alerts(reading, active) if alert)
+        return key
+
+
+def _name(run: RunSnapshot | None) -> str | None:
+    return run.name if run is not None else None
+
+
+def _device_alerts(reading: Reading, active: frozenset[AlertKind]) -> list[Alert | None]:
+    return [
+        check_heat(reading.temperature_celsius, is_gpu=reading.is_gpu, active=active),
+        check_throttle(reading.throttle),
+        check_memory(reading.memory_used_bytes, reading.memory_total_bytes, active),
+    ]
+
+
+def _device_order(device: Device) -> tuple[int, str]:
+    kind, _, index = device.key.device.partition(":")
+    return (int(index) if index.isdigit() else -1, kind)
+
+
+def _reading_of_facts(gpu: GpuFacts) -> Reading:
+    return Reading(
+        name=gpu.name,
+        is_gpu=True,
+        memory_total_bytes=gpu.memory_bytes,
+        power_limit_w=gpu.power_limit_w,
+    )
+
+
+def _gpu(gpu: GpuSample) -> Reading:
+    return Reading(
+        name=gpu.name,
+        is_gpu=True,
+        utilisation=gpu.utilisation,
+        memory_used_bytes=gpu.memory_used_bytes,
+        memory_total_bytes=gpu.memory_total_bytes,
+        temperature_celsius=gpu.temperature_celsius,
+        power_w=gpu.power_w,
+        power_limit_w=gpu.power_limit_w,
+        clock_mhz=gpu.clock_mhz,
+        fan=gpu.fan,
+        throttle=gpu.throttle,
+    )
+
+
+def _cpu(sample: Sample, name: str) -> Reading:
+    return Reading(
+        name=name,
+        is_gpu=False,
+        utilisation=sample.cpu_utilisation,
+        memory_used_bytes=sample.memory_used_bytes,
+        memory_total_bytes=sample.memory_total_bytes,
+        temperature_celsius=sample.cpu_temperature_celsius,
+        power_w=sample.cpu_power_w,
+    )
