@@ -1,0 +1,313 @@
+#!/bin/sh
+# Set Rackless up on this PC, then run its demo or its tests.
+#
+#   sh installers/setup.sh demo [arguments of `rackless demo`]
+#   sh installers/setup.sh test [arguments of pytest]
+#
+# Wants Debian or Ubuntu (WSL too) with python3 3.11 or newer. What it needs of the system comes from
+# apt-get (as root, or through `sudo -n`, which never asks for a password), the rest from pip into one
+# virtual environment: .venv in the project, or $RACKLESS_VENV. Versions are those of constraints.txt.
+#
+# A stamp file in the environment, written last, says what it was set up from; as long as that is
+# true the set-up is skipped. An environment whose set-up broke off is built anew.
+set -eu
+
+project=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+constraints="$project/installers/constraints.txt"
+venv=${RACKLESS_VENV:-$project/.venv}
+case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+python="$venv/bin/python"
+log="$venv/setup.log"
+unfinished="$venv/setup-unfinished"
+# sshd, ip and ldconfig are not on the PATH of ordinary users on Debian.
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+export PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {  # what and where, then what to do next
+    say ""
+    say "Set-up stopped: $1"
+    shift
+    for line in "$@"; do say "  $line"; done
+    exit 1
+}
+
+usage() {
+    say "usage: sh installers/setup.sh demo [arguments of rackless demo]"
+    say "       sh installers/setup.sh test [arguments of pytest]"
+    exit 2
+}
+
+# ------------------------------------------------------------------ the system's own packages
+
+# Lines of `package what`: a library's soname, or a command.
+WINDOW_PACKAGES='libgl1 libGL.so.1
+libegl1 libEGL.so.1
+libxkbcommon0 libxkbcommon.so.0
+libdbus-1-3 libdbus-1.so.3
+libfontconfig1 libfontconfig.so.1
+libglib2.0-0 libglib-2.0.so.0
+libxcb-cursor0 libxcb-cursor.so.0
+libxcb-icccm4 libxcb-icccm.so.4
+libxcb-keysyms1 libxcb-keysyms.so.1
+libxkbcommon-x11-0 libxkbcommon-x11.so.0
+libxcb-shape0 libxcb-shape.so.0'
+TEST_PACKAGES='openssh-server sshd
+openssh-client ssh-keygen
+iproute2 tc
+xvfb Xvfb
+xauth xauth'
+
+missing_packages() {  # of the list in $1
+    libraries=$(ldconfig -p 2>/dev/null || true)
+    printf '%s\n' "$1" | while read -r package what; do
+        case $what in
+            *.so.*) case $libraries in *"$what "*) continue ;; esac ;;
+            *) command -v "$what" >/dev/null 2>&1 && continue ;;
+        esac
+        printf '%s ' "$package"
+    done
+}
+
+as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi; }
+
+may_install() {
+    command -v apt-get >/dev/null 2>&1 || return 1
+    [ "$(id -u)" -eq 0 ] || sudo -n true 2>/dev/null
+}
+
+install_command() { printf 'sudo apt-get update && sudo apt-get install -y --no-install-recommends %s' "$*"; }
+
+apt_get() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=120 "$@"
+}
+
+apt_install() {
+    set -- install --no-install-recommends "$@"
+    if ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1 && apt_get "$@"; then return 0; fi
+    apt_get update && apt_get "$@"  # no lists yet, or lists so old that they name files long gone
+}
+
+# The tests start their own sshd; a service that listens on this PC must not come along with it.
+keep_sshd_off() {
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+        as_root chmod 755 "$policy"
+        trap 'as_root rm -f "$policy"' EXIT
+        trap 'exit 130' INT TERM HUP
+    fi
+    if [ -d /etc/systemd/system ]; then
+        for unit in ssh.service ssh.socket; do
+            [ -e "/etc/systemd/system/$unit" ] || [ -L "/etc/systemd/system/$unit" ] ||
+                as_root ln -s /dev/null "/etc/systemd/system/$unit"
+        done
+        say "  the ssh service stays off (to have it: sudo systemctl unmask ssh.service ssh.socket)"
+    fi
+}
+
+install_packages() (  # a subshell: its trap removes what it put down, whatever happens
+    case " $* " in *" openssh-server "*) keep_sshd_off ;; esac
+    apt_install "$@"
+)
+
+# Install what is missing of the list in $1; leaves the names of what stayed missing in $lacking.
+provide_packages() {
+    lacking=$(missing_packages "$1")
+    [ -n "$lacking" ] || return 0
+    may_install || return 0
+    say "  system packages: $lacking"
+    apt_log=$(mktemp)
+    # shellcheck disable=SC2086  # a list of names
+    if install_packages $lacking >"$apt_log" 2>&1; then
+        lacking=
+    else
+        tail -n 5 "$apt_log" >&2
+    fi
+    rm -f "$apt_log"
+}
+
+provide_window() {
+    provide_packages "$WINDOW_PACKAGES"
+    [ -z "$lacking" ] || fail "the window needs system libraries that are not here: $lacking" \
+        "Type:  $(install_command "$lacking")" \
+        "or run the demo without a window:  sh installers/setup.sh demo --headless"
+}
+
+provide_test_tools() {
+    provide_packages "$WINDOW_PACKAGES
+$TEST_PACKAGES"
+    [ -n "$lacking" ] || return 0
+    [ "${CI:-}" != true ] || fail "the tests need system packages that are not here: $lacking" \
+        "Type:  $(install_command "$lacking")"
+    say "  not here, so the tests that need them are skipped: $lacking"
+    say "  Type:  $(install_command "$lacking")"
+}
+
+wants_window() {
+    [ -n "${DISPLAY:-}${WAYLAND_DISPLAY:-}" ] || return 1
+    for argument in "$@"; do [ "$argument" != --headless ] || return 1; done
+}
+
+# ------------------------------------------------------------------ the virtual environment
+
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+choose_python() {  # leaves it in $system_python
+    for system_python in python3 python3.14 python3.13 python3.12 python3.11; do
+        if command -v "$system_python" >/dev/null 2>&1 && new_enough "$system_python"; then return 0; fi
+    done
+    found=$(python3 -V 2>/dev/null || echo "no python3")
+    fail "Python 3.11 or newer is needed; this PC has $found." \
+        "Debian 12, Ubuntu 24.04 and newer bring it:  $(install_command python3 python3-venv)" \
+        "On an older release install a newer Python beside it, so that 'python3.12' starts."
+}
+
+provide_venv_module() {
+    "$system_python" -c 'import ensurepip, venv' 2>/dev/null && return 0
+    version=$("$system_python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    package="python$version-venv"
+    if may_install; then
+        say "  system packages: $package"
+        install_packages "$package" >/dev/null 2>&1 || true
+    fi
+    "$system_python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "Python $version has no venv module." "Type:  $(install_command "$package")"
+}
+
+remove_venv() {
+    [ -e "$venv" ] || return 0
+    if [ ! -f "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv" 2>/dev/null)" ]; then
+        fail "$venv is not a virtual environment, so it is not touched." \
+            "Move it away, or name another folder:  RACKLESS_VENV=FOLDER sh installers/setup.sh ..."
+    fi
+    rm -rf "$venv"
+}
+
+create_venv() {
+    choose_python
+    provide_venv_module
+    say "  virtual environment: $venv ($("$system_python" -V 2>&1))"
+    remove_venv
+    mkdir "$venv"
+    : >"$unfinished"
+    "$system_python" -m venv "$venv" >"$log" 2>&1 || {
+        tail -n 5 "$log" >&2
+        fail "the virtual environment could not be created in $venv." "The lines above say why."
+    }
+}
+
+explain_pip_failure() {
+    tail -n 8 "$log" | cut -c 1-300 >&2
+    if grep -q 'No space left on device' "$log"; then
+        fail "the disk is full ($venv)." "Free some gigabytes there, then type the same again."
+    fi
+    if grep -qE 'NewConnectionError|NameResolution|ConnectTimeout|ReadTimeout|ProxyError|Temporary failure|Network is unreachable' "$log"; then
+        fail "pip cannot reach the package index: is this PC online?" \
+            "Behind a proxy, first type:  export https_proxy=http://HOST:PORT" \
+            "Then type the same again."
+    fi
+    if grep -qE 'ResolutionImpossible|No matching distribution' "$log"; then
+        fail "pip finds no package that fits the versions in $constraints." \
+            "Is the package index reachable (pip config list), and is there a build for this PC" \
+            "($(uname -m), $("$python" -V))? All that pip said is in $log"
+    fi
+    fail "pip could not install the packages." "The lines above say why; all of it is in $log"
+}
+
+pip_install() {  # $1: what to show; the rest: arguments of pip
+    say "  packages: $1"
+    shift
+    "$python" -m pip install --quiet --constraint "$constraints" "$@" >>"$log" 2>&1 ||
+        explain_pip_failure
+}
+
+install_project() {
+    pip_install "build tools" setuptools
+    pip_install "window and command line" --no-build-isolation --editable "$project"
+    pip_install "PyTorch (the big one: up to some minutes)" torch
+    pip_install "training" --no-build-isolation --editable "$project[train]"
+    [ "$1" = demo ] || pip_install "tests" --no-build-isolation --editable "$project[train,test]"
+}
+
+fingerprint() {  # of all that the environment is made from
+    version=$("$python" -c 'import pip, sys; print(sys.version)' 2>/dev/null) || return 1
+    { printf '%s\n%s\n' "$version" "$project"; cat "$constraints" "$project/pyproject.toml" "$0"; } |
+        sha256sum | cut -d ' ' -f 1
+}
+
+is_ready() {  # for $1; what was set up for the tests is enough for the demo
+    [ ! -e "$unfinished" ] || return 1
+    now=$(fingerprint) || return 1
+    for stamp in "$venv/setup-$1" "$venv/setup-test"; do
+        if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ]; then return 0; fi
+    done
+    return 1
+}
+
+provide_environment() {
+    is_ready "$1" && return 0
+    if ! { mkdir -p "$(dirname -- "$venv")" && : >>"$venv.lock"; } 2>/dev/null; then
+        fail "$venv cannot be written." \
+            "Name another folder:  RACKLESS_VENV=FOLDER sh installers/setup.sh $1"
+    fi
+    exec 9>>"$venv.lock"
+    flock 9 # a second set-up beside this one waits here, then finds all done
+    if ! is_ready "$1"; then
+        if [ -e "$unfinished" ] || ! fingerprint >/dev/null; then create_venv; fi
+        : >"$unfinished"
+        install_project "$1"
+        fingerprint >"$venv/setup-$1.new"
+        mv "$venv/setup-$1.new" "$venv/setup-$1"
+        rm -f "$unfinished"
+        say "  done in $(($(date +%s) - began)) s"
+    fi
+    exec 9>&- # what is started below must not hold the lock
+}
+
+# ------------------------------------------------------------------ what to run
+
+run_check() {  # $1: its name; the rest: arguments of python
+    check=$1
+    shift
+    say ""
+    say "== $check"
+    "$python" "$@" || failed="$failed $check"
+}
+
+run_tests() {
+    cd "$project"
+    failed=
+    run_check "format" -m ruff format --check .
+    run_check "lint" -m ruff check .
+    run_check "types" -m mypy
+    run_check "tests" -m pytest "$@"
+    say ""
+    if [ -n "$failed" ]; then
+        say "Failed:$failed"
+        exit 1
+    fi
+    say "All checks passed in $(($(date +%s) - began)) s."
+}
+
+began=$(date +%s)
+[ "$(uname -s)" = Linux ] || fail "this script is for Linux and WSL; this is $(uname -s)."
+[ $# -ge 1 ] || usage
+job=$1
+shift
+case $job in
+    demo)
+        say "Rackless: setting up for the demo"
+        if wants_window "$@"; then provide_window; fi
+        provide_environment demo
+        exec "$python" -P -m app demo "$@"
+        ;;
+    test)
+        say "Rackless: setting up for the tests"
+        provide_test_tools
+        provide_environment test
+        run_tests "$@"
+        ;;
+    *) usage ;;
+esac

@@ -1,0 +1,94 @@
+"""What every test gets: folders of its own, no window system, and a sweep for leftovers at the end.
+
+The environment is set here, before any test module is imported, because Qt and torch read theirs on
+import. Marks: `gpu` is skipped without an NVIDIA GPU; `netns` without root, iproute2 or sshd, save
+where CI=true: there a missing tool is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MARKER = "RACKLESS_TEST_SESSION"
+"""Every process that a test starts inherits this, however deep, except through a real sshd."""
+
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_OFFLINE="1",
+    **{MARKER: uuid.uuid4().hex},
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the user's own Rackless out of reach of every test."""
+    del config
+    home = tempfile.mkdtemp(prefix="rackless-tests-")
+    os.environ["RACKLESS_TEST_HOME"] = home
+    os.environ["RACKLESS_HOME"] = f"{home}/master"
+    os.environ["RACKLESS_AGENT_HOME"] = f"{home}/agent"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    del config
+    shutil.rmtree(os.environ.pop("RACKLESS_TEST_HOME"), ignore_errors=True)
+
+
+def why_no_namespaces() -> str:
+    """Return why network namespaces with sshd cannot be made here; empty: they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+    absent = [
+        tool for tool in ("ip", "tc", "sshd", "ssh-keygen") if not shutil.which(tool, path=path)
+    ]
+    return f"not installed: {', '.join(absent)}" if absent else ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia").exists():
+        pytest.skip("no NVIDIA GPU here")
+    if item.get_closest_marker("netns") and (reason := why_no_namespaces()):
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason}; continuous integration must have it")
+        pytest.skip(reason)
+
+
+def marked_processes() -> Iterator[tuple[int, str]]:
+    """Yield pid and command line of every other process that this test session started."""
+    needle = f"{MARKER}={os.environ[MARKER]}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if needle in (entry / "environ").read_bytes().split(b"\0"):
+                command = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+                yield int(entry.name), command.strip()
+        except OSError:
+            continue  # it ended, or is not ours to read
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End what tests left running, and fail the session when a training process was among it."""
+    left = dict(marked_processes())
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    ranks = [f"{pid}: {command}" for pid, command in left.items() if "agents.trainer" in command]
+    if ranks:
+        print("\nTests left training processes behind:", *ranks, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
