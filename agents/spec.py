@@ -16,6 +16,8 @@ AdapterKind = Literal["lora", "qlora", "full"]
 OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 Parallel = Literal["auto", "single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
 Precision = Literal["auto", "fp32", "bf16", "fp64"]
+MAX_SEED = 2**63 - 1
+"""Largest seed that every random number generator of the trainer takes."""
 
 
 def _at_least(name: str, value: float, limit: float) -> None:
@@ -55,6 +57,8 @@ class AdapterSpec:
             raise ValueError(f"alpha is {self.alpha}; it must be above 0")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
+        if not self.targets:
+            raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,5 +127,9 @@ class RunSpec:
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share is {self.warmup_share}; it must be from 0 to below 1")
         _at_least("seed", self.seed, 0)
+        if self.seed > MAX_SEED:
+            raise ValueError(f"seed is {self.seed}; it must be at most {MAX_SEED}")
+        if not self.nodes:
+            raise ValueError("nodes is empty; it must be all, or name at least one node")
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):
             raise ValueError(f"shares is {self.shares}; every share must be above 0")

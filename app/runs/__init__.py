@@ -1,0 +1,1 @@
+"""The life of a run on the master: launch, follow, stop, resume, export."""

@@ -1,0 +1,154 @@
+"""Everything that the mirrored journals of one run tell, kept up to date line by line.
+
+One value per run and process. The journals of all ranks are read, because the node of rank 0 may be
+the one that was lost: a step that any rank told counts. After a resume the steps beyond the resumed
+checkpoint of older attempts are void; `steps` leaves them out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.events import RunEvent, StepRecord
+from app.runs.journal import (
+    JournalTail,
+    happening,
+    number_of,
+    shares_of,
+    step_record,
+    text_of,
+    whole_of,
+)
+
+_RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
+_SUPERVISOR_JOURNAL = "supervisor.jsonl"
+
+
+@dataclass(slots=True)
+class RankHistory:
+    """The newest that one rank of one attempt has told."""
+
+    phase: str | None = None
+    step: int | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    compute_s: float | None = None
+    wait_s: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class AttemptHistory:
+    ranks: dict[int, RankHistory] = field(default_factory=dict)
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
+    total_steps: int | None = None
+    first_step: int | None = None
+    """The step after which training began; None: it has not begun."""
+    checkpoint_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    steps: tuple[StepRecord, ...]
+    events: tuple[RunEvent, ...]
+    changed: bool
+
+
+class RunHistory:
+    """Reads the mirrors below one run's folder."""
+
+    def __init__(self, run_id: str, folder: Path) -> None:
+        self._run_id = run_id
+        self._folder = folder
+        self._tails: dict[Path, JournalTail] = {}
+        self._told: set[tuple[object, ...]] = set()
+        self.attempts: dict[int, AttemptHistory] = {}
+        self.events: list[RunEvent] = []
+
+    def refresh(self) -> News:
+        """Read what was appended since the last time."""
+        steps: list[StepRecord] = []
+        num_events = len(self.events)
+        changed = False
+        for path, attempt, node, rank in self._journals():
+            lines = self._tails.setdefault(path, JournalTail(path)).read()
+            changed = changed or bool(lines)
+            for line in lines:
+                self._take(line, attempt, node, rank, steps)
+        news = tuple(self.events[num_events:])
+        self.events.sort(key=lambda event: event.time_s)
+        return News(tuple(sorted(steps, key=lambda s: (s.attempt, s.step))), news, changed)
+
+    def attempt(self, number: int) -> AttemptHistory:
+        return self.attempts.get(number) or AttemptHistory()
+
+    def steps(self) -> list[StepRecord]:
+        """Return the steps that count, in order."""
+        kept: list[StepRecord] = []
+        limit: int | None = None
+        for number in sorted(self.attempts, reverse=True):
+            attempt = self.attempts[number]
+            kept += [s for step, s in attempt.steps.items() if limit is None or step <= limit]
+            if attempt.first_step is not None:
+                limit = attempt.first_step if limit is None else min(limit, attempt.first_step)
+        return sorted(kept, key=lambda record: record.step)
+
+    def _journals(self) -> list[tuple[Path, int, str, int | None]]:
+        found = []
+        for path in sorted(self._folder.glob("attempts/*/*/*.jsonl")):
+            match = _RANK_JOURNAL.fullmatch(path.name)
+            number = path.parts[-3]
+            if number.isdigit() and (match or path.name == _SUPERVISOR_JOURNAL):
+                rank = int(match.group(1)) if match else None
+                found.append((path, int(number), path.parts[-2], rank))
+        return found
+
+    def _take(
+        self,
+        line: dict[str, Any],
+        number: int,
+        node: str,
+        rank: int | None,
+        steps: list[StepRecord],
+    ) -> None:
+        attempt = self.attempts.setdefault(number, AttemptHistory())
+        if rank is not None:
+            _take_rank_line(line, attempt, attempt.ranks.setdefault(rank, RankHistory()))
+            record = step_record(line, number)
+            if record is not None and record.step not in attempt.steps:
+                attempt.steps[record.step] = record
+                steps.append(record)
+        told = happening(line, number, node, rank)
+        if told is not None and told.key not in self._told:
+            self._told.add(told.key)
+            self.events.append(told.event(self._run_id))
+
+
+def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHistory) -> None:
+    kind = line["kind"]
+    if kind == "phase":
+        rank.phase = text_of(line, "phase") or None
+    elif kind == "started":
+        attempt.total_steps = whole_of(line, "total_steps")
+        attempt.first_step = whole_of(line, "step")
+        attempt.shares = shares_of(line) or attempt.shares
+        rank.step = attempt.first_step
+    elif kind == "checkpoint":
+        step = whole_of(line, "step")
+        if step is not None:
+            attempt.checkpoint_step = max(step, attempt.checkpoint_step or 0)
+    elif kind == "step":
+        _take_step(line, rank)
+
+
+def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
+    rank.step = whole_of(line, "step")
+    rank.tokens_per_s = number_of(line, "tokens_per_s")
+    rank.step_s = number_of(line, "step_s")
+    rank.compute_s = number_of(line, "compute_s")
+    rank.wait_s = number_of(line, "wait_s")
+    rank.memory_bytes = whole_of(line, "memory_bytes")

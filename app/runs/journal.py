@@ -1,0 +1,223 @@
+"""Read the journals that trainer and supervisor write, and say in plain words what they tell.
+
+A journal is append-only JSON lines. What a line says is taken field by field: a missing or odd value
+becomes None, a line that is no JSON (a disk that filled up in the middle of it) is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.events import RunEvent, StepRecord
+from app.text import count_of, show_duration, show_loss
+
+MAX_READ_BYTES = 8 << 20
+Line = Mapping[str, Any]
+Severity = Literal["info", "warning", "error"]
+
+
+class JournalTail:
+    """Reads the complete lines that were appended to one mirrored journal since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the new lines; a last line without its end stays for the next time."""
+        lines: list[dict[str, Any]] = []
+        try:
+            with self._path.open("rb") as file:
+                while chunk := self._next_lines(file):
+                    lines += [line for line in map(_parse, chunk.splitlines()) if line is not None]
+        except FileNotFoundError:
+            pass
+        return lines
+
+    def _next_lines(self, file: Any) -> bytes:
+        file.seek(self._offset)
+        chunk: bytes = file.read(MAX_READ_BYTES)
+        chunk = chunk[: chunk.rfind(b"\n") + 1]
+        self._offset += len(chunk)
+        return chunk
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("kind"), str) else None
+
+
+# ---------------------------------------------------------------- single values
+
+
+def number_of(line: Line, key: str) -> float | None:
+    """Return a finite number, else None."""
+    value = line.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def whole_of(line: Line, key: str) -> int | None:
+    """Return a whole number, else None."""
+    value = line.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def text_of(line: Line, key: str) -> str:
+    value = line.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def shares_of(line: Line) -> tuple[float, ...]:
+    """Return each rank's part of a batch, normalised to 1; empty when not told."""
+    values = line.get("shares")
+    if not isinstance(values, list):
+        return ()
+    numbers = [v for v in values if isinstance(v, (int, float)) and math.isfinite(v) and v >= 0]
+    total = sum(numbers)
+    return tuple(v / total for v in numbers) if total > 0 and len(numbers) == len(values) else ()
+
+
+# ---------------------------------------------------------------- whole lines
+
+
+def step_record(line: Line, attempt: int) -> StepRecord | None:
+    """Return the optimizer step that a rank's journal line tells; None: it tells none.
+
+    `loss` stays not-a-number when it is, because a diverged run must show.
+    """
+    step = whole_of(line, "step")
+    if line.get("kind") != "step" or step is None:
+        return None
+    step_s, tokens = number_of(line, "step_s"), number_of(line, "global_tokens")
+    loss = line.get("loss")
+    return StepRecord(
+        attempt=attempt,
+        step=step,
+        time_s=number_of(line, "time_s") or 0.0,
+        loss=float(loss) if isinstance(loss, (int, float)) else None,
+        learning_rate=number_of(line, "learning_rate"),
+        gradient_norm=number_of(line, "gradient_norm"),
+        tokens_per_s=tokens / step_s if tokens is not None and step_s else None,
+        step_s=step_s,
+        wait_s=number_of(line, "wait_s"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event with what makes it the same event in another rank's journal."""
+
+    key: tuple[object, ...]
+    severity: Severity
+    time_s: float
+    text: str
+
+    def event(self, run_id: str) -> RunEvent:
+        return RunEvent(run_id=run_id, time_s=self.time_s, severity=self.severity, text=self.text)
+
+
+def happening(line: Line, attempt: int, node: str, rank: int | None) -> Happening | None:
+    """Return what a journal line tells a person; None: nothing worth a sentence."""
+    kind = text_of(line, "kind")
+    time_s = number_of(line, "time_s") or 0.0
+    teller = _RANK_TELLERS.get(kind) if rank is not None else _SUPERVISOR_TELLERS.get(kind)
+    told = teller(line, node, rank) if teller else None
+    if told is None:
+        return None
+    severity, text, own = told
+    key = (attempt, kind, whole_of(line, "step"), *((node, rank) if own else ()))
+    return Happening(key, severity, time_s, text)
+
+
+Told = tuple[Severity, str, bool] | None
+"""Severity, sentence, and whether it is one rank's own (else all ranks tell the same event)."""
+
+
+def _tell_started(line: Line, node: str, rank: int | None) -> Told:
+    step, total = whole_of(line, "step") or 0, whole_of(line, "total_steps")
+    world = whole_of(line, "world_size")
+    on = f" on {count_of(world, 'rank')}" if world else ""
+    of = f" of {total}" if total is not None else ""
+    skipped = whole_of(line, "num_skipped") or 0
+    note = f"; {count_of(skipped, 'row')} of the data skipped{_reason(line)}" if skipped else ""
+    return (
+        ("warning" if skipped else "info"),
+        f"training began after step {step}{of}{on}{note}",
+        False,
+    )
+
+
+def _reason(line: Line) -> str:
+    rows = line.get("skipped")
+    if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+        row, reason = rows[0].get("row"), rows[0].get("reason")
+        return f" (row {row}: {reason})" if reason else ""
+    return ""
+
+
+def _tell_checkpoint(line: Line, node: str, rank: int | None) -> Told:
+    seconds = number_of(line, "seconds")
+    took = f" in {show_duration(seconds)}" if seconds is not None else ""
+    return "info", f"checkpoint of step {whole_of(line, 'step')} saved{took}", False
+
+
+def _tell_eval(line: Line, node: str, rank: int | None) -> Told:
+    return (
+        "info",
+        f"evaluation after step {whole_of(line, 'step')}: loss {show_loss(number_of(line, 'loss'))}",
+        False,
+    )
+
+
+def _tell_finished(line: Line, node: str, rank: int | None) -> Told:
+    step = whole_of(line, "step")
+    if text_of(line, "reason") == "stopped":
+        return "info", f"training stopped after step {step}", False
+    return "info", f"training finished after step {step}", False
+
+
+def _tell_failed(line: Line, node: str, rank: int | None) -> Told:
+    return "error", f"rank {rank} on {node}: {text_of(line, 'message')}", True
+
+
+def _tell_stalled(line: Line, node: str, rank: int | None) -> Told:
+    return "error", text_of(line, "message") or f"a rank on {node} stands still", True
+
+
+def _tell_exit(line: Line, node: str, rank: int | None) -> Told:
+    code = whole_of(line, "exit_code")
+    if code is None or code == 0:
+        return None
+    who = f"rank {whole_of(line, 'rank')} on {node}"
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return "warning", f"{who} {how}", True
+
+
+_RANK_TELLERS = {
+    "started": _tell_started,
+    "checkpoint": _tell_checkpoint,
+    "eval": _tell_eval,
+    "finished": _tell_finished,
+    "failed": _tell_failed,
+}
+_SUPERVISOR_TELLERS = {"stalled": _tell_stalled, "rank_exited": _tell_exit}
+__all__ = [
+    "Happening",
+    "JournalTail",
+    "happening",
+    "number_of",
+    "shares_of",
+    "step_record",
+    "text_of",
+    "whole_of",
+]

@@ -1,0 +1,227 @@
+"""The states of a run, the legal moves between them, and the verdict over what its nodes report.
+
+Pure: no clock, no network. A verdict is always about one attempt. Its rules, in this order:
+
+1. A node that is silent says nothing by itself: training does not need the master. It is given up
+   only when the others report that they lost a peer, or stand still, for `lost_after_s`.
+2. The culprit is what broke first: a lost or silent node before a rank that failed, a rank that
+   failed on its own before ranks that merely lost their peers.
+3. Once there is a culprit, every part that is still active has to be stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agents.protocol import AttemptStatus
+from app.events import RunState
+from app.text import show_list
+
+ACTIVE_STATES: frozenset[RunState] = frozenset({"created", "launching", "running", "stopping"})
+RESUMABLE_STATES: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed"})
+
+_ENDS: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed", "done"})
+MOVES: dict[RunState, frozenset[RunState]] = {
+    "created": frozenset({"launching", "failed", "stopped"}),
+    "launching": _ENDS | {"running", "stopping"},
+    "running": _ENDS | {"stopping"},
+    "stopping": _ENDS,
+    "stopped": frozenset({"created", "launching"}),
+    "interrupted": frozenset({"created", "launching"}),
+    "failed": frozenset({"created", "launching"}),
+    "done": frozenset(),
+}
+"""From each state to the states that may follow it; staying is always allowed."""
+
+_ACTIVE_PARTS = frozenset({"starting", "running", "stopping"})
+
+
+def may_move(old: RunState, new: RunState) -> bool:
+    """Tell whether a run in state `old` may become `new`."""
+    return new == old or new in MOVES[old]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What is known about one node's part of an attempt."""
+
+    node: str
+    status: AttemptStatus | None = None
+    """None: the node is silent, or answers but has never heard of this attempt."""
+    silent_s: float | None = None
+    """How long the node has not answered; None: it answers."""
+
+    @property
+    def answers(self) -> bool:
+        return self.silent_s is None
+
+    @property
+    def active(self) -> bool:
+        return self.status is not None and self.status.state in _ACTIVE_PARTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Situation:
+    """Everything that a verdict rests on."""
+
+    parts: tuple[Part, ...]
+    stop_asked: bool = False
+    launching: bool = False
+    """A living launcher is still at work: parts may be missing."""
+    step: int | None = None
+    """Newest step that any journal tells."""
+    standing_s: float = 0.0
+    """How long no journal has told a new step."""
+    patience_s: float = 15.0
+    """A silent node is lost when the others have stood still for so long."""
+    checkpoint_step: int | None = None
+    """Newest checkpoint known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    state: RunState
+    message: str = ""
+    hint: str = ""
+    stop: tuple[str, ...] = ()
+    """Nodes whose part has to be stopped."""
+
+
+def judge(situation: Situation) -> Verdict:
+    """Return the state of the run, why, and which nodes' parts must be stopped."""
+    culprit = _find_culprit(situation)
+    if culprit is not None:
+        stop = tuple(part.node for part in situation.parts if part.active)
+        return replace(_sentence(culprit, situation), stop=stop)
+    if any(part.active for part in situation.parts):
+        return _going_on(situation)
+    return _ended(situation)
+
+
+def is_peer_loss(status: AttemptStatus) -> bool:
+    """Tell whether a part failed only because ranks of another node vanished."""
+    return status.state == "failed" and any(
+        mark in status.message.lower() for mark in _PEER_LOSS_MARKS
+    )
+
+
+_PEER_LOSS_MARKS = ("lost contact", "lost its peers", "connection closed by peer", "peer vanished")
+
+
+def _find_culprit(situation: Situation) -> Part | None:
+    parts = situation.parts
+    if not situation.launching:
+        for part in parts:
+            if part.answers and (part.status is None or part.status.state == "lost"):
+                return part
+    failed = [p for p in parts if p.status is not None and p.status.state == "failed"]
+    own = [p for p in failed if p.status is not None and not is_peer_loss(p.status)]
+    if own:
+        return min(own, key=_end_time)
+    silent = [p for p in parts if not p.answers]
+    if silent and (failed or _stands_still(situation)):
+        return max(silent, key=lambda part: part.silent_s or 0.0)
+    return min(failed, key=_end_time) if failed else None
+
+
+def _end_time(part: Part) -> float:
+    ended_s = part.status.ended_s if part.status else None
+    return ended_s if ended_s is not None else float("inf")
+
+
+def _stands_still(situation: Situation) -> bool:
+    """A silent node holds up the rest: nothing moves, and somebody is still waiting."""
+    silent_s = max((p.silent_s or 0.0 for p in situation.parts if not p.answers), default=0.0)
+    return (
+        any(part.active for part in situation.parts)
+        and silent_s >= situation.patience_s
+        and situation.standing_s >= situation.patience_s
+    )
+
+
+def _sentence(culprit: Part, situation: Situation) -> Verdict:
+    status = culprit.status
+    others = [p.node for p in situation.parts if p is not culprit and p.answers]
+    if status is not None and status.state == "failed":
+        if not is_peer_loss(status):
+            return Verdict(
+                state="failed", message=status.message, hint=_hint(status.hint, situation)
+            )
+        return Verdict(
+            state="interrupted",
+            message=f"the nodes lost contact with each other{_where(situation)}",
+            hint=_hint("Check the network with: rackless check", situation),
+        )
+    if situation.stop_asked:
+        return Verdict(
+            state="stopped", message=f"node {culprit.node} was lost while the run was stopped"
+        )
+    reason = f" ({status.message})" if status is not None and status.message else ""
+    resume = f"Resume on {show_list(others)}." if others else "Resume once a node answers again."
+    return Verdict(
+        state="interrupted",
+        message=f"node {culprit.node} was lost{_where(situation)}{reason}",
+        hint=resume,
+    )
+
+
+def _where(situation: Situation) -> str:
+    newest = (
+        "; there is no checkpoint yet"
+        if situation.checkpoint_step is None
+        else f"; newest checkpoint is step {situation.checkpoint_step}"
+    )
+    return (f" at step {situation.step}" if situation.step is not None else "") + newest
+
+
+def _hint(hint: str, situation: Situation) -> str:
+    if situation.checkpoint_step is None:
+        return hint
+    resume = f"Then resume from step {situation.checkpoint_step}."
+    return f"{hint} {resume}" if hint else f"Resume from step {situation.checkpoint_step}."
+
+
+def _going_on(situation: Situation) -> Verdict:
+    silent = [part.node for part in situation.parts if not part.answers]
+    message = (
+        f"{show_list(silent)} cannot be reached; training goes on without us" if silent else ""
+    )
+    states = {part.status.state for part in situation.parts if part.status is not None}
+    if situation.stop_asked or "stopping" in states or "stopped" in states:
+        return Verdict(state="stopping", message=message)
+    if situation.launching:
+        return Verdict(state="launching", message=message)
+    return Verdict(state="running", message=message)
+
+
+def _ended(situation: Situation) -> Verdict:
+    """No part is active and nothing went wrong: done, stopped, or nobody can tell."""
+    states = [part.status.state for part in situation.parts if part.status is not None]
+    silent = [part.node for part in situation.parts if not part.answers]
+    if not states:
+        return _nobody_answers(situation, silent)
+    note = _silent_note(silent)
+    if all(state == "done" for state in states):
+        return Verdict(state="done", message=note)
+    return Verdict(state="stopped", message=note)
+
+
+def _nobody_answers(situation: Situation, silent: Sequence[str]) -> Verdict:
+    if situation.launching or not silent:
+        return Verdict(state="launching")
+    state: RunState = "stopping" if situation.stop_asked else "running"
+    return Verdict(
+        state=state,
+        message=f"{show_list(silent)} cannot be reached; what the run does now is not known",
+        hint="Its ranks go on by themselves. It is looked at again as soon as a node answers.",
+    )
+
+
+def _silent_note(silent: Sequence[str]) -> str:
+    if not silent:
+        return ""
+    return (
+        f"{show_list(silent)} could not be reached; what may still run there is stopped when it "
+        "answers again"
+    )
