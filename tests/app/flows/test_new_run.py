@@ -6,7 +6,6 @@ import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.events import NodeSnapshot
-from app.flows.add_node import SshTarget, check_name, read_target, suggest_name
 from app.flows.new_run import FIELDS, Answers, apply_answers, review, to_answers, to_spec
 
 GOOD = Answers(model="m", train="t.jsonl")
@@ -130,45 +129,3 @@ def test_the_summary_says_what_follows():
     assert summary["Nodes"] == "alpha and beta"
     assert summary["Tokens per step"] == "up to 49,152"
     assert summary["Ends after"] == "50 steps at the latest"
-
-
-@pytest.mark.parametrize(
-    ("text", "target"),
-    [
-        ("anna@pc", SshTarget(user="anna", host="pc")),
-        (" anna@10.0.0.2:2222 ", SshTarget(user="anna", host="10.0.0.2", port=2222)),
-        ("a@fe80::1", SshTarget(user="a", host="fe80::1")),
-        ("a@[fe80::1]:23", SshTarget(user="a", host="fe80::1", port=23)),
-    ],
-)
-def test_addresses_as_people_type_them(text, target):
-    assert read_target(text) == target
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("pc", "user@host"),
-        ("@pc", "user@host"),
-        ("a@", "user@host"),
-        ("a@pc:0", "'0' is not a port"),
-        ("a@pc:x", "'x' is not a port"),
-        ("a@pc:", "'' is not a port"),
-        ("a@:22", "missing"),
-        ("a b@pc", "blank"),
-    ],
-)
-def test_wrong_addresses_say_what_is_wrong(text, words):
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
-        read_target(text)
-
-
-def test_names_of_nodes():
-    assert check_name("alpha", ()) == ""
-    assert "already" in check_name("alpha", ("alpha",))
-    assert check_name("", ())
-    assert check_name("a b", ())
-    assert check_name("-a", ())
-    assert suggest_name("Gamer-PC.lan", ()) == "gamer-pc"
-    assert suggest_name("gamer-pc", ("gamer-pc",)) == "gamer-pc-1"
-    assert suggest_name("10.0.0.2", ("node-1",)) == "node-2"
