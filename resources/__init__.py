@@ -1,1 +1,1 @@
-"""Files that ship with Rackless: icons, themes, lock files, tables, and the demo's model and text."""
+"""Files that ship with Rackless: icons, themes, lock files, tables, the demo's model and text."""
