@@ -1,7 +1,7 @@
 """Read the journals that trainer and supervisor write, and say in plain words what they tell.
 
-A journal is append-only JSON lines. What a line says is taken field by field: a missing or odd value
-becomes None, a line that is no JSON (a disk that filled up in the middle of it) is passed over.
+A journal is append-only JSON lines. What a line says is taken field by field: a missing or odd
+value becomes None, a line that is no JSON (the disk was full) is passed over.
 """
 
 from __future__ import annotations
@@ -172,11 +172,8 @@ def _tell_checkpoint(line: Line, node: str, rank: int | None) -> Told:
 
 
 def _tell_eval(line: Line, node: str, rank: int | None) -> Told:
-    return (
-        "info",
-        f"evaluation after step {whole_of(line, 'step')}: loss {show_loss(number_of(line, 'loss'))}",
-        False,
-    )
+    loss = show_loss(number_of(line, "loss"))
+    return "info", f"evaluation after step {whole_of(line, 'step')}: loss {loss}", False
 
 
 def _tell_finished(line: Line, node: str, rank: int | None) -> Told:

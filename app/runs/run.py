@@ -101,12 +101,7 @@ def judge(situation: Situation) -> Verdict:
 
 def is_peer_loss(status: AttemptStatus) -> bool:
     """Tell whether a part failed only because ranks of another node vanished."""
-    return status.state == "failed" and any(
-        mark in status.message.lower() for mark in _PEER_LOSS_MARKS
-    )
-
-
-_PEER_LOSS_MARKS = ("lost contact", "lost its peers", "connection closed by peer", "peer vanished")
+    return status.state == "failed" and status.peer_lost
 
 
 def _find_culprit(situation: Situation) -> Part | None:

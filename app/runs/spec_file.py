@@ -1,8 +1,8 @@
 """Read and write run files: YAML that a person wrote, to the one RunSpec and back.
 
 All misspelt keys and wrong values are told at once, each with its line. Only plain values are
-built, never objects; scientific numbers without a dot (`2e-4`) are numbers here, as everybody expects and
-YAML 1.1 does not. Paths are relative to the run file's own folder.
+built, never objects; scientific numbers without a dot (`2e-4`) are numbers here, as everybody
+expects and YAML 1.1 does not. Paths are relative to the run file's own folder.
 """
 
 from __future__ import annotations

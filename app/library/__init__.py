@@ -1,0 +1,1 @@
+"""What a run trains on: models and data, found on the master, the hub or the nodes."""

@@ -1,0 +1,81 @@
+"""Files of the master that nodes need, named by what is in them.
+
+A bundle's folder on a node is `<kind>/<safe name>-<16 hex digits of the manifest's hash>`: the same
+content has the same name everywhere, so it travels once, and a changed file is another bundle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agents.protocol import FileEntry, to_wire
+from app.errors import UserError
+from app.storage.hashes import HashStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where a run's model or data comes from."""
+
+    value: str
+    """What a node is told when there is no bundle: a hub id, or a path on the node."""
+    destination: str | None = None
+    """Folder below the agent's home; None: nothing to send."""
+    root: str | None = None
+    """Folder on the master that holds the files."""
+    files: tuple[FileEntry, ...] = ()
+    member: str | None = None
+    """The one file of the bundle that is meant; None: its folder."""
+
+    def path_on_node(self, folder: str) -> str:
+        """Return what the trainer gets, when the bundle lies in `folder` on the node."""
+        return folder if self.member is None else f"{folder}/{self.member}"
+
+
+def make_bundle(
+    kind: Literal["models", "data"],
+    name: str,
+    root: Path,
+    files: Iterable[Path],
+    hashes: HashStore,
+    member: str | None = None,
+) -> Source:
+    """Hash `files` (below `root`) and name the bundle. Reads files that changed since last time.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    entries = []
+    for path in sorted(files):
+        try:
+            size_bytes, sha256 = path.stat().st_size, hashes.sha256(path)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read: {error.strerror}", "Repair its permissions."
+            ) from error
+        relative = path.relative_to(root).as_posix()
+        entries.append(FileEntry(path=relative, size_bytes=size_bytes, sha256=sha256))
+    manifest = json.dumps(to_wire(entries), sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(manifest.encode()).hexdigest()[:16]
+    return Source(
+        value=str(root if member is None else root / member),
+        destination=f"{kind}/{safe_name(name)}-{digest}",
+        root=str(root),
+        files=tuple(entries),
+        member=member,
+    )
+
+
+def safe_name(text: str) -> str:
+    """Return `text` as one part of a path on any system.
+
+    >>> safe_name("My chats (v2).jsonl"), safe_name("..")
+    ('My-chats-v2-.jsonl', 'x')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-_")[:60] or "x"

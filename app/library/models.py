@@ -1,0 +1,58 @@
+"""Find the model that a run file names: a folder here, a folder on the nodes, or a hub id.
+
+Only safetensors weights are sent: a pickle can run code on every node that opens it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from app.errors import UserError
+from app.library.bundles import Source, make_bundle
+from app.storage.hashes import HashStore
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+
+
+def find_model(name: str, hashes: HashStore) -> Source:
+    """Return where nodes get the model from. May read a large model once to hash it.
+
+    Raises:
+        UserError: there is no such folder, or it holds no model that can be sent.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _bundle_of(path.absolute(), hashes)
+    if path.is_file():
+        raise UserError(
+            f"the model {name} is a file", "Name the folder with config.json and the weights."
+        )
+    if path.is_absolute():
+        return Source(value=name)  # a folder on the nodes: each trainer says if it is not there
+    if name.startswith((".", "~")) or not _HUB_ID.fullmatch(name):
+        raise UserError(
+            f"there is no model folder {name} here, and it is not a hub id",
+            "Give the folder's path (relative to the run file), or a hub id such as org/name.",
+        )
+    return Source(value=name)
+
+
+def _bundle_of(folder: Path, hashes: HashStore) -> Source:
+    names = [path for path in folder.iterdir() if path.is_file()]
+    files = [p for p in names if p.suffix in _SENT_SUFFIXES and not p.name.startswith(".")]
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} is no model folder: it has no config.json",
+            "Name the folder that save_pretrained or a download from the hub made.",
+        )
+    if not any(path.suffix == ".safetensors" for path in files):
+        pickles = any(path.suffix in _PICKLE_SUFFIXES for path in names)
+        raise UserError(
+            f"{folder} has no weights in safetensors format"
+            + (", only pickled ones, which can run code and are never sent" if pickles else ""),
+            "Save it again with model.save_pretrained(folder, safe_serialization=True).",
+        )
+    return make_bundle("models", folder.name, folder, files, hashes)
