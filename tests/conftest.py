@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.namespaces import Cluster
+
 MARKER = "RACKLESS_TEST_SESSION"
 """Every process that a test starts inherits this, however deep, except through a real sshd."""
 
@@ -61,6 +63,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"{reason}; continuous integration must have it")
         pytest.skip(reason)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three nodes and a master in network namespaces; for tests marked `netns`."""
+    with Cluster(tmp_path / "cluster") as made:
+        yield made
 
 
 def marked_processes() -> Iterator[tuple[int, str]]:

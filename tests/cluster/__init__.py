@@ -1,0 +1,1 @@
+"""A cluster for tests: network namespaces joined by a bridge, a real sshd in each."""
