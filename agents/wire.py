@@ -8,6 +8,7 @@ a wrong type is an error that names the field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from typing import Any, TypeVar
@@ -100,7 +101,7 @@ def _convert_tuple(hint: Any, value: Any, where: str) -> tuple[Any, ...]:
 
 def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
     _expect(value, dict, where)
-    hints = typing.get_type_hints(cls)
+    hints = _field_types(cls)
     known = {}
     for field in dataclasses.fields(cls):
         if field.name in value:
@@ -113,6 +114,12 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
         return cls(**known)
     except ValueError as error:
         raise WireError(f"{where}: {error}") from error
+
+
+@functools.cache
+def _field_types(cls: Any) -> dict[str, Any]:
+    """Resolve the annotations of a dataclass once: it takes longer than all the rest of a line."""
+    return typing.get_type_hints(cls)
 
 
 def _expect(value: Any, kind: Any, where: str) -> None:

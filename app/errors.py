@@ -7,6 +7,7 @@
      |    |    +-- NodeNotReady   connected, but the agent could not be started there
      |    +-- HostKeyUnknown  first contact: the fingerprint waits to be confirmed
      |    +-- HostKeyChanged  the key is not the confirmed one: a hard stop
+     |    +-- LoginRefused    the node answers, but lets none of our keys in
      |    +-- NotAvailableYet a command of a later version
      +-- AgentBug             our fault on the node; carries the remote traceback
 
@@ -72,6 +73,10 @@ class HostKeyChanged(UserError):
         self.host = host
         self.expected = expected
         self.shown = shown
+
+
+class LoginRefused(UserError):
+    """Raised when there is no usable key, or the node accepts none of them."""
 
 
 class NotAvailableYet(UserError):

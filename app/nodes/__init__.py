@@ -1,0 +1,1 @@
+"""Reaching the nodes: addresses, connections, the agent's start, requests and files."""

@@ -1,0 +1,68 @@
+"""The agent as one zip file, made from what is installed here.
+
+The same sources give the same bytes on every master (sorted names, one fixed time, no compression,
+whose output differs between zlib versions), so that masters of one version share one archive on a
+node. It is made anew at each start: that takes a few milliseconds, less than a stored copy would
+need to be checked, and can never be out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from app.errors import UserError
+
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentArchive:
+    sha256: str
+    data: bytes
+
+
+def build_archive() -> AgentArchive:
+    """Return the archive: the `agents` package, `pynvml.py`, and `__main__.py` at its root."""
+    files = dict(_package_files(importlib.resources.files("agents"), "agents"))
+    files["__main__.py"] = files["agents/__main__.py"]
+    files["pynvml.py"] = _pynvml_source()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            entry = zipfile.ZipInfo(name, _FIXED_TIME)
+            entry.create_system = 3  # Unix, also when made on Windows
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, files[name])
+    data = buffer.getvalue()
+    return AgentArchive(hashlib.sha256(data).hexdigest(), data)
+
+
+def _package_files(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        path = f"{name}/{entry.name}"
+        if entry.is_dir():
+            yield from _package_files(entry, path)
+        elif entry.name.endswith(".py"):
+            yield path, _with_unix_newlines(entry.read_bytes())
+
+
+def _pynvml_source() -> bytes:
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None or spec.origin is None:
+        raise UserError(
+            "The package nvidia-ml-py is not installed here; nodes need it to read their GPUs",
+            "Install it: python -m pip install nvidia-ml-py",
+        )
+    return _with_unix_newlines(Path(spec.origin).read_bytes())
+
+
+def _with_unix_newlines(source: bytes) -> bytes:
+    return source.replace(b"\r\n", b"\n")

@@ -1,0 +1,239 @@
+"""Requests to a node's agent over the stdio of one command, and the events that come back.
+
+Every request has exactly one outcome: its result, the error that the agent answered, a timeout, or
+NodeUnreachable when the channel is lost in between. What comes is split portion by portion and
+handled on the event loop at once, so that events keep their order and nothing queues up unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from agents.protocol import (
+    MAX_LINE_BYTES,
+    Event,
+    RemoteError,
+    Request,
+    Response,
+    WireError,
+    decode,
+    encode,
+)
+from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
+from app.nodes.bootstrap import StartedAgent
+
+EventCallback = Callable[[str, dict[str, Any]], None]
+"""Called with the event's kind and data, on the event loop; must return at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class Channel:
+    """The conversation with one started agent. Create it inside a running event loop."""
+
+    def __init__(self, agent: StartedAgent, where: str) -> None:
+        self.hello = agent.hello
+        self._process = agent.process
+        self._where = where
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._callbacks: dict[int, EventCallback] = {}
+        self._lost: NodeUnreachable | None = None
+        self._ended = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._reader = asyncio.create_task(self._read(agent.rest), name=f"channel to {where}")
+
+    # ------------------------------------------------------------ asking
+
+    async def request(
+        self,
+        kind: str,
+        args: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_event: EventCallback | None = None,
+    ) -> dict[str, Any]:
+        """Ask, and return the result. `on_event` gets the events that belong to this request.
+
+        Raises:
+            UserError: the node's answer is that it cannot be done, and why.
+            NodeUnreachable: the channel was lost, or no answer came within `timeout_s`.
+            AgentBug: the agent failed by our fault.
+        """
+        request_id = next(self._ids)
+        try:
+            return await self._ask(request_id, kind, args, timeout_s, on_event)
+        finally:
+            self._callbacks.pop(request_id, None)
+
+    async def follow(
+        self, kind: str, args: dict[str, Any], on_event: EventCallback, *, timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        """Ask for a stream of events; they reach `on_event` until `unfollow`.
+
+        Returns the number for `unfollow`, and the result. Raises what `request` raises.
+        """
+        request_id = next(self._ids)
+        try:
+            return request_id, await self._ask(request_id, kind, args, timeout_s, on_event)
+        except BaseException:
+            self._callbacks.pop(request_id, None)
+            raise
+
+    def unfollow(self, follow_id: int) -> None:
+        """Let the events of a followed request go by from now on."""
+        self._callbacks.pop(follow_id, None)
+
+    def post(self, kind: str, args: dict[str, Any]) -> None:
+        """Send a request whose answer nobody waits for; a lost channel is no error."""
+        if self._lost is None:
+            with contextlib.suppress(OSError):
+                self._process.write_soon(encode(Request(id=next(self._ids), kind=kind, args=args)))
+
+    # ------------------------------------------------------------ the end of it
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
+    async def wait_lost(self) -> NodeUnreachable:
+        """Return why the channel was lost, once it is."""
+        await self._ended.wait()
+        return self._lost or self._why("it was closed here")
+
+    async def close(self, grace_s: float = 2.0) -> None:
+        """Ask the agent to end, and end it when it does not within `grace_s`. Runs go on."""
+        if self._lost is None:
+            with contextlib.suppress(RacklessError, OSError, TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.request("shutdown")
+        self._lose(self._why("it was closed here"))
+        self._reader.cancel()
+        await self._process.close(grace_s)
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    def drop(self, reason: str) -> None:
+        """Give the channel up at once, without a word to the node."""
+        self._lose(self._why(reason))
+        self._reader.cancel()
+
+    # ------------------------------------------------------------ inside
+
+    async def _ask(
+        self,
+        request_id: int,
+        kind: str,
+        args: dict[str, Any] | None,
+        timeout_s: float | None,
+        on_event: EventCallback | None,
+    ) -> dict[str, Any]:
+        if self._lost is not None:
+            raise NodeUnreachable(self._lost.message, self._lost.hint)
+        line = encode(Request(id=request_id, kind=kind, args=args or {}))
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = answer
+        if on_event is not None:
+            self._callbacks[request_id] = on_event
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send(line)
+                return await answer
+        except TimeoutError as error:
+            raise NodeUnreachable(
+                f"{self._where} did not answer '{kind}' within {timeout_s:.0f} s",
+                "The PC may be overloaded; look at its load and memory, then try again",
+            ) from error
+        finally:
+            self._pending.pop(request_id, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # taken note of, also when the write failed first
+
+    async def _send(self, line: bytes) -> None:
+        try:
+            async with self._writing:
+                await self._process.write(line)
+        except NodeUnreachable as error:
+            self._lose(error)
+            raise
+        except OSError as error:
+            lost = self._why(f"the agent reads no more: {error}")
+            self._lose(lost)
+            raise lost from error
+
+    async def _read(self, rest: bytes) -> None:
+        try:
+            await self._read_lines(rest)
+            reason = self._process.stderr_text().rpartition("\n")[2] or "the agent ended"
+            self._lose(self._why(reason))
+        except NodeUnreachable as error:
+            self._lose(error)
+        except Exception as error:  # noqa: BLE001 - the edge: the message loop
+            _log.exception("reading from %s failed", self._where)
+            self._lose(self._why(f"a message could not be handled: {error}"))
+
+    async def _read_lines(self, rest: bytes) -> None:
+        data = rest
+        rest = b""
+        while True:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._take(line)
+            if len(rest) > MAX_LINE_BYTES:
+                raise self._why(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
+            data = await self._process.read()
+            if not data:
+                return
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = decode(line)
+        except WireError as error:
+            _log.warning("%s sent a line that is no message: %s", self._where, error)
+            return
+        if isinstance(message, Event):
+            self._deliver(message)
+        elif isinstance(message, Response):
+            self._answer(message)
+
+    def _deliver(self, event: Event) -> None:
+        callback = self._callbacks.get(event.request_id or 0)
+        if callback is not None:
+            callback(event.kind, event.data)
+        elif event.kind == "bad_line":
+            _log.error("%s could not read a line of ours: %s", self._where, event.data)
+
+    def _answer(self, response: Response) -> None:
+        waiting = self._pending.get(response.id)
+        if waiting is None or waiting.done():
+            return
+        if response.error is not None:
+            waiting.set_exception(self._translate(response.error))
+        else:
+            waiting.set_result(response.result or {})
+
+    def _translate(self, error: RemoteError) -> RacklessError:
+        if error.kind == "user":
+            return UserError(f"{self._where}: {error.message}", error.hint)
+        return AgentBug(f"{self._where}: {error.message}", error.traceback)
+
+    def _lose(self, error: NodeUnreachable) -> None:
+        """Settle everything that waits; the first reason stays."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        for waiting in self._pending.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._callbacks.clear()
+        self._ended.set()
+
+    def _why(self, reason: str) -> NodeUnreachable:
+        return NodeUnreachable(
+            f"The connection to {self._where} was lost: {reason}",
+            "Check that the PC is on and reachable; runs on it go on",
+        )

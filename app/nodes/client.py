@@ -1,0 +1,316 @@
+"""Everything that can be asked of a node, as methods with types: one for each kind of request.
+
+A client is a handle that stays: it names a node, and each call goes through whatever link there is
+to it at that moment, made on demand. So a reconnect in between is invisible to whoever asks next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agents.protocol import (
+    AllReduceProbe,
+    AttemptIntent,
+    AttemptStatus,
+    BundleStatus,
+    CheckpointInfo,
+    EnvironmentBuild,
+    EnvironmentQuery,
+    EnvironmentReport,
+    FileEntry,
+    MergeJob,
+    NodeFacts,
+    StreamChunk,
+    WireError,
+    from_wire,
+    to_wire,
+)
+from app.errors import AgentBug
+from app.nodes.link import Link
+from app.nodes.process import Process
+
+Progress = Callable[[str], None]
+"""Called with a sentence about how far a slow request is."""
+QUICK_TIMEOUT_S = 30.0
+LAUNCH_TIMEOUT_S = 120.0
+STOP_MARGIN_S = 60.0
+MAX_BACKLOG_BYTES = 32 << 20
+"""Most followed log data that waits for its reader before it is let go and asked for again."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clock:
+    wall_s: float
+    monotonic_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TcpProbe:
+    round_trip_s: float
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduceResult:
+    seconds: float
+    num_values: int
+    sum_ok: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportResult:
+    path: str
+    """Folder on the node, relative to the agent's home."""
+    files: tuple[FileEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    attempts: tuple[AttemptStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoints:
+    checkpoints: tuple[CheckpointInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    streams: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """Any of the results that are one whole number."""
+
+    value: int
+
+
+class NodeClient:
+    """Asks one node. Every method raises UserError (its sentence names the node), NodeUnreachable
+    when the answer cannot come any more, or AgentBug."""
+
+    def __init__(self, name: str, link: Callable[[], Awaitable[Link]]) -> None:
+        self.name = name
+        self._link = link
+
+    # ------------------------------------------------------------ the node
+
+    async def ping(self) -> Clock:
+        return await self._ask(Clock, "ping")
+
+    async def facts(self) -> NodeFacts:
+        return await self._ask(NodeFacts, "facts")
+
+    async def environment_find(self, query: EnvironmentQuery) -> EnvironmentReport:
+        return await self._ask(EnvironmentReport, "environment.find", to_wire(query), 120.0)
+
+    async def environment_build(
+        self, build: EnvironmentBuild, progress: Progress | None = None
+    ) -> EnvironmentReport:
+        """Build the environment; downloads gigabytes, so there is no time limit but the link's."""
+        args = to_wire(build)
+        return await self._ask(EnvironmentReport, "environment.build", args, None, progress)
+
+    # ------------------------------------------------------------ probes
+
+    async def port_choose(self, address: str) -> int:
+        return await self._ask_number("port", "port.choose", {"address": address})
+
+    async def probe_listen(self, address: str, listen_s: float) -> int:
+        """Let the node listen on a port of its choice for `listen_s`; returns the port."""
+        args = {"address": address, "timeout_s": listen_s}
+        return await self._ask_number("port", "probe.listen", args)
+
+    async def probe_connect(self, address: str, port: int, num_bytes: int) -> TcpProbe:
+        args = {"address": address, "port": port, "num_bytes": num_bytes}
+        return await self._ask(TcpProbe, "probe.connect", args)
+
+    async def probe_allreduce(self, probe: AllReduceProbe) -> AllReduceResult:
+        limit_s = probe.timeout_s + QUICK_TIMEOUT_S
+        return await self._ask(AllReduceResult, "probe.allreduce", to_wire(probe), limit_s)
+
+    # ------------------------------------------------------------ attempts
+
+    async def launch(self, intent: AttemptIntent) -> AttemptStatus:
+        args = to_wire(intent)
+        return await self._ask(AttemptStatus, "attempt.launch", args, LAUNCH_TIMEOUT_S)
+
+    async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
+        args = {"run_id": run_id, "attempt": attempt}
+        return await self._ask(AttemptStatus, "attempt.status", args)
+
+    async def attempt_list(self) -> tuple[AttemptStatus, ...]:
+        return (await self._ask(_Attempts, "attempt.list")).attempts
+
+    async def stop(self, run_id: str, attempt: int, grace_s: float) -> AttemptStatus:
+        """Stop this node's part of an attempt; returns once no process of it is left."""
+        args = {"run_id": run_id, "attempt": attempt, "grace_s": grace_s}
+        return await self._ask(AttemptStatus, "attempt.stop", args, grace_s + STOP_MARGIN_S)
+
+    # ------------------------------------------------------------ logs and journals
+
+    async def stream_list(self, run_id: str, attempt: int) -> dict[str, int]:
+        args = {"run_id": run_id, "attempt": attempt}
+        return (await self._ask(_Streams, "stream.list", args)).streams
+
+    async def stream_read(
+        self, run_id: str, attempt: int, stream: str, offset: int, max_bytes: int
+    ) -> StreamChunk:
+        place = {"run_id": run_id, "attempt": attempt, "stream": stream}
+        args = {**place, "offset": offset, "max_bytes": max_bytes}
+        return await self._ask(StreamChunk, "stream.read", args)
+
+    async def follow_streams(
+        self, run_id: str, attempt: int, offsets: Mapping[str, int]
+    ) -> AsyncIterator[StreamChunk]:
+        """Yield what is appended to the streams of an attempt, from `offsets` on, without end.
+
+        A stream that is not in `offsets` begins at 0 when it appears. Nothing is lost or doubled:
+        a reader who falls far behind makes us let go and ask again at the offset it has reached.
+
+        Raises:
+            NodeUnreachable: the link was lost; ask again with the offsets reached.
+        """
+        reached = dict(offsets)
+        while True:
+            async for chunk in self._follow_once(run_id, attempt, reached):
+                yield chunk
+                reached[chunk.stream] = chunk.offset + decoded_size(chunk.data_base64)
+
+    async def _follow_once(
+        self, run_id: str, attempt: int, offsets: dict[str, int]
+    ) -> AsyncIterator[StreamChunk]:
+        channel = (await self._link()).channel
+        backlog = _Backlog()
+        args = {"run_id": run_id, "attempt": attempt, "offsets": offsets}
+        follow_id, result = await channel.follow(
+            "stream.follow", args, backlog.take, timeout_s=QUICK_TIMEOUT_S
+        )
+        lost = asyncio.create_task(channel.wait_lost())
+        lost.add_done_callback(lambda _: backlog.wake.set())
+        try:
+            while not (backlog.is_full and not backlog.chunks):
+                while backlog.chunks:
+                    yield self._read_as(StreamChunk, backlog.next(), "stream.data")
+                if lost.done():
+                    raise lost.result()
+                backlog.wake.clear()
+                await backlog.wake.wait()
+        finally:
+            lost.cancel()
+            channel.unfollow(follow_id)
+            channel.post("stream.unfollow", {"follow": result.get("follow", follow_id)})
+
+    # ------------------------------------------------------------ checkpoints, files, exports
+
+    async def checkpoint_list(self, run_id: str | None = None) -> tuple[CheckpointInfo, ...]:
+        answer = await self._ask(_Checkpoints, "checkpoint.list", {"run_id": run_id})
+        return answer.checkpoints
+
+    async def checkpoint_verify(self, run_id: str, step: int) -> CheckpointInfo:
+        args = {"run_id": run_id, "step": step}
+        return await self._ask(CheckpointInfo, "checkpoint.verify", args, None)
+
+    async def checkpoint_delete(self, run_id: str, step: int) -> None:
+        await self._request("checkpoint.delete", {"run_id": run_id, "step": step}, QUICK_TIMEOUT_S)
+
+    async def run_fence(self, run_id: str, attempt: int) -> int:
+        """Let no attempt older than `attempt` commit; returns the newest attempt known there."""
+        args = {"run_id": run_id, "attempt": attempt}
+        return await self._ask_number("attempt", "run.fence", args)
+
+    async def run_delete(self, run_id: str) -> int:
+        """Delete everything of a run on the node; returns the bytes freed."""
+        return await self._ask_number("freed_bytes", "run.delete", {"run_id": run_id}, 300.0)
+
+    async def bundle_status(self, destination: str, files: Sequence[FileEntry]) -> BundleStatus:
+        """Ask which of `files` the node lacks; it hashes what it has, so this may take long."""
+        args = {"destination": destination, "files": to_wire(list(files))}
+        return await self._ask(BundleStatus, "bundle.status", args, None)
+
+    async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> ExportResult:
+        return await self._ask(ExportResult, "export.merged", to_wire(job), None, progress)
+
+    async def open_command(self, *arguments: str) -> Process:
+        """Start another command of the agent's archive, for raw bytes."""
+        return await (await self._link()).open_command(*arguments)
+
+    # ------------------------------------------------------------ inside
+
+    async def _ask(
+        self,
+        answer: type[T],
+        kind: str,
+        args: dict[str, Any] | None = None,
+        timeout_s: float | None = QUICK_TIMEOUT_S,
+        progress: Progress | None = None,
+    ) -> T:
+        return self._read_as(answer, await self._request(kind, args, timeout_s, progress), kind)
+
+    async def _ask_number(
+        self,
+        name: str,
+        kind: str,
+        args: dict[str, Any],
+        timeout_s: float | None = QUICK_TIMEOUT_S,
+    ) -> int:
+        result = await self._request(kind, args, timeout_s)
+        return self._read_as(_Number, {"value": result.get(name)}, kind).value
+
+    async def _request(
+        self,
+        kind: str,
+        args: dict[str, Any] | None,
+        timeout_s: float | None,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        def tell(event: str, data: dict[str, Any]) -> None:
+            if progress is not None and event == "progress":
+                progress(str(data.get("message", "")))
+
+        channel = (await self._link()).channel
+        return await channel.request(kind, args, timeout_s=timeout_s, on_event=tell)
+
+    def _read_as(self, answer: type[T], result: dict[str, Any], kind: str) -> T:
+        try:
+            return from_wire(answer, result)
+        except WireError as error:
+            raise AgentBug(f"{self.name} answered {kind} in a wrong form: {error}") from error
+
+
+class _Backlog:
+    """Followed data that its reader has not taken yet; bounded."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[dict[str, Any]] = deque()
+        self.wake = asyncio.Event()
+        self.is_full = False
+        self._size_bytes = 0
+
+    def take(self, kind: str, data: dict[str, Any]) -> None:
+        if kind != "stream.data" or self.is_full:
+            return
+        self._size_bytes += len(str(data.get("data_base64", "")))
+        self.is_full = self._size_bytes > MAX_BACKLOG_BYTES
+        self.chunks.append(data)
+        self.wake.set()
+
+    def next(self) -> dict[str, Any]:
+        data = self.chunks.popleft()
+        self._size_bytes -= len(str(data.get("data_base64", "")))
+        return data
+
+
+def decoded_size(data_base64: str) -> int:
+    """Return how many bytes base64 text stands for.
+
+    >>> decoded_size("YWJj"), decoded_size("YWI="), decoded_size("YQ=="), decoded_size("")
+    (3, 2, 1, 0)
+    """
+    return len(data_base64) * 3 // 4 - data_base64[-2:].count("=")

@@ -1,0 +1,130 @@
+"""The host keys that a person has confirmed, in a file of our own.
+
+One line per host and port, `[host]:port type base64`, as OpenSSH writes them, so that a person can
+read and compare them; `~/.ssh/known_hosts` is neither read nor written. The port is always part of
+the name: Windows and a WSL distro share one address and differ in port and key. Each change writes
+a new file and renames it, under a lock, so that neither a crash nor a second master loses a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncssh
+
+from app.errors import UserError
+from app.nodes.node import SshAddress
+
+FILE_NAME = "known_hosts"
+
+
+class HostKeys:
+    """The confirmed keys below one home folder. Reads the file anew at each question."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / FILE_NAME
+
+    def find(self, address: SshAddress) -> asyncssh.SSHKey | None:
+        """Return the confirmed key of `address`, or None when there is none.
+
+        Raises:
+            UserError: the file cannot be read, or a line of it is damaged.
+        """
+        name = host_name(address)
+        for number, line in enumerate(self._lines(), 1):
+            host, _, key = line.partition(" ")
+            if host == name:
+                return self._parse(key, number)
+        return None
+
+    def confirm(self, address: SshAddress, key: asyncssh.SSHKey) -> None:
+        """Remember `key` as the only key of `address`."""
+        public = key.export_public_key("openssh").decode("ascii").split()
+        line = " ".join((host_name(address), *public[:2]))
+        self._rewrite(lambda lines: [*_without(lines, address), line])
+
+    def forget(self, address: SshAddress) -> None:
+        """Remove the key of `address`, if there is one."""
+        if any(line.startswith(host_name(address) + " ") for line in self._lines()):
+            self._rewrite(lambda lines: _without(lines, address))
+
+    def _lines(self) -> list[str]:
+        try:
+            return self._path.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"The confirmed host keys in {self._path} cannot be read: {error}",
+                f"Give yourself access to it: chmod 600 {self._path}",
+            ) from error
+
+    def _parse(self, key: str, number: int) -> asyncssh.SSHKey:
+        try:
+            return asyncssh.import_public_key(key)
+        except asyncssh.KeyImportError as error:
+            raise UserError(
+                f"Line {number} of {self._path} is damaged: {error}",
+                "Remove that line and add the node again; its key will be shown for comparison",
+            ) from error
+
+    def _rewrite(self, change: Callable[[list[str]], list[str]]) -> None:
+        temporary = self._path.with_name(f".{FILE_NAME}.{secrets.token_hex(4)}")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(self._path.with_name(f"{FILE_NAME}.lock")):
+                _write_durably(temporary, "".join(f"{x}\n" for x in change(self._lines())))
+                os.replace(temporary, self._path)
+        except OSError as error:
+            raise UserError(
+                f"The host key cannot be stored in {self._path}: {error.strerror or error}",
+                "Make room on that disk, or give yourself write access to that folder",
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def host_name(address: SshAddress) -> str:
+    """Return the name under which the key of `address` is stored: always with brackets and port."""
+    return f"[{address.host}]:{address.port}"
+
+
+def fingerprint_of(key: asyncssh.SSHKey) -> str:
+    """Return what `ssh-keygen -l` shows, such as `SHA256:mVPw...`."""
+    return str(key.get_fingerprint("sha256"))
+
+
+def _without(lines: list[str], address: SshAddress) -> list[str]:
+    return [line for line in lines if not line.startswith(host_name(address) + " ")]
+
+
+def _write_durably(path: Path, text: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file for the length of the block; the system frees it when we die."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(handle, msvcrt.LK_LOCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,72 @@
+"""A node that can be talked to: an open connection with a started agent on it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agents.protocol import Hello
+from app.nodes.archive import AgentArchive
+from app.nodes.bootstrap import start_agent
+from app.nodes.channel import Channel
+from app.nodes.connection import Connection, connect
+from app.nodes.node import Node
+from app.nodes.process import Process
+
+CLOSE_GRACE_S = 2.0
+
+
+class Link:
+    """Owns the connection and the channel; `close` ends both and leaves no process behind."""
+
+    def __init__(self, node: Node, connection: Connection, channel: Channel) -> None:
+        self.node = node
+        self.channel = channel
+        self._connection = connection
+
+    @property
+    def hello(self) -> Hello:
+        return self.channel.hello
+
+    async def open_command(self, *arguments: str) -> Process:
+        """Start another command of the agent's archive, such as `receive models/m`.
+
+        Raises:
+            NodeUnreachable: the connection broke, or the node starts no further command.
+        """
+        archive = f"{self.hello.agent_home}/agents/{self.hello.archive_sha256}.zip"
+        return await self._connection.open(("python3", "-I", archive, *arguments))
+
+    async def close(self) -> None:
+        try:
+            await self.channel.close(CLOSE_GRACE_S)
+        finally:
+            await self._connection.close()
+
+
+async def open_link(
+    node: Node,
+    archive: AgentArchive,
+    *,
+    home: Path,
+    gate: asyncio.Semaphore,
+    accept_host_key: str | None = None,
+) -> Link:
+    """Connect to `node` and start its agent.
+
+    Args:
+        home: the master's folder.
+        gate: limits how many nodes are connected to at the same time.
+        accept_host_key: fingerprint that a person has confirmed for a first contact.
+
+    Raises:
+        UserError: one of its kinds, see `connect` and `start_agent`.
+    """
+    async with gate:
+        connection = await connect(node.address, home=home, accept_host_key=accept_host_key)
+        try:
+            agent = await start_agent(connection, archive, f"{node.name} ({node.address})")
+        except BaseException:
+            await connection.close()
+            raise
+    return Link(node, connection, Channel(agent, node.name))

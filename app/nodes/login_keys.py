@@ -1,0 +1,149 @@
+"""The private keys that we may log in with, and their names for messages.
+
+A key file that was named is used alone. Otherwise the SSH agent's keys come first, then the default
+files in `~/.ssh`. Nobody is asked for a passphrase: a locked key is used when the agent holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncssh
+
+from app.errors import LoginRefused
+
+DEFAULT_KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
+_WINDOWS_AGENT = r"\\.\pipe\openssh-ssh-agent"
+_AGENT_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class LoginKeys:
+    """Keys for one login; `close` it when the login is over."""
+
+    pairs: list[asyncssh.SSHKeyPair] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """One for each pair, such as `~/.ssh/id_ed25519` or `anna@pc (from the SSH agent)`."""
+    locked: list[str] = field(default_factory=list)
+    """Default key files left out because they need a passphrase."""
+    agent: asyncssh.SSHAgentClient | None = None
+
+    async def close(self) -> None:
+        if self.agent is not None:
+            self.agent.close()
+            await self.agent.wait_closed()
+
+
+async def load_login_keys(key: Path | None) -> LoginKeys:
+    """Return the keys to try, best first.
+
+    Raises:
+        LoginRefused: the named file is missing, unreadable, locked, or no private key.
+    """
+    keys = LoginKeys()
+    await _ask_agent(keys)
+    if key is not None:
+        await _use_only(keys, _expand(key))
+        return keys
+    for name in DEFAULT_KEY_NAMES:
+        await _add_default(keys, _expand(Path("~/.ssh", name)))
+    return keys
+
+
+def _expand(path: Path) -> Path:
+    return Path(os.path.expanduser(path))
+
+
+async def _ask_agent(keys: LoginKeys) -> None:
+    path = os.environ.get("SSH_AUTH_SOCK", "")
+    if sys.platform == "win32":
+        # An MSYS path in SSH_AUTH_SOCK cannot be opened from Windows Python.
+        path = path if path.startswith("\\\\") else _WINDOWS_AGENT
+    if not path:
+        return
+    with contextlib.suppress(OSError, ValueError, TimeoutError):
+        agent = await asyncio.wait_for(asyncssh.connect_agent(path), _AGENT_TIMEOUT_S)
+        keys.agent = agent
+        pairs = await asyncio.wait_for(agent.get_keys(), _AGENT_TIMEOUT_S)
+        keys.pairs += pairs
+        keys.names += [f"{_comment_of(pair)} (from the SSH agent)" for pair in pairs]
+
+
+async def _use_only(keys: LoginKeys, path: Path) -> None:
+    from_agent = list(keys.pairs)
+    keys.pairs, keys.names = [], [str(path)]
+    try:
+        keys.pairs = await asyncio.to_thread(_load, path)
+    except OSError as error:
+        raise LoginRefused(
+            f"The key file {path} cannot be read: {error.strerror or error}",
+            f"Name the private key with --key, or make a new one: ssh-keygen -t ed25519 -f {path}"
+            if isinstance(error, FileNotFoundError)
+            else f"Give yourself access to it: chmod 600 {path}",
+        ) from error
+    except asyncssh.KeyImportError as error:
+        keys.pairs = [pair for pair in from_agent if pair.public_data == _public_data(path)]
+        if not keys.pairs:
+            raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: Exception) -> LoginRefused:
+    if _is_locked(error):
+        return LoginRefused(
+            f"The key file {path} is locked with a passphrase, and no SSH agent holds it",
+            f"Unlock it once for this login session: ssh-add {path}",
+        )
+    if path.suffix == ".pub":
+        return LoginRefused(
+            f"{path} is a public key; logging in needs the private one",
+            f"Name the file without .pub: --key {path.with_suffix('')}",
+        )
+    return LoginRefused(
+        f"{path} is not a private key that can be used: {error}",
+        f"Make a new one: ssh-keygen -t ed25519 -f {path.with_name('id_rackless')}",
+    )
+
+
+async def _add_default(keys: LoginKeys, path: Path) -> None:
+    held = {pair.public_data for pair in keys.pairs}
+    try:
+        pairs = await asyncio.to_thread(_load, path)
+    except OSError:
+        return
+    except asyncssh.KeyImportError as error:
+        if _is_locked(error) and _public_data(path) not in held:
+            keys.locked.append(str(path))
+        return
+    new = [pair for pair in pairs if pair.public_data not in held]
+    keys.pairs += new
+    keys.names += [str(path)] * len(new)
+
+
+def _load(path: Path) -> list[asyncssh.SSHKeyPair]:
+    try:
+        return list(asyncssh.load_keypairs(str(path)))
+    except asyncssh.KeyEncryptionError as error:
+        raise asyncssh.KeyImportError(f"Passphrase: {error}") from error
+
+
+def _is_locked(error: Exception) -> bool:
+    return "passphrase" in str(error).lower()
+
+
+def _public_data(path: Path) -> bytes | None:
+    with contextlib.suppress(OSError, asyncssh.KeyImportError):
+        return bytes(asyncssh.read_public_key(path.with_name(path.name + ".pub")).public_data)
+    return None
+
+
+def _comment_of(pair: asyncssh.SSHKeyPair) -> str:
+    with contextlib.suppress(UnicodeDecodeError):
+        comment = str(pair.get_comment()).strip()
+        if comment:
+            return comment
+    return str(pair.get_algorithm())

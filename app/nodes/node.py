@@ -1,0 +1,188 @@
+"""What a node is called and where it is found.
+
+Three ways lead to a node: SSH to another PC, the PC that the master runs on, and a WSL distro of
+this PC through `wsl.exe`. Each way is one frozen dataclass; everything else asks only for the
+connection that belongs to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import UsageError
+from app.events import TransportKind
+
+DEFAULT_SSH_PORT = 22
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOST = re.compile(r"[\w.-]{1,253}")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,32})?")
+_USER = re.compile(r"[^\s:/\x00-\x1f\x7f]{1,128}")
+_RESERVED = frozenset(
+    {"all", "master", "con", "prn", "aux", "nul"}
+    | {f"{device}{digit}" for device in ("com", "lpt") for digit in range(1, 10)}
+)
+_FORM = "Write it as USER@HOST or USER@HOST:PORT, such as anna@192.168.1.20 or anna@[fe80::7]:2222"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SshAddress:
+    host: str
+    """Host name or address, without brackets, in lower case."""
+    port: int = DEFAULT_SSH_PORT
+    user: str
+    key: Path | None = None
+    """Private key file; None: the SSH agent's keys, then the default files in ~/.ssh."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.port <= 65535:
+            raise UsageError(f"the SSH port is {self.port}; it must be from 1 to 65535", _FORM)
+
+    @property
+    def location(self) -> str:
+        """`host:port`, with brackets around an IPv6 address."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.location}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalAddress:
+    """The PC that the master runs on."""
+
+    def __str__(self) -> str:
+        return "this PC"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WslAddress:
+    distro: str
+    """Name of the WSL distro on this PC, such as `Ubuntu-24.04`."""
+
+    def __post_init__(self) -> None:
+        if not self.distro.strip() or self.distro.startswith("-"):
+            raise UsageError(
+                f"{self.distro!r} is not the name of a WSL distro",
+                "List the names with: wsl --list",
+            )
+
+    def __str__(self) -> str:
+        return self.distro
+
+
+NodeAddress = SshAddress | LocalAddress | WslAddress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    name: str
+    """Up to 63 letters, digits, dots, dashes and underscores; also used as a folder name."""
+    address: NodeAddress
+
+    def __post_init__(self) -> None:
+        check_node_name(self.name)
+
+
+def check_node_name(name: str) -> None:
+    """Accept `name` as a node's name.
+
+    Raises:
+        UsageError: it is empty, too long, reserved, or has other characters.
+    """
+    if not _NAME.fullmatch(name) or name.endswith("."):
+        raise UsageError(
+            f"{name!r} cannot be the name of a node",
+            "Use 1 to 63 letters, digits, dashes, dots or underscores, beginning with a letter "
+            "or digit, such as pc-2",
+        )
+    if name.partition(".")[0].lower() in _RESERVED:
+        raise UsageError(f"the name {name!r} is reserved", "Choose another name, such as pc-2")
+
+
+def parse_ssh_address(text: str, key: Path | None = None) -> SshAddress:
+    """Read `USER@HOST[:PORT]`; an IPv6 address stands in brackets when a port follows.
+
+    Raises:
+        UsageError: the text has another form; the message says what is missing.
+    """
+    user, at, place = text.strip().rpartition("@")
+    if not at or not user:
+        raise UsageError(f"{text!r} does not say which user logs in", _FORM)
+    if not _USER.fullmatch(user):
+        raise UsageError(f"{user!r} in {text!r} is not a user name", _FORM)
+    host, port = _split_port(place, text)
+    return SshAddress(host=host.lower(), port=port, user=user, key=key)
+
+
+def transport_of(address: NodeAddress) -> TransportKind:
+    match address:
+        case SshAddress():
+            return "ssh"
+        case LocalAddress():
+            return "local"
+        case WslAddress():
+            return "wsl"
+
+
+def address_to_json(address: NodeAddress) -> dict[str, Any]:
+    """Return the address as plain values, for storage."""
+    match address:
+        case SshAddress():
+            key = None if address.key is None else str(address.key)
+            place = {"host": address.host, "port": address.port, "user": address.user}
+            return {"transport": "ssh", **place, "key": key}
+        case LocalAddress():
+            return {"transport": "local"}
+        case WslAddress():
+            return {"transport": "wsl", "distro": address.distro}
+
+
+def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
+    """Read back what `address_to_json` wrote.
+
+    Raises:
+        ValueError: the transport is none of the three, or a part of the address is missing.
+    """
+    try:
+        match stored.get("transport"):
+            case "ssh":
+                key = stored.get("key")
+                return SshAddress(
+                    host=str(stored["host"]),
+                    port=int(stored["port"]),
+                    user=str(stored["user"]),
+                    key=None if key is None else Path(key),
+                )
+            case "local":
+                return LocalAddress()
+            case "wsl":
+                return WslAddress(distro=str(stored["distro"]))
+    except KeyError as error:
+        raise ValueError(f"the stored address has no {error}: {dict(stored)!r}") from error
+    raise ValueError(f"the stored address has no known transport: {dict(stored)!r}")
+
+
+def _split_port(place: str, text: str) -> tuple[str, int]:
+    if place.startswith("["):
+        host, bracket, rest = place[1:].partition("]")
+        if not bracket or not _IPV6.fullmatch(host) or (rest and not rest.startswith(":")):
+            raise UsageError(f"{place!r} in {text!r} is not an IPv6 address in brackets", _FORM)
+        return host, _read_port(rest[1:], text) if rest else DEFAULT_SSH_PORT
+    if place.count(":") > 1:
+        if not _IPV6.fullmatch(place):
+            raise UsageError(f"{place!r} in {text!r} is not a host", _FORM)
+        return place, DEFAULT_SSH_PORT
+    host, colon, port = place.partition(":")
+    if not _HOST.fullmatch(host) or host.startswith("-"):
+        raise UsageError(f"{host!r} in {text!r} is not a host name or address", _FORM)
+    return host, _read_port(port, text) if colon else DEFAULT_SSH_PORT
+
+
+def _read_port(digits: str, text: str) -> int:
+    if not (digits.isascii() and digits.isdigit()) or not 1 <= int(digits[:9]) <= 65535:
+        raise UsageError(f"the port {digits!r} in {text!r} is not a number from 1 to 65535", _FORM)
+    return int(digits)
