@@ -1,0 +1,1 @@
+"""Measurements; README.md beside this file lists each command and its last figures."""
