@@ -8,6 +8,7 @@ checkpoint of older attempts are void; `steps` leaves them out.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from app.runs.journal import (
 )
 
 _RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
+PACE_STEPS = 20
 _SUPERVISOR_JOURNAL = "supervisor.jsonl"
 
 
@@ -49,6 +51,20 @@ class AttemptHistory:
     first_step: int | None = None
     """The step after which training began; None: it has not begun."""
     checkpoint_step: int | None = None
+    first: StepRecord | None = None
+    newest: StepRecord | None = None
+    recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """The newest steps, whose median tells how fast the attempt goes now."""
+
+    def add(self, record: StepRecord) -> bool:
+        """Enter a step; False when another rank has told it."""
+        if record.step in self.steps:
+            return False
+        self.steps[record.step] = record
+        self.first = self.first or record
+        self.newest = record
+        self.recent.append(record)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +135,7 @@ class RunHistory:
         if rank is not None:
             _take_rank_line(line, attempt, attempt.ranks.setdefault(rank, RankHistory()))
             record = step_record(line, number)
-            if record is not None and record.step not in attempt.steps:
-                attempt.steps[record.step] = record
+            if record is not None and attempt.add(record):
                 steps.append(record)
         told = happening(line, number, node, rank)
         if told is not None and told.key not in self._told:

@@ -35,6 +35,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             placements TEXT NOT NULL,
             resume_step INTEGER,
             launched_s REAL NOT NULL,
+            inputs TEXT NOT NULL,
             PRIMARY KEY (run_id, attempt)
         ) STRICT""",
         """CREATE TABLE run_events (

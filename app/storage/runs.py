@@ -60,6 +60,8 @@ class AttemptRecord:
     placements: tuple[RankPlacement, ...]
     resume_step: int | None = None
     launched_s: float
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """Plain form of the model's and the data's sources, as they were when it was launched."""
 
 
 class RunStore:
@@ -116,6 +118,11 @@ class RunStore:
                 "INSERT OR REPLACE INTO deleted_runs VALUES (?, ?)", (run_id, time.time())
             )
 
+    def discard(self, run_id: str) -> None:
+        """Take out a run that no node has heard of."""
+        with self._database.write() as connection:
+            connection.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+
     def is_deleted(self, run_id: str) -> bool:
         return bool(self._database.read("SELECT 1 FROM deleted_runs WHERE run_id = ?", (run_id,)))
 
@@ -124,20 +131,21 @@ class RunStore:
     def save_attempt(self, attempt: AttemptRecord) -> None:
         with self._database.write() as connection:
             connection.execute(
-                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?)",
                 (
                     attempt.run_id,
                     attempt.attempt,
                     json.dumps(to_wire(attempt.placements)),
                     attempt.resume_step,
                     attempt.launched_s,
+                    json.dumps(attempt.inputs),
                 ),
             )
 
     def attempts(self, run_id: str) -> tuple[AttemptRecord, ...]:
         """Return the attempts of a run, oldest first."""
         rows = self._database.read(
-            "SELECT run_id, attempt, placements, resume_step, launched_s FROM attempts "
+            "SELECT run_id, attempt, placements, resume_step, launched_s, inputs FROM attempts "
             "WHERE run_id = ? ORDER BY attempt",
             (run_id,),
         )
@@ -216,4 +224,5 @@ def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:
         placements=tuple(from_wire(RankPlacement, item) for item in json.loads(row[2])),
         resume_step=row[3],
         launched_s=row[4],
+        inputs=json.loads(row[5]),
     )

@@ -1,0 +1,77 @@
+"""A run's model and data: found on this PC, brought to the nodes, remembered for a resume."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.spec import RunSpec
+from app.library.bundles import Source
+from app.library.data import find_data
+from app.library.models import find_model
+from app.runs.services import Services
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """Where the nodes get model and data from."""
+
+    model: Source
+    train: Source
+    eval: Source | None = None
+
+
+def find_inputs(services: Services, spec: RunSpec) -> Inputs:
+    """Find model and data on this PC. Reads and hashes files: not for the event loop.
+
+    Raises:
+        UserError: one of them is missing or broken.
+    """
+    evaluation = spec.data.eval
+    return Inputs(
+        train=find_data(spec.data.train, "data.train", services.hashes),
+        eval=find_data(evaluation, "data.eval", services.hashes) if evaluation else None,
+        model=find_model(spec.model, services.hashes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeInputs:
+    """Paths on one node."""
+
+    model: str
+    train: str
+    eval: str | None
+
+
+async def send_inputs(
+    services: Services, nodes: Sequence[str], inputs: Inputs
+) -> dict[str, NodeInputs]:
+    """Bring model and data to all nodes at once; return the paths there.
+
+    Raises:
+        UserError: a disk is full, or a node was lost.
+    """
+    answers = await asyncio.gather(
+        *(_send_to(services, node, inputs) for node in nodes), return_exceptions=True
+    )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeInputs)}
+
+
+async def _send_to(services: Services, node: str, inputs: Inputs) -> NodeInputs:
+    return NodeInputs(
+        model=await send(services, node, inputs.model),
+        train=await send(services, node, inputs.train),
+        eval=await send(services, node, inputs.eval) if inputs.eval else None,
+    )
+
+
+async def send(services: Services, node: str, source: Source) -> str:
+    """Bring one source to a node and return the path that the trainer gets."""
+    if source.destination is None:
+        return source.value
+    return source.path_on_node(await services.cluster.push(node, source))

@@ -1,0 +1,101 @@
+"""Join what is stored and what the journals tell into the one value that everybody shows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from agents.protocol import RankPlacement
+from app.events import RankProgress, RunSnapshot, StepRecord
+from app.runs.history import AttemptHistory, RankHistory, RunHistory
+from app.runs.run import ACTIVE_STATES
+from app.storage.runs import Progress, RunRecord
+
+
+def make_progress(history: RunHistory, attempt: int) -> Progress:
+    """Return how far the run has come, as its journals tell it."""
+    now = history.attempt(attempt)
+    told = [history.attempts[number] for number in sorted(history.attempts)]
+    newest = next((a.newest for a in reversed(told) if a.newest is not None), None)
+    first = next((a.first for a in told if a.first is not None), None)
+    checkpoints = [a.checkpoint_step for a in told if a.checkpoint_step is not None]
+    totals = [a.total_steps for a in told if a.total_steps is not None]
+    resumed = now.first_step if now.newest is None else None
+    return Progress(
+        step=resumed if resumed is not None else newest.step if newest else None,
+        total_steps=totals[-1] if totals else None,
+        loss=newest.loss if newest else None,
+        first_loss=first.loss if first else None,
+        newest_checkpoint_step=max(checkpoints, default=None),
+    )
+
+
+def make_snapshot(
+    run: RunRecord, placements: Sequence[RankPlacement], history: RunHistory | None
+) -> RunSnapshot:
+    """Return the run as it stands; without `history`, its live figures stay unknown."""
+    attempt = history.attempt(run.attempt) if history else AttemptHistory()
+    active = run.state in ACTIVE_STATES
+    recent = tuple(attempt.recent) if active else ()
+    last = recent[-1] if recent else None
+    progress = make_progress(history, run.attempt) if history else run.progress
+    return RunSnapshot(
+        run_id=run.run_id,
+        name=run.name,
+        state=run.state,
+        spec=run.spec,
+        attempt=run.attempt,
+        nodes=run.nodes,
+        message=run.message,
+        hint=run.hint,
+        created_s=run.created_s,
+        started_s=run.started_s,
+        ended_s=run.ended_s,
+        step=progress.step,
+        total_steps=progress.total_steps,
+        loss=progress.loss,
+        first_loss=progress.first_loss,
+        learning_rate=last.learning_rate if last else None,
+        tokens_per_s=last.tokens_per_s if last else None,
+        remaining_s=_remaining_s(progress, recent),
+        ranks=tuple(_rank(place, attempt, active) for place in placements),
+        newest_checkpoint_step=progress.newest_checkpoint_step,
+        phase=_phase(attempt) if active else None,
+    )
+
+
+def _remaining_s(progress: Progress, recent: Sequence[StepRecord]) -> float | None:
+    """Return the median step time times the steps that are left.
+
+    A median, because the first step and those that save a checkpoint take much longer.
+    """
+    times = [record.step_s for record in recent if record.step_s is not None]
+    if not times or progress.total_steps is None or progress.step is None:
+        return None
+    return statistics.median(times) * max(0, progress.total_steps - progress.step)
+
+
+def _phase(attempt: AttemptHistory) -> str | None:
+    """Return the phase of the rank that is least far: it holds up the others."""
+    order = {"loading": 0, "warmup": 1, "training": 2, "saving": 3, "done": 4}
+    phases = [rank.phase for rank in attempt.ranks.values() if rank.phase in order]
+    return min(phases, key=lambda phase: order[phase or ""], default=None)
+
+
+def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankProgress:
+    told = attempt.ranks.get(place.rank, RankHistory())
+    share = attempt.shares[place.rank] if place.rank < len(attempt.shares) else None
+    return RankProgress(
+        rank=place.rank,
+        node=place.node,
+        device=place.device,
+        state=(told.phase or "starting") if active else "ended",
+        step=told.step,
+        phase=told.phase,
+        tokens_per_s=told.tokens_per_s if active else None,
+        step_s=told.step_s,
+        compute_s=told.compute_s,
+        wait_s=told.wait_s,
+        memory_bytes=told.memory_bytes,
+        share=share,
+    )
