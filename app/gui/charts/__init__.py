@@ -1,0 +1,1 @@
+"""Painted charts: sparklines for cards, zoomable plots for the run page."""

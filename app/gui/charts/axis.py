@@ -1,0 +1,36 @@
+"""Choose where the lines of a scale stand, and what is written at them."""
+
+from __future__ import annotations
+
+import math
+
+from app.gui.charts.limits import Limits
+
+
+def choose_ticks(limits: Limits, num_wanted: int) -> list[float]:
+    """Return round values (1, 2 or 5 times a power of ten apart) inside `limits`.
+
+    >>> choose_ticks(Limits(0.0, 10.0), 5)
+    [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    """
+    span = limits.high - limits.low
+    if not span > 0 or num_wanted < 1:
+        return []
+    raw = span / num_wanted
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(limits.low / step - 1e-9)
+    last = math.floor(limits.high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def write_tick(value: float, step: float) -> str:
+    """Return a tick's text with as many digits as the distance between ticks needs.
+
+    >>> write_tick(1.5, 0.5), write_tick(2000.0, 500.0), write_tick(25000.0, 5000.0)
+    ('1.5', '2,000', '25 k')
+    """
+    if abs(value) >= 10_000 and step >= 1000:
+        return f"{value / 1000:,.0f} k"
+    digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0
+    return f"{value:,.{min(digits, 6)}f}"

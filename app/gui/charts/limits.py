@@ -1,0 +1,48 @@
+"""The stretch of a scale that a chart shows, and how it moves under wheel and mouse. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.telemetry.history import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    low: float
+    high: float
+
+    @property
+    def span(self) -> float:
+        return self.high - self.low
+
+    def zoomed(self, factor: float, around: float) -> Limits:
+        """Return the stretch made `factor` times as long, with `around` staying in place."""
+        return Limits(around - (around - self.low) * factor, around + (self.high - around) * factor)
+
+    def moved(self, distance: float) -> Limits:
+        return Limits(self.low + distance, self.high + distance)
+
+    def inside(self, whole: Limits, least: float) -> Limits:
+        """Return the stretch pushed into `whole`, at least `least` long."""
+        span = min(max(self.span, least), max(whole.span, least))
+        middle = (self.low + self.high) / 2
+        low = min(max(middle - span / 2, whole.low), max(whole.high - span, whole.low))
+        return Limits(low, low + span)
+
+
+def fit_values(values: Array, *, from_zero: bool) -> Limits:
+    """Return limits around the finite `values` with some air; the middle 99.8 % decide.
+
+    So a single wild step does not flatten the curve; it is drawn at the edge.
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return Limits(0.0, 1.0)
+    low, high = (float(v) for v in np.quantile(finite, (0.001, 0.999)))
+    if len(finite) < 500:
+        low, high = float(finite.min()), float(finite.max())
+    air = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
+    return Limits(0.0 if from_zero else low - air, high + air)

@@ -1,0 +1,1 @@
+"""The places that the navigation leads to."""

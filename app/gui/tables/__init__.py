@@ -1,0 +1,1 @@
+"""Tables: one model for all, columns as data, delegates that draw states and progress."""

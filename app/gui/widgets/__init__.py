@@ -1,0 +1,1 @@
+"""Small parts that pages and windows are made of."""

@@ -1,0 +1,122 @@
+"""Labels, buttons and rules in the house look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QSizePolicy, QToolButton, QWidget
+
+from app.gui.theme import Theme
+
+
+def make_label(text: str = "", role: str = "", *, wraps: bool = False) -> QLabel:
+    """Return a label; `role` is a name in window.qss such as `title` or `caption`."""
+    label = QLabel(text)
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setObjectName(role)
+    label.setWordWrap(wraps)
+    return label
+
+
+def make_selectable(label: QLabel) -> QLabel:
+    """Let a person mark and copy the text of a label, with the keyboard too."""
+    label.setTextInteractionFlags(
+        Qt.TextInteractionFlag.TextSelectableByMouse
+        | Qt.TextInteractionFlag.TextSelectableByKeyboard
+    )
+    return label
+
+
+class ElidedLabel(QLabel):
+    """One line that ends in dots where room is short, with the whole text as tooltip."""
+
+    def __init__(self, text: str = "", role: str = "") -> None:
+        super().__init__(text)
+        self.setObjectName(role)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        text = self.fontMetrics().elidedText(
+            self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width()
+        )
+        self.setToolTip(self.text() if text != self.text() else "")
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        painter.drawText(self.contentsRect(), int(self.alignment()), text)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(24, super().minimumSizeHint().height())
+
+
+def make_rule(*, upright: bool = False) -> QFrame:
+    """Return a hairline."""
+    rule = QFrame()
+    rule.setObjectName("upright" if upright else "rule")
+    return rule
+
+
+def make_panel() -> QFrame:
+    """Return a surface with a border."""
+    panel = QFrame()
+    panel.setObjectName("panel")
+    return panel
+
+
+class Button(QPushButton):
+    """A button whose icon follows the theme."""
+
+    def __init__(
+        self,
+        theme: Theme,
+        text: str,
+        pressed: Callable[[], object],
+        *,
+        icon: str = "",
+        role: str = "",
+        tip: str = "",
+    ) -> None:
+        super().__init__(text)
+        self.setObjectName(role)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setToolTip(tip)
+        self.clicked.connect(lambda: pressed())
+        self._theme, self._icon = theme, icon
+        if icon:
+            self.setIconSize(QSize(16, 16))
+            theme.changed.connect(self._paint_icon)
+            self._paint_icon()
+
+    def _paint_icon(self) -> None:
+        colors = {"primary": "on_accent", "danger": "error", "link": "accent"}
+        color = colors.get(self.objectName(), "text")
+        self.setIcon(self._theme.icon(self._icon, color, 16))
+
+
+class IconButton(QToolButton):
+    """A button of an icon alone; its tooltip is its name."""
+
+    def __init__(self, theme: Theme, icon: str, name: str, pressed: Callable[[], object]) -> None:
+        super().__init__()
+        self.setToolTip(name)
+        self.setAccessibleName(name)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setIconSize(QSize(16, 16))
+        self.clicked.connect(lambda: pressed())
+        self._theme, self._icon = theme, icon
+        theme.changed.connect(self._paint_icon)
+        self._paint_icon()
+
+    def _paint_icon(self) -> None:
+        self.setIcon(self._theme.icon(self._icon, "muted", 16))
+
+
+def set_role(widget: QWidget, name: str, value: object) -> None:
+    """Set a property that window.qss selects on, and apply the style anew."""
+    if widget.property(name) == value:
+        return
+    widget.setProperty(name, value)
+    widget.style().unpolish(widget)
+    widget.style().polish(widget)

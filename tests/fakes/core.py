@@ -1,0 +1,538 @@
+"""A core without a cluster: it publishes believable snapshots, for the window's tests and pictures.
+
+It has the methods of app.core.Core that the window calls; each changes the fake's own state and
+publishes what a real core would. `calls` records them. Everything is deterministic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agents.protocol import (
+    EnvironmentReport,
+    GpuFacts,
+    GpuSample,
+    InterfaceFacts,
+    NodeFacts,
+    Sample,
+)
+from agents.spec import DataSpec, RunSpec
+from app.errors import HostKeyUnknown
+from app.events import (
+    CheckpointSnapshot,
+    EventHub,
+    LogArrived,
+    NodeChanged,
+    NodeRemoved,
+    NodeSnapshot,
+    RankProgress,
+    RunChanged,
+    RunDeleted,
+    RunEvent,
+    RunHappened,
+    RunSnapshot,
+    SampleArrived,
+    StepRecord,
+    StepsArrived,
+)
+
+GIB = 1024**3
+NOW_S = 1_795_000_000.0
+FINGERPRINT = "SHA256:m0Cq8Zc6yTq5PZ8k0mHjJbqk3f1oYV2oV3Uq1m9cX3E"
+SPEC = RunSpec(
+    name="support-chat",
+    model="meta-llama/Llama-2-7b-hf",
+    data=DataSpec(train="chats.jsonl"),
+    batch_sequences=24,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckRow:
+    check: str
+    node: str
+    peer: str | None
+    status: str
+    message: str
+    fix: str = ""
+
+
+def make_node(
+    name: str, *cards: tuple[str, int], state: str = "online", **values: Any
+) -> NodeSnapshot:
+    """Return a node with the given (card name, GiB); without cards it has a CPU."""
+    facts = NodeFacts(
+        hostname=name,
+        os="Ubuntu 24.04.3 LTS",
+        kernel="6.8.0-87",
+        python="3.12.3",
+        architecture="x86_64",
+        cpu="AMD Ryzen 7 7700 8-Core Processor",
+        num_cores=16,
+        memory_bytes=32 * GIB,
+        disk_bytes=930 * GIB,
+        disk_free_bytes=412 * GIB,
+        gpus=tuple(
+            GpuFacts(
+                uuid=f"GPU-{name}-{index}",
+                index=index,
+                name=card,
+                memory_bytes=gib * GIB,
+                driver="580.95.05",
+                cuda="13.0",
+                capability="8.9",
+                power_limit_w=220.0,
+            )
+            for index, (card, gib) in enumerate(cards)
+        ),
+        interfaces=(
+            InterfaceFacts(name="enp5s0", address="192.168.1.20", mtu=1500, speed_mbit=1000),
+        ),
+        address="192.168.1.20",
+        wall_s=NOW_S + 0.004,
+        environment=EnvironmentReport(
+            python="/home/anna/env/bin/python", python_version="3.12.3", fits=True
+        ),
+    )
+    values.setdefault("facts", facts)
+    values.setdefault("last_seen_s", NOW_S)
+    return NodeSnapshot(
+        name=name,
+        transport="ssh",
+        address=f"anna@192.168.1.{20 + len(name)}:22",
+        state=state,  # type: ignore[arg-type]
+        round_trip_s=0.0007,
+        **values,
+    )
+
+
+def home_cluster() -> tuple[NodeSnapshot, ...]:
+    """Return three mismatched PCs and one that is lost."""
+    return (
+        make_node("alpha", ("NVIDIA GeForce RTX 5070 Ti", 16)),
+        make_node("beta", ("NVIDIA GeForce RTX 3090", 24), ("NVIDIA GeForce RTX 3090", 24)),
+        make_node("gamma", ("NVIDIA GeForce RTX 4070 Laptop GPU", 8)),
+        make_node("delta"),
+        make_node(
+            "epsilon",
+            ("NVIDIA GeForce RTX 3070 Ti", 8),
+            state="unreachable",
+            problem="epsilon does not answer since 12 s: no route to host 192.168.1.27.",
+            hint="Is the PC on, and awake? Try: ping 192.168.1.27",
+            last_seen_s=NOW_S - 12,
+        ),
+    )
+
+
+def sample_of(node: NodeSnapshot, second: int, *, busy: bool = True) -> Sample:
+    """Return believable figures of one node at a second."""
+    assert node.facts is not None
+    phase = second * 0.21 + len(node.name)
+    wave = math.sin(phase) * 0.5 + math.sin(phase * 2.7) * 0.3
+    gpus = tuple(
+        GpuSample(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            name=gpu.name,
+            memory_used_bytes=int((gpu.memory_bytes or 0) * (0.82 + 0.03 * wave if busy else 0.05)),
+            memory_total_bytes=gpu.memory_bytes,
+            utilisation=min(1.0, 0.93 + 0.08 * wave) if busy else 0.0,
+            temperature_celsius=(70.0 + 3 * gpu.index + 4 * wave) if busy else 38.0,
+            power_w=(188.0 + 24 * wave) if busy else 14.0,
+            power_limit_w=220.0,
+            clock_mhz=2400.0,
+            fan=None,
+            throttle=("power limit",) if busy and gpu.index == 1 and second % 40 > 5 else (),
+        )
+        for gpu in node.facts.gpus
+    )
+    return Sample(
+        time_s=NOW_S - 400 + second,
+        seq=second,
+        gpus=gpus,
+        cpu_utilisation=0.16 + 0.05 * wave if gpus else 0.88 + 0.1 * wave,
+        cpu_temperature_celsius=None if gpus else 71.0 + 4 * wave,
+        memory_used_bytes=int(GIB * (11.4 + wave)),
+        memory_total_bytes=32 * GIB,
+        disk_used_bytes=518 * GIB,
+        disk_total_bytes=930 * GIB,
+        network_in_bytes_per_s=41e6 + 1e7 * wave,
+        network_out_bytes_per_s=40e6 + 1e7 * wave,
+    )
+
+
+def loss_at(step: int) -> float:
+    """Return the fake run's loss: it falls, with noise."""
+    noise = math.sin(step * 12.9898) * 43758.5453
+    return 0.82 + 1.75 * math.exp(-step / 130) + 0.13 * (noise - math.floor(noise) - 0.5)
+
+
+def make_steps(count: int, attempts: tuple[int, ...] = (1,)) -> list[StepRecord]:
+    """Return `count` steps; every attempt but the first resumes 12 steps before the last end."""
+    records: list[StepRecord] = []
+    per_attempt = count // len(attempts)
+    first = 1
+    for attempt in attempts:
+        for step in range(first, first + per_attempt):
+            noise = math.sin(step * 78.233) * 0.5
+            tokens = 3150.0 + 120 * noise - (900 if step % 97 == 0 else 0)
+            records.append(
+                StepRecord(
+                    attempt=attempt,
+                    step=step,
+                    time_s=NOW_S - (count - len(records)) * 7.5,
+                    loss=loss_at(step),
+                    learning_rate=2e-4 * min(1.0, step / 20),
+                    gradient_norm=0.8 + 0.2 * noise,
+                    tokens_per_s=tokens if attempt == 1 else tokens * 0.8,
+                    step_s=7.6,
+                    wait_s=0.6,
+                )
+            )
+        first += per_attempt - 12
+    return records
+
+
+def make_run(run_id: str, name: str, state: str, **values: Any) -> RunSnapshot:
+    """Return a run; the figures default to those of a running one."""
+    values.setdefault("nodes", ("alpha", "beta", "gamma"))
+    values.setdefault("attempt", 1)
+    values.setdefault("created_s", NOW_S - 5400)
+    values.setdefault("started_s", NOW_S - 5380)
+    return RunSnapshot(
+        run_id=run_id,
+        name=name,
+        state=state,  # type: ignore[arg-type]
+        spec=replace(SPEC, name=name),
+        **values,
+    )
+
+
+def running_run(num_steps: int = 412) -> RunSnapshot:
+    """Return the run that the pictures show."""
+    places = (("alpha", "cuda:0", 0.33), ("beta", "cuda:0", 0.25), ("beta", "cuda:1", 0.25))
+    ranks = tuple(
+        RankProgress(
+            rank=rank,
+            node=node,
+            device=device,
+            state="running",
+            step=num_steps,
+            phase="training",
+            tokens_per_s=3150.0 * share,
+            step_s=7.62,
+            compute_s=7.62 - 0.4 * (rank + 1),
+            wait_s=0.4 * (rank + 1),
+            memory_bytes=int((6.2 + rank) * GIB),
+            share=share,
+        )
+        for rank, (node, device, share) in enumerate((*places, ("gamma", "cuda:0", 0.17)))
+    )
+    return make_run(
+        "support-chat-7f3a",
+        "support-chat",
+        "running",
+        attempt=2,
+        step=num_steps,
+        total_steps=1200,
+        loss=loss_at(num_steps),
+        first_loss=loss_at(1),
+        learning_rate=1.7e-4,
+        tokens_per_s=3148.0,
+        remaining_s=(1200 - num_steps) * 7.62,
+        ranks=ranks,
+        newest_checkpoint_step=400,
+        phase="training",
+    )
+
+
+def past_runs() -> tuple[RunSnapshot, ...]:
+    """Return one run in each state that stays."""
+    return (
+        make_run(
+            "poems-11c0",
+            "poems",
+            "interrupted",
+            step=812,
+            total_steps=1500,
+            loss=1.244,
+            newest_checkpoint_step=800,
+            created_s=NOW_S - 90_000,
+            message="Node gamma was lost at step 812: it does not answer any more.",
+            hint="Resume on alpha and beta from the checkpoint of step 800.",
+        ),
+        make_run(
+            "recipes-a0d2",
+            "recipes",
+            "done",
+            step=600,
+            total_steps=600,
+            loss=0.913,
+            created_s=NOW_S - 200_000,
+            ended_s=NOW_S - 190_000,
+            nodes=("alpha",),
+        ),
+        make_run(
+            "typo-44e1",
+            "first-try",
+            "failed",
+            created_s=NOW_S - 260_000,
+            nodes=("alpha", "beta"),
+            message="Rank 1 on beta ended while loading: chats.jsonl, line 18 is not JSON.",
+            hint="Correct line 18, then start again.",
+        ),
+    )
+
+
+@dataclass
+class FakeCore:
+    """The fake. Used on the bridge's thread, as the real one is."""
+
+    node_map: dict[str, NodeSnapshot] = field(default_factory=dict)
+    run_map: dict[str, RunSnapshot] = field(default_factory=dict)
+    step_map: dict[str, list[StepRecord]] = field(default_factory=dict)
+    event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
+    logs: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """(run_id, rank) -> the log."""
+    log_folder: Path | None = None
+    events: EventHub = field(default_factory=EventHub)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    delay_s: float = 0.0
+    """How long every slow action takes."""
+    confirmed_key: str = ""
+    failure: Exception | None = None
+    """Raised by the next action, once."""
+    loop: asyncio.AbstractEventLoop | None = None
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[FakeCore]:
+        self.loop = asyncio.get_running_loop()
+        yield self
+
+    def on_loop(self, call: Callable[..., Any], *args: Any) -> None:
+        """Let a test publish from its own thread."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(call, *args)
+
+    # ------------------------------------------------------------ what is there
+
+    def nodes(self) -> tuple[NodeSnapshot, ...]:
+        return tuple(self.node_map.values())
+
+    def runs(self) -> tuple[RunSnapshot, ...]:
+        return tuple(self.run_map.values())
+
+    def steps(self, run_id: str) -> list[StepRecord]:
+        return list(self.step_map.get(run_id, []))
+
+    def run_events(self, run_id: str) -> list[RunEvent]:
+        return list(self.event_map.get(run_id, []))
+
+    def log(self, run_id: str, rank: int | None = None, attempt: int | None = None) -> Path:
+        assert self.log_folder is not None
+        path = self.log_folder / f"{run_id}-{rank}.log"
+        path.write_bytes(self.logs.get((run_id, rank or 0), b""))
+        return path
+
+    def read_run_file(self, path: Path) -> RunSpec:
+        self.calls.append(("read_run_file", path))
+        self._maybe_fail()
+        return replace(SPEC, name=path.stem, seed=7)
+
+    def write_run_file(self, spec: RunSpec, path: Path) -> None:
+        self.calls.append(("write_run_file", spec, path))
+
+    # ------------------------------------------------------------ actions
+
+    async def connect(self, names: tuple[str, ...] = ()) -> None:
+        self.calls.append(("connect", names))
+
+    async def add_node(
+        self, name: str, address: Any, accept_host_key: str | None = None
+    ) -> NodeSnapshot:
+        await self._act("add_node", name, str(address), accept_host_key)
+        if str(address) != "this PC" and accept_host_key != FINGERPRINT:
+            raise HostKeyUnknown(str(address), FINGERPRINT)
+        self.put_node(make_node(name))
+        return self.node_map[name]
+
+    async def node(self, name: str) -> NodeSnapshot:
+        await self._act("node", name)
+        return self.node_map[name]
+
+    async def remove_node(self, name: str) -> None:
+        await self._act("remove_node", name)
+        del self.node_map[name]
+        self.events.publish(NodeRemoved(name))
+
+    async def setup_node(
+        self, name: str, python: str | None = None, progress: Callable[[str], None] | None = None
+    ) -> EnvironmentReport:
+        await self._act("setup_node", name)
+        if progress is not None:
+            progress("Collecting torch==2.13.0")
+        return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)
+
+    async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
+        await self._act("check", names)
+        rows = [
+            CheckRow(
+                check="versions",
+                node=name,
+                peer=None,
+                status="pass",
+                message="torch 2.13.0, Python 3.12.3: the same everywhere",
+            )
+            for name in names or tuple(self.node_map)
+        ]
+        bad = CheckRow(
+            check="reachability",
+            node="alpha",
+            peer="beta",
+            status="fail",
+            message="alpha cannot open a connection to beta on port 41877: no answer in 3 s",
+            fix="sudo ufw allow from 192.168.1.0/24",
+        )
+        return (*rows, bad)
+
+    async def start_run(
+        self, spec: RunSpec, announced: Callable[[str], None] | None = None
+    ) -> RunSnapshot:
+        await self._act("start_run", spec)
+        run = make_run(f"{spec.name}-0001", spec.name, "launching", phase="loading")
+        run = replace(run, spec=spec)
+        if announced is not None:
+            announced(run.run_id)
+        self.put_run(run)
+        return run
+
+    async def stop_run(self, run_id: str) -> None:
+        await self._act("stop_run", run_id)
+        self.put_run(replace(self.run_map[run_id], state="stopped", remaining_s=None))
+
+    async def resume_run(
+        self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None
+    ) -> None:
+        await self._act("resume_run", run_id, checkpoint, nodes)
+        run = self.run_map[run_id]
+        self.put_run(replace(run, state="running", attempt=run.attempt + 1, message="", hint=""))
+
+    async def delete_run(self, run_id: str) -> None:
+        await self._act("delete_run", run_id)
+        del self.run_map[run_id]
+        self.events.publish(RunDeleted(run_id))
+
+    async def run(self, run_id: str) -> RunSnapshot:
+        return self.run_map[run_id]
+
+    async def sync_run(self, run_id: str) -> None:
+        self.calls.append(("sync_run", run_id))
+
+    async def checkpoints(
+        self, run_id: str | None = None, verify: bool = False
+    ) -> tuple[CheckpointSnapshot, ...]:
+        self.calls.append(("checkpoints", run_id, verify))
+        return tuple(
+            CheckpointSnapshot(
+                run_id=run_id or "",
+                step=step,
+                created_s=NOW_S - (412 - step) * 7.6,
+                size_bytes=164 * 1024**2,
+                nodes=("alpha", "beta"),
+                verified=True if verify else None,
+            )
+            for step in (400, 320, 240)
+        )
+
+    async def export_run(
+        self,
+        run_id: str,
+        to: str = "merged",
+        *,
+        out: Path,
+        checkpoint: int | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Path:
+        await self._act("export_run", run_id, to, out, checkpoint)
+        if progress is not None:
+            progress("merging layer 12 of 32")
+        return out
+
+    # ------------------------------------------------------------ publishing
+
+    def put_node(self, node: NodeSnapshot) -> None:
+        self.node_map[node.name] = node
+        self.events.publish(NodeChanged(node))
+
+    def put_run(self, run: RunSnapshot) -> None:
+        self.run_map[run.run_id] = run
+        self.events.publish(RunChanged(run))
+
+    def put_sample(self, node: str, second: int, *, busy: bool = True) -> None:
+        sample = sample_of(self.node_map[node], second, busy=busy)
+        self.events.publish(SampleArrived(node, sample))
+
+    def put_steps(self, run_id: str, steps: tuple[StepRecord, ...]) -> None:
+        self.step_map.setdefault(run_id, []).extend(steps)
+        self.events.publish(StepsArrived(run_id, steps))
+
+    def put_log(self, run_id: str, attempt: int, rank: int, data: bytes) -> None:
+        old = self.logs.get((run_id, rank), b"")
+        self.logs[run_id, rank] = old + data
+        self.events.publish(LogArrived(run_id, attempt, f"rank-{rank}.log", len(old), data))
+
+    def put_event(self, event: RunEvent) -> None:
+        self.event_map.setdefault(event.run_id, []).append(event)
+        self.events.publish(RunHappened(event))
+
+    async def _act(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        self._maybe_fail()
+
+    def _maybe_fail(self) -> None:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+
+def busy_core(log_folder: Path | None = None) -> FakeCore:
+    """Return a cluster in the middle of a day's work, with five minutes of history to publish."""
+    core = FakeCore(log_folder=log_folder)
+    core.node_map = {node.name: node for node in home_cluster()}
+    run = running_run()
+    core.run_map = {item.run_id: item for item in (run, *past_runs())}
+    core.step_map[run.run_id] = make_steps(424, (1, 2))
+    core.event_map[run.run_id] = [
+        RunEvent(run_id=run.run_id, time_s=NOW_S - age, severity=severity, text=text)  # type: ignore[arg-type]
+        for age, severity, text in (
+            (5380, "info", "Started on alpha, beta and gamma."),
+            (5310, "info", "Measured shares: alpha 33 %, beta 25 % and 25 %, gamma 17 %."),
+            (3720, "error", "gamma was lost at step 212: it does not answer any more."),
+            (3660, "warning", "Resumed from the checkpoint of step 200; 88 s of work were lost."),
+            (90, "info", "Checkpoint of step 400 written on alpha and beta."),
+        )
+    ]
+    lines = [
+        f"2026-11-21 14:{i // 60 % 60:02d}:{i % 60:02d} step {i} loss {loss_at(i):.4f} "
+        f"lr {2e-4:.2e} 3,148 tok/s\n"
+        for i in range(1, 400)
+    ]
+    core.logs[run.run_id, 0] = "".join(lines).encode("ascii")
+    return core
+
+
+def publish_history(core: FakeCore, seconds: int = 300) -> None:
+    """Publish samples of the last seconds of every node that is online; call on the loop."""
+    carrying = {"alpha", "beta", "gamma"}
+    for node in core.nodes():
+        last = 400 if node.state == "online" else 388
+        for second in range(400 - seconds, last):
+            core.put_sample(node.name, second, busy=node.name in carrying)
