@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import asyncssh
 
 from app.errors import UserError
+from app.filelock import locked
 from app.nodes.node import SshAddress
 
 FILE_NAME = "known_hosts"
@@ -77,7 +77,7 @@ class HostKeys:
         temporary = self._path.with_name(f".{FILE_NAME}.{secrets.token_hex(4)}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self._path.with_name(f"{FILE_NAME}.lock")):
+            with locked(self._path.with_name(f"{FILE_NAME}.lock")):
                 _write_durably(temporary, "".join(f"{x}\n" for x in change(self._lines())))
                 os.replace(temporary, self._path)
         except OSError as error:
@@ -110,21 +110,3 @@ def _write_durably(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file for the length of the block; the system frees it when we die."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(handle, msvcrt.LK_LOCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

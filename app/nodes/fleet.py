@@ -1,0 +1,271 @@
+"""All nodes of the master: who is watched, who is connected, and the clients to ask them with.
+
+A node is connected when somebody asks for it, by `connect` (which also follows its telemetry) or by
+a client's first request, and stays connected until the fleet closes. All tasks live in one group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from agents.protocol import NodeFacts
+from app.errors import UserError
+from app.events import EventHub, NodeChanged, NodeRemoved, NodeSnapshot
+from app.nodes.archive import AgentArchive, build_archive
+from app.nodes.client import NodeClient
+from app.nodes.link import Link, open_link
+from app.nodes.node import Node, NodeAddress, SshAddress, transport_of
+from app.nodes.watch import NodeWatch
+
+MAX_CONNECTS = 8
+"""Nodes connected to at the same time; sshd refuses some of many at once (MaxStartups)."""
+
+
+class Fleet:
+    """Use it as an async context manager; leaving it closes every link and ends every task."""
+
+    def __init__(self, home: Path, events: EventHub) -> None:
+        self._home = home
+        self._events = events
+        self._gate = asyncio.Semaphore(MAX_CONNECTS)
+        self._archive: AgentArchive | None = None
+        self._building = asyncio.Lock()
+        self._nodes: dict[str, Node] = {}
+        self._watches: dict[str, NodeWatch] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._last: dict[str, NodeSnapshot] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Fleet:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await self._group.__aexit__(kind, error, trace)
+
+    # ------------------------------------------------------------ which nodes there are
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._nodes)
+
+    def node(self, name: str) -> Node:
+        """Return a node that was added.
+
+        Raises:
+            UserError: there is none of this name.
+        """
+        try:
+            return self._nodes[name]
+        except KeyError:
+            known = ", ".join(self._nodes) or "none"
+            raise UserError(
+                f"There is no node called {name!r}; known: {known}",
+                "Add it first: rackless nodes add NAME --ssh USER@HOST",
+            ) from None
+
+    def add(self, node: Node) -> None:
+        """Make a node known that was added before. Does not connect."""
+        self._nodes[node.name] = node
+        self._events.publish(NodeChanged(self.snapshot(node.name)))
+
+    async def join(
+        self, node: Node, accept_host_key: str | None = None
+    ) -> tuple[NodeSnapshot, NodeFacts]:
+        """Reach a new node for the first time, start its agent, and make it known if all is well.
+
+        Nothing is left behind otherwise, neither here nor in the confirmed host keys.
+
+        Raises:
+            HostKeyUnknown: show the fingerprint, ask, and call again with it.
+            UserError: why it cannot be added.
+        """
+        if node.name in self._nodes:
+            raise UserError(
+                f"There is already a node called {node.name}",
+                f"Choose another name, or remove it: rackless nodes remove {node.name}",
+            )
+        for other in self._nodes.values():
+            if _is_same_place(node.address, other.address):
+                raise UserError(
+                    f"{node.address} is already a node: {other.name}",
+                    f"Use that one, or remove it first: rackless nodes remove {other.name}",
+                )
+        keep_key = self._is_known_host(node.address)
+        try:
+            link = await self._open(node, accept_host_key)
+            try:
+                facts = await NodeClient(node.name, _Held(link)).facts()
+            finally:
+                await link.close()
+        except BaseException:
+            if not keep_key:
+                self._forget_host(node.address)
+            raise
+        self.add(node)
+        self._last[node.name] = _snapshot(node, "online", facts)
+        self._events.publish(NodeChanged(self._last[node.name]))
+        return self._last[node.name], facts
+
+    async def remove(self, name: str) -> None:
+        """Let go of a node, and forget its host key unless another node shares it."""
+        node = self.node(name)
+        await self._stop_watching(name)
+        del self._nodes[name]
+        self._last.pop(name, None)
+        if not any(_same_host(node.address, other.address) for other in self._nodes.values()):
+            self._forget_host(node.address)
+        self._events.publish(NodeRemoved(name))
+
+    # ------------------------------------------------------------ how they stand
+
+    def snapshot(self, name: str) -> NodeSnapshot:
+        """Return what is known of a node now."""
+        node = self.node(name)
+        watch = self._watches.get(name)
+        if watch is not None:
+            return watch.snapshot
+        return self._last.get(name) or _snapshot(node, "connecting", None)
+
+    def snapshots(self) -> tuple[NodeSnapshot, ...]:
+        return tuple(self.snapshot(name) for name in self._nodes)
+
+    async def connect(self, names: Iterable[str] = ()) -> None:
+        """Keep nodes connected from now on, with their telemetry; empty: all nodes.
+
+        Returns at once; how each fares is told by NodeChanged. Refused nodes are tried again.
+        """
+        for name in tuple(names) or self.names():
+            watch = self._watch(name)
+            watch.follow_samples()
+            if watch.snapshot.state != "online":
+                watch.retry()
+
+    def client(self, name: str) -> NodeClient:
+        """Return a handle that connects on its first request, and again after a loss.
+
+        Raises:
+            UserError: there is no such node.
+        """
+        self.node(name)
+        return NodeClient(name, _OnDemand(self, name))
+
+    async def refresh(self, name: str) -> NodeSnapshot:
+        """Ask a node for its facts and return it with them.
+
+        Raises:
+            UserError: it cannot be asked.
+        """
+        facts = await self.client(name).facts()
+        watch = self._watch(name)
+        watch.remember(facts)
+        return watch.snapshot
+
+    async def reach(self, names: Iterable[str] = ()) -> tuple[NodeSnapshot, ...]:
+        """Try to reach nodes (empty: all) and return how each stands; a dead node is no error."""
+        chosen = tuple(names) or self.names()
+        links = (self.link(self.node(name).name) for name in chosen)
+        for outcome in await asyncio.gather(*links, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, UserError):
+                raise outcome
+        return tuple(self.snapshot(name) for name in chosen)
+
+    async def link(self, name: str) -> Link:
+        """Return the link to a node, made when there is none.
+
+        Raises:
+            UserError: why there can be none.
+        """
+        return await self._watch(name).link()
+
+    # ------------------------------------------------------------ inside
+
+    def _watch(self, name: str) -> NodeWatch:
+        if name not in self._watches:
+            watch = NodeWatch(self.node(name), self._open, self._events)
+            self._watches[name] = watch
+            self._tasks[name] = self._group.create_task(watch.run(), name=f"node {name}")
+        return self._watches[name]
+
+    async def _stop_watching(self, name: str) -> None:
+        self._watches.pop(name, None)
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _open(self, node: Node, accept_host_key: str | None = None) -> Link:
+        async with self._building:
+            if self._archive is None:
+                self._archive = await asyncio.to_thread(build_archive)
+        return await open_link(
+            node, self._archive, home=self._home, gate=self._gate, accept_host_key=accept_host_key
+        )
+
+    def _is_known_host(self, address: NodeAddress) -> bool:
+        if not isinstance(address, SshAddress):
+            return True
+        from app.nodes.host_keys import HostKeys
+
+        return HostKeys(self._home).find(address) is not None
+
+    def _forget_host(self, address: NodeAddress) -> None:
+        if isinstance(address, SshAddress):
+            from app.nodes.host_keys import HostKeys
+
+            HostKeys(self._home).forget(address)
+
+
+class _OnDemand:
+    """Asks the fleet for the link each time, so that a client survives reconnects."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self._fleet = fleet
+        self._name = name
+
+    async def __call__(self) -> Link:
+        return await self._fleet.link(self._name)
+
+
+class _Held:
+    """The one link of a first contact."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def __call__(self) -> Link:
+        return self._link
+
+
+def _snapshot(node: Node, state: str, facts: NodeFacts | None) -> NodeSnapshot:
+    return NodeSnapshot(
+        name=node.name,
+        transport=transport_of(node.address),
+        address=str(node.address),
+        state="online" if state == "online" else "connecting",
+        facts=facts,
+    )
+
+
+def _is_same_place(one: NodeAddress, other: NodeAddress) -> bool:
+    """Whether both lead to the same user's home on the same PC, whatever the key."""
+    if isinstance(one, SshAddress) and isinstance(other, SshAddress):
+        return _same_host(one, other) and one.user == other.user
+    return one == other
+
+
+def _same_host(one: NodeAddress, other: NodeAddress) -> bool:
+    if not isinstance(one, SshAddress) or not isinstance(other, SshAddress):
+        return False
+    return (one.host, one.port) == (other.host, other.port)

@@ -1,0 +1,286 @@
+"""One task per node that keeps it connected, and says at each moment how it stands.
+
+The states: `connecting` (first try), `online`, `unreachable` (tried again with growing, jittered
+pauses) and `refused` (host key or login: tried again only when a person asks, because more tries
+would look like an attack). An own ping each second measures the round trip; when one is overdue the
+node counts as unreachable at once, while the link gets a little longer to recover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from agents.protocol import NodeFacts, Sample, WireError, from_wire
+from app.errors import (
+    HostKeyChanged,
+    HostKeyUnknown,
+    LoginRefused,
+    NodeUnreachable,
+    RacklessError,
+    UserError,
+)
+from app.events import EventHub, NodeChanged, NodeSnapshot, SampleArrived
+from app.nodes.link import Link
+from app.nodes.node import Node, transport_of
+
+PING_INTERVAL_S: Final = 1.0
+STALE_AFTER_S: Final = 1.8
+"""A ping unanswered for so long makes the node unreachable; with the interval 2.8 s at most."""
+GIVE_UP_AFTER_S: Final = 15.0
+"""A ping unanswered for so long ends the link."""
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+STEADY_AFTER_S: Final = 20.0
+"""A link that lived so long makes the next pause short again."""
+REST_S: Final = 2.0
+"""A failure younger than this is told again instead of trying anew for a request."""
+REFUSED_REST_S: Final = 15.0
+REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)
+
+_log = logging.getLogger(__name__)
+
+
+def pause_before(attempt: int, jitter: float) -> float:
+    """Return the seconds to wait before the next try.
+
+    Args:
+        attempt: tries that failed in a row, from 1.
+        jitter: 0 to 1; spreads nodes that went away together.
+
+    >>> [pause_before(n, 0.5) for n in (1, 2, 3, 7, 20)]
+    [0.5, 1.0, 2.0, 30.0, 30.0]
+    """
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 10))
+    return min(LONGEST_PAUSE_S, pause_s * (0.7 + 0.6 * jitter))
+
+
+class NodeWatch:
+    """Owns the link to one node; `run` is its task."""
+
+    def __init__(
+        self, node: Node, open_link: Callable[[Node], Awaitable[Link]], events: EventHub
+    ) -> None:
+        self.node = node
+        self.snapshot = NodeSnapshot(
+            name=node.name,
+            transport=transport_of(node.address),
+            address=str(node.address),
+            state="connecting",
+        )
+        self._open_link = open_link
+        self._events = events
+        self._link: Link | None = None
+        self._failure: UserError | None = None
+        self._failed_s = 0.0
+        self._newest: Sample | None = None
+        self._samples_wanted = asyncio.Event()
+        self._retry = asyncio.Event()
+        self._is_trying = True
+        self._num_tries = 0
+        self._tried = asyncio.Condition()
+
+    # ------------------------------------------------------------ for the fleet
+
+    async def run(self) -> None:
+        """Connect, stay connected, connect again; until cancelled. The link is closed then."""
+        failures = 0
+        while True:
+            self._retry.clear()
+            self._is_trying = True
+            started_s = time.monotonic()
+            error = await self._live_once()
+            failures = 1 if time.monotonic() - started_s > STEADY_AFTER_S else failures + 1
+            refused = isinstance(error, REFUSALS)
+            pause_s = None if refused else pause_before(failures, random.random())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._retry.wait()
+                    failures = 0
+
+    async def link(self) -> Link:
+        """Return the open link; tries once more when there is none now.
+
+        Raises:
+            UserError: why there is no link.
+        """
+        if self._link is None:
+            self._rest()
+            before = self._num_tries
+            self.retry()
+            async with self._tried:
+                await self._tried.wait_for(lambda: self._link or self._num_tries > before)
+        if self._link is None:
+            raise self._failure or NodeUnreachable(f"{self.node.name} cannot be reached")
+        return self._link
+
+    def retry(self) -> None:
+        """Try again now instead of at the end of the pause."""
+        if not self._is_trying:
+            self._retry.set()
+
+    def follow_samples(self) -> None:
+        """Publish the node's samples from now on, first those of the last ten minutes."""
+        self._samples_wanted.set()
+
+    def remember(self, facts: NodeFacts) -> None:
+        """Keep newer facts in the snapshot."""
+        self._publish(facts=facts)
+
+    # ------------------------------------------------------------ one life of a link
+
+    async def _live_once(self) -> Exception:
+        """Make a link and use it until it is lost; return why."""
+        try:
+            link = await self._open_link(self.node)
+        except UserError as error:
+            await self._settle(None, error)
+            return error
+        except Exception as error:  # noqa: BLE001 - the edge: the task of a node
+            await self._settle(None, self._report_bug(error))
+            return error
+        try:
+            await self._settle(link, None)
+            return await self._serve(link)
+        except Exception as error:  # noqa: BLE001 - the edge: the task of a node
+            self._fail(error if isinstance(error, UserError) else self._report_bug(error))
+            return error
+        finally:
+            self._link = None
+            await asyncio.shield(self._close(link))
+
+    async def _serve(self, link: Link) -> NodeUnreachable:
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._ask_facts(link), self._follow_samples(link), self._ping(link))
+        ]
+        try:
+            error = await link.channel.wait_lost()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        self._fail(error)
+        return error
+
+    async def _close(self, link: Link) -> None:
+        try:
+            await link.close()
+        except (RacklessError, OSError):
+            _log.exception("closing the link to %s", self.node.name)
+
+    async def _settle(self, link: Link | None, error: UserError | None) -> None:
+        """Note the outcome of a try and wake up who waits for it."""
+        self._link, self._is_trying = link, False
+        self._num_tries += 1
+        if error is None:
+            self._failure = None
+            self._publish(state="online", problem="", hint="", last_seen_s=time.time())
+        else:
+            self._fail(error)
+        async with self._tried:
+            self._tried.notify_all()
+
+    def _rest(self) -> None:
+        """Answer with the last failure when it is so young that a new try would only hammer."""
+        if self._failure is None or self._is_trying:
+            return
+        rest_s = REFUSED_REST_S if isinstance(self._failure, REFUSALS) else REST_S
+        if time.monotonic() - self._failed_s < rest_s:
+            raise self._failure.with_traceback(None)
+
+    def _fail(self, error: UserError) -> None:
+        self._failure, self._failed_s = error, time.monotonic()
+        state = "refused" if isinstance(error, REFUSALS) else "unreachable"
+        self._publish(state=state, problem=error.message, hint=error.hint, round_trip_s=None)
+
+    def _report_bug(self, error: Exception) -> NodeUnreachable:
+        _log.error("the task of %s failed", self.node.name, exc_info=error)
+        return NodeUnreachable(
+            f"{self.node.name} cannot be used: an error in Rackless itself ({error!r})",
+            "The log has the details; please report it",
+        )
+
+    async def _ask_facts(self, link: Link) -> None:
+        try:
+            facts = await link.channel.request("facts", timeout_s=GIVE_UP_AFTER_S)
+            self._publish(facts=from_wire(NodeFacts, facts))
+        except (RacklessError, WireError) as error:
+            _log.warning("%s did not tell its facts: %s", self.node.name, error)
+
+    # ------------------------------------------------------------ ping
+
+    async def _ping(self, link: Link) -> None:
+        while True:
+            sent_s = time.monotonic()
+            answer = asyncio.ensure_future(link.channel.request("ping"))
+            try:
+                if not await _is_done(answer, STALE_AFTER_S):
+                    self._mark_stale()
+                    if not await _is_done(answer, GIVE_UP_AFTER_S - STALE_AFTER_S):
+                        link.channel.drop(f"no answer for {GIVE_UP_AFTER_S:.0f} s")
+                        return
+                if answer.exception() is not None:
+                    return
+            finally:
+                answer.cancel()
+            took_s = time.monotonic() - sent_s
+            self._publish(
+                state="online", problem="", hint="", round_trip_s=took_s, last_seen_s=time.time()
+            )
+            await asyncio.sleep(max(0.0, PING_INTERVAL_S - took_s))
+
+    def _mark_stale(self) -> None:
+        self._publish(
+            state="unreachable",
+            problem=f"{self.node.name} has not answered for {STALE_AFTER_S:.1f} s",
+            hint="It may be overloaded or cut off; runs on it go on",
+            round_trip_s=None,
+        )
+
+    # ------------------------------------------------------------ samples
+
+    async def _follow_samples(self, link: Link) -> None:
+        """Ask for the samples that we do not have yet, once somebody wants them."""
+        await self._samples_wanted.wait()
+        try:
+            clock = await link.channel.request("ping", timeout_s=GIVE_UP_AFTER_S)
+            wall_s = float(clock.get("wall_s", 0.0))
+
+            def take(kind: str, data: dict[str, Any]) -> None:
+                if kind == "telemetry.sample":
+                    self._take_sample(data, replayed_before_s=wall_s)
+
+            args = {"after_s": 0.0 if self._newest is None else self._newest.time_s}
+            await link.channel.follow("telemetry.follow", args, take, timeout_s=GIVE_UP_AFTER_S)
+        except RacklessError as error:
+            _log.warning("%s sends no telemetry: %s", self.node.name, error)
+
+    def _take_sample(self, data: dict[str, Any], replayed_before_s: float) -> None:
+        try:
+            sample = from_wire(Sample, data)
+        except WireError as error:
+            _log.warning("%s sent a sample in a wrong form: %s", self.node.name, error)
+            return
+        newest = self._newest
+        # Both must stand still to call it a double: the clock may step back, seq may begin anew.
+        if newest and sample.time_s <= newest.time_s and sample.seq <= newest.seq:
+            return
+        self._newest = sample
+        replayed = sample.time_s < replayed_before_s
+        self._events.publish(SampleArrived(self.node.name, sample, replayed))
+
+    def _publish(self, **changes: Any) -> None:
+        self.snapshot = replace(self.snapshot, **changes)
+        self._events.publish(NodeChanged(self.snapshot))
+
+
+async def _is_done(task: asyncio.Future[Any], timeout_s: float) -> bool:
+    done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    return bool(done)
