@@ -18,10 +18,11 @@ The kinds of request, with their arguments (dataclass or names) and results:
     attempt.launch    AttemptIntent                   -> AttemptStatus
     attempt.status    {run_id, attempt}               -> AttemptStatus
     attempt.list      {}                              -> {attempts: [AttemptStatus]}
-    attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, once no tagged process is left
+    attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, when no process is left
     stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
     stream.read       {run_id, attempt, stream, offset, max_bytes} -> StreamChunk
-    stream.follow     {run_id, attempt, offsets: {name: offset}}   -> {follow}; events `stream.data`
+    stream.follow     {run_id, attempt, offsets: {name: offset}} -> {follow}; events `stream.data`,
+                      then one `stream.end` {follow, state, error: RemoteError | None}
     stream.unfollow   {follow}                        -> {}
     checkpoint.list   {run_id: str | None}            -> {checkpoints: [CheckpointInfo]}
     checkpoint.verify {run_id, step}                  -> CheckpointInfo (verified filled in)
@@ -345,7 +346,10 @@ class AttemptStatus:
     spec: RunSpec | None = None
     all_ranks: tuple[RankPlacement, ...] = ()
     num_processes: int | None = None
-    """Processes that carry the run's tag now."""
+    """Processes that carry the run's tag now, the supervisor among them."""
+    peer_lost: bool = False
+    """It failed because a rank lost its connection to another rank: most likely a consequence of
+    something on another node, whose message then names the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

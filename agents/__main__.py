@@ -1,0 +1,45 @@
+"""The archive's commands: `python3 -I ARCHIVE COMMAND ...`; also `python3 -m agents COMMAND ...`.
+
+    serve NONCE            speak the protocol on stdin and stdout
+    record                 sample the sensors until nobody wants them any more
+    supervise ATTEMPT_DIR  own the ranks of one attempt
+    receive DESTINATION    store the files that come on stdin
+    send PATH              write files to stdout
+
+The archive's own `__main__.py` is a copy of this file. Python 3.6 must be able to run it, so that a
+node with an old python3 is told so in a sentence and not in a traceback: quoted annotations, no
+`from __future__ import annotations`.
+"""
+
+import json
+import os
+import sys
+
+OLDEST_PYTHON = (3, 10)
+
+
+def main(argv: "list[str]") -> int:
+    """Run one command and return the exit code."""
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return refuse_python(argv, "{}.{}".format(*sys.version_info[:2]))
+    from agents.commands import run_command
+
+    return run_command(argv)
+
+
+def refuse_python(argv: "list[str]", found: str) -> int:
+    """Say that this node's python3 is too old, as a message if a master listens."""
+    message = f"python3 on this node is {found}; Rackless needs 3.10 or newer"
+    hint = "Install a newer one: sudo apt-get install python3.10 (or upgrade this PC's system)"
+    if argv[:1] != ["serve"]:
+        sys.stderr.write(f"{message}. {hint}\n")
+        return 1
+    error = {"kind": "user", "message": message, "hint": hint, "traceback": ""}
+    event = {"type": "event", "kind": "fatal", "data": error, "request_id": None}
+    nonce = "".join(argv[1:2])
+    os.write(1, f"RACKLESS {nonce}\n{json.dumps(event)}\n".encode("ascii", "replace"))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Run a program on behalf of a request: its lines as they come, a deadline, no orphan left behind.
+
+Each child has a session of its own, so that its whole group can be ended when the deadline passes
+or the master goes away. Ranks are not started here: they outlive the connection (supervisor/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from agents.errors import UserError, explain_os_error
+
+KEPT_LINES = 200
+
+
+class Children:
+    """The programs that run now for requests of one connection."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._closed = False
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        environ: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> tuple[int, list[str]]:
+        """Return the exit code and the last lines (stdout and stderr as they came).
+
+        Raises:
+            UserError: the program could not be started.
+            TimeoutError: it ran longer than `timeout_s` and was ended.
+        """
+        process = self._start(argv, environ)
+        kept: deque[str] = deque(maxlen=KEPT_LINES)
+        try:
+            for line in _read_text(process, timeout_s):
+                kept.append(line)
+                if on_line is not None:
+                    on_line(line)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            end_group(process)
+            return process.returncode, list(kept)
+        finally:
+            end_group(process)
+            with self._lock:
+                self._running.discard(process)
+
+    def end_all(self) -> None:
+        """End what still runs; nothing can be started afterwards."""
+        with self._lock:
+            self._closed = True
+            running = tuple(self._running)
+        for process in running:
+            end_group(process)
+
+    def _start(
+        self, argv: Sequence[str], environ: dict[str, str] | None
+    ) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._closed:
+                raise UserError(f"The agent is ending and starts nothing more: {argv[0]}.")
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **(environ or {})},
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise explain_os_error(error, f"starting {argv[0]}") from error
+            self._running.add(process)
+            return process
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the child's whole group, then reap the child (in this order: its id stays taken)."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _read_text(process: subprocess.Popen[bytes], timeout_s: float | None) -> Iterator[str]:
+    assert process.stdout is not None
+    source = process.stdout.fileno()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    rest = b""
+    while True:
+        wait_s = None if deadline is None else deadline - time.monotonic()
+        if wait_s is not None and wait_s <= 0:
+            raise TimeoutError(f"no end after {timeout_s:g} s")
+        if not select.select([source], [], [], wait_s)[0]:
+            continue
+        block = os.read(source, 1 << 16)
+        if not block:
+            break
+        *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+        yield from (line.decode("utf-8", "replace") for line in lines if line.strip())
+        rest = rest[-(1 << 16) :]
+    if rest.strip():
+        yield rest.decode("utf-8", "replace")

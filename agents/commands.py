@@ -1,0 +1,53 @@
+"""The commands of the archive, each in its own module, imported only when it is asked for.
+
+Python's start is most of the time between a connection and `hello`, so nothing is imported early.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from agents.errors import UserError
+from agents.state import open_home
+
+USAGE = "usage: serve NONCE | record | supervise ATTEMPT_DIR | receive DESTINATION | send PATH"
+
+
+def run_command(argv: list[str]) -> int:
+    """Run one command line and return its exit code: 0 done, 1 could not, 2 wrong usage."""
+    os.umask(0o077)
+    command, arguments = (argv[0] if argv else ""), argv[1:]
+    if command == "serve" and len(arguments) == 1:
+        from agents.server import serve
+
+        return serve(arguments[0])
+    if command == "record" and not arguments:
+        from agents.telemetry.recorder import record
+
+        return record(open_home())
+    if command == "supervise" and len(arguments) in (1, 2):
+        from agents.supervisor.supervise import supervise
+
+        return supervise(*arguments)
+    if command in ("receive", "send") and len(arguments) == 1:
+        return _transfer(command, arguments[0])
+    sys.stderr.write(USAGE + "\n")
+    return 2
+
+
+def _transfer(command: str, path: str) -> int:
+    from agents import files
+
+    try:
+        home = open_home()
+        if command == "send":
+            files.send(home, path, sys.stdout.buffer)
+            return 0
+        answer = {"ok": True, "path": files.receive(home, path, sys.stdin.buffer)}
+    except UserError as error:
+        answer = {"ok": False, "message": error.message, "hint": error.hint}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    return 0 if answer["ok"] else 1

@@ -1,0 +1,20 @@
+"""Requests about the training environment."""
+
+from __future__ import annotations
+
+from agents import environment
+from agents.channel import Call
+from agents.protocol import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
+from agents.wire import from_wire
+
+
+def find(call: Call) -> EnvironmentReport:
+    """Compare an interpreter's packages with the lock."""
+    query = from_wire(EnvironmentQuery, call.args, "args")
+    return environment.find(call.home, query, call.children)
+
+
+def build(call: Call) -> EnvironmentReport:
+    """Build the environment from the lock, with `progress` events."""
+    job = from_wire(EnvironmentBuild, call.args, "args")
+    return environment.build(call.home, job, call.children, call.progress)

@@ -1,0 +1,70 @@
+"""Requests for long work on a node outside a run: today the merge of an adapter into its model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from agents.channel import Call
+from agents.errors import UserError
+from agents.files import describe_file, list_files, split_destination
+from agents.protocol import MergeJob
+from agents.state import archive_path, require_name, write_json
+from agents.wire import from_wire, to_wire
+
+
+def export_merged(call: Call) -> dict[str, Any]:
+    """Merge a checkpoint's adapter into its model; return the folder and its files.
+
+    The work runs as `PYTHON -m agents.quantizers.merge JOB.json`; each line it prints becomes a
+    `progress` event, save a last one `{"kind": "failed", "message", "hint"}`.
+    """
+    job = from_wire(MergeJob, call.args, "job")
+    require_name(job.run_id, "The run id")
+    destination = call.home.path.joinpath(*split_destination(job.destination))
+    checkpoint = call.home.checkpoints(job.run_id) / f"step-{job.step:08d}"
+    if not checkpoint.is_dir():
+        raise UserError(f"This node has no checkpoint of run {job.run_id} at step {job.step}.")
+    job_file = call.home.run(job.run_id) / f".merge-{os.getpid()}-{call.request.id}.json"
+    write_json(
+        job_file, {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
+    )
+    try:
+        _run(call, job, job_file)
+    finally:
+        job_file.unlink(missing_ok=True)
+    files = [describe_file(destination, path) for path in list_files(call.home, destination)]
+    if not files:
+        raise UserError(f"The merge of run {job.run_id} wrote nothing to {destination}.")
+    return {"path": job.destination, "files": files}
+
+
+def _run(call: Call, job: MergeJob, job_file: Path) -> None:
+    def tell(line: str) -> None:
+        message = _parse(line).get("message", line)
+        call.progress(str(message))
+
+    argv = [job.python, "-m", "agents.quantizers.merge", str(job_file)]
+    environ = {"PYTHONPATH": archive_path(), "RACKLESS_AGENT_HOME": str(call.home.path)}
+    code, lines = call.children.run(argv, environ=environ, on_line=tell)
+    if code == 0:
+        return
+    last = _parse(lines[-1]) if lines else {}
+    raise UserError(
+        str(
+            last.get(
+                "message", f"The merge of run {job.run_id} failed: {lines[-1:] or ['no word']}"
+            )
+        ),
+        str(last.get("hint", "")),
+    )
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,109 @@
+"""Requests about what runs leave on the node: checkpoints, fences, bundles; and their deletion."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents import checkpoints
+from agents.channel import Call
+from agents.errors import UserError, explain_os_error
+from agents.files import read_bundle_status
+from agents.protocol import BundleStatus, CheckpointInfo, FileEntry
+from agents.supervisor.attempt import Attempt, find_attempts, is_over
+from agents.supervisor.fence import raise_fence
+from agents.supervisor.sweep import find_processes
+from agents.wire import from_wire
+
+
+@dataclass(frozen=True)
+class ListArgs:
+    run_id: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointArgs:
+    run_id: str
+    step: int
+
+
+@dataclass(frozen=True)
+class FenceArgs:
+    run_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    run_id: str
+
+
+@dataclass(frozen=True)
+class BundleArgs:
+    destination: str
+    files: tuple[FileEntry, ...]
+
+
+def list_checkpoints(call: Call) -> dict[str, Any]:
+    """Return the checkpoints of one run or of all."""
+    args = from_wire(ListArgs, call.args, "args")
+    return {"checkpoints": checkpoints.list_checkpoints(call.home, args.run_id)}
+
+
+def verify_checkpoint(call: Call) -> CheckpointInfo:
+    """Hash the files of a checkpoint and compare."""
+    args = from_wire(CheckpointArgs, call.args, "args")
+    return checkpoints.verify(call.home, args.run_id, args.step)
+
+
+def delete_checkpoint(call: Call) -> dict[str, Any]:
+    """Delete a checkpoint of this node."""
+    args = from_wire(CheckpointArgs, call.args, "args")
+    checkpoints.delete(call.home, args.run_id, args.step)
+    return {}
+
+
+def fence(call: Call) -> dict[str, Any]:
+    """Refuse older attempts from now on; return the newest known one."""
+    args = from_wire(FenceArgs, call.args, "args")
+    return {"attempt": raise_fence(call.home, args.run_id, args.attempt)}
+
+
+def delete(call: Call) -> dict[str, Any]:
+    """Delete all that this node has of a run that is over."""
+    args = from_wire(RunArgs, call.args, "args")
+    folder = call.home.run(args.run_id)
+    for attempt in find_attempts(call.home):
+        if attempt.run_id == args.run_id and _is_alive(attempt):
+            raise UserError(
+                f"Run {args.run_id} is still running on this node.",
+                f"Stop it first: rackless runs stop {args.run_id}",
+            )
+    if not folder.exists():
+        return {"freed_bytes": 0}
+    doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
+    try:
+        os.rename(folder, doomed)
+        freed = _measure(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise explain_os_error(error, f"deleting {folder}") from error
+    return {"freed_bytes": freed}
+
+
+def _is_alive(attempt: Attempt) -> bool:
+    return not is_over(attempt) or bool(find_processes(attempt.tag))
+
+
+def _measure(folder: Path) -> int:
+    files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+    return sum(path.lstat().st_size for path in files)
+
+
+def bundle_status(call: Call) -> BundleStatus:
+    """Say which files of a bundle are still missing here."""
+    args = from_wire(BundleArgs, call.args, "args")
+    return read_bundle_status(call.home, args.destination, args.files)

@@ -1,0 +1,171 @@
+"""Measure between two nodes: is the way open, how long is a round trip, how many bytes a second.
+
+The listener takes one connection on a port that the system chose, since training too listens on
+ephemeral ports. The connecting side sends its greeting and the number of bytes to come, plays
+ping-pong with single bytes, then sends the bytes and waits for the acknowledgement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from agents.errors import UserError
+
+GREETING = b"RACKLESSPROBE1\n\0"
+NUM_PINGS = 11
+ACKNOWLEDGEMENT = b"!"
+MAX_BYTES = 1 << 30
+CONNECT_TIMEOUT_S = 5.0
+TRANSFER_TIMEOUT_S = 60.0
+BLOCK_BYTES = 1 << 18
+HEADER = struct.Struct("!16sQ")
+
+
+@dataclass(frozen=True)
+class LinkProbe:
+    round_trip_s: float
+    """Median over the pings."""
+    bytes_per_s: float | None
+    """None: no bytes were sent."""
+
+
+def choose_port(address: str) -> int:
+    """Return a port of `address` that is free now.
+
+    Raises:
+        UserError: the address is not one of this node's.
+    """
+    with open_listener(address) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def open_listener(address: str) -> socket.socket:
+    """Return a socket that listens on a free port of `address`.
+
+    Raises:
+        UserError: the address is not one of this node's.
+    """
+    try:
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, 0), family=family, backlog=4)
+    except OSError as error:
+        reason = "it is not one of this node's addresses"
+        if error.errno not in (errno.EADDRNOTAVAIL, None):
+            reason = error.strerror or str(error)
+        raise UserError(
+            f"This node cannot listen on {address}: {reason}.",
+            "Look at the node's addresses with: rackless nodes show NAME",
+        ) from error
+
+
+def answer_probe(listener: socket.socket, timeout_s: float) -> None:
+    """Serve one probe and close; return quietly when none comes in time or it breaks off."""
+    deadline = time.monotonic() + timeout_s
+    with listener:
+        while (left_s := deadline - time.monotonic()) > 0:
+            listener.settimeout(left_s)
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError, EOFError):
+                connection.settimeout(min(left_s, TRANSFER_TIMEOUT_S))
+                if _answer(connection):
+                    return
+
+
+def _answer(connection: socket.socket) -> bool:
+    """Answer one caller; False when it is not a probe of ours."""
+    _be_prompt(connection)
+    greeting, num_bytes = HEADER.unpack(_receive(connection, HEADER.size))
+    if greeting != GREETING or num_bytes > MAX_BYTES:
+        return False
+    connection.sendall(ACKNOWLEDGEMENT)
+    for _ in range(NUM_PINGS):
+        connection.sendall(_receive(connection, 1))
+    buffer = bytearray(BLOCK_BYTES)
+    while num_bytes > 0:
+        num_received = connection.recv_into(buffer, min(num_bytes, BLOCK_BYTES))
+        if num_received == 0:
+            return True
+        num_bytes -= num_received
+    connection.sendall(ACKNOWLEDGEMENT)
+    return True
+
+
+def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
+    """Measure the way to a listener on another node.
+
+    Raises:
+        UserError: the way is closed, or breaks during the measurement.
+    """
+    where = f"{address} port {port}"
+    try:
+        connection = socket.create_connection((address, port), CONNECT_TIMEOUT_S)
+    except OSError as error:
+        raise _explain_closed(where, error) from error
+    with connection:
+        try:
+            connection.settimeout(TRANSFER_TIMEOUT_S)
+            return _measure(connection, max(0, min(num_bytes, MAX_BYTES)))
+        except (OSError, EOFError) as error:
+            raise UserError(
+                f"The connection to {where} broke while it was measured: {error}."
+            ) from (error)
+
+
+def _measure(connection: socket.socket, num_bytes: int) -> LinkProbe:
+    _be_prompt(connection)
+    connection.sendall(HEADER.pack(GREETING, num_bytes))
+    _receive(connection, 1)
+    trips_s = []
+    for _ in range(NUM_PINGS):
+        began_s = time.monotonic()
+        connection.sendall(b"?")
+        _receive(connection, 1)
+        trips_s.append(time.monotonic() - began_s)
+    round_trip_s = sorted(trips_s)[NUM_PINGS // 2]
+    if num_bytes == 0:
+        return LinkProbe(round_trip_s, None)
+    block = bytes(BLOCK_BYTES)
+    began_s, left = time.monotonic(), num_bytes
+    while left:
+        left -= connection.send(block[: min(left, BLOCK_BYTES)])
+    _receive(connection, 1)
+    taken_s = max(time.monotonic() - began_s - round_trip_s, 1e-6)
+    return LinkProbe(round_trip_s, num_bytes / taken_s)
+
+
+def _explain_closed(where: str, error: OSError) -> UserError:
+    if isinstance(error, TimeoutError):
+        return UserError(
+            f"No answer from {where} within {CONNECT_TIMEOUT_S:g} s.",
+            "Most often a firewall on that PC drops the connection; allow this node in it",
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return UserError(
+            f"{where} refused the connection.",
+            "A firewall rejects it, or that PC forwards the port to another system (WSL in NAT "
+            "mode does)",
+        )
+    return UserError(f"There is no way to {where}: {error.strerror or error}.", "Check the cables")
+
+
+def _be_prompt(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        block = connection.recv(num_bytes - len(data))
+        if not block:
+            raise EOFError("the other side closed it")
+        data += block
+    return data

@@ -1,0 +1,216 @@
+"""Speak the protocol on stdin and stdout: one request in, exactly one response out.
+
+The main thread only reads lines and answers `ping`; every other request has a thread of its own, so
+that nothing slow holds up the next line. One lock guards the real stdout, which is duplicated at
+the start; `sys.stdout` then points to stderr, so that no stray print can break a message. A reader
+who does not read blocks the writers: that is the back-pressure for logs. Between lines the main
+thread renews the telemetry lease. The process ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+from agents.channel import Call, Channel
+from agents.children import Children
+from agents.errors import UserError
+from agents.handlers import find_handler
+from agents.protocol import (
+    MAX_LINE_BYTES,
+    PROTOCOL_VERSION,
+    Event,
+    Hello,
+    RemoteError,
+    Request,
+    Response,
+    decode,
+    encode,
+)
+from agents.state import Home, archive_path, boot_id, open_home
+from agents.wire import WireError, to_wire
+
+MAX_REQUESTS = 64
+"""Requests worked on at the same time; one more is refused."""
+READ_BYTES = 1 << 16
+LEASE_RENEWAL_S = 60.0
+
+
+class Server:
+    """Reads requests, runs their handlers, and answers each exactly once."""
+
+    def __init__(self, home: Home, channel: Channel) -> None:
+        self._home = home
+        self._channel = channel
+        self._children = Children()
+        self._follows: dict[int, threading.Event] = {}
+        self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._ending = False
+
+    def run(self, source: int, between: Callable[[], None]) -> None:
+        """Work until `source` ends or `shutdown` comes; call `between` about once a minute."""
+        try:
+            for line in read_lines(source, between):
+                self._take(line)
+                if self._ending or self._channel.broken.is_set():
+                    return
+        finally:
+            for ended in tuple(self._follows.values()):
+                ended.set()
+            self._children.end_all()
+
+    def _take(self, line: bytes | None) -> None:
+        if line is None:
+            self._complain(f"a line of more than {MAX_LINE_BYTES} bytes was skipped")
+            return
+        if not line.strip():
+            return
+        try:
+            message = decode(line)
+        except WireError as error:
+            self._complain(str(error))
+            return
+        if isinstance(message, Request):
+            self._start(message)
+
+    def _complain(self, message: str) -> None:
+        """Tell of a line that belongs to no request, hence has no response."""
+        error = RemoteError(kind="bad_request", message=message)
+        self._channel.send(Event(kind="bad_line", data=to_wire(error)))
+
+    def _start(self, request: Request) -> None:
+        if request.kind == "ping":
+            now = {"wall_s": time.time(), "monotonic_s": time.monotonic()}
+            self._channel.send(Response(id=request.id, result=now))
+        elif request.kind == "shutdown":
+            self._channel.send(Response(id=request.id, result={}))
+            self._ending = True
+        elif self._slots.acquire(blocking=False):
+            threading.Thread(target=self._work, args=(request,), daemon=True).start()
+        else:
+            message = f"this node already works on {MAX_REQUESTS} requests"
+            error = RemoteError(kind="user", message=message, hint="Try again in a moment")
+            self._channel.send(Response(id=request.id, error=error))
+
+    def _work(self, request: Request) -> None:
+        call = Call(request, self._home, self._channel, self._children, self._follows)
+        try:
+            try:
+                self._channel.send(self._respond(call))
+            finally:
+                self._slots.release()
+            for action in call.afterwards:
+                action()
+        except Exception:  # noqa: BLE001 - the edge: a thread of the message loop
+            traceback.print_exc()
+
+    def _respond(self, call: Call) -> Response:
+        request = call.request
+        try:
+            handler = find_handler(request.kind)
+            if handler is None:
+                message = f"this agent does not know the request {request.kind!r}"
+                error = RemoteError(kind="unknown_request", message=message)
+            else:
+                response = Response(id=request.id, result=to_wire(handler(call)))
+                encode(response)
+                return response
+        except UserError as known:
+            error = RemoteError(kind="user", message=known.message, hint=known.hint)
+        except WireError as wrong:
+            error = RemoteError(kind="bad_request", message=f"{request.kind}: {wrong}")
+        except Exception as bug:  # noqa: BLE001 - the edge: a bug becomes an answer
+            error = describe_bug(request.kind, bug)
+        call.afterwards.clear()
+        return Response(id=request.id, error=error)
+
+
+def describe_bug(kind: str, bug: BaseException) -> RemoteError:
+    """Return the answer to a request whose handler failed by our fault."""
+    text = "".join(traceback.format_exception(type(bug), bug, bug.__traceback__))
+    message = f"{kind}: {type(bug).__name__}: {bug}"
+    return RemoteError(kind="bug", message=message[:4000], traceback=text[-16000:])
+
+
+def read_lines(source: int, between: Callable[[], None]) -> Iterator[bytes | None]:
+    """Yield each line without its end; None stands for one that was too long.
+
+    Holds at most MAX_LINE_BYTES + READ_BYTES, whatever comes.
+    """
+    parts: list[bytes] = []
+    size, skipping = 0, False
+    for block in _read_blocks(source, between):
+        head, *lines = block.split(b"\n")
+        size += len(head)
+        parts.append(head)
+        for line in lines:
+            yield None if skipping or size > MAX_LINE_BYTES else b"".join(parts)
+            parts, size, skipping = [line], len(line), False
+        if size > MAX_LINE_BYTES:
+            parts, skipping = [], True
+
+
+def _read_blocks(source: int, between: Callable[[], None]) -> Iterator[bytes]:
+    due = time.monotonic()
+    while True:
+        wait_s = due - time.monotonic()
+        if wait_s <= 0:
+            between()
+            due, wait_s = time.monotonic() + LEASE_RENEWAL_S, LEASE_RENEWAL_S
+        if not select.select([source], [], [], wait_s)[0]:
+            continue
+        block = os.read(source, READ_BYTES)
+        if not block:
+            return
+        yield block
+
+
+def serve(nonce: str) -> int:
+    """Run the agent on this process's stdin and stdout until the master goes away."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    channel = Channel(out)
+    channel.write(f"RACKLESS {nonce}\n".encode("ascii", "replace"))
+    try:
+        home = open_home()
+    except UserError as error:
+        fatal = RemoteError(kind="user", message=error.message, hint=error.hint)
+        channel.send(Event(kind="fatal", data=to_wire(fatal)))
+        return 1
+    channel.send(Event(kind="hello", data=to_wire(_say_hello(home))))
+    with contextlib.suppress(KeyboardInterrupt):
+        Server(home, channel).run(0, lambda: _keep_recorder(home))
+    # Handler threads may still sleep or block in a write to a pipe that nobody reads.
+    os._exit(0)
+
+
+def _keep_recorder(home: Home) -> None:
+    from agents.telemetry.lease import keep_recorder
+
+    keep_recorder(home, archive_path())
+
+
+def _say_hello(home: Home) -> Hello:
+    return Hello(
+        version=PROTOCOL_VERSION,
+        archive_sha256=_archive_sha256(),
+        python=".".join(map(str, sys.version_info[:3])),
+        hostname=os.uname().nodename,
+        pid=os.getpid(),
+        boot_id=boot_id(),
+        agent_home=str(home.path),
+    )
+
+
+def _archive_sha256() -> str:
+    """Return the archive's hash from its own name, where the master put it; else empty."""
+    name = os.path.basename(archive_path())[: -len(".zip")]
+    is_hash = len(name) == 64 and all(letter in "0123456789abcdef" for letter in name)
+    return name if is_hash else ""

@@ -1,0 +1,246 @@
+"""The agent's home folder: where everything lies, durable JSON files, and who a process is.
+
+A JSON file of ours is either the old one or the new one, never half of one: it is written under a
+temporary name, fsynced, renamed, and its folder fsynced. A process is known by pid, start time and
+boot id together, because a pid alone is used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.errors import UserError, explain_os_error
+
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def archive_path() -> str:
+    """Return what has to be on PYTHONPATH for `import agents`: the pushed archive, or a folder."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def agent_command() -> list[str]:
+    """Return how to start another command of this same agent: the argv before the command."""
+    archive = archive_path()
+    if os.path.isfile(archive):
+        return [sys.executable, "-I", archive]
+    return [sys.executable, "-m", "agents"]
+
+
+def require_name(value: str, what: str) -> str:
+    """Return `value` when it may be one part of a path.
+
+    Raises:
+        UserError: it holds anything but letters, digits, `.`, `_` and `-`, or is too long.
+    """
+    if not SAFE_NAME.match(value):
+        raise UserError(
+            f"{what} {value[:80]!r} is not allowed.",
+            "Use 1 to 128 letters, digits, dots, underscores and dashes, first a letter or digit",
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folders and files of one agent home. Nothing is created by asking for a path."""
+
+    path: Path
+
+    @property
+    def environment_file(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def environments(self) -> Path:
+        return self.path / "environments"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.path / "telemetry"
+
+    @property
+    def leases(self) -> Path:
+        return self.path / "leases"
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def run(self, run_id: str) -> Path:
+        return self.runs / require_name(run_id, "The run id")
+
+    def attempt(self, run_id: str, attempt: int) -> Path:
+        return self.run(run_id) / "attempts" / str(attempt)
+
+    def checkpoints(self, run_id: str) -> Path:
+        return self.run(run_id) / "checkpoints"
+
+
+def open_home() -> Home:
+    """Make the agent's home folder where it is missing, and try that it can be written.
+
+    Raises:
+        UserError: it cannot.
+    """
+    named = os.environ.get("RACKLESS_AGENT_HOME")
+    path = Path(named) if named else Path.home() / ".local" / "share" / "rackless-agent"
+    home = Home(path.absolute())
+    try:
+        for folder in (home.path, home.telemetry, home.leases, home.runs):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trial = home.path / f".trial.{os.getpid()}"
+        trial.touch(mode=0o600)
+        trial.unlink()
+    except OSError as error:
+        raise explain_os_error(error, f"preparing the agent's home folder {home.path}") from error
+    return home
+
+
+# ---------------------------------------------------------------- durable files
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the file by `value`, durably.
+
+    Raises:
+        UserError: the disk is full or may not be written; the old file stays, nothing is left over.
+    """
+    write_bytes(path, json.dumps(value, separators=(",", ":")).encode("ascii"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace the file by `data`, durably. Raises UserError like `write_json`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        try:
+            with open(temporary, "xb", opener=_private) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        fsync_folder(path.parent)
+    except OSError as error:
+        raise explain_os_error(error, f"writing {path}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in this folder durable."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in the file; None when there is none that can be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float, busy: str) -> Iterator[None]:
+    """Hold an exclusive lock on the file inside the block; the kernel frees it on death.
+
+    Raises:
+        UserError: with the message `busy`, when another process holds it for `timeout_s`.
+    """
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise explain_os_error(error, f"opening {path}") from error
+    try:
+        if not take_lock(lock, timeout_s):
+            raise UserError(busy, "Wait until that has ended, then try again")
+        yield
+    finally:
+        os.close(lock)
+
+
+def take_lock(lock: int, timeout_s: float) -> bool:
+    """Lock an open file exclusively; return False when another holds it for `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+
+
+# ---------------------------------------------------------------- who a process is
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process, never confused with a later one of the same pid."""
+
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: clock ticks from boot to the start of the process."""
+    boot_id: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"pid": self.pid, "start_ticks": self.start_ticks, "boot_id": self.boot_id}
+
+    def is_alive(self) -> bool:
+        return self.boot_id == boot_id() and read_start_ticks(self.pid) == self.start_ticks
+
+
+def identity_from(value: dict[str, Any] | None) -> Identity | None:
+    """Read an identity back from a file of ours; None when it holds none."""
+    try:
+        value = value or {}
+        return Identity(int(value["pid"]), int(value["start_ticks"]), str(value["boot_id"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def identify(pid: int) -> Identity | None:
+    """Return the identity of a living process, None when there is none."""
+    ticks = read_start_ticks(pid)
+    return None if ticks is None else Identity(pid, ticks, boot_id())
+
+
+def read_start_ticks(pid: int) -> int | None:
+    """Return when the process started, None when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    """Return the kernel's name of this boot, empty when it tells none."""
+    try:
+        with open(_BOOT_ID, "rb") as file:
+            return file.read().decode("ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,206 @@
+"""The folder of one attempt: its files, and what they say about its state.
+
+The files are the truth, not a process: intent.json is written before anything is forked,
+started.json by the supervisor, stop.json by whoever wants an end, exit.json when it is over.
+No exit.json and no living supervisor means `lost` (power cut, reboot, kill).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agents.errors import UserError
+from agents.protocol import AttemptIntent, AttemptState, AttemptStatus, RankStatus
+from agents.state import SAFE_NAME, Home, Identity, identity_from, read_json
+from agents.supervisor.sweep import Tag, find_processes
+from agents.wire import WireError, from_wire
+
+STREAM_NAME = re.compile(r"supervisor\.jsonl\Z|rank-\d{1,5}\.(jsonl|log)\Z")
+STATES = ("stopped", "done", "failed")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt's folder on this node."""
+
+    home: Home
+    run_id: str
+    number: int
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.home.attempt(self.run_id, self.number)
+
+    @property
+    def tag(self) -> Tag:
+        return Tag(self.run_id, self.number, self.folder)
+
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
+    def read_intent(self) -> AttemptIntent | None:
+        """Return what the attempt was launched with; None when there is none."""
+        value = read_json(self.file("intent.json"))
+        try:
+            return None if value is None else from_wire(AttemptIntent, value)
+        except WireError:
+            return None
+
+    def read_supervisor(self) -> Identity | None:
+        return identity_from(read_json(self.file("started.json")))
+
+    def require(self) -> None:
+        """Raises: UserError when this node has never heard of the attempt."""
+        if not self.file("intent.json").exists():
+            raise UserError(f"This node has no attempt {self.number} of run {self.run_id}.")
+
+
+def find_attempts(home: Home) -> list[Attempt]:
+    """Return every attempt on this node, by run and number."""
+    found = []
+    for path in home.runs.glob("*/attempts/*/intent.json"):
+        number, run_id = path.parent.name, path.parents[2].name
+        if number.isdigit() and SAFE_NAME.match(run_id):
+            found.append(Attempt(home, run_id, int(number)))
+    return sorted(found, key=lambda attempt: (attempt.run_id, attempt.number))
+
+
+def read_status(attempt: Attempt) -> AttemptStatus:
+    """Return the attempt as its files and processes tell it now.
+
+    Raises:
+        UserError: there is no such attempt on this node.
+    """
+    attempt.require()
+    intent = attempt.read_intent()
+    started = read_json(attempt.file("started.json")) or {}
+    ended = read_json(attempt.file("exit.json"))
+    supervisor = identity_from(started)
+    if ended is None and not (supervisor and supervisor.is_alive()):
+        ended = read_json(attempt.file("exit.json"))  # it may have ended between the two looks
+    state, message, hint = _judge(attempt, supervisor, ended)
+    status = AttemptStatus(
+        run_id=attempt.run_id,
+        attempt=attempt.number,
+        node=intent.node if intent else "?",
+        state=state,
+        message=message,
+        hint=hint,
+        supervisor_pid=supervisor.pid if supervisor and ended is None else None,
+        ranks=_read_ranks(attempt, started, ended, state),
+        started_s=started.get("started_s"),
+        ended_s=(ended or {}).get("ended_s"),
+        num_processes=len(find_processes(attempt.tag)),
+        peer_lost=(ended or {}).get("peer_lost") is True,
+    )
+    return replace(status, spec=intent.spec, all_ranks=intent.ranks) if intent else status
+
+
+def is_over(attempt: Attempt) -> bool:
+    """Tell whether the attempt has ended or was lost, reading as little as possible."""
+    if attempt.file("exit.json").exists():
+        return True
+    supervisor = attempt.read_supervisor()
+    return not (supervisor.is_alive() if supervisor else _is_launching(attempt))
+
+
+def _judge(
+    attempt: Attempt, supervisor: Identity | None, ended: dict[str, Any] | None
+) -> tuple[AttemptState, str, str]:
+    if ended is not None:
+        state = ended.get("state")
+        known: AttemptState = state if state in STATES else "failed"
+        return known, str(ended.get("message", "")), str(ended.get("hint", ""))
+    if supervisor is not None and supervisor.is_alive():
+        if attempt.file("stop.json").exists():
+            return "stopping", "", ""
+        ranks = (read_json(attempt.file("started.json")) or {}).get("ranks")
+        return ("running" if ranks else "starting"), "", ""
+    if supervisor is None and _is_launching(attempt):
+        return "starting", "", ""
+    return (
+        "lost",
+        f"Attempt {attempt.number} of run {attempt.run_id} left no record of an end: this PC lost "
+        "power or was restarted, or the run's supervisor was killed.",
+        f"Go on from the newest checkpoint: rackless runs resume {attempt.run_id}",
+    )
+
+
+def _is_launching(attempt: Attempt) -> bool:
+    """Tell whether a server is between writing the intent and seeing the supervisor start."""
+    try:
+        lock = os.open(attempt.home.run(attempt.run_id) / "launch.lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return bool(find_processes(attempt.tag))
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+
+
+def _read_ranks(
+    attempt: Attempt, started: dict[str, Any], ended: dict[str, Any] | None, state: str
+) -> tuple[RankStatus, ...]:
+    rows = (ended or {}).get("ranks") or started.get("ranks") or []
+    codes = {} if ended else _read_exit_codes(attempt.file("supervisor.jsonl"))
+    alive = state in ("starting", "running", "stopping")
+    return tuple(_read_rank(attempt, row, codes, alive) for row in rows if isinstance(row, dict))
+
+
+def _read_rank(
+    attempt: Attempt, row: dict[str, Any], codes: dict[int, int], alive: bool
+) -> RankStatus:
+    rank = int(row["rank"])
+    beat = read_json(attempt.file(f"rank-{rank}.heartbeat")) or {}
+    exit_code = row.get("exit_code", codes.get(rank))
+    age_s = None
+    if alive and exit_code is None and isinstance(beat.get("monotonic_s"), (int, float)):
+        age_s = max(0.0, time.monotonic() - beat["monotonic_s"])
+    return RankStatus(
+        rank=rank,
+        pid=row.get("pid"),
+        step=beat["step"] if isinstance(beat.get("step"), int) else None,
+        phase=str(beat["phase"]) if "phase" in beat else None,
+        heartbeat_age_s=age_s,
+        exit_code=exit_code,
+    )
+
+
+def _read_exit_codes(journal: Path) -> dict[int, int]:
+    codes = {}
+    for line in read_journal(journal):
+        if line.get("kind") == "rank_exited":
+            codes[int(line["rank"])] = int(line["exit_code"])
+    return codes
+
+
+def read_journal(path: Path, tail_bytes: int = 1 << 18) -> list[dict[str, Any]]:
+    """Return the whole lines at the end of a journal; none when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - tail_bytes))
+            data = file.read(tail_bytes)
+    except OSError:
+        return []
+    lines = data.split(b"\n")[1 if size > tail_bytes else 0 : -1]
+    return [value for value in map(_parse, lines) if value]
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

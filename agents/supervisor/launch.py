@@ -1,0 +1,167 @@
+"""Start an attempt's supervisor exactly once, however often the request comes.
+
+In this order, under the run's launch lock: fence, devices leased, intent durable, supervisor
+started. What fails before the intent leaves nothing behind. A second request for the same attempt
+finds the intent and answers with the state; when the first died between intent and start, it
+starts the supervisor that was meant.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from agents.errors import UserError, explain_os_error
+from agents.protocol import AttemptIntent, AttemptStatus
+from agents.state import Home, agent_command, archive_path, locked, require_name, write_json
+from agents.supervisor.attempt import Attempt, read_status
+from agents.supervisor.fence import raise_fence, read_fence
+from agents.supervisor.leases import lease_devices, release
+from agents.supervisor.sweep import find_processes
+from agents.wire import to_wire
+
+START_TIMEOUT_S = 30.0
+LOCK_TIMEOUT_S = 40.0
+
+
+def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
+    """Start this node's part of an attempt and return its status.
+
+    Raises:
+        UserError: something that it needs is missing, a device is busy, or a newer attempt exists.
+    """
+    require_name(intent.run_id, "The run id")
+    _check(home, intent)
+    attempt = Attempt(home, intent.run_id, intent.attempt)
+    run = home.run(intent.run_id)
+    is_new = not run.exists()
+    try:
+        _launch_locked(attempt, intent)
+    except BaseException:
+        if is_new:
+            _remove_empty(run)
+        raise
+    return read_status(attempt)
+
+
+def _launch_locked(attempt: Attempt, intent: AttemptIntent) -> None:
+    run = attempt.home.run(intent.run_id)
+    try:
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, f"making the folder {run}") from error
+    with locked(run / "launch.lock", LOCK_TIMEOUT_S, f"Run {intent.run_id} is being launched."):
+        _refuse_older(attempt, intent)
+        if any(attempt.file(name).exists() for name in ("started.json", "exit.json")):
+            return
+        devices = [r.device_id for r in intent.ranks if r.node == intent.node]
+        held = lease_devices(attempt.home, attempt.tag, devices, intent.node)
+        try:
+            _write_intent(attempt, intent)
+            _start_supervisor(attempt, held)
+        finally:
+            release(held)
+        _wait_for_start(attempt)
+
+
+def _check(home: Home, intent: AttemptIntent) -> None:
+    """Refuse what cannot work, before anything is written."""
+    node = intent.node
+    if intent.attempt < 1:
+        raise UserError(f"Attempt {intent.attempt} cannot be launched: attempts count from 1.")
+    if [r.rank for r in intent.ranks] != list(range(len(intent.ranks))):
+        raise UserError(f"The ranks of attempt {intent.attempt} are not 0, 1, 2, ... in order.")
+    if not any(r.node == node for r in intent.ranks):
+        raise UserError(f"No rank of run {intent.run_id} belongs to node {node}.")
+    if not os.access(intent.python, os.X_OK) or os.path.isdir(intent.python):
+        raise UserError(
+            f"Node {node} has no training environment at {intent.python}.",
+            f"Build it: rackless nodes setup {node}",
+        )
+    for what, path in (("model", intent.model_path), ("training data", intent.train_path)):
+        if os.path.isabs(path) and not os.path.exists(path):
+            raise UserError(f"The {what} is missing on node {node}: {path} does not exist.")
+    if intent.resume_step is not None:
+        folder = home.checkpoints(intent.run_id) / f"step-{intent.resume_step:08d}"
+        if not folder.is_dir():
+            raise UserError(f"Node {node} has no checkpoint of step {intent.resume_step}: {folder}")
+
+
+def _refuse_older(attempt: Attempt, intent: AttemptIntent) -> None:
+    newest = read_fence(attempt.home, intent.run_id)
+    if intent.attempt < newest:
+        raise UserError(
+            f"Attempt {intent.attempt} of run {intent.run_id} is out of date: node {intent.node} "
+            f"already knows attempt {newest}.",
+            "Another master may have resumed the run; look at it with: "
+            f"rackless runs show {intent.run_id}",
+        )
+
+
+def _write_intent(attempt: Attempt, intent: AttemptIntent) -> None:
+    raise_fence(attempt.home, attempt.run_id, attempt.number)
+    is_new = not attempt.folder.exists()
+    try:
+        attempt.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(attempt.file("intent.json"), to_wire(intent))
+    except OSError as error:
+        raise explain_os_error(error, f"making the folder {attempt.folder}") from error
+    except UserError:
+        if is_new:
+            shutil.rmtree(attempt.folder, ignore_errors=True)
+        raise
+
+
+def _start_supervisor(attempt: Attempt, held: list[int]) -> None:
+    """Start `supervise`; it forks once more and its first process ends at once."""
+    command = [*agent_command(), "supervise", str(attempt.folder), ",".join(map(str, held))]
+    try:
+        with open(attempt.file("supervisor.log"), "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=supervisor_environ(attempt),
+                cwd=attempt.folder,
+                pass_fds=held,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise explain_os_error(error, f"starting the supervisor of {attempt.folder}") from error
+    process.wait()
+
+
+def supervisor_environ(attempt: Attempt) -> dict[str, str]:
+    """Return the server's environment with the attempt's tag in it."""
+    return {
+        **os.environ,
+        **attempt.tag.environ(),
+        "RACKLESS_AGENT_HOME": str(attempt.home.path),
+        "PYTHONPATH": archive_path(),
+    }
+
+
+def _wait_for_start(attempt: Attempt) -> None:
+    """Wait until the supervisor has told about itself or has ended."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if any(attempt.file(name).exists() for name in ("started.json", "exit.json")):
+            return
+        if not find_processes(attempt.tag):
+            break
+        time.sleep(0.02)
+    said = attempt.file("supervisor.log").read_bytes()[-500:].decode("utf-8", "replace").strip()
+    if not any(attempt.file(name).exists() for name in ("started.json", "exit.json")):
+        raise UserError(
+            f"The supervisor of run {attempt.run_id} did not start; it said: {said or 'nothing'}"
+        )
+
+
+def _remove_empty(run: Path) -> None:
+    """Take away the folder of a run that was never launched here."""
+    if not (run / "attempts").exists() and not (run / "checkpoints").exists():
+        shutil.rmtree(run, ignore_errors=True)

@@ -1,0 +1,138 @@
+"""Notice a rank that stands still, and tell who most likely holds up the others.
+
+A rank writes its heartbeat itself, from the training loop, so a hang cannot be hidden by a thread.
+When one hangs, all wait for it in the next collective; the culprit is the one that is stopped or
+stuck in the kernel, else the one furthest behind. The clock is the kernel's monotonic one, which
+all processes share and which stands while the PC sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+from agents.protocol import AttemptIntent
+from agents.supervisor.ranks import RankProcess
+
+TRAINING_LIMIT_S = 60.0
+OTHER_LIMIT_S = 600.0
+"""For loading, warm-up and saving, and before the first heartbeat."""
+STEPS_ALLOWED = 10
+"""A step may take this many times the median of the last ones."""
+ABSENCE_S = 10.0
+"""A gap between two looks that means that this process was held up itself."""
+REMOTE_PATIENCE_S = 5.0
+"""How much longer a rank that merely waits is spared, when ranks run on other nodes too."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A rank that stood still for longer than its phase allows."""
+
+    rank: RankProcess
+    phase: str
+    step: int | None
+    age_s: float
+    process_state: str
+    """Letter of /proc/PID/stat: T stopped, D stuck in the kernel, R busy, S waiting."""
+    maybe_remote: bool
+    """The cause may be a rank on another node that this one waits for."""
+
+
+@dataclass
+class _Track:
+    rank: RankProcess
+    beat_s: float
+    step: int | None = None
+    phase: str = "loading"
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+
+
+class StallWatch:
+    """Follows the heartbeats of this node's ranks."""
+
+    def __init__(self, ranks: list[RankProcess], intent: AttemptIntent) -> None:
+        self._tracks = [_Track(rank, rank.started_s) for rank in ranks]
+        self._looked_s = max((rank.started_s for rank in ranks), default=0.0)
+        self._has_others = any(r.node != intent.node for r in intent.ranks)
+        named = intent.environ.get("RACKLESS_STALL_S", "")
+        self._training_limit_s = float(named) if named else TRAINING_LIMIT_S
+
+    def look(self, now_s: float) -> Stall | None:
+        """Read the heartbeats; return the stall, if there is one now."""
+        self._forgive_absence(now_s)
+        late = []
+        for track in self._tracks:
+            if track.rank.exit_code is not None:
+                continue
+            _follow(track)
+            if now_s - track.beat_s > self._limit_s(track):
+                late.append(track)
+        stalls = sorted((self._describe(t, now_s) for t in late), key=_culprit_first)
+        if not stalls:
+            return None
+        first = stalls[0]
+        patience_s = REMOTE_PATIENCE_S if first.maybe_remote else 0.0
+        overdue_s = max(now_s - t.beat_s - self._limit_s(t) for t in late)
+        return first if overdue_s >= patience_s else None
+
+    def _forgive_absence(self, now_s: float) -> None:
+        """Start to count anew when this process did not run either (a paused PC)."""
+        if now_s - self._looked_s > ABSENCE_S:
+            for track in self._tracks:
+                track.beat_s = max(track.beat_s, now_s)
+        self._looked_s = now_s
+
+    def dump_stacks(self) -> None:
+        """Let every rank write the Python stacks of its threads into its log; this ends them."""
+        for track in self._tracks:
+            with contextlib.suppress(OSError):
+                track.rank.send_signal(signal.SIGABRT)
+                track.rank.send_signal(signal.SIGCONT)
+
+    def _limit_s(self, track: _Track) -> float:
+        if track.phase != "training":
+            return max(OTHER_LIMIT_S, self._training_limit_s)
+        median_s = statistics.median(track.steps_s) if track.steps_s else 0.0
+        return max(self._training_limit_s, STEPS_ALLOWED * median_s)
+
+    def _describe(self, track: _Track, now_s: float) -> Stall:
+        state = read_process_state(track.rank.pid)
+        return Stall(
+            rank=track.rank,
+            phase=track.phase,
+            step=track.step,
+            age_s=now_s - track.beat_s,
+            process_state=state,
+            maybe_remote=self._has_others and state not in ("T", "t", "D"),
+        )
+
+
+def read_process_state(pid: int) -> str:
+    """Return the state letter of a process, empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode("ascii")
+    except (OSError, IndexError):
+        return ""
+
+
+def _follow(track: _Track) -> None:
+    beat = track.rank.read_heartbeat()
+    at_s, step = beat.get("monotonic_s"), beat.get("step")
+    if not isinstance(at_s, (int, float)) or at_s <= track.beat_s:
+        return
+    if isinstance(step, int):
+        if track.step is not None and step > track.step and track.phase == "training":
+            track.steps_s.append((at_s - track.beat_s) / (step - track.step))
+        track.step = step
+    track.phase = str(beat.get("phase", track.phase))
+    track.beat_s = at_s
+
+
+def _culprit_first(stall: Stall) -> tuple[int, int, float]:
+    order = {"T": 0, "t": 0, "D": 1}.get(stall.process_state, 2)
+    return order, -1 if stall.step is None else stall.step, -stall.age_s

@@ -1,0 +1,85 @@
+"""End an attempt on this node so that no process of it is left, supervisor or none.
+
+The supervisor does it when it lives. When it was killed, hangs, or takes too long, the server
+sweeps by tag itself and writes the record of the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from agents.errors import UserError
+from agents.protocol import AttemptStatus
+from agents.state import take_lock, write_json
+from agents.supervisor.attempt import Attempt, read_status
+from agents.supervisor.sweep import (
+    SETTLE_S,
+    describe_unkillable,
+    find_processes,
+    send_signal,
+    sweep,
+)
+
+SUPERVISOR_EXTRA_S = SETTLE_S + 10.0
+"""What the supervisor may need beyond the grace of its ranks: sweep, records."""
+MAX_GRACE_S = 3600.0
+
+
+def stop(attempt: Attempt, grace_s: float) -> AttemptStatus:
+    """Ask the attempt to end, wait until no tagged process is left, and return its status.
+
+    Raises:
+        UserError: there is no such attempt here, or a process cannot be killed.
+    """
+    attempt.require()
+    grace_s = min(max(0.0, grace_s), MAX_GRACE_S)
+    if find_processes(attempt.tag):
+        _ask(attempt, grace_s)
+        _wait_for_supervisor(attempt, grace_s + SUPERVISOR_EXTRA_S)
+        left = sweep(attempt.tag, min(grace_s, 5.0) if _is_recorded(attempt) else grace_s)
+        if left:
+            node = read_status(attempt).node
+            raise UserError(describe_unkillable(left, node), "Restart that PC")
+    if not _is_recorded(attempt):
+        _record(attempt)
+    return read_status(attempt)
+
+
+def _ask(attempt: Attempt, grace_s: float) -> None:
+    with contextlib.suppress(UserError):  # on a full disk the signal alone must do
+        write_json(attempt.file("stop.json"), {"grace_s": grace_s, "requested_s": time.time()})
+    supervisor = attempt.read_supervisor()
+    if supervisor is not None and supervisor.is_alive():
+        send_signal(attempt.tag, supervisor.pid, signal.SIGTERM)
+
+
+def _wait_for_supervisor(attempt: Attempt, patience_s: float) -> None:
+    """Wait until it is gone or its patience is over."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        supervisor = attempt.read_supervisor()
+        if supervisor is not None and not supervisor.is_alive():
+            return
+        if supervisor is None and not find_processes(attempt.tag):
+            return
+        time.sleep(0.05)
+
+
+def _is_recorded(attempt: Attempt) -> bool:
+    return attempt.file("exit.json").exists()
+
+
+def _record(attempt: Attempt) -> None:
+    """Write the end of an attempt whose supervisor could not, unless one is writing it now."""
+    lock = os.open(attempt.file("supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not take_lock(lock, 1.0) or _is_recorded(attempt):
+            return
+        message = "Its supervisor was gone; what was left of it was ended."
+        value = {"state": "stopped", "message": message, "hint": "", "ended_s": time.time()}
+        write_json(attempt.file("exit.json"), value)
+    finally:
+        os.close(lock)

@@ -1,0 +1,269 @@
+"""The detached process that owns the ranks of one attempt on one node, until the last one is gone.
+
+It forks once more at the start, so that neither the server nor an SSH session is its parent, and is
+a child subreaper, so that whatever its ranks leave behind comes back to it. It sleeps until a
+child ends, a signal comes (SIGTERM = stop), or half a second has passed; then it looks whether a
+rank stands still. All its waits use the monotonic clock. It writes exit.json last, when no process
+of the attempt is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from agents.errors import UserError
+from agents.protocol import AttemptIntent
+from agents.state import Home, Identity, identify, read_json, take_lock, write_json
+from agents.supervisor.attempt import Attempt
+from agents.supervisor.journal import Journal
+from agents.supervisor.leases import sign
+from agents.supervisor.ranks import RankProcess, start_rank
+from agents.supervisor.stalls import StallWatch
+from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
+from agents.supervisor.verdict import Verdict, judge_end, judge_failure, judge_stall
+
+PR_SET_CHILD_SUBREAPER = 36
+TICK_S = 0.5
+GRACE_S = 30.0
+"""Time for a rank to finish its step and save, when a stop names none."""
+FAILURE_GRACE_S = 5.0
+"""Time for the other ranks after one failed; they can hardly do more than hang."""
+GATHER_S = 1.0
+"""After a first bad exit, how long to wait for others, to tell the cause from the effect."""
+RESERVED_BYTES = 16384
+"""Kept free for exit.json, so that a full disk cannot make an ended attempt look lost."""
+
+
+def supervise(folder: str, lease_fds: str = "") -> int:
+    """Own the attempt in `folder`; the calling process ends at once, its child at the end."""
+    leases = [int(number) for number in lease_fds.split(",") if number]
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    path = Path(folder)
+    attempt = Attempt(Home(path.parents[3]), path.parents[1].name, int(path.name))
+    lock = os.open(path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not take_lock(lock, 0.0) or attempt.file("exit.json").exists():
+        return 0
+    intent = attempt.read_intent()
+    identity = identify(os.getpid())
+    if intent is None or identity is None:
+        raise SystemExit(f"{folder}: intent.json or /proc cannot be read")
+    for number in leases:
+        os.set_inheritable(number, False)
+    sign(leases, attempt.tag, identity.to_json())
+    Supervisor(attempt, intent, identity).run()
+    return 0
+
+
+def become_subreaper() -> None:
+    """Let orphaned descendants become children of this process instead of init's."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Supervisor:
+    """Starts the ranks, watches them, ends them, and writes down how it ended."""
+
+    def __init__(self, attempt: Attempt, intent: AttemptIntent, identity: Identity) -> None:
+        self._attempt = attempt
+        self._intent = intent
+        self._identity = identity
+        self._journal = Journal(attempt.file("supervisor.jsonl"))
+        self._ranks: list[RankProcess] = []
+        self._stop_asked = False
+        self._wake = _listen_to_signals(self._ask_stop)
+
+    def run(self) -> None:
+        """Do it all; afterwards no process of the attempt is left and exit.json tells the end."""
+        become_subreaper()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        reserve = self._attempt.file(".reserve")
+        try:
+            _reserve(reserve)
+            self._write_started()
+            self._journal.write("launched", pid=self._identity.pid)
+            verdict = self._start_ranks() or self._watch()
+        except UserError as error:
+            verdict = Verdict(state="failed", message=error.message, hint=error.hint)
+        verdict = self._end_rest(verdict)
+        with contextlib.suppress(OSError):
+            reserve.unlink()
+        self._write_exit(verdict)
+
+    # ------------------------------------------------------------ start
+
+    def _write_started(self) -> None:
+        rows = [{"rank": r.rank, "pid": r.pid} for r in self._ranks]
+        started = {**self._identity.to_json(), "started_s": time.time(), "ranks": rows}
+        write_json(self._attempt.file("started.json"), started)
+
+    def _start_ranks(self) -> Verdict | None:
+        """Start this node's ranks; return why not when that fails."""
+        for placement in self._intent.ranks:
+            if placement.node != self._intent.node:
+                continue
+            try:
+                rank = start_rank(self._attempt, self._intent, placement)
+            except OSError as error:
+                where = f"rank {placement.rank} on node {self._intent.node}"
+                return Verdict(
+                    state="failed",
+                    message=f"Could not start {where} with {self._intent.python}: {error}.",
+                    hint=f"Build the environment again: rackless nodes setup {self._intent.node}",
+                )
+            self._ranks.append(rank)
+            self._journal.write("rank_started", rank=rank.rank, pid=rank.pid)
+        self._write_started()
+        return None
+
+    # ------------------------------------------------------------ watch
+
+    def _watch(self) -> Verdict:
+        """Wait for the end of all ranks, a bad end of one, a stall, or the wish to stop."""
+        stalls = StallWatch(self._ranks, self._intent)
+        while any(rank.exit_code is None for rank in self._ranks):
+            self._wait(TICK_S)
+            if any(rank.exit_code for rank in self._ranks):
+                return self._gather_failure()
+            if self._is_stop_asked():
+                return self._stop()
+            stall = stalls.look(time.monotonic())
+            if stall is not None:
+                self._journal.write("stalled", rank=stall.rank.rank, phase=stall.phase)
+                stalls.dump_stacks()
+                self._wait_for_all(FAILURE_GRACE_S / 2)
+                return judge_stall(stall, self._intent)
+        return judge_end(self._ranks, self._intent)
+
+    def _gather_failure(self) -> Verdict:
+        """Give the other ranks a moment to fail too, then name the cause among them."""
+        self._wait_for_all(GATHER_S)
+        if self._is_stop_asked():
+            return self._stop()
+        return judge_failure(self._ranks, self._intent)
+
+    def _stop(self) -> Verdict:
+        """Ask each rank to finish its step and save; what does not is ended by the sweep."""
+        grace_s = self._read_grace_s()
+        self._journal.write("stopping", grace_s=grace_s)
+        for rank in self._ranks:
+            rank.send_signal(signal.SIGTERM)
+        self._wait_for_all(grace_s)
+        late = [rank.rank for rank in self._ranks if rank.exit_code is None]
+        verdict = judge_end(self._ranks, self._intent, wished=True)
+        if not late:
+            return verdict
+        text = ", ".join(map(str, late))
+        message = f"Rank {text} did not finish its step within {grace_s:g} s and was killed."
+        return Verdict(state="stopped", message=message)
+
+    def _read_grace_s(self) -> float:
+        value = (read_json(self._attempt.file("stop.json")) or {}).get("grace_s")
+        return float(value) if isinstance(value, (int, float)) else GRACE_S
+
+    def _ask_stop(self) -> None:
+        self._stop_asked = True
+
+    def _is_stop_asked(self) -> bool:
+        return self._stop_asked or self._attempt.file("stop.json").exists()
+
+    def _wait_for_all(self, patience_s: float) -> None:
+        """Wait until every rank has ended, at most so long."""
+        deadline = time.monotonic() + patience_s
+        while any(rank.exit_code is None for rank in self._ranks):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            self._wait(min(left_s, TICK_S))
+
+    def _wait(self, timeout_s: float) -> None:
+        """Sleep until a signal comes or the time is over, then take leave of ended children."""
+        if select.select([self._wake], [], [], timeout_s)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._note_exit(pid, os.waitstatus_to_exitcode(status))
+
+    def _note_exit(self, pid: int, exit_code: int) -> None:
+        for rank in self._ranks:
+            if rank.pid == pid:
+                rank.exit_code = rank.process.returncode = exit_code
+                rank.ended_s = time.monotonic()
+                self._journal.write("rank_exited", rank=rank.rank, pid=pid, exit_code=exit_code)
+
+    # ------------------------------------------------------------ end
+
+    def _end_rest(self, verdict: Verdict) -> Verdict:
+        """End every process of the attempt but this one; say so when one cannot be ended."""
+        if verdict.state == "failed":
+            for rank in self._ranks:
+                rank.send_signal(signal.SIGTERM)
+            self._wait_for_all(FAILURE_GRACE_S)
+        for rank in self._ranks:
+            rank.send_signal(signal.SIGKILL)
+        own = os.getpid()
+        left = sweep(self._attempt.tag, 1.0, without=own) if self._has_others(own) else []
+        self._wait_for_all(TICK_S)
+        if not left:
+            return verdict
+        message = f"{verdict.message} {describe_unkillable(left, self._intent.node)}".strip()
+        return Verdict(state="failed", message=message, hint="Restart that PC")
+
+    def _has_others(self, own: int) -> bool:
+        return bool(
+            find_processes(self._attempt.tag, own) or find_processes(self._attempt.tag, own)
+        )
+
+    def _write_exit(self, verdict: Verdict) -> None:
+        """Write exit.json, with patience for a full disk."""
+        value = {
+            "state": verdict.state,
+            "message": verdict.message,
+            "hint": verdict.hint,
+            "peer_lost": verdict.peer_lost,
+            "ended_s": time.time(),
+            "ranks": [rank.to_json() for rank in self._ranks],
+        }
+        self._journal.write("ended", state=verdict.state, message=verdict.message)
+        for _ in range(20):
+            try:
+                write_json(self._attempt.file("exit.json"), value)
+                return
+            except UserError:
+                time.sleep(1.0)
+
+
+def _reserve(path: Path) -> None:
+    try:
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+    except OSError as error:
+        raise UserError(
+            f"The disk is full: the run's supervisor cannot write to {path.parent}.",
+            "Free some room on this node and try again",
+        ) from error
+
+
+def _listen_to_signals(on_stop: Any) -> int:
+    """Return a file that becomes readable at each signal; SIGTERM, SIGINT also call `on_stop`."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: on_stop())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return reader

@@ -1,0 +1,146 @@
+"""Find and end every process of an attempt by the tag in its environment.
+
+Process groups and parent links leak (each worker has its own session; a daemonised grandchild has
+another parent), the environment does not. A process is ours when it has the attempt's RACKLESS_TAG
+and does not name another attempt folder: two agent homes on one PC may run parts of one run.
+A signal goes through a pidfd taken before the check, so that it cannot hit a reused pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SETTLE_S = 10.0
+"""How long a process may outlive SIGKILL before it is called unkillable."""
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What the processes of one attempt on one node have in their environment."""
+
+    run_id: str
+    attempt: int
+    folder: Path
+    """The attempt's folder."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.run_id}.{self.attempt}"
+
+    def environ(self) -> dict[str, str]:
+        return {
+            "RACKLESS_TAG": self.text,
+            "RACKLESS_RUN": self.run_id,
+            "RACKLESS_ATTEMPT": str(self.attempt),
+            "RACKLESS_ATTEMPT_DIR": str(self.folder),
+        }
+
+    def is_on(self, pid: int) -> bool:
+        """Tell whether this living process is ours."""
+        return self.fits(read_environ(pid))
+
+    def fits(self, environ: dict[bytes, bytes]) -> bool:
+        """Tell whether a process with this environment is ours."""
+        if environ.get(b"RACKLESS_TAG") != os.fsencode(self.text):
+            return False
+        folder = os.fsencode(self.folder)
+        return environ.get(b"RACKLESS_ATTEMPT_DIR", folder) == folder
+
+
+def read_environ(pid: int) -> dict[bytes, bytes]:
+    """Return the environment a process was started with; empty when it may not be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            data = file.read()
+    except OSError:
+        return {}
+    if b"RACKLESS_TAG=" not in data:
+        return {}
+    return {name: value for name, _, value in (item.partition(b"=") for item in data.split(b"\0"))}
+
+
+def read_tagged() -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """Yield pid and environment of each process of this PC that carries any tag of ours."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            environ = read_environ(int(name))
+            if b"RACKLESS_TAG" in environ:
+                yield int(name), environ
+
+
+def find_processes(tag: Tag, without: int | None = None) -> list[int]:
+    """Return the living processes of the attempt, save `without`."""
+    return sorted(pid for pid, env in read_tagged() if pid != without and tag.fits(env))
+
+
+def send_signal(tag: Tag, pid: int, number: int) -> None:
+    """Signal the process if it is still there and still ours."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # no pidfd here (old kernel, sandbox): the check alone must do
+        if tag.is_on(pid):
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        return
+    try:
+        if tag.is_on(pid):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def sweep(tag: Tag, grace_s: float, without: int | None = None) -> list[int]:
+    """End every process of the attempt: SIGTERM, `grace_s` of time, SIGKILL until none is left.
+
+    Return those that even SIGKILL did not end within SETTLE_S (stuck in the kernel).
+    """
+    if grace_s > 0 and not _end(tag, signal.SIGTERM, grace_s, without):
+        return []
+    return _end(tag, signal.SIGKILL, SETTLE_S, without)
+
+
+def _end(tag: Tag, number: int, patience_s: float, without: int | None) -> list[int]:
+    """Signal each process (SIGTERM once, SIGKILL whenever seen) and wait until all are gone.
+
+    Two empty looks are needed: during one, a parent may end just after it forked a child.
+    """
+    deadline = time.monotonic() + patience_s
+    signalled: set[int] = set()
+    empty_looks = 0
+    while True:
+        left = find_processes(tag, without)
+        empty_looks = 0 if left else empty_looks + 1
+        if empty_looks == 2:
+            return []
+        for pid in left:
+            if number == signal.SIGKILL or pid not in signalled:
+                send_signal(tag, pid, number)
+                signalled.add(pid)
+        if left and time.monotonic() >= deadline:
+            return left
+        time.sleep(0.05 if left else 0.01)
+
+
+def describe_unkillable(pids: list[int], node: str) -> str:
+    """Return a sentence about processes that SIGKILL did not end."""
+    names = ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:5])
+    return (
+        f"Process {names} on node {node} cannot be killed: it is stuck in the kernel, most often "
+        "in the GPU driver, and may still hold GPU memory."
+    )
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "?"

@@ -1,0 +1,137 @@
+"""Say in one sentence how an attempt ended on this node, and which rank was the cause.
+
+A rank that lost its connection to another is a consequence; so a rank that died of a signal, or
+failed with words of its own, comes before it. When all that failed here merely lost a peer, the
+cause is on another node, and `peer_lost` says so to the master.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from agents.protocol import AttemptIntent, AttemptState
+from agents.supervisor.ranks import RankProcess
+from agents.supervisor.stalls import Stall
+
+EXIT_USER_ERROR = 3
+PEER_LOST_SIGNS = (
+    "connection reset by peer",
+    "connection closed by peer",
+    "connection refused",
+    "broken pipe",
+    "remote process exited",
+    "ncclremoteerror",
+    "socket timeout",
+    "timed out waiting",
+    "failed to connect",
+    "connectfullmesh failed",
+    "no route to host",
+    "software caused connection abort",
+    "peer closed",
+    "lost its connection",
+)
+"""What Gloo, NCCL and the TCP store say when another rank is gone."""
+SIGNAL_CAUSES = {
+    signal.SIGKILL: "killed, most often because the PC ran out of memory",
+    signal.SIGSEGV: "a crash inside a library or a driver",
+    signal.SIGBUS: "a crash, most often /dev/shm or the disk is full",
+    signal.SIGABRT: "a library gave up",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    state: AttemptState
+    message: str = ""
+    hint: str = ""
+    peer_lost: bool = False
+
+
+def judge_end(ranks: list[RankProcess], intent: AttemptIntent, wished: bool = False) -> Verdict:
+    """Return the end of ranks that ended well, or (`wished`) were asked to stop."""
+    failed = [rank for rank in ranks if rank.exit_code]
+    if failed and not wished:
+        return judge_failure(ranks, intent)
+    reasons = {rank.read_last("finished").get("reason") for rank in ranks}
+    if "stopped" in reasons or (wished and reasons != {"completed"}):
+        return Verdict(state="stopped", message=_describe_late(failed, intent))
+    return Verdict(state="done")
+
+
+def _describe_late(failed: list[RankProcess], intent: AttemptIntent) -> str:
+    if not failed:
+        return ""
+    return f"While stopping, {_describe_exit(failed[0], intent)}"
+
+
+def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> Verdict:
+    """Return the failure of the rank that most likely caused the others'."""
+    failed = [rank for rank in ranks if rank.exit_code]
+    cause = min(failed, key=lambda rank: (is_peer_lost(rank), rank.ended_s or 0.0))
+    told = cause.read_last("failed") if cause.exit_code == EXIT_USER_ERROR else {}
+    message = _describe_exit(cause, intent)
+    peer_lost = is_peer_lost(cause)
+    if peer_lost:
+        message += (
+            " It lost its connection to another rank, possibly because another node failed: "
+            "look there first."
+        )
+    return Verdict(
+        state="failed",
+        message=message,
+        hint=str(told.get("hint", ""))
+        or f"Read its log: rackless runs logs {intent.run_id} --rank {cause.rank}",
+        peer_lost=peer_lost,
+    )
+
+
+def judge_stall(stall: Stall, intent: AttemptIntent) -> Verdict:
+    """Return the failure of a rank that stood still."""
+    place = "" if stall.step is None else f" after step {stall.step}"
+    cause = {
+        "T": " The process was stopped (SIGSTOP).",
+        "t": " The process is held by a debugger.",
+        "D": " The process is stuck in the kernel: the disk or the GPU driver does not answer.",
+    }.get(stall.process_state, "")
+    if stall.maybe_remote:
+        cause = " It may be waiting for a rank on another node: look there too."
+    return Verdict(
+        state="failed",
+        message=(
+            f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) stood still for "
+            f"{stall.age_s:.0f} s in phase {stall.phase}{place}.{cause}"
+        ),
+        hint=f"Go on from the newest checkpoint: rackless runs resume {intent.run_id}",
+        peer_lost=stall.maybe_remote,
+    )
+
+
+def is_peer_lost(rank: RankProcess) -> bool:
+    """Tell whether a rank failed because another one was gone."""
+    if rank.exit_code is None or rank.exit_code in (-signal.SIGKILL, -signal.SIGSEGV):
+        return False
+    words = [str(rank.read_last("failed").get("message", "")), *rank.read_log_tail()[-12:]]
+    text = "\n".join(words).lower()
+    return any(sign in text for sign in PEER_LOST_SIGNS)
+
+
+def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
+    where = f"Rank {rank.rank} on node {intent.node} ({rank.device})"
+    phase = rank.read_heartbeat().get("phase") or "starting"
+    told = str(rank.read_last("failed").get("message", ""))
+    if rank.exit_code == EXIT_USER_ERROR and told:
+        return f"{where} failed in phase {phase}: {told}"
+    last = (rank.read_log_tail() or ["nothing"])[-1]
+    return f"{where} {_name_exit(rank.exit_code or 0)} in phase {phase}. Its last line: {last}"
+
+
+def _name_exit(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        number = signal.Signals(-exit_code)
+    except ValueError:
+        return f"was ended by signal {-exit_code}"
+    cause = SIGNAL_CAUSES.get(number)
+    return f"was ended by {number.name}" + (f" ({cause})" if cause else "")

@@ -1,0 +1,202 @@
+"""Read NVIDIA GPUs through NVML (nvidia-ml-py, vendored into the archive).
+
+A sensor that a card does not have is None. No driver means no GPUs and no problem; a driver that is
+there but does not answer is a problem in words. A card that is lost while we look stays in the
+list, with nothing known about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.protocol import GpuFacts, GpuSample
+
+THROTTLE_REASONS = {
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x10: "held to another card's clock",
+    0x20: "too hot",
+    0x40: "too hot (hardware)",
+    0x80: "power brake",
+    0x100: "display clock setting",
+}
+"""Bits of nvmlClocksEventReasons that hold a busy card down (idle and user clocks do not count)."""
+PROBLEMS = {
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the NVIDIA driver was updated and the old one still "
+    "runs; restart that PC",
+    "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA driver is installed but not loaded; restart that "
+    "PC, and if that does not help install the driver again (secure boot may refuse it)",
+    "NVML_ERROR_NO_PERMISSION": "this user may not use the NVIDIA driver; check the rights of "
+    "/dev/nvidia*",
+    "NVML_ERROR_GPU_IS_LOST": "a GPU fell off the bus; shut that PC down fully and start it again",
+}
+SIGNS_OF_A_DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
+
+
+@dataclass(frozen=True)
+class _Card:
+    handle: Any
+    uuid: str
+    index: int
+    name: str
+
+
+class GpuReader:
+    """All GPUs of this PC. `nvml` is the module pynvml, or a fake of it; None: no driver."""
+
+    def __init__(self, nvml: Any | None, has_driver: bool = False) -> None:
+        self._nvml = nvml
+        self.problem: str | None = None
+        self._cards: list[_Card] = []
+        if nvml is None:
+            return
+        try:
+            nvml.nvmlInit()
+            self._cards = self._find_cards()
+        except nvml.NVMLError as error:
+            self.problem = self._explain(error, has_driver)
+
+    def read_facts(self) -> tuple[GpuFacts, ...]:
+        """Return what does not change about each card."""
+        return tuple(self._read_facts(card) for card in self._cards)
+
+    def sample(self) -> tuple[GpuSample, ...]:
+        """Read every card once."""
+        return tuple(self._sample(card) for card in self._cards)
+
+    def _find_cards(self) -> list[_Card]:
+        cards = []
+        for index in range(self._nvml.nvmlDeviceGetCount()):  # type: ignore[union-attr]
+            try:
+                cards.append(self._open_card(index))
+            except self._nvml.NVMLError as error:  # type: ignore[union-attr]
+                self.problem = f"GPU {index} does not answer: {self._explain(error, True)}"
+        return cards
+
+    def _open_card(self, index: int) -> _Card:
+        nvml = self._nvml
+        assert nvml is not None
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        return _Card(handle, uuid, index, _text(nvml.nvmlDeviceGetName(handle)))
+
+    def _explain(self, error: Exception, has_driver: bool) -> str | None:
+        """Return a sentence; None when there is simply no driver or no card."""
+        code = getattr(error, "value", None)
+        names = [n for n in dir(self._nvml) if n.startswith("NVML_ERROR_")]
+        name = next((n for n in names if getattr(self._nvml, n) == code), str(error))
+        if not has_driver and name in (
+            "NVML_ERROR_LIBRARY_NOT_FOUND",
+            "NVML_ERROR_DRIVER_NOT_LOADED",
+        ):
+            return None
+        return PROBLEMS.get(name, f"the NVIDIA driver does not answer ({error})")
+
+    def _read(self, function: str, *args: Any) -> Any | None:
+        """Call NVML; None when the card or the driver does not have that."""
+        nvml = self._nvml
+        assert nvml is not None
+        try:
+            return getattr(nvml, function)(*args)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    def _read_facts(self, card: _Card) -> GpuFacts:
+        handle = card.handle
+        memory = self._read("nvmlDeviceGetMemoryInfo", handle)
+        version = self._read("nvmlSystemGetCudaDriverVersion_v2")
+        capability = self._read("nvmlDeviceGetCudaComputeCapability", handle)
+        driver = self._read("nvmlSystemGetDriverVersion")
+        return GpuFacts(
+            uuid=card.uuid,
+            index=card.index,
+            name=card.name,
+            memory_bytes=memory.total if memory else None,
+            driver=_text(driver) if driver else None,
+            cuda=f"{version // 1000}.{version % 1000 // 10}" if version else None,
+            capability=f"{capability[0]}.{capability[1]}" if capability else None,
+            power_limit_w=_scale(self._read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+        )
+
+    def _sample(self, card: _Card) -> GpuSample:
+        nvml, handle = self._nvml, card.handle
+        assert nvml is not None
+        memory = self._read("nvmlDeviceGetMemoryInfo", handle)
+        rates = self._read("nvmlDeviceGetUtilizationRates", handle)
+        return GpuSample(
+            uuid=card.uuid,
+            index=card.index,
+            name=card.name,
+            memory_used_bytes=memory.used if memory else None,
+            memory_total_bytes=memory.total if memory else None,
+            utilisation=rates.gpu / 100 if rates else None,
+            temperature_celsius=_scale(self._read("nvmlDeviceGetTemperature", handle, 0), 1),
+            power_w=_scale(self._read("nvmlDeviceGetPowerUsage", handle), 1000),
+            power_limit_w=_scale(self._read("nvmlDeviceGetEnforcedPowerLimit", handle), 1000),
+            clock_mhz=_scale(self._read("nvmlDeviceGetClockInfo", handle, 1), 1),
+            fan=_scale(self._read("nvmlDeviceGetFanSpeed", handle), 100),
+            throttle=self._read_throttle(handle),
+            process_ids=self._read_processes(handle),
+        )
+
+    def _read_throttle(self, handle: Any) -> tuple[str, ...] | None:
+        bits = self._read("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if bits is None:  # the name before driver 535
+            bits = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        if bits is None:
+            return None
+        return tuple(text for bit, text in THROTTLE_REASONS.items() if bits & bit)
+
+    def _read_processes(self, handle: Any) -> tuple[int, ...] | None:
+        found = self._read("nvmlDeviceGetComputeRunningProcesses", handle)
+        return None if found is None else tuple(process.pid for process in found)
+
+
+def open_gpus(load_nvml: Callable[[], Any]) -> GpuReader:
+    """Return this PC's GPUs; `load_nvml` imports pynvml, called only if a driver is there."""
+    has_driver = any(os.path.exists(path) for path in SIGNS_OF_A_DRIVER) or _is_wsl_with_gpu()
+    if not _has_library() and not has_driver:
+        reader = GpuReader(None)
+        reader.problem = find_undriven_card(Path("/sys/bus/pci/devices"))
+        return reader
+    return GpuReader(load_nvml(), has_driver)
+
+
+def find_undriven_card(devices: Path) -> str | None:
+    """Return a sentence when an NVIDIA card is plugged in and no driver is there."""
+    with contextlib.suppress(OSError):
+        for device in sorted(devices.iterdir()):
+            vendor = (device / "vendor").read_text().strip()
+            if vendor == "0x10de" and (device / "class").read_text().startswith("0x03"):
+                return (
+                    "an NVIDIA card is plugged in, but its driver is not installed; on Ubuntu: "
+                    "sudo ubuntu-drivers install, then restart"
+                )
+    return None
+
+
+def _has_library() -> bool:
+    """Load NVIDIA's library, on WSL also from where Windows put it: pynvml asks by name alone."""
+    for name in ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
+def _is_wsl_with_gpu() -> bool:
+    return os.path.exists("/dev/dxg") and os.path.exists("/usr/lib/wsl/lib/libnvidia-ml.so.1")
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _scale(value: Any | None, divisor: int) -> float | None:
+    return None if value is None else value / divisor

@@ -1,0 +1,59 @@
+"""Keep one recorder running per agent home, for as long as somebody wants its samples.
+
+A server that lives renews the lease; a recorder that sees no renewal for LEASE_S ends by itself,
+unless an attempt is alive. A recorder of another version of the agent is asked to make room.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from agents.state import Home, agent_command, identity_from, read_json
+
+LEASE_S = 900.0
+
+
+def keep_recorder(home: Home, archive: str) -> None:
+    """Renew the lease, and start the recorder when none of this version runs."""
+    renew(home)
+    state = read_json(home.telemetry / "recorder.json") or {}
+    recorder = identity_from(state)
+    if recorder is not None and recorder.is_alive():
+        if state.get("archive") == archive:
+            return
+        os.kill(recorder.pid, signal.SIGTERM)
+    _start(home)
+
+
+def renew(home: Home) -> None:
+    """Tell the recorder that somebody still wants samples."""
+    lease = home.telemetry / "lease"
+    try:
+        lease.touch(mode=0o600)
+    except OSError:
+        return  # a full disk ends the recording after LEASE_S, nothing worse
+
+
+def read_renewal(home: Home) -> float:
+    """Return a number that changes with each renewal."""
+    lease: Path = home.telemetry / "lease"
+    try:
+        return lease.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _start(home: Home) -> None:
+    process = subprocess.Popen(
+        [*agent_command(), "record"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "RACKLESS_AGENT_HOME": str(home.path)},
+        cwd=home.path,
+        start_new_session=True,
+    )
+    process.wait()

@@ -1,0 +1,110 @@
+"""The recorder: one detached process per agent home that takes a sample each second.
+
+It is apart from the server so that ten minutes of history are there after a reconnect, and so that
+the memory of the GPU library is spent once. Its pid, and what it found out about the GPUs, stand in
+recorder.json for the servers to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from agents.errors import UserError
+from agents.state import Home, archive_path, identify, take_lock, write_json
+from agents.supervisor.leases import is_any_held
+from agents.telemetry.gpu import GpuReader, open_gpus
+from agents.telemetry.host import Host
+from agents.telemetry.lease import LEASE_S, read_renewal
+from agents.telemetry.ring import RingWriter
+from agents.telemetry.sampler import take_sample
+from agents.wire import to_wire
+
+PERIOD_S = 1.0
+LOCK_TIMEOUT_S = 3.0
+"""How long a recorder of another version may take to make room."""
+
+
+def record(home: Home) -> int:
+    """Sample until nobody wants it any more; return at once when another recorder is at it."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    lock = os.open(home.telemetry / "recorder.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not take_lock(lock, LOCK_TIMEOUT_S):
+        return 0
+    signal.signal(signal.SIGTERM, _end)
+    gpus = open_gpus(lambda: load_nvml(home.path / "agents"))
+    _introduce(home, gpus)
+    ring = RingWriter(home.telemetry / "samples", len(gpus.read_facts()))
+    _sample_on(home, gpus, ring)
+    return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _introduce(home: Home, gpus: GpuReader) -> None:
+    identity = identify(os.getpid())
+    facts = {
+        "archive": archive_path(),
+        "gpus": to_wire(gpus.read_facts()),
+        "gpu_problem": gpus.problem,
+    }
+    if identity is not None:
+        write_json(home.telemetry / "recorder.json", {**identity.to_json(), **facts})
+
+
+def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
+    host = Host(home.path)
+    renewal, renewed_s = read_renewal(home), time.monotonic()
+    due_s = time.monotonic()
+    while True:
+        with contextlib.suppress(OSError):
+            ring.append(take_sample(host, gpus, ring.next_seq))
+        now_s = time.monotonic()
+        newest = read_renewal(home)
+        if newest != renewal:
+            renewal, renewed_s = newest, now_s
+        elif now_s - renewed_s > LEASE_S:
+            if not is_any_held(home):
+                return
+            renewed_s = now_s
+        due_s = max(due_s + PERIOD_S, now_s)
+        time.sleep(max(0.0, due_s - now_s))
+
+
+def load_nvml(cache: Path) -> Any:
+    """Import pynvml.
+
+    Compiling it out of the archive would cost this process 17 MiB for good, so its source is put
+    beside the archive once, compiled by another process, and imported from there.
+    """
+    archive = archive_path()
+    if zipfile.is_zipfile(archive):
+        folder = cache / f"{Path(archive).stem[:16]}.modules"
+        with contextlib.suppress(OSError, KeyError, UserError):
+            _unpack_nvml(archive, folder)
+            sys.path.insert(0, str(folder))
+    return importlib.import_module("pynvml")
+
+
+def _unpack_nvml(archive: str, folder: Path) -> None:
+    source = folder / "pynvml.py"
+    with zipfile.ZipFile(archive) as opened:
+        data = opened.read("pynvml.py")
+    if source.exists() and source.read_bytes() == data:
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    source.write_bytes(data)
+    subprocess.run([sys.executable, "-I", "-m", "py_compile", str(source)], check=False)

@@ -1,0 +1,1 @@
+"""One rank of a training run: plain PyTorch over Transformers and PEFT."""

@@ -1,0 +1,103 @@
+"""One small all-reduce over all ranks with a deadline: `python -m agents.trainer.allreduce JSON`.
+
+Before the collective each rank signs in at the store, so that on a timeout the answer names the
+ranks that never came instead of only saying that something hung. Prints one line, `RACKLESS JSON`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from agents.protocol import AllReduceProbe
+from agents.wire import from_wire
+
+
+def main(argument: str) -> int:
+    """Take part in the all-reduce and print what came of it."""
+    probe = from_wire(AllReduceProbe, json.loads(argument), "probe")
+    try:
+        answer = reduce_once(probe)
+    except (RuntimeError, ValueError, OSError) as error:
+        answer = {"message": describe_failure(probe, str(error).split("\n")[0])}
+    print("RACKLESS " + json.dumps(answer), flush=True)
+    # Gloo's threads may still wait for a rank that never comes.
+    sys.stdout.flush()
+    os._exit(1 if "message" in answer else 0)
+
+
+def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
+    """Sum `num_values` values over all ranks and check the sum.
+
+    Raises:
+        RuntimeError: a rank did not come or broke off.
+    """
+    deadline = time.monotonic() + probe.timeout_s
+    store = dist.TCPStore(
+        probe.master_address,
+        probe.master_port,
+        probe.world_size,
+        is_master=probe.rank == 0,
+        timeout=timedelta(seconds=probe.timeout_s),
+        wait_for_workers=False,
+    )
+    missing = gather(store, probe, deadline)
+    if missing:
+        return {"message": name_missing(probe, missing), "hint": "Check it: rackless check"}
+    left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    group = dist.ProcessGroupGloo(store, probe.rank, probe.world_size, left)
+    values = torch.full((probe.num_values,), float(probe.rank + 1))
+    group.allreduce([torch.zeros(1)]).wait()  # connects all pairs
+    began_s = time.monotonic()
+    group.allreduce([values]).wait()
+    seconds = time.monotonic() - began_s
+    expected = probe.world_size * (probe.world_size + 1) / 2
+    sum_ok = bool((values == expected).all())
+    leave(store, probe)
+    return {"seconds": seconds, "num_values": probe.num_values, "sum_ok": sum_ok}
+
+
+def gather(store: dist.Store, probe: AllReduceProbe, deadline: float) -> list[int]:
+    """Sign in and wait for the others; return those that did not come in time."""
+    store.set(f"here/{probe.rank}", b"1")
+    missing = list(range(probe.world_size))
+    while True:
+        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+        if not missing or time.monotonic() >= deadline:
+            return missing
+        time.sleep(0.02)
+
+
+def leave(store: dist.Store, probe: AllReduceProbe) -> None:
+    """Let rank 0, which serves the store, go last."""
+    store.set(f"gone/{probe.rank}", b"1")
+    if probe.rank == 0:
+        store.wait([f"gone/{rank}" for rank in range(probe.world_size)], timedelta(seconds=10))
+
+
+def name_missing(probe: AllReduceProbe, missing: list[int]) -> str:
+    """Return the sentence about ranks that never came."""
+    ranks = ", ".join(map(str, missing))
+    return (
+        f"Rank {ranks} did not come to the all-reduce at {probe.master_address} port "
+        f"{probe.master_port} within {probe.timeout_s:g} s."
+    )
+
+
+def describe_failure(probe: AllReduceProbe, reason: str) -> str:
+    """Return the sentence about a collective that broke."""
+    return (
+        f"Rank {probe.rank} could not do the all-reduce at {probe.master_address} port "
+        f"{probe.master_port}: {reason}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
