@@ -25,7 +25,7 @@ export PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=
 
 say() { printf '%s\n' "$*" >&2; }
 
-fail() {  # what and where, then what to do next
+fail() { # what and where, then what to do next
     say ""
     say "Set-up stopped: $1"
     shift
@@ -59,7 +59,7 @@ iproute2 tc
 xvfb Xvfb
 xauth xauth'
 
-missing_packages() {  # of the list in $1
+missing_packages() { # of the list in $1
     libraries=$(ldconfig -p 2>/dev/null || true)
     printf '%s\n' "$1" | while read -r package what; do
         case $what in
@@ -67,7 +67,7 @@ missing_packages() {  # of the list in $1
             *) command -v "$what" >/dev/null 2>&1 && continue ;;
         esac
         printf '%s ' "$package"
-    done
+    done | sed 's/ $//'
 }
 
 as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo -n "$@"; fi; }
@@ -90,25 +90,30 @@ apt_install() {
 }
 
 # The tests start their own sshd; a service that listens on this PC must not come along with it.
-keep_sshd_off() {
+forbid_services() { # remembers in $own_policy what has to go again
     policy=/usr/sbin/policy-rc.d
-    if [ ! -e "$policy" ]; then
-        printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
-        as_root chmod 755 "$policy"
-        trap 'as_root rm -f "$policy"' EXIT
-        trap 'exit 130' INT TERM HUP
-    fi
-    if [ -d /etc/systemd/system ]; then
-        for unit in ssh.service ssh.socket; do
-            [ -e "/etc/systemd/system/$unit" ] || [ -L "/etc/systemd/system/$unit" ] ||
-                as_root ln -s /dev/null "/etc/systemd/system/$unit"
-        done
-        say "  the ssh service stays off (to have it: sudo systemctl unmask ssh.service ssh.socket)"
+    own_policy=
+    [ ! -e "$policy" ] || return 0
+    own_policy=$policy
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+    as_root chmod 755 "$policy"
+}
+
+leave_sshd_off() {
+    [ -z "$own_policy" ] || as_root rm -f "$own_policy"
+    if command -v systemctl >/dev/null 2>&1; then
+        as_root systemctl disable ssh.service ssh.socket || true # releases have one or both
     fi
 }
 
-install_packages() (  # a subshell: its trap removes what it put down, whatever happens
-    case " $* " in *" openssh-server "*) keep_sshd_off ;; esac
+install_packages() ( # a subshell: its trap tidies up, whatever happens
+    case " $* " in
+        *" openssh-server "*)
+            forbid_services
+            trap leave_sshd_off EXIT
+            trap 'exit 130' INT TERM HUP
+            ;;
+    esac
     apt_install "$@"
 )
 
@@ -121,6 +126,9 @@ provide_packages() {
     apt_log=$(mktemp)
     # shellcheck disable=SC2086  # a list of names
     if install_packages $lacking >"$apt_log" 2>&1; then
+        case " $lacking " in
+            *" openssh-server "*) say "  (its ssh service stays off: sudo systemctl enable --now ssh)" ;;
+        esac
         lacking=
     else
         tail -n 5 "$apt_log" >&2
@@ -154,7 +162,7 @@ wants_window() {
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
-choose_python() {  # leaves it in $system_python
+choose_python() { # leaves it in $system_python
     for system_python in python3 python3.14 python3.13 python3.12 python3.11; do
         if command -v "$system_python" >/dev/null 2>&1 && new_enough "$system_python"; then return 0; fi
     done
@@ -216,7 +224,7 @@ explain_pip_failure() {
     fail "pip could not install the packages." "The lines above say why; all of it is in $log"
 }
 
-pip_install() {  # $1: what to show; the rest: arguments of pip
+pip_install() { # $1: what to show; the rest: arguments of pip
     say "  packages: $1"
     shift
     "$python" -m pip install --quiet --constraint "$constraints" "$@" >>"$log" 2>&1 ||
@@ -231,13 +239,13 @@ install_project() {
     [ "$1" = demo ] || pip_install "tests" --no-build-isolation --editable "$project[train,test]"
 }
 
-fingerprint() {  # of all that the environment is made from
+fingerprint() { # of all that the environment is made from
     version=$("$python" -c 'import pip, sys; print(sys.version)' 2>/dev/null) || return 1
     { printf '%s\n%s\n' "$version" "$project"; cat "$constraints" "$project/pyproject.toml" "$0"; } |
         sha256sum | cut -d ' ' -f 1
 }
 
-is_ready() {  # for $1; what was set up for the tests is enough for the demo
+is_ready() { # for $1; what was set up for the tests is enough for the demo
     [ ! -e "$unfinished" ] || return 1
     now=$(fingerprint) || return 1
     for stamp in "$venv/setup-$1" "$venv/setup-test"; do
@@ -268,7 +276,7 @@ provide_environment() {
 
 # ------------------------------------------------------------------ what to run
 
-run_check() {  # $1: its name; the rest: arguments of python
+run_check() { # $1: its name; the rest: arguments of python
     check=$1
     shift
     say ""

@@ -8,6 +8,7 @@ file, line and rule. The rules themselves are tried on samples that break them.
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -201,17 +202,22 @@ def newer_python(root: Path) -> list[str]:
 
 
 def project_files(root: Path) -> list[Path]:
-    """Return the files that git tracks or would track; every text file where there is no git."""
+    """Return the files that git tracks or would track; without git, all in the folders."""
+    if not (shutil.which("git") and (root / ".git").exists()):
+        return untracked_tree(root)
     listed = subprocess.run(
         ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         capture_output=True,
-        check=False,
+        check=True,
     )
-    if listed.returncode == 0:
-        names = listed.stdout.decode().split("\0")
-        return [root / name for name in names if name and (root / name).is_file()]
+    names = listed.stdout.decode().split("\0")
+    return [root / name for name in names if name and (root / name).is_file()]
+
+
+def untracked_tree(root: Path) -> list[Path]:
     folders = ("app", "agents", "tests", "installers", "resources")
-    return [file for folder in folders for file in (root / folder).rglob("*") if file.is_file()]
+    files = [file for folder in folders for file in (root / folder).rglob("*") if file.is_file()]
+    return [file for file in files if "__pycache__" not in file.parts]
 
 
 def own_paths() -> list[str]:
