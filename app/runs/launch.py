@@ -97,6 +97,9 @@ async def launch(
         await asyncio.shield(_give_up(services, run, plan.nodes, error))
         raise
     book.move(run.run_id, run.attempt, "running", "", "")
+    if book.get(run.run_id).stop_asked:  # somebody pressed Stop in the meantime
+        grace_s = services.settings.number("stop_grace_s")
+        await stop_parts(services.cluster, plan.nodes, run.run_id, run.attempt, grace_s)
 
 
 def record_intent(

@@ -6,7 +6,8 @@ Pure: no clock, no network. A verdict is always about one attempt. Its rules, in
    only when the others report that they lost a peer, or stand still, for `lost_after_s`.
 2. The culprit is what broke first: a lost or silent node before a rank that failed, a rank that
    failed on its own before ranks that merely lost their peers.
-3. Once there is a culprit, every part that is still active has to be stopped.
+3. While only ranks that lost their peers have failed, the culprit is still to come.
+4. Once there is a culprit, every part that is still active has to be stopped.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ def _find_culprit(situation: Situation) -> Part | None:
     silent = [p for p in parts if not p.answers]
     if silent and (failed or _stands_still(situation)):
         return max(silent, key=lambda part: part.silent_s or 0.0)
+    if any(part.active for part in parts) and situation.standing_s < situation.patience_s:
+        return None  # only consequences so far: whoever caused them ends or goes silent soon
     return min(failed, key=_end_time) if failed else None
 
 
@@ -152,11 +155,17 @@ def _sentence(culprit: Part, situation: Situation) -> Verdict:
         return Verdict(
             state="stopped", message=f"node {culprit.node} was lost while the run was stopped"
         )
-    reason = f" ({status.message})" if status is not None and status.message else ""
     resume = f"Resume on {show_list(others)}." if others else "Resume once a node answers again."
+    if culprit.answers and status is None:
+        return Verdict(
+            state="interrupted",
+            message=f"node {culprit.node} has no part of the run: its launch broke off, or the "
+            "agent's folder there was removed",
+            hint="Resume the run.",
+        )
     return Verdict(
         state="interrupted",
-        message=f"node {culprit.node} was lost{_where(situation)}{reason}",
+        message=f"node {culprit.node} was lost{_where(situation)}",
         hint=resume,
     )
 

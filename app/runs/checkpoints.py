@@ -1,0 +1,104 @@
+"""Checkpoints of runs over all nodes: who holds which, which are whole, which still count.
+
+A checkpoint counts unless a later attempt went on from an earlier step: then another history has
+taken its place, even if a node that was away still holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agents.protocol import CheckpointInfo
+from app.errors import RacklessError
+from app.events import CheckpointSnapshot
+from app.runs.cluster import Cluster
+from app.runs.services import Services
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    node: str
+    info: CheckpointInfo
+
+    @property
+    def broken(self) -> bool:
+        return self.info.verified is False or bool(self.info.problem)
+
+
+async def find_copies(
+    services: Services, run_id: str | None, nodes: Sequence[str]
+) -> tuple[Copy, ...]:
+    """Return all copies on the nodes that answer, of attempts that still count."""
+    answers = await asyncio.gather(*(_list_on(services.cluster, node, run_id) for node in nodes))
+    copies = [copy for answer in answers for copy in answer]
+    starts = {run: starts_of(services, run) for run in {copy.info.run_id for copy in copies}}
+    return tuple(copy for copy in copies if counts(copy.info, starts[copy.info.run_id]))
+
+
+async def _list_on(cluster: Cluster, node: str, run_id: str | None) -> list[Copy]:
+    try:
+        infos = await cluster.agent(node).checkpoint_list(run_id)
+    except RacklessError:
+        return []
+    return [Copy(node=node, info=info) for info in infos]
+
+
+def starts_of(services: Services, run_id: str) -> dict[int, int]:
+    """Return the step after which each known attempt of a run went on."""
+    if services.book.store.get(run_id) is None:
+        return {}
+    stored = {a.attempt: a.resume_step or 0 for a in services.book.store.attempts(run_id)}
+    told = {
+        number: attempt.first_step
+        for number, attempt in services.book.history(run_id).attempts.items()
+        if attempt.first_step is not None
+    }
+    return {**stored, **told}
+
+
+def counts(info: CheckpointInfo, starts: Mapping[int, int]) -> bool:
+    """Tell whether no later attempt went on from before this checkpoint."""
+    return all(info.step <= start for attempt, start in starts.items() if attempt > info.attempt)
+
+
+async def verify(cluster: Cluster, copies: Iterable[Copy]) -> tuple[Copy, ...]:
+    """Have every copy's files hashed on its node."""
+    return tuple(await asyncio.gather(*(_verify_copy(cluster, copy) for copy in copies)))
+
+
+async def _verify_copy(cluster: Cluster, copy: Copy) -> Copy:
+    try:
+        info = await cluster.agent(copy.node).checkpoint_verify(copy.info.run_id, copy.info.step)
+    except RacklessError as error:
+        return replace(copy, info=replace(copy.info, verified=False, problem=str(error)))
+    return replace(copy, info=info)
+
+
+def group(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
+    """Return one line per run and step, newest first."""
+    by_step: dict[tuple[str, int], list[Copy]] = {}
+    for copy in copies:
+        by_step.setdefault((copy.info.run_id, copy.info.step), []).append(copy)
+    snapshots = [_snapshot(group) for group in by_step.values()]
+    return tuple(sorted(snapshots, key=lambda s: (s.run_id, s.step), reverse=True))
+
+
+def _snapshot(copies: Sequence[Copy]) -> CheckpointSnapshot:
+    newest = max(copies, key=lambda copy: (copy.info.attempt, copy.info.created_s))
+    hashes = {copy.info.manifest_sha256 for copy in copies}
+    checks = {copy.info.verified for copy in copies}
+    problems = [f"{c.node}: {c.info.problem}" for c in copies if c.info.problem]
+    if len(hashes) > 1:
+        problems.append("the copies differ")
+    verified = None if None in checks else checks == {True} and len(hashes) == 1
+    return CheckpointSnapshot(
+        run_id=newest.info.run_id,
+        step=newest.info.step,
+        created_s=newest.info.created_s,
+        size_bytes=newest.info.size_bytes,
+        nodes=tuple(copy.node for copy in copies),
+        verified=verified,
+        problem="; ".join(problems),
+    )

@@ -1,0 +1,216 @@
+"""Go on from the newest whole checkpoint, on the same nodes or on others.
+
+The order matters: first the new attempt number is raised as a fence on every node that answers, so
+that nothing of an old attempt can commit any more; then leftovers are stopped; then a checkpoint is
+chosen and brought where it is missing; only then is anything launched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from app.errors import NodeUnreachable, RacklessError, UserError
+from app.runs.checkpoints import Copy, find_copies, verify
+from app.runs.inputs import find_inputs, send_inputs
+from app.runs.launch import launch
+from app.runs.parts import active_of, stop_parts
+from app.runs.readiness import choose_nodes, look_over
+from app.runs.reconcile import reconcile_run
+from app.runs.run import RESUMABLE_STATES
+from app.runs.services import Services
+from app.storage.runs import RunRecord
+from app.text import show_list
+
+LEFTOVER_GRACE_S = 5.0
+
+
+async def resume_run(
+    services: Services,
+    run_id: str,
+    checkpoint: int | None = None,
+    nodes: tuple[str, ...] | None = None,
+) -> None:
+    """Launch the next attempt of a run.
+
+    Args:
+        checkpoint: the step to go on from; None: the newest that is whole.
+        nodes: where; None: the nodes of the last attempt that answer.
+
+    Raises:
+        UserError: the run is active or done, no node answers, or the checkpoint is not there.
+    """
+    await reconcile_run(services, run_id)
+    run = services.book.get(run_id)
+    _expect_resumable(run)
+    inputs = await asyncio.to_thread(find_inputs, services, run.spec)
+    with services.launching(run_id):
+        answering = await _find_answering(services)
+        chosen = _choose(services, run, nodes, answering)
+        attempt = await _raise_fence(services, run, answering)
+        await _stop_leftovers(services, run_id, answering)
+        plan = await look_over(services, replace(run.spec, shares=None), chosen)
+        shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
+        spec = replace(run.spec, shares=shares)
+        step = await _prepare_checkpoint(services, run_id, checkpoint, plan.nodes, answering)
+        folders = await send_inputs(services, plan.nodes, inputs)
+        next_run = replace(run, attempt=attempt, spec=spec)
+        await launch(services, next_run, plan, inputs, folders, step)
+
+
+def _expect_resumable(run: RunRecord) -> None:
+    if run.state == "done":
+        raise UserError(
+            f"run {run.run_id} is done: there is nothing to resume",
+            "To train longer, start a new run with more epochs.",
+        )
+    if run.state not in RESUMABLE_STATES:
+        raise UserError(
+            f"run {run.run_id} is {run.state} and cannot be resumed",
+            f"Stop it first: rackless runs stop {run.run_id}",
+        )
+
+
+# ---------------------------------------------------------------- who takes part
+
+
+async def _find_answering(services: Services) -> tuple[str, ...]:
+    names = services.cluster.names()
+    answers = await asyncio.gather(*(_answers(services, name) for name in names))
+    return tuple(name for name, answer in zip(names, answers, strict=True) if answer)
+
+
+async def _answers(services: Services, name: str) -> bool:
+    try:
+        await services.cluster.agent(name).attempt_list()
+    except NodeUnreachable:
+        return False
+    return True
+
+
+def _choose(
+    services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
+) -> tuple[str, ...]:
+    if wanted is not None:
+        return choose_nodes(replace(run.spec, nodes=wanted), services.cluster.names())
+    nodes = tuple(node for node in run.nodes if node in answering)
+    if not nodes:
+        raise UserError(
+            f"none of the run's nodes answers ({show_list(run.nodes)})",
+            "Turn one on, or name others: rackless runs resume ID --nodes A,B",
+        )
+    return nodes
+
+
+async def _raise_fence(services: Services, run: RunRecord, nodes: Sequence[str]) -> int:
+    """Agree on the next attempt number with all `nodes`; nothing older can commit there now."""
+    attempt = run.attempt + 1
+    while True:
+        newest = await asyncio.gather(
+            *(services.cluster.agent(node).run_fence(run.run_id, attempt) for node in nodes)
+        )
+        if max(newest, default=attempt) <= attempt:
+            return attempt
+        attempt = max(newest) + 1  # another master has resumed this run before
+
+
+async def _stop_leftovers(services: Services, run_id: str, nodes: Sequence[str]) -> None:
+    answers = await asyncio.gather(*(services.cluster.agent(node).attempt_list() for node in nodes))
+    for node, statuses in zip(nodes, answers, strict=True):
+        for status in active_of(statuses):
+            if status.run_id == run_id:
+                await stop_parts(services.cluster, [node], run_id, status.attempt, LEFTOVER_GRACE_S)
+
+
+# ---------------------------------------------------------------- from where
+
+
+async def _prepare_checkpoint(
+    services: Services,
+    run_id: str,
+    wanted: int | None,
+    nodes: Sequence[str],
+    answering: Sequence[str],
+) -> int | None:
+    """Choose the step to go on from and bring it to all `nodes`; None: from the beginning."""
+    copies = await find_copies(services, run_id, answering)
+    good = await choose_checkpoint(services, run_id, copies, wanted)
+    if not good:
+        services.book.tell(
+            run_id, "warning", "there is no checkpoint yet: it starts from the beginning"
+        )
+        await _delete_void(services, copies)
+        return None
+    step = good[0].info.step
+    keep = {(copy.node, copy.info.step) for copy in good}
+    await _delete_void(
+        services,
+        [c for c in copies if c.info.step >= step and (c.node, c.info.step) not in keep],
+    )
+    holders = {copy.node for copy in good}
+    for node in nodes:
+        if node not in holders:
+            services.book.tell(
+                run_id, "info", f"checkpoint of step {step} is copied from {good[0].node} to {node}"
+            )
+            await services.cluster.copy(good[0].node, node, good[0].info.path)
+    return step
+
+
+async def choose_checkpoint(
+    services: Services, run_id: str, copies: Sequence[Copy], wanted: int | None
+) -> tuple[Copy, ...]:
+    """Return the whole copies of step `wanted`, or of the newest step that has any.
+
+    Raises:
+        UserError: step `wanted` is not there, or none of its copies is whole.
+    """
+    steps = sorted({copy.info.step for copy in copies}, reverse=True)
+    if wanted is not None:
+        if wanted not in steps:
+            raise UserError(
+                f"there is no checkpoint of step {wanted} of run {run_id} on the nodes that answer",
+                f"The steps are: {', '.join(map(str, steps)) or 'none'}",
+            )
+        steps = [wanted]
+    for step in steps:
+        checked = await verify(services.cluster, [c for c in copies if c.info.step == step])
+        for copy in checked:
+            if not copy.info.verified:
+                services.book.tell(
+                    run_id,
+                    "warning",
+                    f"the checkpoint of step {step} on {copy.node} is not whole: "
+                    f"{copy.info.problem or 'its files do not match their hashes'}",
+                )
+        good = [copy for copy in checked if copy.info.verified]
+        if good:
+            newest = max(good, key=_age)
+            return tuple(c for c in good if c.info.manifest_sha256 == newest.info.manifest_sha256)
+    if wanted is not None:
+        raise UserError(
+            f"no copy of the checkpoint of step {wanted} is whole",
+            f"Leave out --checkpoint to take the newest whole one: rackless runs resume {run_id}",
+        )
+    return ()
+
+
+def _age(copy: Copy) -> tuple[int, float]:
+    return copy.info.attempt, copy.info.created_s
+
+
+async def _delete_void(services: Services, copies: Sequence[Copy]) -> None:
+    """Delete what the new attempt will write again: damaged copies, and steps beyond its start."""
+    await asyncio.gather(*(_delete(services, copy) for copy in copies))
+
+
+async def _delete(services: Services, copy: Copy) -> None:
+    try:
+        await services.cluster.agent(copy.node).checkpoint_delete(copy.info.run_id, copy.info.step)
+    except RacklessError as error:
+        services.book.tell(
+            copy.info.run_id,
+            "warning",
+            f"the checkpoint of step {copy.info.step} on {copy.node} could not be removed: {error}",
+        )

@@ -1,0 +1,85 @@
+"""Stop a run, and delete one: nothing of it may be left behind on any node that answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from app.errors import NodeUnreachable, RacklessError, UserError
+from app.runs.parts import stop_parts
+from app.runs.reconcile import reconcile_run
+from app.runs.run import ACTIVE_STATES
+from app.runs.services import Services
+from app.text import show_list
+
+
+async def stop_run(services: Services, run_id: str) -> None:
+    """Stop a run: the first time it saves a checkpoint, a second time it ends at once.
+
+    Returns when no process of the run is left on any node that answers.
+
+    Raises:
+        UserError: the run is not active, or a node says why its part cannot be ended.
+    """
+    run = services.book.get(run_id)
+    if run.state not in ACTIVE_STATES:
+        raise UserError(
+            f"run {run_id} is not active: it is {run.state}", "There is nothing to stop."
+        )
+    again = run.stop_asked
+    services.book.change(run_id, lambda old: replace(old, stop_asked=True))
+    services.book.move(run_id, run.attempt, "stopping", "", "")
+    services.book.tell(run_id, "info", "stopped at once" if again else "asked to stop and save")
+    grace_s = 0.0 if again else services.settings.number("stop_grace_s")
+    left = await stop_parts(services.cluster, run.nodes, run_id, run.attempt, grace_s)
+    silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
+    refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
+    await reconcile_run(services, run_id)
+    _expect_stopped(services, run_id, silent)
+    if refused:
+        raise refused[0]
+
+
+def _expect_stopped(services: Services, run_id: str, silent: list[str]) -> None:
+    """When every node is silent, nothing is known: say so instead of calling it stopped."""
+    run = services.book.get(run_id)
+    if silent and len(silent) == len(run.nodes) and run.state in ACTIVE_STATES:
+        raise UserError(
+            f"{show_list(silent)} cannot be reached, so run {run_id} goes on there",
+            "It is stopped as soon as a node answers again; then look with: rackless runs list",
+        )
+
+
+async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
+    """Delete a run with its checkpoints everywhere; return the nodes that were not reached.
+
+    On those it is deleted when they are seen the next time.
+
+    Raises:
+        UserError: the run is still active.
+    """
+    await reconcile_run(services, run_id)
+    run = services.book.get(run_id)
+    if run.state in ACTIVE_STATES:
+        raise UserError(
+            f"run {run_id} is {run.state} and cannot be deleted",
+            f"Stop it first: rackless runs stop {run_id}",
+        )
+    with services.launching(run_id):
+        names = services.cluster.names()
+        answers = await asyncio.gather(*(_delete_on(services, node, run_id) for node in names))
+        services.book.forget(run_id)
+    services.remove_folder(run_id)
+    return tuple(
+        node
+        for node, error in zip(names, answers, strict=True)
+        if isinstance(error, NodeUnreachable)
+    )
+
+
+async def _delete_on(services: Services, node: str, run_id: str) -> RacklessError | None:
+    try:
+        await services.cluster.agent(node).run_delete(run_id)
+    except RacklessError as error:
+        return error
+    return None
