@@ -1,8 +1,7 @@
 """What the agent costs a node at one sample a second, beside a Python process that only sleeps.
 
 Starts the archive as a node would (`python3 -I ARCHIVE serve NONCE`), follows the telemetry, and
-reads CPU time and memory of all its processes from /proc over a minute. Clock ticks are 10 ms, so a
-shorter run says little.
+reads CPU time and memory of all its processes from /proc.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def measure(seconds: float, python: str) -> int:
             sleeper.wait()
     shares = {pid: (after[pid] - before[pid]) / seconds for pid in names}
     for pid, name in names.items():
-        print(f"{name:12} {shares[pid]:8.2%} of a core  {memory[pid] / 2**20:6.1f} MiB")
+        print(f"{name:12} {shares[pid]:8.3%} of a core  {memory[pid] / 2**20:6.1f} MiB")
     return judge(shares, memory, sleeper.pid, num_samples, seconds)
 
 
@@ -108,12 +107,11 @@ def judge(
 ) -> int:
     """Print the totals against the targets; return 1 when one is missed."""
     cpu = sum(share for pid, share in shares.items() if pid != bare)
-    largest = max(size for pid, size in memory.items() if pid != bare)
     total = sum(size for pid, size in memory.items() if pid != bare)
-    ratio = cpu / shares[bare] if shares[bare] else float("inf")
-    print(f"{'agent':12} {cpu:8.2%} of a core  {total / 2**20:6.1f} MiB in all (largest process")
-    print(f"  {largest / 2**20:.1f} MiB); {ratio:.1f} x the bare sleep's CPU, ", end="")
-    print(f"{total / memory[bare]:.1f} x its memory; {num_samples} samples in {seconds:.0f} s")
+    ratio = cpu / shares[bare]
+    print(f"{'agent':12} {cpu:8.3%} of a core  {total / 2**20:6.1f} MiB")
+    print(f"agent / bare sleep: CPU {ratio:.0f} x, memory {total / memory[bare]:.1f} x")
+    print(f"{num_samples} samples in {seconds:.0f} s")
     missed = [
         *(["CPU"] if cpu >= CPU_TARGET else []),
         *(["memory"] if total >= MEMORY_TARGET_BYTES else []),
