@@ -1,0 +1,131 @@
+"""The training environment of a node: the lock file that it must fit, adopted or built.
+
+The node does the work (agents/environment.py): it asks an interpreter what it has, or makes a
+virtual environment from the lock. Two nodes fit together when they fit the same lock, which is
+known by a hash over its requirements alone: a changed comment rebuilds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.protocol import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
+from app.errors import UserError
+from app.nodes.client import NodeClient, Progress
+
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
+_SHOWN_PACKAGES = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentLock:
+    text: str
+    """What pip is given."""
+    requirements: dict[str, str]
+    """Distribution name -> exact version."""
+    sha256: str
+    """Over the sorted requirements."""
+
+
+def read_train_lock() -> EnvironmentLock:
+    """Return the lock that this version of Rackless trains with."""
+    file = importlib.resources.files("resources").joinpath("environments", "train.lock")
+    return parse_lock(file.read_text("utf-8"))
+
+
+def parse_lock(text: str) -> EnvironmentLock:
+    """Read lines of `name==version`; `#` begins a comment.
+
+    Raises:
+        ValueError: a line has another form, or a name stands twice.
+
+    >>> parse_lock("b==2.0  # why\\n\\na==1").requirements
+    {'b': '2.0', 'a': '1'}
+    """
+    requirements: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        wanted = line.partition("#")[0].strip()
+        if not wanted:
+            continue
+        match = _REQUIREMENT.fullmatch(wanted)
+        if match is None:
+            raise ValueError(f"line {number} of the lock is {wanted!r}; it must be name==version")
+        if match[1] in requirements:
+            raise ValueError(f"line {number} of the lock names {match[1]} again")
+        requirements[match[1]] = match[2]
+    lines = "".join(f"{name}=={version}\n" for name, version in sorted(requirements.items()))
+    return EnvironmentLock(
+        text=text, requirements=requirements, sha256=hashlib.sha256(lines.encode()).hexdigest()
+    )
+
+
+async def set_up_environment(
+    client: NodeClient,
+    lock: EnvironmentLock,
+    *,
+    python: str | None = None,
+    candidates: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> EnvironmentReport:
+    """Give a node an environment that fits `lock`, and let the node remember it.
+
+    Args:
+        python: the interpreter to adopt; None: the one remembered, else the first of `candidates`
+            that fits, else a newly built one.
+        candidates: interpreters on the node worth a look before gigabytes are downloaded.
+
+    Raises:
+        UserError: `python` does not fit (with the differences), or the build failed (why).
+    """
+    if python is not None:
+        report = await _look(client, lock, python)
+        if not report.fits:
+            raise misfit(client.name, report)
+        return report
+    report = await _look(client, lock, None)
+    if report.fits:
+        return report
+    for candidate in candidates:
+        report = await _look(client, lock, candidate)
+        if report.fits:
+            return report
+    build = EnvironmentBuild(
+        lock_sha256=lock.sha256, lock_text=lock.text, requirements=lock.requirements
+    )
+    return await client.environment_build(build, progress)
+
+
+async def find_environment(client: NodeClient, lock: EnvironmentLock) -> EnvironmentReport:
+    """Return how the environment that the node remembers compares with `lock` now."""
+    query = EnvironmentQuery(lock_sha256=lock.sha256, requirements=lock.requirements)
+    try:
+        return await client.environment_find(query)
+    except UserError as error:
+        if "no interpreter" in error.message:  # it was deleted since
+            return EnvironmentReport(missing=tuple(sorted(lock.requirements)))
+        raise
+
+
+def misfit(name: str, report: EnvironmentReport) -> UserError:
+    """Return the message for an interpreter that does not fit the lock."""
+    parts = [*report.different, *(f"{package} is missing" for package in report.missing)]
+    shown = "; ".join(parts[:_SHOWN_PACKAGES])
+    more = len(parts) - _SHOWN_PACKAGES
+    return UserError(
+        f"{report.python or 'The environment'} on {name} is not what training needs: {shown}"
+        + (f"; and {more} more" if more > 0 else ""),
+        f"Let an environment be built there instead: rackless nodes setup {name}",
+    )
+
+
+async def _look(client: NodeClient, lock: EnvironmentLock, python: str | None) -> EnvironmentReport:
+    if python is None:
+        return await find_environment(client, lock)
+    query = EnvironmentQuery(
+        lock_sha256=lock.sha256, requirements=lock.requirements, python=python, adopt=True
+    )
+    return await client.environment_find(query)
