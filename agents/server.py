@@ -186,9 +186,14 @@ def serve(nonce: str) -> int:
         return 1
     channel.send(Event(kind="hello", data=to_wire(_say_hello(home))))
     with contextlib.suppress(KeyboardInterrupt):
-        Server(home, channel).run(0, lambda: _keep_recorder(home))
+        Server(home, channel).run(0, lambda: _keep_recorder_aside(home))
     # Handler threads may still sleep or block in a write to a pipe that nobody reads.
     os._exit(0)
+
+
+def _keep_recorder_aside(home: Home) -> None:
+    """Do it on a thread of its own: starting a process would hold up the first request."""
+    threading.Thread(target=_keep_recorder, args=(home,), daemon=True).start()
 
 
 def _keep_recorder(home: Home) -> None:

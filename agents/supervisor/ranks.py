@@ -49,15 +49,12 @@ class RankProcess:
                 os.kill(self.pid, number)
 
     def read_heartbeat(self) -> dict[str, Any]:
-        beat: dict[str, Any] | None = read_json(self.folder / f"rank-{self.rank}.heartbeat")
-        return beat or {}
+        return read_json(self.folder / f"rank-{self.rank}.heartbeat") or {}
 
     def read_last(self, kind: str) -> dict[str, Any]:
         """Return the newest journal line of this kind, empty when there is none."""
-        for line in reversed(read_journal(self.folder / f"rank-{self.rank}.jsonl")):
-            if line.get("kind") == kind:
-                return line
-        return {}
+        lines = read_journal(self.folder / f"rank-{self.rank}.jsonl")
+        return next((line for line in reversed(lines) if line.get("kind") == kind), {})
 
     def read_log_tail(self) -> list[str]:
         """Return the last lines of its output that say anything."""

@@ -1,0 +1,271 @@
+"""How attempts end: done, stopped, failed with the right cause named, stalled, lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from agents.streams import list_streams, read_chunk
+from agents.supervisor.attempt import find_attempts, read_journal, read_status
+from agents.supervisor.stop import stop
+from agents.supervisor.sweep import find_processes
+from tests.agents.supervisor.conftest import Node, kill_supervisor
+
+LOG_LINE = "rank {rank} says line {number} of many, each as long as this one\n"
+"""What the fake rank prints when it is `chatty`."""
+
+
+def test_finished_ranks_are_done(node: Node) -> None:
+    attempt = node.launch("finish", "finish")
+    status = node.wait_end(attempt)
+    assert status.state == "done"
+    assert status.message == ""
+    assert [rank.exit_code for rank in status.ranks] == [0, 0]
+    assert [rank.step for rank in status.ranks] == [5, 5]
+    kinds = [line["kind"] for line in read_journal(attempt.file("supervisor.jsonl"))]
+    assert kinds == ["launched"] + 2 * ["rank_started"] + 2 * ["rank_exited"] + ["ended"]
+
+
+def test_running_attempt_tells_ranks_and_processes(node: Node) -> None:
+    attempt = node.launch("train", "train")
+    status = node.wait_step(attempt, 2)
+    assert status.state == "running"
+    assert status.num_processes == 3  # the supervisor and two ranks
+    assert status.spec is not None
+    assert status.spec.model == "org/tiny"
+    assert len(status.all_ranks) == 2
+    assert all(rank.phase == "training" for rank in status.ranks)
+    assert all(rank.heartbeat_age_s is not None for rank in status.ranks)
+    assert all(rank.exit_code is None for rank in status.ranks)
+
+
+def test_stop_lets_ranks_finish_their_step(node: Node) -> None:
+    attempt = node.launch("train", "train")
+    node.wait_step(attempt)
+    status = stop(attempt, grace_s=10)
+    assert status.state == "stopped"
+    assert status.num_processes == 0
+    assert [rank.exit_code for rank in status.ranks] == [0, 0]
+    assert status.message == ""
+
+
+def test_stop_kills_what_does_not_listen_after_the_grace(node: Node) -> None:
+    attempt = node.launch("deaf", "train")
+    node.wait_step(attempt)
+    began_s = time.monotonic()
+    status = stop(attempt, grace_s=1.0)
+    assert 1.0 <= time.monotonic() - began_s < 6.0
+    assert status.state == "stopped"
+    assert "Rank 0 did not finish its step within 1 s" in status.message
+    assert [rank.exit_code for rank in status.ranks] == [-signal.SIGKILL, 0]
+    assert status.num_processes == 0
+
+
+def test_stop_twice_and_after_the_end_changes_nothing(node: Node) -> None:
+    attempt = node.launch("finish")
+    first = node.wait_end(attempt)
+    assert stop(attempt, 5.0) == first
+    assert stop(attempt, 5.0) == first
+
+
+def test_daemonised_grandchild_is_swept(node: Node) -> None:
+    attempt = node.launch("daemon")
+    node.wait_step(attempt, 2)
+    assert len(find_processes(attempt.tag)) == 3
+    status = stop(attempt, grace_s=5)
+    assert status.state == "stopped"
+    assert find_processes(attempt.tag) == []
+
+
+def test_stop_spares_what_lacks_our_tag(node: Node) -> None:
+    bystander = os.spawnve(os.P_NOWAIT, "/bin/sleep", ["sleep", "60"], {"RACKLESS_TAG": "run-1.10"})
+    twin = os.spawnve(  # the same run on another node of this PC
+        os.P_NOWAIT,
+        "/bin/sleep",
+        ["sleep", "60"],
+        {"RACKLESS_TAG": "run-1.1", "RACKLESS_ATTEMPT_DIR": "/elsewhere/runs/run-1/attempts/1"},
+    )
+    try:
+        attempt = node.launch("train")
+        node.wait_step(attempt)
+        stop(attempt, grace_s=5)
+        assert os.waitpid(bystander, os.WNOHANG) == (0, 0)
+        assert os.waitpid(twin, os.WNOHANG) == (0, 0)
+    finally:
+        for pid in (bystander, twin):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_user_error_of_a_rank_becomes_the_message(node: Node) -> None:
+    attempt = node.launch("fail", "train")
+    status = node.wait_end(attempt)
+    assert status.state == "failed"
+    assert (
+        status.message == "Rank 0 on node a (cpu) failed in phase loading: The model is not there."
+    )
+    assert status.hint == "Copy it"
+    assert not status.peer_lost
+
+
+def test_killed_rank_is_named_and_the_others_end(node: Node) -> None:
+    attempt = node.launch("train", "killed")
+    status = node.wait_end(attempt)
+    assert status.state == "failed"
+    assert status.message.startswith("Rank 1 on node a (cpu) was ended by SIGKILL (killed, most")
+    assert "in phase training" in status.message
+    assert status.num_processes == 0
+
+
+def test_exit_of_a_rank_is_seen_at_once(node: Node) -> None:
+    attempt = node.launch("train")
+    status = node.wait_step(attempt)
+    pid = status.ranks[0].pid
+    assert pid is not None
+    killed_s = time.time()
+    os.kill(pid, signal.SIGKILL)
+    node.wait_end(attempt)
+    exits = [
+        line
+        for line in read_journal(attempt.file("supervisor.jsonl"))
+        if line["kind"] == "rank_exited"
+    ]
+    assert exits[0]["time_s"] - killed_s < 0.3
+
+
+def test_crash_is_blamed_before_the_lost_peer(node: Node) -> None:
+    attempt = node.launch("peer_lost", "crash")
+    status = node.wait_end(attempt)
+    assert status.message.startswith("Rank 1 on node a (cpu) ended with exit code 1")
+    assert "Its last line: ValueError: no good" in status.message
+    assert not status.peer_lost
+
+
+def test_lost_peer_alone_points_to_another_node(node: Node) -> None:
+    attempt = node.launch("peer_lost", "train")
+    status = node.wait_end(attempt)
+    assert status.peer_lost
+    assert "possibly because another node failed" in status.message
+
+
+def test_stalled_rank_is_named_with_its_stack(node: Node) -> None:
+    attempt = node.launch("train", "hang", environ={"RACKLESS_STALL_S": "1.5"})
+    status = node.wait_end(attempt)
+    assert status.state == "failed"
+    assert status.message.startswith("Rank 1 on node a (cpu) stood still for ")
+    assert "in phase training after step 7" in status.message
+    assert b"Fatal Python error: Aborted" in attempt.file("rank-1.log").read_bytes()
+    assert b"in main" in attempt.file("rank-1.log").read_bytes()
+
+
+def test_stopped_process_is_the_stall(node: Node) -> None:
+    attempt = node.launch("hang", "train", environ={"RACKLESS_STALL_S": "2"})
+    status = node.wait_step(attempt)
+    pid = status.ranks[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    status = node.wait_end(attempt)
+    assert status.message.startswith("Rank 1 on node a (cpu) stood still")
+    assert "The process was stopped (SIGSTOP)." in status.message
+
+
+def test_short_pause_is_no_stall(node: Node) -> None:
+    attempt = node.launch("train", environ={"RACKLESS_STALL_S": "4"})
+    status = node.wait_step(attempt)
+    pid = status.ranks[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(pid, signal.SIGCONT)
+    step = read_status(attempt).ranks[0].step
+    assert step is not None
+    node.wait_step(attempt, step + 5)
+    assert read_status(attempt).state == "running"
+
+
+def test_killed_supervisor_is_lost_and_stop_leaves_nothing(node: Node) -> None:
+    attempt = node.launch("daemon", "deaf")
+    node.wait_step(attempt)
+    kill_supervisor(attempt)
+    lost = read_status(attempt)
+    assert lost.state == "lost"
+    assert "left no record of an end" in lost.message
+    assert lost.num_processes == 3  # two ranks and the grandchild live on
+    status = stop(attempt, grace_s=0.5)
+    assert status.num_processes == 0
+    assert status.state == "stopped"
+    assert find_processes(attempt.tag) == []
+
+
+def test_stopped_supervisor_does_not_keep_stop_from_ending(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.supervisor.stop.SUPERVISOR_EXTRA_S", 0.5)
+    attempt = node.launch("train")
+    status = node.wait_step(attempt)
+    assert status.supervisor_pid is not None
+    os.kill(status.supervisor_pid, signal.SIGSTOP)
+    assert stop(attempt, grace_s=0.5).num_processes == 0
+
+
+def test_reboot_shows_as_lost(node: Node) -> None:
+    attempt = node.launch("finish")
+    node.wait_end(attempt)
+    attempt.file("exit.json").unlink()
+    started = json.loads(attempt.file("started.json").read_text())
+    started.update(pid=os.getpid(), boot_id="11111111-2222-3333-4444-555555555555")
+    attempt.file("started.json").write_text(json.dumps(started))
+    assert read_status(attempt).state == "lost"
+
+
+def test_rank_gets_the_contract_of_torchrun(node: Node) -> None:
+    attempt = node.launch("environ", "environ")
+    node.wait_end(attempt)
+    environ = json.loads(attempt.file("rank-1.log").read_text())
+    expected = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RACKLESS_TAG": "run-1.1",
+        "RACKLESS_RUN": "run-1",
+        "RACKLESS_ATTEMPT": "1",
+        "RACKLESS_ATTEMPT_DIR": str(attempt.folder),
+    }
+    assert {name: environ.get(name) for name in expected} == expected
+    assert int(environ["OMP_NUM_THREADS"]) >= 1
+
+
+def test_log_is_complete_to_the_byte(node: Node) -> None:
+    attempt = node.launch("chatty")
+    node.wait_end(attempt)
+    lines = [LOG_LINE.format(rank=0, number=number) for number in range(20_000)]
+    assert attempt.file("rank-0.log").read_text() == "".join(lines)
+    assert list_streams(attempt)["rank-0.log"] == len("".join(lines))
+    assert read_chunk(attempt, "rank-0.log", 10, 5).size_bytes == len("".join(lines))
+
+
+def test_attempts_are_listed(node: Node) -> None:
+    for run_id, number in (("b", 1), ("a", 1), ("a", 2)):
+        node.wait_end(node.launch("finish", run_id=run_id, attempt=number))
+    found = [(attempt.run_id, attempt.number) for attempt in find_attempts(node.home)]
+    assert found == [("a", 1), ("a", 2), ("b", 1)]
+
+
+def test_supervisor_survives_its_launcher_session(node: Node) -> None:
+    attempt = node.launch("train")
+    supervisor = attempt.read_supervisor()
+    assert supervisor is not None
+    assert os.getsid(supervisor.pid) != os.getsid(0)
+    stdin = os.readlink(f"/proc/{supervisor.pid}/fd/0")
+    assert stdin == "/dev/null"
+    targets = {os.readlink(f"/proc/{supervisor.pid}/fd/{n}") for n in (1, 2)}
+    assert targets == {str(attempt.file("supervisor.log"))}

@@ -1,0 +1,98 @@
+"""A training rank without torch, for the supervisor's tests: `FAKE_RANKS` says what each one does.
+
+Stands in for the interpreter of the training environment, so it is started as
+`rank.py -m agents.trainer`; it writes heartbeats and journals as the real trainer does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ["RANK"])
+FOLDER = Path(os.environ["RACKLESS_ATTEMPT_DIR"])
+STEP_S = 0.05
+LOG_LINE = "rank {rank} says line {number} of many, each as long as this one\n"
+
+
+def write_heartbeat(step: int, phase: str) -> None:
+    beat = {"step": step, "phase": phase, "monotonic_s": time.monotonic()}
+    half = FOLDER / f".beat-{RANK}"
+    half.write_text(json.dumps(beat))
+    half.rename(FOLDER / f"rank-{RANK}.heartbeat")
+
+
+def write_journal(kind: str, **fields: object) -> None:
+    with open(FOLDER / f"rank-{RANK}.jsonl", "a") as file:
+        file.write(json.dumps({"kind": kind, "time_s": time.time(), **fields}) + "\n")
+
+
+def train(num_steps: int) -> None:
+    """Take steps until they are done or SIGTERM comes."""
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    step = 0
+    while step < num_steps and not stopped:
+        step += 1
+        write_heartbeat(step, "training")
+        write_journal("step", step=step, loss=1.0 / step)
+        time.sleep(STEP_S)
+    write_journal("finished", step=step, reason="stopped" if stopped else "completed")
+
+
+def leave_daemon() -> None:
+    """Start a grandchild in its own session that ignores SIGTERM."""
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    middle = f"import subprocess; subprocess.Popen([{sys.executable!r}, '-c', {code!r}]," + (
+        " start_new_session=True)"
+    )
+    subprocess.run([sys.executable, "-c", middle], check=True)
+
+
+def main(behaviour: str) -> int:
+    if behaviour == "finish":
+        train(5)
+    elif behaviour == "train":
+        train(10_000)
+    elif behaviour == "daemon":
+        leave_daemon()
+        train(10_000)
+    elif behaviour == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        write_heartbeat(1, "training")
+        time.sleep(600)
+    elif behaviour == "hang":
+        write_heartbeat(7, "training")
+        time.sleep(600)
+    elif behaviour == "fail":
+        write_heartbeat(0, "loading")
+        write_journal("failed", message="The model is not there.", hint="Copy it")
+        return 3
+    elif behaviour == "crash":
+        write_heartbeat(3, "training")
+        print("ValueError: no good", file=sys.stderr)
+        return 1
+    elif behaviour == "peer_lost":
+        write_heartbeat(3, "training")
+        print("RuntimeError: [gloo] Connection reset by peer", file=sys.stderr)
+        return 1
+    elif behaviour == "killed":
+        write_heartbeat(3, "training")
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif behaviour == "chatty":
+        for number in range(20_000):
+            sys.stdout.write(LOG_LINE.format(rank=RANK, number=number))
+        train(3)
+    elif behaviour == "environ":
+        print(json.dumps(dict(os.environ)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(os.environ["FAKE_RANKS"])[RANK]))
