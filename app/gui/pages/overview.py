@@ -1,0 +1,106 @@
+"""Overview: the sums, the runs under way, and the live wall of every device."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+
+from app.gui.actions import Actions
+from app.gui.context import Context
+from app.gui.widgets.banner import page_margins
+from app.gui.widgets.empty import EmptyState
+from app.gui.widgets.parts import make_label
+from app.gui.widgets.run_strip import RunStrip
+from app.gui.widgets.story_strip import StoryStrip
+from app.gui.widgets.totals import TotalsBar
+from app.gui.widgets.wall import Wall
+from app.telemetry.stream import DeviceKey
+
+CLOCK_MS = 1000
+"""How often ages such as `unreachable for 12 s` are written anew."""
+
+
+class OverviewPage(QWidget):
+    run_opened = Signal(str)
+    node_opened = Signal(str)
+    runs_opened = Signal()
+
+    def __init__(self, context: Context, actions: Actions) -> None:
+        super().__init__()
+        self._context = context
+        self.story = StoryStrip(context.theme)
+        self.totals = TotalsBar(context)
+        self.strip = RunStrip(context)
+        self.wall = Wall(context)
+        self._stack = QStackedWidget()
+        self._stack.addWidget(self._make_empty(actions))
+        self._stack.addWidget(self._make_scroll())
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        column.addLayout(self._make_head(actions))
+        column.addWidget(self.story)
+        column.addWidget(self.totals)
+        column.addWidget(self.strip)
+        column.addWidget(self._stack, 1)
+        self.strip.run_opened.connect(self.run_opened)
+        self.strip.all_opened.connect(self.runs_opened)
+        self.wall.device_opened.connect(self._open_device)
+        context.cluster.structure_changed.connect(self._choose)
+        context.cluster.is_open_changed.connect(self._choose)
+        self._clock = QTimer(self, interval=CLOCK_MS)
+        self._clock.timeout.connect(self._tick)
+        self._clock.start()
+        self._choose()
+
+    def _make_head(self, actions: Actions) -> QHBoxLayout:
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(make_label("Overview", "title"))
+        head.addStretch(1)
+        head.addWidget(actions.button("add_node"))
+        head.addWidget(actions.button("new_run", role="primary"))
+        return head
+
+    def _make_empty(self, actions: Actions) -> QWidget:
+        buttons = [actions.button("add_this_pc", role="primary"), actions.button("add_node")]
+        if actions.has("run_demo"):
+            buttons.append(actions.button("run_demo"))
+        return EmptyState(
+            self._context.theme,
+            "overview",
+            "Your cluster begins with one PC",
+            "Every GPU of every PC that you add shows here live: memory, load, heat and speed. "
+            "Start with the PC before you; others follow over SSH, nothing is installed on them "
+            "by hand.",
+            buttons,
+        )
+
+    def _make_scroll(self) -> QScrollArea:
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setWidget(self.wall)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        return scroll
+
+    def _choose(self) -> None:
+        cluster = self._context.cluster
+        is_empty = cluster.is_open and not cluster.nodes
+        self._stack.setCurrentIndex(0 if is_empty else 1)
+        self.totals.setVisible(not is_empty)
+
+    def _tick(self) -> None:
+        if not self.isVisible():
+            return
+        cluster = self._context.cluster
+        for node in cluster.node_list():
+            age_s = cluster.now_s() - (node.last_seen_s or cluster.now_s())
+            if node.state != "online" or age_s > CLOCK_MS / 1000:
+                self.wall.refresh_node(node.name)
+
+    def _open_device(self, key: DeviceKey) -> None:
+        run = self._context.cluster.telemetry[key].run
+        if run is not None:
+            self.run_opened.emit(run.run_id)
+        else:
+            self.node_opened.emit(key.node)

@@ -1,0 +1,120 @@
+"""Columns of the nodes and of the results of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from app.events import NodeSnapshot
+from app.gui.tables.rows_model import Column, number_first
+from app.telemetry.state import Status, Tone, describe_node
+from app.text import DASH, count_of, show_bytes, show_duration
+
+Clock = Callable[[], float]
+CLOCK_TOLERANCE_S = 1.0
+
+
+def describe_hardware(node: NodeSnapshot) -> str:
+    """Return a node's GPUs, or its CPU when it has none."""
+    if node.facts is None:
+        return DASH
+    if not node.facts.gpus:
+        cpu = node.facts.cpu or "CPU"
+        return f"{cpu}, {count_of(node.facts.num_cores, 'core')}" if node.facts.num_cores else cpu
+    names = [gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ") for gpu in node.facts.gpus]
+    kinds = {name: names.count(name) for name in names}
+    return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in kinds.items())
+
+
+def describe_environment(node: NodeSnapshot) -> Status:
+    """Return whether a node has what training needs."""
+    report = node.facts.environment if node.facts else None
+    if node.facts is None or report is None:
+        return Status("calm", "not known" if node.facts is None else "not set up")
+    if report.python is None:
+        return Status("calm", "not set up")
+    return Status("good", "ready") if report.fits else Status("warning", "differs")
+
+
+def clock_offset_s(node: NodeSnapshot) -> float | None:
+    """Return how far a node's clock is ahead of this PC's."""
+    if node.facts is None or not node.facts.wall_s or node.last_seen_s is None:
+        return None
+    return node.facts.wall_s - node.last_seen_s
+
+
+def describe_clock(node: NodeSnapshot) -> str:
+    """Return the clock's distance in words; within a second it is in step."""
+    offset = clock_offset_s(node)
+    if offset is None:
+        return DASH
+    if abs(offset) < CLOCK_TOLERANCE_S:
+        return "in step"
+    return f"{show_duration(abs(offset))} {'ahead' if offset > 0 else 'behind'}"
+
+
+def disk_free_bytes(node: NodeSnapshot) -> int | None:
+    return node.facts.disk_free_bytes if node.facts else None
+
+
+def node_columns(now_s: Clock) -> list[Column[NodeSnapshot]]:
+    return [
+        Column(title="Name", text=lambda n: n.name, width_px=110),
+        Column(
+            title="State",
+            text=lambda n: n.state,
+            status=lambda n: describe_node(n, now_s()),
+            width_px=150,
+        ),
+        Column(title="Address", text=lambda n: n.address, width_px=170),
+        Column(title="Hardware", text=describe_hardware, stretches=True),
+        Column(
+            title="Environment",
+            text=lambda n: describe_environment(n).text,
+            status=describe_environment,
+            tip="The Python environment that training runs in, the same on every node",
+            width_px=116,
+        ),
+        Column(
+            title="Round trip",
+            text=lambda n: show_duration(n.round_trip_s),
+            sort=lambda n: number_first(n.round_trip_s),
+            tip="A question and its answer over the connection to the node",
+            is_number=True,
+            width_px=88,
+        ),
+        Column(
+            title="Clock",
+            text=describe_clock,
+            sort=lambda n: number_first(clock_offset_s(n)),
+            tip="How far the node's clock is from this PC's",
+            width_px=84,
+        ),
+        Column(
+            title="Disk free",
+            text=lambda n: show_bytes(disk_free_bytes(n)),
+            sort=lambda n: number_first(disk_free_bytes(n)),
+            is_number=True,
+            width_px=88,
+        ),
+    ]
+
+
+def check_columns() -> list[Column[Any]]:
+    tones: dict[str, Tone] = {"pass": "good", "warn": "warning", "fail": "error"}
+    return [
+        Column(
+            title="Result",
+            text=lambda r: r.status,
+            status=lambda r: Status(tones.get(r.status, "calm"), r.status),
+            width_px=96,
+            sort=lambda r: ("fail", "warn", "unknown", "pass").index(r.status),
+        ),
+        Column(title="Check", text=lambda r: r.check, width_px=120),
+        Column(
+            title="Node",
+            width_px=120,
+            text=lambda r: f"{r.node} \u2192 {r.peer}" if r.peer else r.node,
+        ),
+        Column(title="What was found", text=lambda r: r.message, stretches=True),
+    ]

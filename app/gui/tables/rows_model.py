@@ -1,0 +1,145 @@
+"""One table model for all tables: rows of any value, columns as data.
+
+Rows have keys. `put` changes, `drop` removes and `reset` replaces rows one by one, so that the
+selection, the current cell and the scroll position stay where they are while figures move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+
+T = TypeVar("T")
+Index = QModelIndex | QPersistentModelIndex
+SORT_ROLE = int(Qt.ItemDataRole.UserRole)
+STATUS_ROLE = SORT_ROLE + 1
+"""A Status, drawn with its glyph."""
+PROGRESS_ROLE = SORT_ROLE + 2
+"""A share from 0 to 1, drawn as a bar beside the text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column(Generic[T]):
+    title: str
+    text: Callable[[T], str]
+    sort: Callable[[T], Any] | None = None
+    """What the column is sorted by; None: its text."""
+    tip: str = ""
+    """Explains the heading."""
+    is_number: bool = False
+    width_px: int = 120
+    stretches: bool = False
+    status: Callable[[T], Any] | None = None
+    progress: Callable[[T], float | None] | None = None
+
+
+def number_first(value: float | None) -> float:
+    """Return a sort key that puts what is not known below everything."""
+    return -math.inf if value is None or math.isnan(value) else value
+
+
+class RowsModel(QAbstractTableModel, Generic[T]):
+    """Rows by key, in the order in which they came."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column[T]],
+        key: Callable[[T], Any],
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self.columns = tuple(columns)
+        self._key = key
+        self._rows: list[T] = []
+        self._places: dict[Any, int] = {}
+
+    # ------------------------------------------------------------ rows
+
+    def rows(self) -> list[T]:
+        return list(self._rows)
+
+    def row(self, index: int) -> T:
+        return self._rows[index]
+
+    def place_of(self, key: Any) -> int | None:
+        """Return the row number of a key."""
+        return self._places.get(key)
+
+    def put(self, row: T) -> None:
+        """Change the row with this key, or add it."""
+        place = self._places.get(self._key(row))
+        if place is None:
+            self.beginInsertRows(QModelIndex(), len(self._rows), len(self._rows))
+            self._places[self._key(row)] = len(self._rows)
+            self._rows.append(row)
+            self.endInsertRows()
+        elif self._rows[place] != row:
+            self._rows[place] = row
+            self.touch(place)
+
+    def touch(self, place: int) -> None:
+        """Say that the texts of a row changed although its value did not (a clock moved on)."""
+        last = self.index(place, len(self.columns) - 1)
+        self.dataChanged.emit(self.index(place, 0), last)
+
+    def drop(self, key: Any) -> None:
+        """Remove the row with this key, if it is there."""
+        place = self._places.get(key)
+        if place is None:
+            return
+        self.beginRemoveRows(QModelIndex(), place, place)
+        del self._rows[place]
+        self._places = {self._key(row): number for number, row in enumerate(self._rows)}
+        self.endRemoveRows()
+
+    def reset(self, rows: Sequence[T]) -> None:
+        """Make the rows exactly these, with as few changes as possible."""
+        keys = {self._key(row) for row in rows}
+        for key in [key for key in self._places if key not in keys]:
+            self.drop(key)
+        for row in rows:
+            self.put(row)
+
+    # ------------------------------------------------------------ Qt
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature
+        return 0 if parent.isValid() else len(self._rows)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature
+        return 0 if parent.isValid() else len(self.columns)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        column, row = self.columns[index.column()], self._rows[index.row()]
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
+            return column.status(row).text if column.status else column.text(row)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return column.status(row).text if column.status else column.text(row)
+        if role == SORT_ROLE:
+            return column.sort(row) if column.sort else self.data(index).casefold()
+        if role == STATUS_ROLE:
+            return column.status(row) if column.status else None
+        if role == PROGRESS_ROLE:
+            return column.progress(row) if column.progress else None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            side = Qt.AlignmentFlag.AlignRight if column.is_number else Qt.AlignmentFlag.AlignLeft
+            return int(side | Qt.AlignmentFlag.AlignVCenter)
+        return None
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        column = self.columns[section]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return column.title
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return column.tip or None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            side = Qt.AlignmentFlag.AlignRight if column.is_number else Qt.AlignmentFlag.AlignLeft
+            return int(side | Qt.AlignmentFlag.AlignVCenter)
+        return None

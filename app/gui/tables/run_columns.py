@@ -1,0 +1,215 @@
+"""Columns of the runs, and of one run's ranks, events and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
+from app.gui.tables.rows_model import Column, number_first
+from app.telemetry.state import Status, Tone, describe_run
+from app.telemetry.stream import ACTIVE_STATES
+from app.text import (
+    DASH,
+    show_bytes,
+    show_duration,
+    show_loss,
+    show_moment,
+    show_number,
+    show_share,
+)
+
+Clock = Callable[[], float]
+
+
+def progress_share(run: RunSnapshot) -> float | None:
+    """Return how much of a run is done, 0 to 1."""
+    if run.step is None or not run.total_steps:
+        return 0.0 if run.state in ACTIVE_STATES else None
+    return run.step / run.total_steps
+
+
+def describe_steps(run: RunSnapshot) -> str:
+    if run.step is None or run.total_steps is None:
+        return DASH
+    return f"{run.step:,} / {run.total_steps:,}"
+
+
+def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
+    return [
+        Column(title="Name", text=lambda r: r.name, stretches=True),
+        Column(
+            title="State",
+            text=lambda r: r.state,
+            status=lambda r: describe_run(r.state, r.phase),
+            width_px=140,
+        ),
+        Column(
+            title="Progress",
+            text=describe_steps,
+            sort=lambda r: number_first(progress_share(r)),
+            progress=progress_share,
+            tip="Optimizer steps done, of all",
+            width_px=176,
+        ),
+        Column(
+            title="Loss",
+            text=lambda r: show_loss(r.loss),
+            sort=lambda r: number_first(r.loss),
+            is_number=True,
+            width_px=72,
+        ),
+        Column(
+            title="Tokens/s",
+            text=lambda r: show_number(r.tokens_per_s if r.state == "running" else None),
+            sort=lambda r: number_first(r.tokens_per_s),
+            tip="Tokens trained on per second, all devices together",
+            is_number=True,
+            width_px=84,
+        ),
+        Column(
+            title="Time left",
+            text=lambda r: show_duration(r.remaining_s if r.state == "running" else None),
+            sort=lambda r: number_first(r.remaining_s),
+            is_number=True,
+            width_px=96,
+        ),
+        Column(title="Nodes", text=lambda r: ", ".join(r.nodes), width_px=170),
+        Column(
+            title="Started",
+            text=lambda r: show_moment(r.started_s or r.created_s, now_s()),
+            sort=lambda r: r.created_s,
+            width_px=110,
+        ),
+    ]
+
+
+def wait_share(rank: RankProgress) -> float | None:
+    """Return the part of a step that a rank waits for the others and the network."""
+    if rank.wait_s is None or not rank.step_s:
+        return None
+    return rank.wait_s / rank.step_s
+
+
+def _describe_rank(rank: RankProgress) -> Status:
+    tones: dict[str, Tone] = {"failed": "error", "lost": "error", "done": "good", "stopped": "calm"}
+    words = rank.phase if rank.state == "running" and rank.phase else rank.state
+    return Status(tones.get(rank.state, "busy"), words)
+
+
+def rank_columns() -> list[Column[RankProgress]]:
+    return [
+        Column(
+            title="Rank",
+            text=lambda r: str(r.rank),
+            sort=lambda r: r.rank,
+            is_number=True,
+            width_px=56,
+        ),
+        Column(title="Node", text=lambda r: r.node, stretches=True),
+        Column(title="Device", text=lambda r: r.device, width_px=84),
+        Column(title="State", text=lambda r: r.state, status=_describe_rank, width_px=124),
+        Column(
+            title="Step",
+            text=lambda r: show_number(r.step),
+            sort=lambda r: number_first(r.step),
+            is_number=True,
+            width_px=72,
+        ),
+        Column(
+            title="Tokens/s",
+            text=lambda r: show_number(r.tokens_per_s),
+            sort=lambda r: number_first(r.tokens_per_s),
+            is_number=True,
+            width_px=84,
+        ),
+        Column(
+            title="Step time",
+            text=lambda r: show_duration(r.step_s),
+            sort=lambda r: number_first(r.step_s),
+            is_number=True,
+            width_px=88,
+        ),
+        Column(
+            title="Waiting",
+            text=lambda r: show_share(wait_share(r)),
+            sort=lambda r: number_first(wait_share(r)),
+            is_number=True,
+            width_px=80,
+            tip="Part of each step spent waiting for other ranks and the network",
+        ),
+        Column(
+            title="Memory",
+            text=lambda r: show_bytes(r.memory_bytes),
+            sort=lambda r: number_first(r.memory_bytes),
+            is_number=True,
+            width_px=88,
+            tip="Memory that training holds on the device",
+        ),
+        Column(
+            title="Share",
+            text=lambda r: show_share(r.share),
+            sort=lambda r: number_first(r.share),
+            is_number=True,
+            width_px=72,
+            tip="Part of every batch that this rank works on; it follows the device's speed",
+        ),
+    ]
+
+
+def event_columns(now_s: Clock) -> list[Column[RunEvent]]:
+    tones: dict[str, Tone] = {"info": "calm", "warning": "warning", "error": "error"}
+    return [
+        Column(
+            title="Time",
+            text=lambda e: show_moment(e.time_s, now_s()),
+            sort=lambda e: e.time_s,
+            width_px=110,
+        ),
+        Column(
+            title="What happened",
+            text=lambda e: e.text,
+            status=lambda e: Status(tones[e.severity], e.text),
+            stretches=True,
+        ),
+    ]
+
+
+def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
+    return [
+        Column(
+            title="Step",
+            text=lambda c: show_number(c.step),
+            sort=lambda c: c.step,
+            is_number=True,
+            width_px=80,
+        ),
+        Column(
+            title="Written",
+            text=lambda c: show_moment(c.created_s, now_s()),
+            sort=lambda c: c.created_s,
+            width_px=120,
+        ),
+        Column(
+            title="Size",
+            text=lambda c: show_bytes(c.size_bytes),
+            sort=lambda c: c.size_bytes,
+            is_number=True,
+            width_px=88,
+        ),
+        Column(title="Copies on", text=lambda c: ", ".join(c.nodes) or DASH, stretches=True),
+        Column(
+            title="Verified",
+            text=lambda c: _verified(c).text,
+            status=_verified,
+            width_px=180,
+            tip="Every file of every copy was hashed and compared",
+        ),
+    ]
+
+
+def _verified(checkpoint: CheckpointSnapshot) -> Status:
+    if checkpoint.problem:
+        return Status("error", checkpoint.problem)
+    if checkpoint.verified is None:
+        return Status("calm", "not looked at")
+    return Status("good", "verified") if checkpoint.verified else Status("error", "damaged")

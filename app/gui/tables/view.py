@@ -1,0 +1,138 @@
+"""The table widget of every page: sorted, one whole row selected, drawn with glyphs and bars."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from PySide6.QtCore import QRectF, QSortFilterProxyModel, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QPainter
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHeaderView,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+)
+
+from app.gui.tables.rows_model import (
+    PROGRESS_ROLE,
+    SORT_ROLE,
+    STATUS_ROLE,
+    Index,
+    RowsModel,
+)
+from app.gui.theme import Theme
+from app.gui.widgets.status import paint_status
+
+T = TypeVar("T")
+ROW_HEIGHT_PX = 36
+BAR_WIDTH_PX = 64
+
+
+class CellDelegate(QStyledItemDelegate):
+    """Draws states with their glyph and progress with its bar."""
+
+    def __init__(self, theme: Theme, view: QTableView) -> None:
+        super().__init__(view)
+        self._theme = theme
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        status, share = index.data(STATUS_ROLE), index.data(PROGRESS_ROLE)
+        if status is None and share is None:
+            super().paint(painter, option, index)
+            return
+        style: Any = option  # the stubs hide the fields of the C++ struct
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        colors = self._theme.palette
+        if style.state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(style.rect, colors.color("selected"))
+        area = QRectF(style.rect).adjusted(10, 0, -8, 0)
+        if status is not None:
+            paint_status(painter, self._theme, status, area, 13)
+        else:
+            self._paint_progress(painter, area, share, str(index.data()))
+        painter.setPen(colors.color("chart_grid"))
+        painter.drawLine(style.rect.bottomLeft(), style.rect.bottomRight())
+        painter.restore()
+
+    def _paint_progress(self, painter: QPainter, area: QRectF, share: float, text: str) -> None:
+        colors = self._theme.palette
+        bar = QRectF(area.left(), area.center().y() - 3, BAR_WIDTH_PX, 6)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colors.color("chart_grid"))
+        painter.drawRoundedRect(bar, 3, 3)
+        if share > 0:
+            painter.setBrush(colors.color("accent"))
+            bar.setWidth(max(6.0, BAR_WIDTH_PX * min(share, 1.0)))
+            painter.drawRoundedRect(bar, 3, 3)
+        painter.setPen(colors.color("text"))
+        painter.setFont(self._theme.font(13))
+        words = area.adjusted(BAR_WIDTH_PX + 10, 0, 0, 0)
+        painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter), text)
+
+
+class TableView(QTableView, Generic[T]):
+    """A table over a RowsModel."""
+
+    opened = Signal()
+    """A row was double clicked, or Enter was pressed on it."""
+    chosen = Signal()
+    """Another row is selected, or none."""
+
+    def __init__(self, theme: Theme, model: RowsModel[T], name: str) -> None:
+        super().__init__()
+        self._rows = model
+        self._proxy = QSortFilterProxyModel(self)
+        self._proxy.setSortRole(SORT_ROLE)
+        self._proxy.setSourceModel(model)
+        self.setModel(self._proxy)
+        self.setItemDelegate(CellDelegate(theme, self))
+        self.setAccessibleName(name)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setTabKeyNavigation(False)
+        self.setMouseTracking(True)
+        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT_PX)
+        self.verticalHeader().hide()
+        self._lay_out_columns()
+        self.doubleClicked.connect(lambda: self.opened.emit())
+        self.selectionModel().selectionChanged.connect(lambda: self.chosen.emit())
+
+    def sort_by(self, title: str, order: Qt.SortOrder) -> None:
+        """Sort by the column of this title, and let people change it."""
+        titles = [column.title for column in self._rows.columns]
+        self.setSortingEnabled(True)
+        self.sortByColumn(titles.index(title), order)
+
+    def selected(self) -> T | None:
+        """Return the selected row."""
+        indexes = self.selectionModel().selectedRows()
+        return self._rows.row(self._proxy.mapToSource(indexes[0]).row()) if indexes else None
+
+    def select(self, key: Any) -> None:
+        """Select the row of a key."""
+        place = self._rows.place_of(key)
+        if place is not None:
+            self.selectRow(self._proxy.mapFromSource(self._rows.index(place, 0)).row())
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.selected() is not None:
+            self.opened.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def _lay_out_columns(self) -> None:
+        header = self.horizontalHeader()
+        header.setHighlightSections(False)
+        header.setMinimumSectionSize(48)
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        for number, column in enumerate(self._rows.columns):
+            self.setColumnWidth(number, column.width_px)
+            if column.stretches:
+                header.setSectionResizeMode(number, QHeaderView.ResizeMode.Stretch)

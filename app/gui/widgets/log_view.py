@@ -1,0 +1,265 @@
+"""A viewer for logs of any length: it paints only the lines in view.
+
+Follows the end until a person scrolls up, and again once they return to it. New lines never move
+what is being read. Marking with the mouse takes whole lines; Ctrl+C copies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from PySide6.QtCore import QRect, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QFontMetrics,
+    QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+)
+from PySide6.QtWidgets import QAbstractScrollArea, QApplication
+
+from app.gui.theme import Theme
+from app.gui.widgets.log_document import MAX_LINE_CHARS, Block, LogDocument
+
+PAD_PX = 12
+SEARCH_BLOCKS_PER_TURN = 2
+MAX_COPY_LINES = 100_000
+
+
+class LogView(QAbstractScrollArea):
+    """Shows a LogDocument."""
+
+    follow_changed = Signal(bool)
+    searched = Signal(bool)
+    """A search ended: whether it found anything."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self.document = LogDocument()
+        self.is_following = True
+        self.found_line: int | None = None
+        self._query = ""
+        self._hunt: Iterator[int | None] | None = None
+        self._marked: tuple[int, int] | None = None
+        self._font = theme.font(12, monospace=True)
+        metrics = QFontMetrics(self._font)
+        self._line_px = metrics.height() + 4
+        self._char_px = max(metrics.horizontalAdvance("0"), 1)
+        self._widest_chars = 0
+        self._is_moving = False
+        self._timer = QTimer(self, interval=0)
+        self._timer.timeout.connect(self._search_on)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAccessibleName("Log")
+        self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
+        self.viewport().setCursor(Qt.CursorShape.IBeamCursor)
+        self.verticalScrollBar().valueChanged.connect(self._scrolled)
+        theme.changed.connect(self.viewport().update)
+
+    # ------------------------------------------------------------ content
+
+    def clear(self) -> None:
+        """Forget all lines, and follow again."""
+        self._stop_search()
+        self.document = LogDocument()
+        self.found_line = self._marked = None
+        self._widest_chars = 0
+        self.follow(True)
+        self._grow()
+
+    def append(self, data: bytes) -> None:
+        """Add bytes of the log, in order."""
+        self._changed(lambda: self.document.append(data))
+
+    def append_block(self, block: Block) -> None:
+        """Add lines that were indexed off this thread."""
+        self._changed(lambda: self.document.append_block(block))
+
+    def follow(self, is_following: bool) -> None:
+        """Keep the newest line in view, or stay where one is."""
+        if is_following != self.is_following:
+            self.is_following = is_following
+            self.follow_changed.emit(is_following)
+        if is_following:
+            self._move_to(self.verticalScrollBar().maximum())
+
+    def _changed(self, change: Callable[[], None]) -> None:
+        before = self.document.first_line
+        change()
+        dropped = self.document.first_line - before
+        if dropped and not self.is_following:
+            self._move_to(max(self.verticalScrollBar().value() - dropped, 0))
+        self._grow()
+
+    def _grow(self) -> None:
+        bar = self.verticalScrollBar()
+        visible = self.visible_lines()
+        self._is_moving = True
+        bar.setPageStep(visible)
+        bar.setRange(0, max(self.document.num_lines - visible, 0))
+        self._is_moving = False
+        if self.is_following:
+            self._move_to(bar.maximum())
+        self.viewport().update()
+
+    def visible_lines(self) -> int:
+        """Return how many whole lines fit."""
+        return max((self.viewport().height() - PAD_PX) // self._line_px, 1)
+
+    def _move_to(self, value: int) -> None:
+        self._is_moving = True
+        self.verticalScrollBar().setValue(value)
+        self._is_moving = False
+
+    def _scrolled(self, value: int) -> None:
+        self.viewport().update()
+        if not self._is_moving:
+            at_end = value >= self.verticalScrollBar().maximum()
+            if at_end != self.is_following:
+                self.is_following = at_end
+                self.follow_changed.emit(at_end)
+
+    # ------------------------------------------------------------ search
+
+    def search(self, words: str, *, backward: bool = False) -> None:
+        """Go to the next (or the previous) line with `words`; `searched` tells the result."""
+        self._stop_search()
+        is_new = words != self._query
+        self._query = words
+        if not words:
+            self.found_line = None
+            self.viewport().update()
+            return
+        top = self.document.first_line + self.verticalScrollBar().value()
+        start = self.found_line if self.found_line is not None else top
+        if self.found_line is not None and not is_new:
+            start += -1 if backward else 1
+            if start >= self.document.end_line:
+                start = self.document.first_line
+            elif start < self.document.first_line:
+                start = self.document.end_line - 1
+        self._hunt = self.document.search(words, start, backward=backward)
+        self._timer.start()
+
+    def _search_on(self) -> None:
+        for _ in range(SEARCH_BLOCKS_PER_TURN):
+            found = next(self._hunt, -1) if self._hunt is not None else -1
+            if found is None:
+                continue
+            self._stop_search()
+            if found >= 0:
+                self._show_line(found)
+            else:
+                self.found_line = None
+                self.viewport().update()
+            self.searched.emit(found >= 0)
+            return
+
+    def _stop_search(self) -> None:
+        self._timer.stop()
+        self._hunt = None
+
+    def _show_line(self, line: int) -> None:
+        self.found_line = line
+        top = self.document.first_line + self.verticalScrollBar().value()
+        if not top <= line < top + self.visible_lines():
+            if self.is_following:
+                self.is_following = False
+                self.follow_changed.emit(False)
+            self._move_to(line - self.document.first_line - self.visible_lines() // 2)
+        self.viewport().update()
+
+    # ------------------------------------------------------------ painting
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self.viewport())
+        colors = self._theme.palette
+        painter.fillRect(self.viewport().rect(), colors.color("surface"))
+        painter.setFont(self._font)
+        if not self.document.num_lines:
+            painter.setPen(colors.color("muted"))
+            painter.setFont(self._theme.font(13))
+            area = self.viewport().rect()
+            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "Nothing was written yet")
+            return
+        digits = len(str(self.document.end_line))
+        gutter = PAD_PX + digits * self._char_px + PAD_PX
+        left = gutter - self.horizontalScrollBar().value() * self._char_px
+        top = self.document.first_line + self.verticalScrollBar().value()
+        end = min(top + self.visible_lines() + 1, self.document.end_line)
+        needle = self._query.casefold()
+        for row, number in enumerate(range(top, end)):
+            y = PAD_PX // 2 + row * self._line_px
+            area = QRect(0, y, self.viewport().width(), self._line_px)
+            text = self.document.line(number)[:MAX_LINE_CHARS].replace("\t", "    ")
+            self._widest_chars = max(self._widest_chars, len(text))
+            if self._is_marked(number):
+                painter.fillRect(area, colors.color("selected"))
+            elif needle and needle in text.casefold():
+                tint = "warning_tint" if number == self.found_line else "calm_tint"
+                painter.fillRect(area, colors.color(tint))
+            painter.setPen(colors.color("text"))
+            wide = QRect(left, y, len(text) * self._char_px * 2 + 8, self._line_px)
+            painter.drawText(wide, int(Qt.AlignmentFlag.AlignVCenter), text)
+            painter.fillRect(QRect(0, y, gutter - 8, self._line_px), colors.color("surface"))
+            painter.setPen(colors.color("muted"))
+            count = QRect(PAD_PX, y, digits * self._char_px, self._line_px)
+            side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+            painter.drawText(count, int(side), f"{number + 1}")
+        room = (self.viewport().width() - gutter) // self._char_px
+        self.horizontalScrollBar().setRange(0, max(self._widest_chars - room + 2, 0))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self._grow()
+
+    # ------------------------------------------------------------ marking and copying
+
+    def _line_at(self, y: float) -> int:
+        row = int(y - PAD_PX // 2) // self._line_px
+        line = self.document.first_line + self.verticalScrollBar().value() + row
+        return min(max(line, self.document.first_line), max(self.document.end_line - 1, 0))
+
+    def _is_marked(self, line: int) -> bool:
+        return self._marked is not None and min(self._marked) <= line <= max(self._marked)
+
+    def marked_text(self) -> str:
+        """Return the marked lines."""
+        if self._marked is None:
+            return ""
+        first = max(min(self._marked), self.document.first_line)
+        last = min(max(self._marked), self.document.end_line - 1, first + MAX_COPY_LINES)
+        return "\n".join(self.document.line(number) for number in range(first, last + 1))
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        line = self._line_at(event.position().y())
+        extends = event.modifiers() & Qt.KeyboardModifier.ShiftModifier and self._marked
+        self._marked = (self._marked[0], line) if extends and self._marked else (line, line)
+        self.viewport().update()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        if self._marked is not None and event.buttons() & Qt.MouseButton.LeftButton:
+            self._marked = (self._marked[0], self._line_at(event.position().y()))
+            self.viewport().update()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        bar = self.verticalScrollBar()
+        moves = {
+            Qt.Key.Key_Home: 0,
+            Qt.Key.Key_End: bar.maximum(),
+            Qt.Key.Key_Up: bar.value() - 1,
+            Qt.Key.Key_Down: bar.value() + 1,
+            Qt.Key.Key_PageUp: bar.value() - self.visible_lines(),
+            Qt.Key.Key_PageDown: bar.value() + self.visible_lines(),
+        }
+        if event.matches(QKeySequence.StandardKey.Copy):
+            QApplication.clipboard().setText(self.marked_text())
+        elif event.matches(QKeySequence.StandardKey.SelectAll):
+            self._marked = (self.document.first_line, max(self.document.end_line - 1, 0))
+            self.viewport().update()
+        elif Qt.Key(event.key()) in moves:
+            bar.setValue(moves[Qt.Key(event.key())])
+        else:
+            super().keyPressEvent(event)

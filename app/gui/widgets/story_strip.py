@@ -1,0 +1,77 @@
+"""The steps of the demo's story, each with its mark: done, under way, to come, failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
+
+from app.gui.theme import Theme
+from app.gui.widgets.parts import IconButton, make_label
+
+_GLYPHS = {"done": ("good", "good"), "now": ("busy", "accent"), "failed": ("error", "error")}
+
+
+class StoryStrip(QFrame):
+    """Hidden until `tell` is called."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.setObjectName("panel")
+        self._theme = theme
+        self._steps: tuple[tuple[str, str], ...] = ()
+        self._marks: list[tuple[QLabel, QLabel]] = []
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 10, 8, 12)
+        column.setSpacing(8)
+        head = QHBoxLayout()
+        head.addWidget(make_label("Demo: three nodes on this PC train one model", "subheading"))
+        head.addStretch(1)
+        head.addWidget(IconButton(theme, "close", "Hide the story", self.hide))
+        column.addLayout(head)
+        self._row = QHBoxLayout()
+        self._row.setSpacing(16)
+        column.addLayout(self._row)
+        self._note = make_label(role="caption", wraps=True)
+        column.addWidget(self._note)
+        theme.changed.connect(self._paint)
+        self.hide()
+
+    def tell(self, steps: Sequence[tuple[str, str]], note: str = "") -> None:
+        """Show (title, `done` | `now` | `todo` | `failed`) for each step, and what happens now."""
+        if len(steps) != len(self._marks):
+            self._make_marks(len(steps))
+        self._steps = tuple(steps)
+        self._note.setText(note)
+        self._note.setVisible(bool(note))
+        self._paint()
+        self.show()
+
+    def _make_marks(self, count: int) -> None:
+        while self._row.count():
+            item = self._row.takeAt(0)
+            layout = item.layout() if item is not None else None
+            if layout is not None:
+                layout.deleteLater()
+        for glyph, words in self._marks:
+            glyph.deleteLater()
+            words.deleteLater()
+        self._marks = []
+        for _ in range(count):
+            glyph, words = QLabel(), make_label(role="")
+            glyph.setFixedSize(16, 16)
+            part = QHBoxLayout()
+            part.setSpacing(6)
+            part.addWidget(glyph)
+            part.addWidget(words)
+            self._row.addLayout(part)
+            self._marks.append((glyph, words))
+        self._row.addStretch(1)
+
+    def _paint(self) -> None:
+        scale = self.devicePixelRatioF()
+        for (glyph, words), (title, state) in zip(self._marks, self._steps, strict=True):
+            icon, color = _GLYPHS.get(state, ("pending", "muted"))
+            glyph.setPixmap(self._theme.pixmap(icon, color, 16, scale))
+            words.setText(title)
+            words.setAccessibleName(f"{title}: {state}")

@@ -1,0 +1,74 @@
+"""The sums of the cluster, in one calm line of figures."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
+
+from app.gui.context import Context
+from app.gui.widgets.parts import make_label, make_rule
+from app.text import count_of, show_bytes_of, show_rate, show_share, show_watts
+
+
+class TotalsBar(QFrame):
+    """Nodes, devices, memory, power and speed over all nodes that are online."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.setObjectName("panel")
+        self._values: dict[str, QLabel] = {}
+        self._captions: dict[str, QLabel] = {}
+        row = QHBoxLayout(self)
+        row.setContentsMargins(20, 14, 20, 14)
+        row.setSpacing(20)
+        for key, caption, tip in (
+            ("nodes", "Nodes online", "PCs that answer, of all that were added"),
+            ("devices", "Devices", "What can train: GPUs, and CPUs of PCs without an NVIDIA GPU"),
+            ("memory", "Memory in use", "VRAM of the GPUs, and RAM of PCs that train on the CPU"),
+            ("power", "Power", "Sum over the devices that report it"),
+            ("tokens", "Throughput", "Tokens trained on per second, all runs together"),
+        ):
+            if self._values:
+                row.addWidget(make_rule(upright=True))
+            row.addLayout(self._make_column(key, caption, tip), 1)
+        cluster = context.cluster
+        cluster.devices_changed.connect(lambda keys: self.refresh())
+        cluster.structure_changed.connect(self.refresh)
+        cluster.node_changed.connect(lambda name: self.refresh())
+        cluster.run_changed.connect(lambda run_id: self.refresh())
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read all sums anew."""
+        cluster = self._context.cluster
+        online = frozenset(node.name for node in cluster.node_list() if node.state == "online")
+        totals = cluster.telemetry.totals(online)
+        self._show("nodes", f"{len(online)} of {len(cluster.nodes)}")
+        parts = []
+        if totals.num_gpus:
+            parts.append(count_of(totals.num_gpus, "GPU"))
+        if totals.num_cpus:
+            parts.append(count_of(totals.num_cpus, "CPU"))
+        self._show("devices", " \u00b7 ".join(parts) or "none")
+        self._show("memory", show_bytes_of(totals.memory_used_bytes, totals.memory_total_bytes))
+        if totals.memory_used_bytes is not None and totals.memory_total_bytes:
+            share = show_share(totals.memory_used_bytes / totals.memory_total_bytes)
+            self._captions["memory"].setText(f"Memory in use \u00b7 {share}")
+        self._show("power", show_watts(totals.power_w))
+        self._show("tokens", show_rate(totals.tokens_per_s))
+
+    def _make_column(self, key: str, caption: str, tip: str) -> QVBoxLayout:
+        self._values[key] = make_label(role="figure")
+        self._captions[key] = make_label(caption, "caption")
+        column = QVBoxLayout()
+        column.setSpacing(2)
+        for label in (self._values[key], self._captions[key]):
+            label.setToolTip(tip)
+            column.addWidget(label)
+        return column
+
+    def _show(self, key: str, text: str) -> None:
+        label = self._values[key]
+        if label.text() != text:
+            label.setText(text)
+            label.setAccessibleName(f"{self._captions[key].text()}: {text}")
