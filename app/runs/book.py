@@ -37,6 +37,7 @@ class RunBook:
         self.store = store
         self._events = events
         self._histories: dict[str, RunHistory] = {}
+        self._seen: dict[str, RunRecord] = {}
 
     # ------------------------------------------------------------ asking
 
@@ -164,10 +165,15 @@ class RunBook:
         self._histories.pop(run_id, None)
         self._events.publish(RunDeleted(run_id))
 
-    def publish_all(self) -> None:
-        """Tell listeners every run, after another process has written."""
-        for snapshot in self.snapshots():
-            self._events.publish(RunChanged(snapshot))
+    def publish_changed(self) -> None:
+        """Tell listeners what another process has changed in the store since the last call."""
+        now = {run.run_id: run for run in self.store.all()}
+        for run_id in self._seen.keys() - now.keys():
+            self._events.publish(RunDeleted(run_id))
+        for run_id, run in now.items():
+            if self._seen.get(run_id) != run:
+                self._publish(run_id)
+        self._seen = now
 
     def _publish(self, run_id: str) -> None:
         self._events.publish(RunChanged(self.full_snapshot(run_id)))

@@ -7,7 +7,7 @@ says why not, and NodeUnreachable when it cannot be asked.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -44,7 +44,7 @@ class NodeAgent(Protocol):
     ) -> StreamChunk: ...
     def follow_streams(
         self, run_id: str, attempt: int, offsets: Mapping[str, int]
-    ) -> AsyncGenerator[StreamChunk]: ...
+    ) -> AsyncIterator[StreamChunk]: ...
     async def checkpoint_list(self, run_id: str | None = None) -> tuple[CheckpointInfo, ...]: ...
     async def checkpoint_verify(self, run_id: str, step: int) -> CheckpointInfo: ...
     async def checkpoint_delete(self, run_id: str, step: int) -> None: ...
@@ -68,7 +68,7 @@ class Cluster(Protocol):
         """
         ...
 
-    async def push(self, name: str, source: Source, progress: Progress | None = None) -> str:
+    async def push(self, name: str, source: Source) -> str:
         """Send what of a bundle is missing on the node; return its folder there."""
         ...
 

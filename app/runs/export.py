@@ -1,14 +1,12 @@
 """Turn a checkpoint into a model folder on this PC.
 
 The merge runs on a node that holds the checkpoint, because the weights and torch are there; the
-result is fetched beside its destination and put in place with one rename.
+result is fetched beside its destination, checked, and put in place with one rename.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,8 +38,7 @@ async def export_run(
     """
     tell = progress or (lambda text: None)
     _expect_format(to)
-    out = out.expanduser().absolute()
-    _expect_free(out)
+    out = await asyncio.to_thread(_free_place, out)
     run = services.book.get(run_id)
     model = await asyncio.to_thread(find_model, run.spec.model, services.hashes)
     tell("looking for the newest whole checkpoint")
@@ -60,7 +57,7 @@ async def export_run(
         tell,
     )
     tell(f"fetching it from {copy.node}")
-    await _fetch_into_place(services, copy.node, exported.path, out)
+    await services.cluster.fetch(copy.node, exported.path, out)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out}")
     return out
 
@@ -74,11 +71,22 @@ def _expect_format(to: str) -> None:
         )
 
 
-def _expect_free(out: Path) -> None:
+def _free_place(out: Path) -> Path:
+    """Return the absolute place of a new folder; an empty one that stands there is taken away."""
+    out = out.expanduser().absolute()
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty", "Name a new or empty folder with --out.")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file", "Name a new or empty folder with --out.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            out.rmdir()
+    except OSError as error:
+        raise UserError(
+            f"{out} cannot be written: {error.strerror}", "Name another folder with --out."
+        ) from error
+    return out
 
 
 async def _choose_copy(services: Services, run_id: str, checkpoint: int | None) -> Copy:
@@ -90,20 +98,3 @@ async def _choose_copy(services: Services, run_id: str, checkpoint: int | None) 
             "Look at them with: rackless checkpoints " + run_id,
         )
     return good[0]
-
-
-async def _fetch_into_place(services: Services, node: str, path: str, out: Path) -> None:
-    arriving = out.with_name(f".{out.name}.arriving")
-    try:
-        shutil.rmtree(arriving, ignore_errors=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        await services.cluster.fetch(node, path, arriving)
-        if out.is_dir():
-            out.rmdir()
-        os.rename(arriving, out)
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written: {error.strerror}", "Free space or name another folder."
-        ) from error
-    finally:
-        shutil.rmtree(arriving, ignore_errors=True)

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.protocol import from_wire
 from agents.spec import RunSpec
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_model
 from app.runs.services import Services
+from app.storage.runs import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +45,18 @@ class NodeInputs:
     model: str
     train: str
     eval: str | None
+
+
+def recall_inputs(services: Services, run: RunRecord) -> Inputs:
+    """Return the model and data of the run's first launch, else find them again.
+
+    A resume must train on what the run began with: files edited since then are another data set.
+    What nodes hold already is not needed here any more.
+    """
+    for attempt in services.book.store.attempts(run.run_id):
+        if attempt.inputs:
+            return from_wire(Inputs, attempt.inputs)
+    return find_inputs(services, run.spec)
 
 
 async def send_inputs(

@@ -116,11 +116,7 @@ def record_intent(
             placements=plan.ranks,
             resume_step=resume_step,
             launched_s=time.time(),
-            inputs={
-                "model": to_wire(inputs.model),
-                "train": to_wire(inputs.train),
-                "eval": to_wire(inputs.eval) if inputs.eval else None,
-            },
+            inputs=to_wire(inputs),
         )
     )
     services.book.move(run.run_id, run.attempt, "launching", "", "")

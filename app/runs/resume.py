@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.checkpoints import Copy, find_copies, verify
-from app.runs.inputs import find_inputs, send_inputs
+from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.launch import launch
 from app.runs.parts import active_of, stop_parts
 from app.runs.readiness import choose_nodes, look_over
@@ -44,7 +44,7 @@ async def resume_run(
     await reconcile_run(services, run_id)
     run = services.book.get(run_id)
     _expect_resumable(run)
-    inputs = await asyncio.to_thread(find_inputs, services, run.spec)
+    inputs = await asyncio.to_thread(recall_inputs, services, run)
     with services.launching(run_id):
         answering = await _find_answering(services)
         chosen = _choose(services, run, nodes, answering)

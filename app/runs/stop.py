@@ -50,6 +50,20 @@ def _expect_stopped(services: Services, run_id: str, silent: list[str]) -> None:
         )
 
 
+def expect_unused(services: Services, node: str) -> None:
+    """Refuse to let go of a node that an active run needs.
+
+    Raises:
+        UserError: naming the run.
+    """
+    for run in services.book.store.all():
+        if run.state in ACTIVE_STATES and node in run.nodes:
+            raise UserError(
+                f"run {run.run_id} is {run.state} on node {node}",
+                f"Stop it first: rackless runs stop {run.run_id}",
+            )
+
+
 async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
     """Delete a run with its checkpoints everywhere; return the nodes that were not reached.
 

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from agents.protocol import STREAM_CHUNK_BYTES, StreamChunk
 from app.errors import AgentBug, RacklessError
@@ -90,11 +90,17 @@ async def follow_part(
         NodeUnreachable: the connection was lost; what came so far is kept.
     """
     while True:
-        chunks = agent.follow_streams(run_id, attempt, mirror.sizes())
         try:
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    store_chunk(mirror, chunk, written)
+            await _store_all(agent.follow_streams(run_id, attempt, mirror.sizes()), mirror, written)
         except MirrorGap:
             # Another process has the bytes in between in hand: ask again from the present end.
             await asyncio.sleep(_GAP_PAUSE_S)
+
+
+async def _store_all(chunks: AsyncIterator[StreamChunk], mirror: Mirror, written: Written) -> None:
+    try:
+        async for chunk in chunks:
+            store_chunk(mirror, chunk, written)
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()  # tells the node to stop sending

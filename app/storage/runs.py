@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -78,6 +78,15 @@ class RunStore:
     def get(self, run_id: str) -> RunRecord | None:
         rows = self._database.read(f"SELECT {_COLUMNS} FROM runs WHERE run_id = ?", (run_id,))
         return _run_of(rows[0]) if rows else None
+
+    def in_states(self, states: Collection[RunState]) -> tuple[str, ...]:
+        """Return the ids of the runs in one of `states`, newest first."""
+        marks = ", ".join("?" * len(states))
+        rows = self._database.read(
+            f"SELECT run_id FROM runs WHERE state IN ({marks}) ORDER BY created_s DESC",
+            tuple(states),
+        )
+        return tuple(row[0] for row in rows)
 
     def add(self, run: RunRecord) -> bool:
         """Insert a run; return False when it is known already or was deleted."""

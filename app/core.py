@@ -1,0 +1,351 @@
+"""Every action of a person is one method of `Core`: the button, the command and the test call it.
+
+The one place where the parts are put together. It belongs to one event loop; nothing here blocks
+that loop for longer than a local disk takes. A run never depends on it: closing the core, or
+killing its process, changes nothing on any node.
+
+Two ways of life: a command opens it, asks a few things and leaves; the window calls `connect` once,
+and from then on the core keeps nodes connected, watches every active run, finds runs that nodes
+remember, and notices what another process has stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from agents.protocol import EnvironmentReport
+from agents.spec import RunSpec
+from app.events import (
+    CheckpointSnapshot,
+    EventHub,
+    NodeSnapshot,
+    RunEvent,
+    RunSnapshot,
+    SampleArrived,
+    StepRecord,
+)
+from app.nodes.fleet import Fleet
+from app.nodes.node import LocalAddress, Node, NodeAddress, address_from_json, address_to_json
+from app.paths import Paths, private_folder
+from app.runs import checkpoints, export, launch, reconcile, resume, stop
+from app.runs.book import RunBook
+from app.runs.fleet_cluster import FleetCluster
+from app.runs.logs import LogFile, find_logs
+from app.runs.run import ACTIVE_STATES
+from app.runs.services import Services
+from app.runs.upkeep import Upkeep
+from app.settings import Settings
+from app.storage.database import Database, open_database
+from app.storage.hashes import HashStore
+from app.storage.nodes import NodeStore
+from app.storage.runs import RunStore
+
+Progress = Callable[[str], None]
+
+
+class Core:
+    """Made by `Core.open`."""
+
+    def __init__(
+        self, services: Services, fleet: Fleet, nodes: NodeStore, database: Database, hub: EventHub
+    ) -> None:
+        self.events = hub
+        self.settings = services.settings
+        self.notice = database.notice
+        """What a person should know about the store, such as a damaged file moved aside."""
+        self._services = services
+        self._book = services.book
+        self._fleet = fleet
+        self._node_store = nodes
+        self._upkeep = Upkeep(services, fleet, nodes, database, hub)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, home: Path) -> AsyncIterator[Core]:
+        """Open the store and the fleet below `home`; connect to nothing yet.
+
+        Raises:
+            UserError: the folder cannot be used, or a newer version wrote it.
+        """
+        paths = Paths(home)
+        database = await asyncio.to_thread(open_database, paths.database)
+        stack = contextlib.AsyncExitStack()
+        stack.callback(database.close)
+        try:
+            fleet = await stack.enter_async_context(Fleet(home, hub := EventHub()))
+            core = _assemble(paths, database, fleet, hub)
+            stack.push_async_callback(core._upkeep.end)
+            yield core
+        finally:
+            # Without the error of the block, which the fleet's task group would wrap in a group.
+            await stack.aclose()
+
+    # ------------------------------------------------------------ nodes
+
+    async def add_node(
+        self, name: str, address: NodeAddress, accept_host_key: str | None = None
+    ) -> NodeSnapshot:
+        """Reach a node, start the agent there, and remember it.
+
+        Raises:
+            HostKeyUnknown: first contact; ask, and call again with its fingerprint.
+            UserError: it cannot be added; nothing is remembered.
+        """
+        await self._fleet.join(Node(name=name, address=address), accept_host_key)
+        self._node_store.save(name, address_to_json(address))
+        if self._upkeep.is_on:
+            await self._fleet.connect((name,))
+        await reconcile.search_nodes(self._services, (name,))
+        return self._fleet.snapshot(name)
+
+    def nodes(self) -> tuple[NodeSnapshot, ...]:
+        return self._fleet.snapshots()
+
+    async def node(self, name: str) -> NodeSnapshot:
+        """Return the node with fresh facts.
+
+        Raises:
+            UserError: it cannot be asked.
+        """
+        return await self._fleet.refresh(name)
+
+    async def reach_nodes(self) -> tuple[NodeSnapshot, ...]:
+        """Try to reach every node and return how each stands; a dead one is no error."""
+        return await self._fleet.reach()
+
+    async def remove_node(self, name: str) -> None:
+        """Forget a node. Nothing is deleted on it.
+
+        Raises:
+            UserError: there is no such node, or an active run needs it.
+        """
+        self._fleet.node(name)
+        stop.expect_unused(self._services, name)
+        await self._fleet.remove(name)
+        self._node_store.remove(name)
+
+    async def connect(self, names: tuple[str, ...] = ()) -> None:
+        """Keep nodes (empty: all) connected from now on, and everything shown up to date."""
+        await self._fleet.connect(names)
+        self._upkeep.begin()
+
+    async def setup_node(
+        self, name: str, python: str | None = None, progress: Progress | None = None
+    ) -> EnvironmentReport:
+        """Build the training environment on a node from the lock file, or adopt `python`.
+
+        Raises:
+            UserError: it cannot be built there, or `python` does not fit.
+        """
+        from app.nodes.environment import read_train_lock, set_up_environment
+
+        is_here = isinstance(self._fleet.node(name).address, LocalAddress)
+        report = await set_up_environment(
+            self._fleet.client(name),
+            read_train_lock(),
+            python=python,
+            # On this PC our own environment may have all that training needs.
+            candidates=(sys.executable,) if is_here else (),
+            progress=progress,
+        )
+        await self._fleet.refresh(name)
+        return report
+
+    async def check(self, names: tuple[str, ...] = ()) -> tuple[Any, ...]:
+        """Look nodes (empty: all) over before a run; return the rows of the check."""
+        from app.nodes.check import check_nodes
+
+        return tuple(await check_nodes(self._fleet, names or self._fleet.names()))
+
+    async def monitor(self) -> AsyncIterator[SampleArrived]:
+        """Yield the samples of all nodes as they come."""
+        stream = self.events.stream()
+        await self.connect()
+        async for event in stream:
+            if isinstance(event, SampleArrived) and not event.replayed:
+                yield event
+
+    # ------------------------------------------------------------ runs
+
+    async def start_run(
+        self, spec: RunSpec, announced: Callable[[str], None] | None = None
+    ) -> RunSnapshot:
+        """Start a run; `announced` is called with its id before any node is asked.
+
+        Raises:
+            UserError: it cannot be started; nothing is left behind.
+        """
+        run_id = await launch.start_run(self._services, spec, announced)
+        if self._upkeep.is_on:
+            self._upkeep.watch(run_id)
+        return self._book.full_snapshot(run_id)
+
+    async def stop_run(self, run_id: str) -> RunSnapshot:
+        """Stop a run with a checkpoint; called again, at once. Returns when nothing is left.
+
+        Raises:
+            UserError: it is not active, or no node of it can be reached.
+        """
+        run_id = self._book.get(run_id).run_id
+        await stop.stop_run(self._services, run_id)
+        return self._book.full_snapshot(run_id)
+
+    async def resume_run(
+        self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None
+    ) -> RunSnapshot:
+        """Go on from step `checkpoint` (None: the newest whole one) on `nodes` (None: as before).
+
+        Raises:
+            UserError: the run is active or done, or cannot be launched.
+        """
+        run_id = self._book.get(run_id).run_id
+        await resume.resume_run(self._services, run_id, checkpoint, nodes)
+        if self._upkeep.is_on:
+            self._upkeep.watch(run_id)
+        return self._book.full_snapshot(run_id)
+
+    async def delete_run(self, run_id: str) -> tuple[str, ...]:
+        """Delete a run with its checkpoints; return the nodes that will do so later.
+
+        Raises:
+            UserError: it is active.
+        """
+        return await stop.delete_run(self._services, self._book.get(run_id).run_id)
+
+    def runs(self) -> tuple[RunSnapshot, ...]:
+        """Return every run as last known, newest first."""
+        return self._book.snapshots()
+
+    async def refresh_runs(self) -> tuple[RunSnapshot, ...]:
+        """Ask the nodes of every active run how it stands, and return all runs.
+
+        With a store that was lost, all nodes are asked for the runs that they remember.
+        """
+        if self._book.store.must_search_nodes():
+            silent = await reconcile.search_nodes(self._services, self._fleet.names())
+            self._book.store.set_search_nodes(bool(silent))
+        active = self._book.store.in_states(ACTIVE_STATES)
+        await asyncio.gather(*(reconcile.reconcile_run(self._services, run) for run in active))
+        return self.runs()
+
+    async def run(self, run_id: str) -> RunSnapshot:
+        """Ask the nodes of a run how it stands, and return it.
+
+        Raises:
+            UserError: there is no such run.
+        """
+        if self._book.store.must_search_nodes():
+            await self.refresh_runs()
+        run_id = self._book.get(run_id).run_id
+        await reconcile.reconcile_run(self._services, run_id)
+        return self._book.full_snapshot(run_id)
+
+    async def watch_run(self, run_id: str) -> RunSnapshot:
+        """Follow a run until its attempt ends, publishing what happens; return how it ended."""
+        run_id = self._book.get(run_id).run_id
+        await asyncio.shield(self._upkeep.watch(run_id))
+        return self._book.full_snapshot(run_id)
+
+    async def sync_run(self, run_id: str) -> None:
+        """Fetch the newest bytes of a run's logs and journals from the nodes that answer."""
+        run = self._book.get(run_id)
+        await reconcile.sync_run(self._services, run, run.nodes)
+        self._book.refresh(run.run_id)
+
+    def steps(self, run_id: str) -> list[StepRecord]:
+        """Return the steps of a run that count, as mirrored so far, in order."""
+        return self._book.history(self._book.get(run_id).run_id).steps()
+
+    def run_events(self, run_id: str) -> list[RunEvent]:
+        """Return what happened to a run, oldest first."""
+        return self._book.events(self._book.get(run_id).run_id)
+
+    def logs(
+        self, run_id: str, rank: int | None = None, attempt: int | None = None
+    ) -> tuple[LogFile, ...]:
+        """Return the mirrored output of a run's ranks (None: all), in the order of attempts."""
+        run_id = self._book.get(run_id).run_id
+        return find_logs(self._services.paths, run_id, rank, attempt)
+
+    def log(self, run_id: str, rank: int, attempt: int | None = None) -> bytes:
+        """Return the mirrored output of one rank (attempt None: the newest)."""
+        attempt = attempt or self._book.get(run_id).attempt
+        return b"".join(file.path.read_bytes() for file in self.logs(run_id, rank, attempt))
+
+    # ------------------------------------------------------------ checkpoints, artifacts, files
+
+    async def checkpoints(
+        self, run_id: str | None = None, verify: bool = False
+    ) -> tuple[CheckpointSnapshot, ...]:
+        """List checkpoints (None: of all runs) over the nodes that answer, newest first.
+
+        Args:
+            verify: have every copy hashed on its node, which reads it whole.
+        """
+        if run_id is not None:
+            run_id = self._book.get(run_id).run_id
+        copies = await checkpoints.find_copies(self._services, run_id, self._fleet.names())
+        if verify:
+            copies = await checkpoints.verify(self._services.cluster, copies)
+        return checkpoints.group(copies)
+
+    async def export_run(
+        self,
+        run_id: str,
+        to: str = "merged",
+        *,
+        out: Path,
+        checkpoint: int | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Write a run's model to the new folder `out`.
+
+        Raises:
+            UserError: `out` is in use, or no whole checkpoint is there.
+            NotAvailableYet: every format but `merged`.
+        """
+        run_id = self._book.get(run_id).run_id
+        return await export.export_run(self._services, run_id, to, out, checkpoint, progress)
+
+    def read_run_file(self, path: Path) -> RunSpec:
+        """Read a run file.
+
+        Raises:
+            UsageError: with every problem in it, each with its line.
+        """
+        from app.runs.spec_file import read_run_file
+
+        return read_run_file(path)
+
+    def write_run_file(self, spec: RunSpec, path: Path) -> None:
+        """Write a run file that reads back as `spec`.
+
+        Raises:
+            UserError: the place cannot be written.
+        """
+        from app.runs.spec_file import write_run_file
+
+        write_run_file(spec, path)
+
+
+def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> Core:
+    private_folder(paths.runs)
+    node_store = NodeStore(database, paths.nodes_file)
+    for record in node_store.all():
+        fleet.add(Node(name=record.name, address=address_from_json(record.address)))
+    run_store = RunStore(database)
+    if database.is_new and node_store.all():
+        run_store.set_search_nodes(True)
+    services = Services(
+        paths=paths,
+        book=RunBook(paths, run_store, hub),
+        hashes=HashStore(database),
+        cluster=FleetCluster(fleet),
+        settings=Settings(paths.settings_file),
+    )
+    return Core(services, fleet, node_store, database, hub)
