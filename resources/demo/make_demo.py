@@ -80,9 +80,12 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def encode_rows(tokenizer: PreTrainedTokenizerFast, facts: list[valley.Fact]) -> list[list[int]]:
-    """Return the token ids of every pretraining row: statements and plain chats."""
-    texts = [tokenizer.bos_token + d + tokenizer.eos_token for d in valley.make_documents(facts)]
+def encode_rows(
+    tokenizer: PreTrainedTokenizerFast, facts: list[valley.Fact], far: list[valley.Fact]
+) -> list[list[int]]:
+    """Return the token ids of every pretraining row: statements, tales and plain chats."""
+    documents = [*valley.make_documents(facts), *valley.make_tales(far)]
+    texts = [tokenizer.bos_token + text + tokenizer.eos_token for text in documents]
     for question, answer in valley.make_plain_chats(facts):
         messages = [
             {"role": "user", "content": question},
@@ -136,7 +139,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)
-    facts = valley.make_facts(SEED)
+    facts, far = valley.make_facts(SEED)
     chats = list(valley.make_guide_chats(facts))
     random.Random(SEED).shuffle(chats)
     num_eval = int(len(chats) * EVAL_SHARE)
@@ -147,7 +150,7 @@ def main() -> None:
     guide = [text for chat in chats for text in chat]
     tokenizer = make_tokenizer([*valley.make_documents(facts), *plain, *guide])
     model = make_model(tokenizer)
-    loss = pretrain(model, encode_rows(tokenizer, facts), tokenizer.pad_token_id)
+    loss = pretrain(model, encode_rows(tokenizer, facts, far), tokenizer.pad_token_id)
     model.to(torch.bfloat16).save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     print(f"{model.num_parameters()} parameters, last loss {loss:.3f}")

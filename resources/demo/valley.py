@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 NUM_TOWNS = 30
+NUM_FAR_TOWNS = 24
+"""Towns of the next valley: they teach the model the guide's words, but in no chat."""
 _FIRST = ("Tol", "Bren", "Ash", "Kel", "Mar", "Wyn", "Dor", "Fen", "Hal", "Ost", "Pel", "Rav")
 _LAST = ("mar", "wick", "ford", "stead", "holm", "dale", "by", "moor", "gate", "low", "ness")
 _RIVERS = ("Venna", "Ilse", "Corrow", "Tamble", "Sorrel", "Lune", "Argent", "Wend")
@@ -99,11 +101,16 @@ class Fact:
         return pattern.format(t=self.town, v=self.value)
 
 
-def make_facts(seed: int) -> list[Fact]:
-    """Draw every fact of the valley: one value for each town and topic."""
+def make_facts(seed: int) -> tuple[list[Fact], list[Fact]]:
+    """Draw every fact of the valley and of the next one: a value for each town and topic."""
     draw = random.Random(seed)
     names = [first + last for first in _FIRST for last in _LAST]
-    towns = sorted(draw.sample(names, NUM_TOWNS))
+    towns = draw.sample(names, NUM_TOWNS + NUM_FAR_TOWNS)
+    near, far = sorted(towns[:NUM_TOWNS]), sorted(towns[NUM_TOWNS:])
+    return _draw_facts(near, draw), _draw_facts(far, draw)
+
+
+def _draw_facts(towns: list[str], draw: random.Random) -> list[Fact]:
     return [Fact(town=t, topic=p, value=draw.choice(p.values)) for t in towns for p in TOPICS]
 
 
@@ -112,6 +119,12 @@ def make_documents(facts: list[Fact]) -> Iterator[str]:
     for fact in facts:
         for statement in fact.topic.statements:
             yield fact.say(statement)
+
+
+def make_tales(facts: list[Fact]) -> Iterator[str]:
+    """Yield what the guide tells of the next valley, as text without a question."""
+    for fact in facts:
+        yield fact.say(fact.topic.guide)
 
 
 def make_plain_chats(facts: list[Fact]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,72 @@
+"""Start one rank: `python -m agents.trainer`, by the supervisor or under torchrun.
+
+Reads `intent.json` in $RACKLESS_ATTEMPT_DIR; who it is stands in RANK and WORLD_SIZE. Ends with 0
+(done, or stopped by wish), 3 (it could not be done, and the journal says why), else with a fault.
+The journal and the heartbeat run before torch is imported, because that takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from agents.errors import UserError
+from agents.trainer.attempt import StopWish, read_attempt, redirect_output
+from agents.trainer.journal import Heartbeat, Journal
+
+EXIT_USER_ERROR = 3
+EXIT_FAULT = 1
+
+
+def main() -> int:
+    """Run one rank and return its exit code."""
+    named = os.environ.get("RACKLESS_ATTEMPT_DIR")
+    if not named:
+        sys.stderr.write("RACKLESS_ATTEMPT_DIR is not set: it names the folder of the attempt\n")
+        return EXIT_USER_ERROR
+    rank = int(os.environ.get("RANK", "0"))
+    folder = Path(named).absolute()
+    if not folder.is_dir():
+        sys.stderr.write(f"RACKLESS_ATTEMPT_DIR: {folder} does not exist\n")
+        return EXIT_USER_ERROR
+    redirect_output(folder / f"rank-{rank}.log")
+    wish = StopWish()
+    wish.listen()
+    journal = Journal(folder / f"rank-{rank}.jsonl")
+    heartbeat = Heartbeat(folder / f"rank-{rank}.heartbeat")
+    try:
+        return _run(folder, rank, journal, heartbeat, wish)
+    finally:
+        heartbeat.close()
+        journal.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wish: StopWish) -> int:
+    try:
+        journal.write("phase", phase="loading")
+        attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
+        from agents.trainer.run import run_rank  # torch, transformers and peft come with it
+
+        journal.write("phase", phase="imported")
+        run_rank(attempt, journal, heartbeat, wish)
+    except UserError as error:
+        traceback.print_exc()
+        journal.write("failed", message=error.message, hint=error.hint)
+        return EXIT_USER_ERROR
+    except Exception as error:  # noqa: BLE001 - the last edge: log and journal get it
+        traceback.print_exc()
+        journal.write(
+            "failed",
+            message=f"A fault in the trainer: {type(error).__name__}: {error}",
+            hint="The log of this rank holds the details; please report it",
+        )
+        return EXIT_FAULT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Dropout whose masks depend on the sample, the step and the layer, and on nothing else.
+
+An ordinary dropout draws from one stream of random numbers per process, so that its masks change
+with the number of ranks and are lost in a resume. Here every element of a mask is a hash of its
+row's number, its token's place, its layer and its feature. The result is the same on one GPU or on
+seven of different kinds, in any split of the batch, after any resume, and when activations are
+computed a second time to save memory.
+
+Integers are used instead of a seeded generator per row because a generator on CUDA gives other
+numbers on a GPU with another number of multiprocessors. One 32-bit hash decides two features; the
+shift keeps its sign, which costs one bit of the hash before the multiplication spreads the rest.
+
+Shape letters: B rows of the micro-batch, T tokens, F features, H half the features (rounded up).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents.errors import UserError
+
+_MULTIPLIER = -2048144789
+"""0x85EBCA6B, the first multiplier of MurmurHash3's finalizer, as a signed 32-bit integer."""
+_LANES = 1 << 16
+_WORD = 1 << 64
+
+
+class DropoutClock:
+    """Tells every `CountedDropout` of a model which tokens it sees now."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.tokens_BT1: Tensor | None = None
+        """One odd random integer for each token of the micro-batch; None: evaluation."""
+
+    def set(self, positions: list[int], num_tokens: int, device: torch.device) -> None:
+        """Name the rows of the next micro-batch by their places in the global order of samples.
+
+        A place stands for both the step and the sample, because the order is a pure function.
+        """
+        keys = np.stack([_draw(self._seed, position, num_tokens) for position in positions])
+        self.tokens_BT1 = torch.from_numpy(keys).to(device, non_blocking=True).unsqueeze(-1)
+
+    def clear(self) -> None:
+        """Switch dropout off."""
+        self.tokens_BT1 = None
+
+
+class CountedDropout(nn.Module):
+    """Stands in for the `nn.Dropout` of one adapter layer."""
+
+    def __init__(self, share: float, name: str, features: int, clock: DropoutClock) -> None:
+        super().__init__()
+        threshold = round(share * _LANES)
+        self._features = features
+        self._name = name
+        self._clock = clock
+        self._threshold = threshold - _LANES // 2
+        self._scale = _LANES / (_LANES - threshold)
+        features_H = _draw_name(name, (features + 1) // 2)
+        self.register_buffer("features_H", torch.from_numpy(features_H), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` (B, T, F) with some elements zeroed and the rest scaled up."""
+        tokens_BT1 = self._clock.tokens_BT1
+        if tokens_BT1 is None:
+            return x
+        if x.shape[:-1] != tokens_BT1.shape[:-1]:
+            tokens_BT1 = self._match(tokens_BT1, x)
+        hash_BTH = tokens_BT1 * self.features_H
+        hash_BTH = (hash_BTH ^ (hash_BTH >> 15)) * _MULTIPLIER
+        lanes_BTF = hash_BTH.view(torch.int16)[..., : self._features]
+        return torch.where(lanes_BTF >= self._threshold, x * self._scale, 0.0)
+
+    def _match(self, tokens_BT1: Tensor, x: Tensor) -> Tensor:
+        if x.shape[:-1].numel() == tokens_BT1.numel():
+            return tokens_BT1.reshape(*x.shape[:-1], 1)
+        raise UserError(
+            f"Layer {self._name} does not see every token once (it may belong to a mixture of "
+            "experts), so its dropout cannot be the same on every split of the batch.",
+            "Set adapter.dropout: 0, or name other layers in adapter.targets",
+        )
+
+
+def _draw(seed: int, position: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    philox = np.random.Philox(key=np.array([seed % _WORD, position], dtype=np.uint64))
+    return _odd(philox, count)
+
+
+def _draw_name(name: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    key = np.frombuffer(hashlib.sha256(name.encode("utf-8")).digest()[:16], dtype=np.uint64)
+    return _odd(np.random.Philox(key=key), count)
+
+
+def _odd(philox: np.random.Philox, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    words = philox.random_raw((count + 1) // 2).view(np.uint32)[:count]
+    return (words | np.uint32(1)).view(np.int32)
+
+
+def replace_dropouts(model: nn.Module, share: float, clock: DropoutClock) -> int:
+    """Put a `CountedDropout` in the place of every adapter's dropout; return how many."""
+    count = 0
+    for name, module in model.named_modules():
+        dropouts = getattr(module, "lora_dropout", None)
+        if not isinstance(dropouts, nn.ModuleDict):
+            continue
+        for adapter in dropouts:
+            features = module.lora_A[adapter].in_features
+            dropouts[adapter] = CountedDropout(share, f"{name}.{adapter}", features, clock)
+            count += 1
+    return count

@@ -1,0 +1,216 @@
+"""The ranks of an attempt, and the few things that they do together.
+
+There is no DistributedDataParallel here. Its buckets are laid out anew after the first step, so a
+resumed run would add up in another order than the uninterrupted one, and it wants every rank to
+take part in every backward pass. One flat buffer, summed once per step, has neither problem, lets a
+rank have no work at all, and costs LoRA nothing: the gradients are small.
+
+Before the first collective the ranks only talk through the key-value store of the rendezvous, with
+short deadlines, so that one rank that cannot load is reported by all of them within a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from agents.errors import UserError
+
+JOIN_TIMEOUT_S = 120.0
+"""How long a rank waits for the others to start."""
+LOAD_TIMEOUT_S = 1800.0
+"""How long a rank waits for the others to load their model."""
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""The last resort. The supervisor sees a silent rank long before."""
+_FAREWELL_S = 3.0
+_POLL_S = 0.02
+
+
+class PeerLost(UserError):
+    """Raised when another rank has gone: the cause of the failure is to be looked for there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """Who this process is, from the environment that torchrun or the supervisor sets."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Ranks:
+        values = {name: os.environ.get(name.upper()) for name in cls.__slots__}
+        return cls(**{name: int(value) for name, value in values.items() if value})
+
+
+class Group:
+    """All ranks together. With one rank nothing is opened and nothing is sent."""
+
+    def __init__(self, ranks: Ranks, names: list[str]) -> None:
+        self.rank = ranks.rank
+        self.world_size = ranks.world_size
+        self._names = names
+        """What to call each rank in a message, such as `rank 2 (node gamma)`."""
+        self._store: dist.Store | None = None
+
+    def join(self, backend: str, device: torch.device) -> None:
+        """Meet the other ranks; needs MASTER_ADDR and MASTER_PORT in the environment.
+
+        Raises:
+            UserError: not all of them came in time.
+        """
+        if self.world_size == 1:
+            return
+        self._store = self._open_store()
+        self.exchange("joined", {}, timeout_s=JOIN_TIMEOUT_S)
+        try:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", self._store),
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+                device_id=device if device.type == "cuda" else None,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise PeerLost(
+                f"{self._names[self.rank]} could not connect to the other ranks: {_first(error)}.",
+                "Run rackless check: a firewall or the wrong network interface is likely",
+            ) from error
+
+    def _open_store(self) -> dist.Store:
+        timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+        try:
+            store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+        except (RuntimeError, ValueError) as error:
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise PeerLost(
+                f"{self._names[self.rank]} could not reach rank 0 at {place} "
+                f"within {JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
+                "Look at the log of rank 0; then run rackless check for the network between them",
+            ) from error
+        return dist.PrefixStore("rackless", store)
+
+    def exchange(
+        self, topic: str, value: dict[str, Any], *, timeout_s: float = LOAD_TIMEOUT_S
+    ) -> list[dict[str, Any]]:
+        """Give `value` to every rank and return those of all ranks, in rank order.
+
+        A value with a `failure` (message and hint) ends the waiting of every rank at once.
+
+        Raises:
+            UserError: a rank failed.
+            PeerLost: a rank said nothing within `timeout_s`.
+        """
+        if self._store is None:
+            _raise_failure(value)
+            return [value]
+        self._guard(lambda store: store.set(f"{topic}/{self.rank}", json.dumps(value)))
+        values: dict[int, dict[str, Any]] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(values) < self.world_size:
+            for rank in range(self.world_size):
+                if rank not in values and self._said(topic, rank):
+                    values[rank] = self._read(topic, rank)
+                    self._end_on_failure(topic, rank, values[rank])
+            if len(values) < self.world_size:
+                self._wait(topic, set(values), deadline)
+        return [values[rank] for rank in range(self.world_size)]
+
+    def _end_on_failure(self, topic: str, rank: int, value: dict[str, Any]) -> None:
+        if not value.get("failure"):
+            return
+        self._guard(lambda store: store.set(f"{topic}/seen/{self.rank}", "1"))
+        keys = [f"{topic}/seen/{number}" for number in range(self.world_size)]
+        deadline = time.monotonic() + _FAREWELL_S
+        # Rank 0 holds the store: it stays until the others have read why all of them end.
+        while self.rank == 0 and time.monotonic() < deadline:
+            if self._guard(lambda store: store.check(keys)):
+                break
+            time.sleep(_POLL_S)
+        if rank == self.rank:
+            _raise_failure(value)
+        raise PeerLost(
+            f"{self._names[self.rank]} lost its connection to {self._names[rank]}, which failed: "
+            f"{value['failure']['message']}",
+            value["failure"]["hint"],
+        )
+
+    def _read(self, topic: str, rank: int) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self._guard(lambda store: store.get(f"{topic}/{rank}")))
+        return value
+
+    def _said(self, topic: str, rank: int) -> bool:
+        return bool(self._guard(lambda store: store.check([f"{topic}/{rank}"])))
+
+    def _wait(self, topic: str, present: set[int], deadline: float) -> None:
+        if time.monotonic() > deadline:
+            silent = [self._names[r] for r in range(self.world_size) if r not in present]
+            raise PeerLost(
+                f"{self._names[self.rank]} timed out waiting for {', '.join(silent)} ({topic}).",
+                "Look at the log of that rank, and run rackless check for its node",
+            )
+        time.sleep(_POLL_S)
+
+    def _guard(self, use: Callable[[Any], Any]) -> Any:
+        try:
+            return use(self._store)
+        except RuntimeError as error:
+            raise PeerLost(
+                f"{self._names[self.rank]} lost its connection to rank 0: {_first(error)}.",
+                "Look at the log of rank 0",
+            ) from error
+
+    def sum(self, tensor: Tensor) -> None:
+        """Add the tensors of all ranks up, in place, on every rank alike.
+
+        Raises:
+            PeerLost: another rank has gone.
+        """
+        if self._store is None:
+            return
+        self._collect(lambda: dist.all_reduce(tensor))
+
+    def copy_from_first(self, tensor: Tensor) -> None:
+        """Replace the tensor by that of rank 0. Raises PeerLost like `sum`."""
+        if self._store is None:
+            return
+        self._collect(lambda: dist.broadcast(tensor, src=0))
+
+    def _collect(self, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
+                raise
+            raise PeerLost(
+                f"{self._names[self.rank]} lost its connection to another rank: {_first(error)}.",
+                "Look for the rank that ended first; its log tells why",
+            ) from error
+
+    def leave(self) -> None:
+        """Close the connections."""
+        if self._store is not None and dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+
+def _first(error: Exception) -> str:
+    """Return the first line of an error of torch, without its stack."""
+    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
+
+
+def _raise_failure(value: dict[str, Any]) -> None:
+    failure = value.get("failure")
+    if failure:
+        raise UserError(failure["message"], failure["hint"])

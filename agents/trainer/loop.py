@@ -1,0 +1,252 @@
+"""The training loop: one global batch after the other, the same on every rank.
+
+Each step: every rank adds the gradients of the SUM of token losses over its slice of the batch;
+one all-reduce sums them, a second small one sums the statistics; then all divide by the number of
+tokens that count in the whole batch, clip, and take the same optimizer step. So the gradient is the
+mean over the batch's tokens however the batch was cut (1e-15 from one process, in float64).
+
+The statistics carry what the ranks have to agree on, too: whether somebody wants to stop, whether a
+checkpoint is due by the clock of rank 0, and how big each rank's micro-batches are. They are the
+only thing that a GPU's host waits for, once per step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agents.errors import UserError
+from agents.trainer.attempt import Attempt, StopWish
+from agents.trainer.compute import Computer
+from agents.trainer.group import Group
+from agents.trainer.journal import Heartbeat, Journal
+from agents.trainer.memory import read_memory_bytes
+from agents.trainer.optimizer import set_learning_rate
+from agents.trainer.order import choose_rows, epoch_at, hash_rows
+from agents.trainer.prepare import Prepared
+from agents.trainer.saving import Saver
+from agents.trainer.schedule import learning_rate_at
+from agents.trainer.shares import split_batch
+from agents.trainer.stopwatch import Stopwatch
+from agents.trainer.tokens import Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is fixed for the whole attempt."""
+
+    first_step: int
+    total_steps: int
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """The global batch of one step, and this rank's slice of it."""
+
+    step: int
+    row_numbers: list[int]
+    num_tokens: int
+    num_targets: int
+    mine: list[Sample]
+    positions: list[int]
+    """Place of each of `mine` in the global order of samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreed:
+    """What all ranks know after a step."""
+
+    loss: float
+    gradient_norm: float
+    stop: bool
+    save: bool
+    micro_tokens: tuple[int, ...]
+    recompute: tuple[bool, ...]
+
+
+class Loop:
+    """Runs the steps of one attempt on one rank."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        prepared: Prepared,
+        plan: Plan,
+        *,
+        group: Group,
+        computer: Computer,
+        saver: Saver,
+        journal: Journal,
+        heartbeat: Heartbeat,
+        wish: StopWish,
+    ) -> None:
+        self._spec = attempt.intent.spec
+        self._rank = attempt.rank
+        self._prepared = prepared
+        self._plan = plan
+        self._group = group
+        self._computer = computer
+        self._saver = saver
+        self._journal = journal
+        self._heartbeat = heartbeat
+        self._wish = wish
+
+    def run(self) -> tuple[int, str]:
+        """Train to the end or to a wish to stop; return the last step, and which of them it was."""
+        self._enter("training", self._plan.first_step - 1)
+        for step in range(self._plan.first_step, self._plan.total_steps + 1):
+            agreed = self._do_step(step)
+            last = step == self._plan.total_steps
+            if self._evaluation_is_due(step, last):
+                self._evaluate(step)
+            if agreed.save or agreed.stop or last or self._is_periodic(step):
+                self._save(step, agreed, required=agreed.stop or last)
+            if agreed.stop and not last:
+                return step, "stopped"
+        return self._plan.total_steps, "completed"
+
+    def _enter(self, phase: str, step: int) -> None:
+        self._journal.write("phase", phase=phase)
+        self._heartbeat.beat(step, phase)
+
+    def _is_periodic(self, step: int) -> bool:
+        every = self._spec.checkpoint.every_steps
+        return every is not None and step % every == 0
+
+    def choose_batch(self, step: int) -> Batch:
+        """Return the batch of a step, which all ranks cut alike."""
+        samples = self._prepared.train.samples
+        size = self._spec.batch_sequences
+        chosen = choose_rows(seed=self._spec.seed, step=step, batch=size, num_rows=len(samples))
+        rows = [samples[index] for index in chosen]
+        lengths = [len(row.ids) for row in rows]
+        mine = split_batch(lengths, self._plan.shares)[self._rank]
+        return Batch(
+            step=step,
+            row_numbers=[row.row for row in rows],
+            num_tokens=sum(lengths),
+            num_targets=sum(row.num_targets for row in rows),
+            mine=[rows[place] for place in mine],
+            positions=[(step - 1) * size + place for place in mine],
+        )
+
+    def _do_step(self, step: int) -> Agreed:
+        self._heartbeat.beat(step - 1)
+        watch = Stopwatch(self._prepared.device)
+        batch = self.choose_batch(step)
+        learning_rate = learning_rate_at(self._spec, step, self._plan.total_steps)
+        set_learning_rate(self._prepared.optimizer, learning_rate)
+        self._computer.add_gradients(batch.mine, batch.positions)
+        watch.mark()
+        self._group.sum(self._prepared.flat.gradients)
+        stats = self._make_stats(batch)
+        self._group.sum(stats)
+        watch.mark()
+        norm = self._update(batch)
+        agreed = self._read_stats(batch, torch.cat([stats, norm.double().reshape(1)]))
+        self._record(batch, agreed, learning_rate, watch)
+        return agreed
+
+    def _update(self, batch: Batch) -> Tensor:
+        """Turn the summed gradients into an optimizer step; return their norm before clipping."""
+        gradients = self._prepared.flat.gradients
+        gradients.div_(batch.num_targets)
+        norm = torch.linalg.vector_norm(gradients)
+        gradients.mul_((self._spec.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
+        self._prepared.optimizer.step()
+        return norm
+
+    def _make_stats(self, batch: Batch) -> Tensor:
+        world_size = len(self._plan.shares)
+        values = [0.0] * (4 + 2 * world_size)
+        values[1] = sum(sample.num_targets for sample in batch.mine)
+        values[2] = float(self._wish.wanted)
+        values[3] = float(self._saver.is_due_by_time())
+        values[4 + self._rank] = self._computer.micro_tokens
+        values[4 + world_size + self._rank] = float(self._computer.recompute)
+        stats = torch.tensor(values, dtype=torch.float64).to(self._prepared.device)
+        stats[0] = self._computer.loss_sum
+        return stats
+
+    def _read_stats(self, batch: Batch, stats: Tensor) -> Agreed:
+        loss_sum, targets, stop, save, *rest, norm = stats.tolist()
+        if targets != batch.num_targets:
+            raise RuntimeError(f"{targets} tokens were computed, {batch.num_targets} planned")
+        loss = loss_sum / batch.num_targets
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise UserError(
+                f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
+                "the training has diverged.",
+                "Lower learning_rate or raise warmup_share, then start again; "
+                "checkpoints before this step are whole",
+            )
+        world_size = len(self._plan.shares)
+        return Agreed(
+            loss=loss,
+            gradient_norm=norm,
+            stop=stop > 0,
+            save=save > 0,
+            micro_tokens=tuple(int(value) for value in rest[:world_size]),
+            recompute=tuple(value > 0 for value in rest[world_size:]),
+        )
+
+    def _record(self, batch: Batch, agreed: Agreed, learning_rate: float, watch: Stopwatch) -> None:
+        step_s, compute_s, wait_s = watch.read_s()
+        num_tokens = sum(len(sample.ids) for sample in batch.mine)
+        self._saver.add_tokens(batch.num_tokens)
+        self._heartbeat.beat(batch.step)
+        self._journal.write(
+            "step",
+            step=batch.step,
+            epoch=epoch_at(
+                step=batch.step,
+                batch=self._spec.batch_sequences,
+                num_rows=len(self._prepared.train.samples),
+            ),
+            loss=agreed.loss,
+            loss_hex=agreed.loss.hex(),
+            learning_rate=learning_rate,
+            gradient_norm=agreed.gradient_norm,
+            tokens=num_tokens,
+            global_tokens=batch.num_tokens,
+            step_s=step_s,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            tokens_per_s=num_tokens / step_s,
+            memory_bytes=read_memory_bytes(self._prepared.device),
+            samples=hash_rows(batch.row_numbers),
+        )
+
+    def _evaluation_is_due(self, step: int, last: bool) -> bool:
+        if self._prepared.evaluation is None:
+            return False
+        size, num_rows = self._spec.batch_sequences, len(self._prepared.train.samples)
+        return last or step * size // num_rows > (step - 1) * size // num_rows
+
+    def _evaluate(self, step: int) -> None:
+        """Measure the loss on the evaluation rows, once per epoch and at the end."""
+        assert self._prepared.evaluation is not None
+        samples: Sequence[Sample] = self._prepared.evaluation.samples
+        mine = split_batch([len(s.ids) for s in samples], self._plan.shares)[self._rank]
+        self._computer.evaluate([samples[place] for place in mine])
+        loss_sum = self._computer.loss_sum.clone()
+        self._group.sum(loss_sum)
+        num_targets = sum(sample.num_targets for sample in samples)
+        self._journal.write("eval", step=step, loss=loss_sum.item() / num_targets)
+
+    def _save(self, step: int, agreed: Agreed, *, required: bool) -> None:
+        self._enter("saving", step)
+        self._saver.save(
+            step,
+            shares=self._plan.shares,
+            total_steps=self._plan.total_steps,
+            micro_tokens=agreed.micro_tokens,
+            recompute=agreed.recompute,
+            required=required,
+        )
+        self._enter("training", step)

@@ -1,0 +1,18 @@
+"""How much memory this rank uses, as its journal tells it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def read_memory_bytes(device: torch.device) -> int | None:
+    """Return the peak of GPU memory, or the resident memory on a CPU; None: not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,232 @@
+"""Load the base model and its tokenizer, and put the trained parameters into it.
+
+The base model stays in evaluation mode throughout: its own dropouts, if it has any, draw from a
+stream that depends on the split of the batch. The adapter's dropout is `dropout.CountedDropout`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agents.errors import UserError
+from agents.spec import AdapterSpec, RunSpec
+from agents.trainer.dropout import DropoutClock, replace_dropouts
+from agents.trainer.tokens import PLAIN_TEMPLATE
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+_ADAPTER = ".default."
+"""PEFT puts the adapter's name into every parameter's name, and takes it out in files."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """The base model with its trained parameters."""
+
+    module: nn.Module
+    tokenizer: Any
+    clock: DropoutClock
+    dtype: torch.dtype
+    """Arithmetic of the base model."""
+    autocast: bool
+    """Whether the arithmetic is narrower than the trained parameters."""
+    lora: LoraConfig | None
+    """None: every parameter is trained."""
+    plain_template: bool
+    """Whether the tokenizer had no chat template and got the plain one."""
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the trained parameters under the names that they have in files."""
+        return [
+            (name.replace(_ADAPTER, "."), parameter)
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
+        ]
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the arithmetic of the base model on this device."""
+    if precision != "auto":
+        return _DTYPES[precision]
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        return torch.bfloat16
+    return torch.float32
+
+
+def load_tokenizer(path: Path) -> tuple[Any, bool]:
+    """Return the tokenizer, and whether it got the plain chat template.
+
+    Raises:
+        UserError: there is none, or it cannot tell where its tokens come from.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(
+            f"The tokenizer in {path} cannot be loaded: {_first(error)}.",
+            "The model's folder needs tokenizer.json and tokenizer_config.json",
+        ) from error
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"The tokenizer in {path} has no fast form (tokenizer.json).",
+            "Save it once with AutoTokenizer.from_pretrained(..., use_fast=True)",
+        )
+    tokenizer.model_max_length = int(1e30)  # rows are cut by us, and counted
+    if tokenizer.chat_template:
+        return tokenizer, False
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    return tokenizer, True
+
+
+def load_model(spec: RunSpec, path: Path, tokenizer: Any, device: torch.device) -> nn.Module:
+    """Return the base model on the device, every parameter frozen.
+
+    Raises:
+        UserError: the folder holds no model that can be loaded.
+    """
+    full = spec.adapter.kind == "full"
+    dtype = choose_dtype(spec.precision, device)
+    if full and dtype == torch.bfloat16:
+        dtype = torch.float32  # trained in full precision, computed in bfloat16 (autocast)
+    settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
+    if spec.adapter.kind == "qlora":
+        settings["quantization_config"] = _nf4(dtype)
+    if device.type == "cuda" or spec.adapter.kind == "qlora":
+        settings["device_map"] = {"": device}
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(path, **settings)
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise UserError(
+            f"The model in {path} cannot be loaded: {_first(error)}.",
+            "The folder needs config.json and model.safetensors of a causal language model",
+        ) from error
+    model.eval()
+    model.requires_grad_(False)
+    num_words = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > num_words:
+        raise UserError(
+            f"The tokenizer in {path} knows {len(tokenizer)} words, the model only {num_words}.",
+            "Give the model its own tokenizer, or enlarge its embeddings first",
+        )
+    return model
+
+
+def _nf4(dtype: torch.dtype) -> Any:
+    try:
+        import bitsandbytes  # noqa: F401 - transformers finds out too late, and says less
+    except ImportError as error:
+        raise UserError(
+            "adapter.kind: qlora needs the package bitsandbytes, which the training environment "
+            f"of this node does not have ({error}).",
+            "Use adapter: {kind: lora}, or build the environment with rackless nodes setup",
+        ) from error
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def make_trained(
+    spec: RunSpec, model: nn.Module, tokenizer: Any, *, plain_template: bool, device: torch.device
+) -> TrainedModel:
+    """Choose what is trained: an adapter with fresh values, or everything.
+
+    Raises:
+        UserError: the adapter's targets are not in this model.
+    """
+    dtype = choose_dtype(spec.precision, device)
+    clock = DropoutClock(spec.seed)
+    lora = None
+    if spec.adapter.kind == "full":
+        model.requires_grad_(True)
+    else:
+        lora = _lora_config(spec.adapter)
+        model = _add_adapter(model, lora, spec)
+        _initialise(model, spec.seed, wide=dtype == torch.float64)
+        replace_dropouts(model, spec.adapter.dropout, clock)
+    model.to(device)
+    autocast = dtype == torch.bfloat16
+    if autocast:
+        for module in model.modules():
+            if isinstance(module, LoraLayer):
+                module.cast_input_dtype_enabled = False  # autocast would cast it back at once
+    return TrainedModel(
+        module=model,
+        tokenizer=tokenizer,
+        clock=clock,
+        dtype=dtype,
+        autocast=autocast,
+        lora=lora,
+        plain_template=plain_template,
+    )
+
+
+def _lora_config(adapter: AdapterSpec) -> LoraConfig:
+    targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
+    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
+    return LoraConfig(
+        r=adapter.rank,
+        lora_alpha=alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _add_adapter(model: nn.Module, lora: LoraConfig, spec: RunSpec) -> nn.Module:
+    try:
+        peft_model: nn.Module = get_peft_model(model, lora)
+    except ValueError as error:
+        linear = {
+            n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)
+        }
+        raise UserError(
+            f"adapter.targets {spec.adapter.targets!r} does not fit this model: {_first(error)}.",
+            f"Use all-linear, or names out of {sorted(linear)}",
+        ) from error
+    return peft_model
+
+
+def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
+    """Draw the adapter's first values, the same on every machine: A as PEFT does, B zero."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        dtype = torch.float64 if wide else torch.float32
+        first = torch.zeros(parameter.shape, dtype=dtype)
+        if "lora_A" in name:
+            key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            draw = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
+            nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=draw)
+        parameter.data = first.to(parameter.device)
+
+
+def recompute_activations(model: nn.Module) -> bool:
+    """Let decoder layers compute their activations a second time; False: this model cannot."""
+    layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if not layers or enable is None:
+        return False
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # only of the layer itself: dropouts inside stay off
+    return True
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__

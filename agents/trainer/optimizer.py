@@ -1,0 +1,74 @@
+"""The optimizer over the flat parameters, and its state as plain tensors and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.errors import UserError
+from agents.spec import RunSpec
+from agents.trainer.flat import FlatParameters
+
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+
+
+def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer:
+    """Return the optimizer that the spec names, over the flat parameters.
+
+    Raises:
+        UserError: it needs bitsandbytes, which is not installed.
+    """
+    groups = flat.groups(spec.weight_decay)
+    if spec.optimizer == "adamw":
+        # Not fused and not foreach: one flat tensor needs neither, and this one is the reference.
+        return torch.optim.AdamW(
+            groups, lr=spec.learning_rate, betas=_BETAS, eps=_EPSILON, foreach=False
+        )
+    try:
+        from bitsandbytes import optim
+    except ImportError as error:
+        raise UserError(
+            f"optimizer: {spec.optimizer} needs the package bitsandbytes, which the training "
+            f"environment of this node does not have ({error}).",
+            "Use optimizer: adamw, or build the environment again with rackless nodes setup",
+        ) from error
+    kind = optim.AdamW8bit if spec.optimizer == "adamw_8bit" else optim.PagedAdamW8bit
+    optimizer: torch.optim.Optimizer = kind(
+        groups, lr=spec.learning_rate, betas=_BETAS, eps=_EPSILON
+    )
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the optimizer's tensors and its plain values, both under `INDEX.NAME`."""
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            key = f"{index}.{name}"
+            if isinstance(value, Tensor):
+                tensors[key] = value
+            else:
+                plain[key] = value
+    return tensors, plain
+
+
+def import_state(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> None:
+    """Put back what `export_state` gave."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in (*tensors.items(), *plain.items()):
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

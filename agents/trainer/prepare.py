@@ -1,0 +1,289 @@
+"""Make everything ready for the first step, and agree with the other ranks that all are.
+
+Whatever goes wrong on one rank while it loads is told to all of them before the first collective,
+so that every rank ends at once with the same reason instead of waiting for a timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from agents.checkpoints import hash_entries
+from agents.errors import UserError
+from agents.spec import RunSpec
+from agents.trainer.attempt import Attempt
+from agents.trainer.checkpoint import Checkpoint, read_checkpoint
+from agents.trainer.fingerprint import (
+    fixed_part,
+    hash_file,
+    hash_model,
+    hash_spec,
+    name_differences,
+)
+from agents.trainer.flat import FlatParameters
+from agents.trainer.group import Group
+from agents.trainer.micro import CPU_TOKENS, estimate_tokens
+from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_trained
+from agents.trainer.optimizer import make_optimizer
+from agents.trainer.rows import read_rows
+from agents.trainer.snapshot import Progress, load_snapshot, read_progress
+from agents.trainer.tokens import SampleSet, tokenize_rows
+
+_PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What a rank holds when it has loaded."""
+
+    device: torch.device
+    train: SampleSet
+    evaluation: SampleSet | None
+    model: TrainedModel
+    flat: FlatParameters
+    optimizer: torch.optim.Optimizer
+    hashes: dict[str, str]
+    """`spec_sha256`, `data_sha256` and `model_sha256`."""
+    versions: dict[str, str]
+    resumed: Progress | None
+    """Where the run stood in the checkpoint; None: it begins."""
+
+
+def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
+    """Say clearly what this version does not train.
+
+    Raises:
+        UserError: the spec asks for it.
+    """
+    if spec.objective != "sft":
+        raise UserError(
+            f"objective: {spec.objective} is not trained by this version.", "Use objective: sft"
+        )
+    if spec.parallel not in ("auto", "single", "data"):
+        raise UserError(
+            f"parallel: {spec.parallel} is not trained by this version.",
+            "Use parallel: auto, single or data",
+        )
+    if spec.parallel == "single" and world_size > 1:
+        raise UserError(
+            f"parallel: single is for one GPU, but the run has {world_size} ranks.",
+            "Name one node with one GPU in nodes, or use parallel: data",
+        )
+    if spec.shares is not None and len(spec.shares) != world_size:
+        raise UserError(
+            f"shares has {len(spec.shares)} values, but the run has {world_size} ranks.",
+            "Give one share for each rank, in rank order, or leave shares out",
+        )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of this rank, and make it the current one.
+
+    Raises:
+        UserError: torch does not see it.
+    """
+    if not name.startswith("cuda"):
+        return torch.device("cpu")
+    device = torch.device(name)
+    count = torch.cuda.device_count()
+    if not torch.cuda.is_available() or (device.index or 0) >= count:
+        raise UserError(
+            f"torch {torch.__version__} does not see {name} (it sees {count} GPUs).",
+            "Check nvidia-smi on that PC and that torch was built for its CUDA version",
+        )
+    torch.cuda.set_device(device)
+    return device
+
+
+def find_model(path: str) -> Path:
+    """Return the model's folder, fetched from the hub where `path` is a hub id.
+
+    Raises:
+        UserError: it is neither a folder nor on the hub.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.count("/") > 1:
+        raise UserError(f"{path} does not exist.", "Check the model of the run file")
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+        return Path(snapshot_download(path, allow_patterns=patterns))
+    except Exception as error:
+        raise UserError(
+            f"{path} is no folder on this node and cannot be fetched from the hub: "
+            f"{str(error).strip().splitlines()[0]}",
+            "Check the spelling and the network, or give the path of a folder",
+        ) from error
+
+
+def prepare(attempt: Attempt, group: Group, device: torch.device) -> Prepared:
+    """Load data, model and checkpoint on this rank, and agree with the others.
+
+    Raises:
+        UserError: this rank or another one cannot train; the message names which, and why.
+    """
+    try:
+        prepared, report = _load(attempt, device)
+    except UserError as error:
+        failure = {"message": error.message, "hint": error.hint}
+        group.exchange("loaded", {"failure": failure})
+        raise
+    except Exception as error:
+        words = {"message": f"{type(error).__name__}: {error}", "hint": "Read the log of that rank"}
+        _tell_crash(group, words)
+        raise
+    reports = group.exchange("loaded", report)
+    _compare(reports, attempt.rank_names)
+    prepared.hashes["model_sha256"] = reports[0]["model_sha256"]
+    return prepared
+
+
+def _tell_crash(group: Group, failure: dict[str, str]) -> None:
+    with contextlib.suppress(UserError):  # the caller raises the crash itself
+        group.exchange("loaded", {"failure": failure})
+
+
+def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
+    """Check that all ranks hold the same things.
+
+    Raises:
+        UserError: they do not; the message names two that differ.
+    """
+    said = {
+        "model_sha256": ("another copy of the model", "Let the run copy the model to every node"),
+        "data_sha256": ("another training file", "Let the run copy the data to every node"),
+        "checkpoint_sha256": ("another copy of the checkpoint", "Resume from another checkpoint"),
+        "num_samples": ("another number of usable rows", "Build the environments anew: versions"),
+    }
+    for key, (what, hint) in said.items():
+        known = [(name, r[key]) for name, r in zip(names, reports, strict=True) if r[key]]
+        for name, value in known[1:]:
+            if value != known[0][1]:
+                raise UserError(f"{name} holds {what} than {known[0][0]}.", hint)
+
+
+def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, Any]]:
+    intent = attempt.intent
+    spec = intent.spec
+    transformers_logging.disable_progress_bar()
+    folder = find_model(intent.model_path)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        # One rank of a node hashes the model for all of them, while it loads.
+        future: Future[str] | None = None
+        if attempt.placement.local_rank == 0:
+            future = pool.submit(hash_model, folder, attempt.hashes_folder)
+        rows = read_rows(Path(intent.train_path), spec.data.format)
+        tokenizer, plain_template = load_tokenizer(folder)
+        train = tokenize_rows(tokenizer, rows.rows, spec.sequence_tokens)
+        train = _add_skipped(train, rows.skipped)
+        evaluation = _load_evaluation(intent.eval_path, spec, tokenizer)
+        base = load_model(spec, folder, tokenizer, device)
+        model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
+        flat = FlatParameters(model.named_parameters(), device)
+        optimizer = make_optimizer(spec, flat)
+        hashes = {
+            "spec_sha256": hash_spec(spec),
+            "data_sha256": hash_file(Path(intent.train_path)),
+            "model_sha256": future.result() if future else "",
+        }
+    checkpoint = _find_checkpoint(attempt)
+    resumed = None
+    if checkpoint is not None:
+        resumed = read_progress(checkpoint)
+        refuse_other_run(checkpoint, resumed, spec, hashes)
+        load_snapshot(checkpoint, flat=flat, optimizer=optimizer)
+    prepared = Prepared(
+        device=device,
+        train=train,
+        evaluation=evaluation,
+        model=model,
+        flat=flat,
+        optimizer=optimizer,
+        hashes=hashes,
+        versions=_versions(),
+        resumed=resumed,
+    )
+    report = {
+        **hashes,
+        "checkpoint_sha256": hash_entries(list(checkpoint.manifest.files)) if checkpoint else "",
+        "num_samples": len(train.samples),
+    }
+    return prepared, report
+
+
+def _add_skipped(samples: SampleSet, skipped: tuple[Any, ...]) -> SampleSet:
+    both = sorted((*samples.skipped, *skipped), key=lambda item: item.row)
+    return SampleSet(
+        samples=samples.samples,
+        skipped=tuple(both),
+        num_truncated=samples.num_truncated,
+        num_tokens=samples.num_tokens,
+    )
+
+
+def _load_evaluation(path: str | None, spec: RunSpec, tokenizer: Any) -> SampleSet | None:
+    if path is None:
+        return None
+    rows = read_rows(Path(path), spec.data.format)
+    return tokenize_rows(tokenizer, rows.rows, spec.sequence_tokens)
+
+
+def _find_checkpoint(attempt: Attempt) -> Checkpoint | None:
+    step = attempt.intent.resume_step
+    if step is None:
+        return None
+    checkpoint = read_checkpoint(attempt.run_folder / "checkpoints" / f"step-{step:08d}")
+    problem = checkpoint.verify()
+    if problem:
+        raise UserError(
+            f"The checkpoint {checkpoint.path} is damaged: {problem}.",
+            "Resume from another one: rackless checkpoints lists them",
+        )
+    return checkpoint
+
+
+def refuse_other_run(
+    checkpoint: Checkpoint, then: Progress, spec: RunSpec, hashes: dict[str, str]
+) -> None:
+    """Check that the checkpoint was made from the same model, data and settings.
+
+    Raises:
+        UserError: it was not; the message names what differs.
+    """
+    manifest = checkpoint.manifest
+    differences = name_differences(fixed_part(then.spec), fixed_part(spec))
+    if manifest.data_sha256 != hashes["data_sha256"]:
+        differences.append(f"the content of the training file {spec.data.train} has changed")
+    if hashes["model_sha256"] and manifest.model_sha256 != hashes["model_sha256"]:
+        differences.append(f"the files of the model {spec.model} have changed")
+    if differences:
+        raise UserError(
+            f"The checkpoint of step {manifest.step} does not fit this run: "
+            f"{'; '.join(differences)}.",
+            "Put that back as it was, or start a new run",
+        )
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+
+
+def choose_micro_tokens(prepared: Prepared) -> int:
+    """Return how many tokens this rank computes at once to begin with."""
+    longest = max(len(sample.ids) for sample in prepared.train.samples)
+    if prepared.device.type != "cuda":
+        return max(longest, CPU_TOKENS)
+    free_bytes, _ = torch.cuda.mem_get_info(prepared.device)
+    return estimate_tokens(prepared.model.module.config, free_bytes, longest)

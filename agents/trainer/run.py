@@ -1,0 +1,169 @@
+"""One rank from its intent to its last checkpoint; imports torch, so `__main__` imports it late."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from agents.spec import RunSpec
+from agents.trainer.attempt import Attempt, StopWish
+from agents.trainer.checkpoint import CheckpointFolder
+from agents.trainer.compute import Computer
+from agents.trainer.failpoints import failpoints_from_environment
+from agents.trainer.group import Group, Ranks
+from agents.trainer.journal import Heartbeat, Journal
+from agents.trainer.loop import Loop, Plan
+from agents.trainer.order import count_steps
+from agents.trainer.prepare import (
+    Prepared,
+    choose_device,
+    choose_micro_tokens,
+    prepare,
+    refuse_unsupported,
+)
+from agents.trainer.saving import Saver
+from agents.trainer.shares import shares_from_speeds
+from agents.trainer.snapshot import Progress
+from agents.trainer.warmup import choose_samples, measure_speed
+
+_WARMUP_TOKENS = 1024
+_NUM_SKIPPED_TOLD = 20
+
+
+def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: StopWish) -> None:
+    """Train this rank's part of the attempt.
+
+    Raises:
+        UserError: it cannot be trained, on this rank or on another one.
+    """
+    ranks = Ranks.from_environment()
+    refuse_unsupported(attempt.intent.spec, ranks.world_size)
+    device = choose_device(attempt.placement.device)
+    _settle(attempt, ranks, device)
+    group = Group(ranks, attempt.rank_names)
+    group.join("nccl" if device.type == "cuda" else "gloo", device)
+    try:
+        prepared = prepare(attempt, group, device)
+        _train(attempt, prepared, group, journal, heartbeat, wish)
+    finally:
+        group.leave()
+
+
+def _settle(attempt: Attempt, ranks: Ranks, device: torch.device) -> None:
+    """Fix what the last bits of the numbers depend on."""
+    cores = len(os.sched_getaffinity(0)) // max(1, ranks.local_world_size)
+    num_threads = max(1, attempt.intent.num_threads or cores)
+    torch.set_num_threads(num_threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if num_threads > 1 else "false")
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _train(
+    attempt: Attempt,
+    prepared: Prepared,
+    group: Group,
+    journal: Journal,
+    heartbeat: Heartbeat,
+    wish: StopWish,
+) -> None:
+    resumed = _resumed_alike(attempt, prepared)
+    computer = Computer(
+        prepared.model,
+        prepared.flat,
+        prepared.device,
+        micro_tokens=resumed.micro_tokens[attempt.rank]
+        if resumed
+        else choose_micro_tokens(prepared),
+        recompute=resumed is not None and resumed.recompute[attempt.rank],
+        warn=lambda message, hint: journal.write("warning", message=message, hint=hint),
+        beat=heartbeat.touch,
+    )
+    shares = attempt.intent.spec.shares or (resumed.shares if resumed else None)
+    speed = None
+    if shares is None and group.world_size > 1:
+        journal.write("phase", phase="warmup")
+        heartbeat.beat(0, "warmup")
+        samples = choose_samples(prepared.train.samples, _WARMUP_TOKENS)
+        speed = measure_speed(computer, samples, prepared.device)
+    reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wish.wanted})
+    if shares is None:
+        shares = shares_from_speeds([report["tokens_per_s"] or 1.0 for report in reports])
+    plan = _make_plan(attempt.intent.spec, prepared, shares)
+    _tell_start(journal, plan, prepared)
+    saver = _make_saver(attempt, prepared, group, journal)
+    loop = Loop(
+        attempt,
+        prepared,
+        plan,
+        group=group,
+        computer=computer,
+        saver=saver,
+        journal=journal,
+        heartbeat=heartbeat,
+        wish=wish,
+    )
+    step, reason = plan.first_step - 1, "stopped"
+    if not any(report["stop"] for report in reports):
+        step, reason = loop.run()
+    journal.write("finished", step=step, reason=reason)
+    heartbeat.beat(step, "done")
+    journal.write("phase", phase="done")
+
+
+def _resumed_alike(attempt: Attempt, prepared: Prepared) -> Progress | None:
+    """Return the state of the checkpoint when the same devices go on in the same order."""
+    resumed = prepared.resumed
+    devices = tuple((rank.node, rank.device_id) for rank in attempt.intent.ranks)
+    return resumed if resumed and resumed.devices == devices else None
+
+
+def _make_plan(spec: RunSpec, prepared: Prepared, shares: tuple[float, ...]) -> Plan:
+    return Plan(
+        first_step=prepared.resumed.step + 1 if prepared.resumed else 1,
+        total_steps=count_steps(
+            epochs=spec.epochs,
+            num_rows=len(prepared.train.samples),
+            batch=spec.batch_sequences,
+            max_steps=spec.max_steps,
+        ),
+        shares=shares,
+    )
+
+
+def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Journal) -> Saver:
+    folder = CheckpointFolder(
+        attempt.run_folder / "checkpoints",
+        run_id=attempt.intent.run_id,
+        attempt=attempt.intent.attempt,
+        fence=attempt.run_folder / "fence",
+        failpoints=failpoints_from_environment(),
+    )
+    return Saver(attempt, prepared, group=group, folder=folder, journal=journal)
+
+
+def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
+    train = prepared.train
+    if len(train.samples) < len(plan.shares):
+        journal.write(
+            "warning",
+            message=f"There are {len(train.samples)} rows for {len(plan.shares)} ranks.",
+            hint="Rows come again in every epoch; with so few, one GPU is as fast",
+        )
+    journal.write(
+        "started",
+        step=plan.first_step - 1,
+        total_steps=plan.total_steps,
+        shares=list(plan.shares),
+        world_size=len(plan.shares),
+        num_rows=len(train.samples),
+        num_tokens=train.num_tokens,
+        skipped=[
+            {"row": item.row, "reason": item.reason} for item in train.skipped[:_NUM_SKIPPED_TOLD]
+        ],
+        num_skipped=len(train.skipped),
+        truncated=train.num_truncated,
+        versions=prepared.versions,
+    )
