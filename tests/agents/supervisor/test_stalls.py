@@ -1,0 +1,129 @@
+"""Which rank is called stalled, and when: on heartbeats of a clock of the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.supervisor.ranks import RankProcess
+from agents.supervisor.stalls import StallWatch
+from agents.supervisor.verdict import judge_stall
+from tests.agents.supervisor.conftest import Node
+
+
+class Ranks:
+    """Two ranks whose heartbeats the test writes; their processes only sleep."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes = [
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            for _ in range(2)
+        ]
+        self.all = [
+            RankProcess(rank=n, device="cpu", process=p, folder=folder, started_s=1000.0)
+            for n, p in enumerate(self.processes)
+        ]
+
+    def beat(self, at_s: float, steps: tuple[int, int], phase: str = "training") -> None:
+        for rank, step in enumerate(steps):
+            beat = {"step": step, "phase": phase, "monotonic_s": at_s}
+            (self.folder / f"rank-{rank}.heartbeat").write_text(json.dumps(beat))
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(tmp_path)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+
+
+def look_on(watch: StallWatch, begin_s: float, end_s: float) -> float | None:
+    """Look twice a second; return when a stall was first seen."""
+    now_s = begin_s
+    while now_s < end_s:
+        if watch.look(now_s) is not None:
+            return now_s
+        now_s += 0.5
+    return None
+
+
+def test_training_may_stand_still_for_a_minute(node: Node, ranks: Ranks) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    ranks.beat(1010.0, (5, 5))
+    assert look_on(watch, 1010.0, 1300.0) == 1070.5
+
+
+def test_slow_steps_may_take_ten_times_their_median(node: Node, ranks: Ranks) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    now_s = 1000.0
+    for step in range(1, 12):
+        ranks.beat(now_s, (step, step))
+        assert look_on(watch, now_s, now_s + 30.0) is None
+        now_s += 30.0
+    assert look_on(watch, now_s, now_s + 1000.0) == now_s - 30.0 + 300.5
+
+
+def test_loading_and_saving_may_take_ten_minutes(node: Node, ranks: Ranks) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    assert look_on(watch, 1000.0, 1599.0) is None  # no heartbeat at all yet
+    ranks.beat(1600.0, (9, 9), "saving")
+    assert look_on(watch, 1599.5, 2500.0) == 2200.5
+
+
+def test_rank_furthest_behind_is_the_culprit(node: Node, ranks: Ranks) -> None:
+    intent = node.intent("train", "train")
+    watch = StallWatch(ranks.all, intent)
+    ranks.beat(1010.0, (8, 7))
+    look_on(watch, 1010.0, 1069.0)
+    stall = watch.look(1075.0)
+    assert stall is not None
+    assert (stall.rank.rank, stall.step, stall.phase) == (1, 7, "training")
+    verdict = judge_stall(stall, intent)
+    assert verdict.message == (
+        "Rank 1 on node a (cpu) stood still for 65 s in phase training after step 7."
+    )
+    assert not verdict.peer_lost
+
+
+def test_ranks_elsewhere_get_the_benefit_of_the_doubt(node: Node, ranks: Ranks) -> None:
+    intent = node.intent("train", "train", elsewhere=1)
+    watch = StallWatch(ranks.all, intent)
+    ranks.beat(1010.0, (5, 5))
+    assert look_on(watch, 1010.0, 1300.0) == 1075.0
+    stall = watch.look(1076.0)
+    assert stall is not None
+    verdict = judge_stall(stall, intent)
+    assert verdict.peer_lost
+    assert verdict.message.endswith("It may be waiting for a rank on another node: look there too.")
+
+
+def test_paused_pc_is_no_stall(node: Node, ranks: Ranks) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    ranks.beat(1010.0, (5, 5))
+    assert look_on(watch, 1010.0, 1020.0) is None
+    assert watch.look(2000.0) is None  # this process was held up as well
+    assert look_on(watch, 2000.5, 2300.0) == 2060.5
+
+
+def test_ended_rank_cannot_stall(node: Node, ranks: Ranks) -> None:
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    ranks.beat(1010.0, (5, 5))
+    for rank in ranks.all:
+        rank.exit_code = 0
+    assert look_on(watch, 1010.0, 1300.0) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": "x"}', '{"monotonic_s": "1e9"}'])
+def test_broken_heartbeat_counts_as_none(node: Node, ranks: Ranks, text: str) -> None:
+    for rank in range(2):
+        (ranks.folder / f"rank-{rank}.heartbeat").write_text(text)
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    assert look_on(watch, 1000.0, 1700.0) == 1600.5
