@@ -38,6 +38,8 @@ Progress = Callable[[str], None]
 QUICK_TIMEOUT_S = 30.0
 LAUNCH_TIMEOUT_S = 120.0
 STOP_MARGIN_S = 60.0
+TORCH_START_S = 90.0
+"""What importing torch may take on a busy node, on top of a probe's own deadline."""
 MAX_BACKLOG_BYTES = 32 << 20
 """Most followed log data that waits for its reader before it is let go and asked for again."""
 T = TypeVar("T")
@@ -132,7 +134,7 @@ class NodeClient:
         return await self._ask(TcpProbe, "probe.connect", args)
 
     async def probe_allreduce(self, probe: AllReduceProbe) -> AllReduceResult:
-        limit_s = probe.timeout_s + QUICK_TIMEOUT_S
+        limit_s = probe.timeout_s + TORCH_START_S
         return await self._ask(AllReduceResult, "probe.allreduce", to_wire(probe), limit_s)
 
     # ------------------------------------------------------------ attempts

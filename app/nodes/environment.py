@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.protocol import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
-from app.errors import UserError
+from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, Progress
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
@@ -63,34 +64,37 @@ def parse_lock(text: str) -> EnvironmentLock:
     )
 
 
-async def set_up_environment(
+async def setup_environment(
     client: NodeClient,
-    lock: EnvironmentLock,
-    *,
     python: str | None = None,
-    candidates: Sequence[str] = (),
     progress: Progress | None = None,
+    *,
+    lock: EnvironmentLock | None = None,
+    candidates: Sequence[str] = (sys.executable,),
 ) -> EnvironmentReport:
-    """Give a node an environment that fits `lock`, and let the node remember it.
+    """Give a node an environment that fits the lock, and let the node remember it.
 
     Args:
         python: the interpreter to adopt; None: the one remembered, else the first of `candidates`
             that fits, else a newly built one.
-        candidates: interpreters on the node worth a look before gigabytes are downloaded.
+        lock: None: the one that this version trains with.
+        candidates: interpreters worth a look before gigabytes are downloaded. The master's own is
+            there when the node is this PC.
 
     Raises:
         UserError: `python` does not fit (with the differences), or the build failed (why).
     """
+    lock = lock or read_train_lock()
     if python is not None:
-        report = await _look(client, lock, python)
+        report = await client.environment_find(_adopting(lock, python))
         if not report.fits:
             raise misfit(client.name, report)
         return report
-    report = await _look(client, lock, None)
+    report = await find_environment(client, lock)
     if report.fits:
         return report
     for candidate in candidates:
-        report = await _look(client, lock, candidate)
+        report = await _find(client, _adopting(lock, candidate))
         if report.fits:
             return report
     build = EnvironmentBuild(
@@ -102,12 +106,7 @@ async def set_up_environment(
 async def find_environment(client: NodeClient, lock: EnvironmentLock) -> EnvironmentReport:
     """Return how the environment that the node remembers compares with `lock` now."""
     query = EnvironmentQuery(lock_sha256=lock.sha256, requirements=lock.requirements)
-    try:
-        return await client.environment_find(query)
-    except UserError as error:
-        if "no interpreter" in error.message:  # it was deleted since
-            return EnvironmentReport(missing=tuple(sorted(lock.requirements)))
-        raise
+    return await _find(client, query)
 
 
 def misfit(name: str, report: EnvironmentReport) -> UserError:
@@ -122,10 +121,17 @@ def misfit(name: str, report: EnvironmentReport) -> UserError:
     )
 
 
-async def _look(client: NodeClient, lock: EnvironmentLock, python: str | None) -> EnvironmentReport:
-    if python is None:
-        return await find_environment(client, lock)
-    query = EnvironmentQuery(
+def _adopting(lock: EnvironmentLock, python: str) -> EnvironmentQuery:
+    return EnvironmentQuery(
         lock_sha256=lock.sha256, requirements=lock.requirements, python=python, adopt=True
     )
-    return await client.environment_find(query)
+
+
+async def _find(client: NodeClient, query: EnvironmentQuery) -> EnvironmentReport:
+    """Like `environment_find`, but an interpreter that is gone or broken merely does not fit."""
+    try:
+        return await client.environment_find(query)
+    except NodeUnreachable:
+        raise
+    except UserError:
+        return EnvironmentReport(python=query.python, missing=tuple(sorted(query.requirements)))
