@@ -48,8 +48,8 @@ def split_path(path: str, what: str) -> list[str]:
 def _is_plain(part: str) -> bool:
     return (
         part not in ("", ".", "..")
+        and part.isprintable()  # hence no lone surrogates, which have no bytes
         and len(os.fsencode(part)) <= 200
-        and part.isprintable()
         and "\\" not in part
         and not part.startswith((".partial-", ".half-"))
     )
