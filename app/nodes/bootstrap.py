@@ -250,7 +250,9 @@ def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
 def explain_end(code: int | None, output: str, where: str) -> NodeNotReady:
     """Return the message for a command that ended before the agent said hello."""
     if "WSL_E_DISTRO_NOT_FOUND" in output:
-        return NodeNotReady(f"There is no {where}", "List the distros of this PC: wsl --list")
+        return NodeNotReady(
+            f"{where}: this PC has no WSL distro of that name", "List their names: wsl --list"
+        )
     if code == 127 and "python3" in output:
         return explain_failure("tool", "python3", where)
     status = "" if code is None else f" with exit code {code}"

@@ -7,6 +7,7 @@ connection that belongs to it.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from app.events import TransportKind
 DEFAULT_SSH_PORT = 22
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"[\w.-]{1,253}")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,32})?")
 _USER = re.compile(r"[^\s:/\x00-\x1f\x7f]{1,128}")
 _RESERVED = frozenset(
     {"all", "master", "con", "prn", "aux", "nul"}
@@ -169,17 +169,24 @@ def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
 def _split_port(place: str, text: str) -> tuple[str, int]:
     if place.startswith("["):
         host, bracket, rest = place[1:].partition("]")
-        if not bracket or not _IPV6.fullmatch(host) or (rest and not rest.startswith(":")):
+        if not bracket or not _is_ipv6(host) or (rest and not rest.startswith(":")):
             raise UsageError(f"{place!r} in {text!r} is not an IPv6 address in brackets", _FORM)
         return host, _read_port(rest[1:], text) if rest else DEFAULT_SSH_PORT
     if place.count(":") > 1:
-        if not _IPV6.fullmatch(place):
+        if not _is_ipv6(place):
             raise UsageError(f"{place!r} in {text!r} is not a host", _FORM)
         return place, DEFAULT_SSH_PORT
     host, colon, port = place.partition(":")
     if not _HOST.fullmatch(host) or host.startswith("-"):
         raise UsageError(f"{host!r} in {text!r} is not a host name or address", _FORM)
     return host, _read_port(port, text) if colon else DEFAULT_SSH_PORT
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _read_port(digits: str, text: str) -> int:

@@ -1,0 +1,106 @@
+"""Nodes on loopback for tests: a real SSH server each, ended with everything that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from app.nodes.archive import AgentArchive, build_archive
+from app.nodes.connection import Connection
+from app.nodes.connection import connect as connect_address
+from app.nodes.link import Link, open_link
+from app.nodes.loopback import LoopbackNode, power_cut, start_loopback
+from app.nodes.node import Node, SshAddress
+
+
+def make_key(folder: Path, name: str = "key", passphrase: str = "") -> Path:
+    """Write a key pair and return the private file; an existing one is used again."""
+    path = folder / name
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", str(path)]
+        subprocess.run(command, check=True)
+    return path
+
+
+@contextlib.asynccontextmanager
+async def loopback_node(
+    folder: Path, name: str = "pc", *options: str, port: int = 0
+) -> AsyncIterator[LoopbackNode]:
+    """A node whose home is `folder/name`; pulled from the mains at the end."""
+    key = make_key(folder)
+    home = folder / name
+    try:
+        server = await start_loopback(home, key.with_name("key.pub"), options=options, port=port)
+        yield server
+    finally:
+        await asyncio.to_thread(power_cut, home)
+
+
+def address_of(server: LoopbackNode, key: Path | None = None) -> SshAddress:
+    return SshAddress(
+        host=server.address,
+        port=server.port,
+        user=server.user,
+        key=key or server.home.parent / "key",
+    )
+
+
+async def connect(server: LoopbackNode, master: Path) -> Connection:
+    return await connect_address(
+        address_of(server), home=master, accept_host_key=server.fingerprint
+    )
+
+
+@functools.cache
+def real_archive() -> AgentArchive:
+    return build_archive()
+
+
+@contextlib.asynccontextmanager
+async def linked(
+    server: LoopbackNode, master: Path, archive: AgentArchive | None = None, name: str = "pc"
+) -> AsyncIterator[Link]:
+    """A link to the node, closed at the end."""
+    link = await open_link(
+        Node(name=name, address=address_of(server)),
+        archive or real_archive(),
+        home=master,
+        gate=asyncio.Semaphore(8),
+        accept_host_key=server.fingerprint,
+    )
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set variables of this process inside the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> float:
+    """Wait until `condition` holds; return the seconds that it took."""
+    began_s = time.monotonic()
+    while not condition():
+        took_s = time.monotonic() - began_s
+        assert took_s < deadline_s, f"still not so after {deadline_s} s"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - began_s
