@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from agents.protocol import EnvironmentReport
 from agents.spec import RunSpec
@@ -30,7 +29,7 @@ from app.events import (
     StepRecord,
 )
 from app.nodes.fleet import Fleet
-from app.nodes.node import LocalAddress, Node, NodeAddress, address_from_json, address_to_json
+from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
 from app.runs import checkpoints, export, launch, reconcile, resume, stop
 from app.runs.book import RunBook
@@ -44,6 +43,9 @@ from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
 from app.storage.runs import RunStore
+
+if TYPE_CHECKING:
+    from app.nodes.judgement import CheckRow
 
 Progress = Callable[[str], None]
 
@@ -142,25 +144,17 @@ class Core:
         Raises:
             UserError: it cannot be built there, or `python` does not fit.
         """
-        from app.nodes.environment import read_train_lock, set_up_environment
+        from app.nodes.environment import setup_environment
 
-        is_here = isinstance(self._fleet.node(name).address, LocalAddress)
-        report = await set_up_environment(
-            self._fleet.client(name),
-            read_train_lock(),
-            python=python,
-            # On this PC our own environment may have all that training needs.
-            candidates=(sys.executable,) if is_here else (),
-            progress=progress,
-        )
+        report = await setup_environment(self._fleet.client(name), python, progress)
         await self._fleet.refresh(name)
         return report
 
-    async def check(self, names: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
         """Look nodes (empty: all) over before a run; return the rows of the check."""
         from app.nodes.check import check_nodes
 
-        return tuple(await check_nodes(self._fleet, names or self._fleet.names()))
+        return await check_nodes(self._fleet, names or self._fleet.names())
 
     async def monitor(self) -> AsyncIterator[SampleArrived]:
         """Yield the samples of all nodes as they come."""

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from agents.protocol import MergeJob
 from app.errors import NotAvailableYet, UsageError, UserError
-from app.library.models import find_model
 from app.runs.checkpoints import Copy, find_copies
-from app.runs.inputs import send
+from app.runs.inputs import recall_inputs, send
 from app.runs.readiness import python_of
 from app.runs.resume import choose_checkpoint
 from app.runs.services import Services
@@ -40,7 +39,7 @@ async def export_run(
     _expect_format(to)
     out = await asyncio.to_thread(_free_place, out)
     run = services.book.get(run_id)
-    model = await asyncio.to_thread(find_model, run.spec.model, services.hashes)
+    inputs = await asyncio.to_thread(recall_inputs, services, run)
     tell("looking for the newest whole checkpoint")
     copy = await _choose_copy(services, run_id, checkpoint)
     agent = services.cluster.agent(copy.node)
@@ -51,7 +50,7 @@ async def export_run(
             run_id=run_id,
             step=copy.info.step,
             python=python,
-            model_path=await send(services, copy.node, model),
+            model_path=await send(services, copy.node, inputs.model),
             destination=f"runs/{run_id}/exports/merged-{copy.info.step}",
         ),
         tell,

@@ -1,0 +1,16 @@
+"""The `rackless` command: without arguments it opens the window, else it does what they say."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run the command that the arguments name and return its exit code."""
+    from app.cli.main import run
+
+    return run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The command line: one file per noun, each a thin layer over the methods of the core."""

@@ -1,0 +1,50 @@
+"""`rackless checkpoints`: list them over all nodes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output
+from app.text import show_bytes, show_moment
+
+if TYPE_CHECKING:
+    from app.core import Core
+
+_VERIFIED = {True: "yes", False: "NO", None: "not looked at"}
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "checkpoints", "list checkpoints over all nodes", with_core(_list)
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run id; none: all runs")
+    parser.add_argument(
+        "--verify", action="store_true", help="read every copy whole and compare its hashes"
+    )
+
+
+async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+    import time
+
+    found = await core.checkpoints(args.run, args.verify)
+    out.document(found)
+    now_s = time.time()
+    out.table(
+        ["RUN", "STEP", "SAVED", "SIZE", "NODES", "VERIFIED", "PROBLEM"],
+        [
+            [
+                item.run_id,
+                str(item.step),
+                show_moment(item.created_s, now_s),
+                show_bytes(item.size_bytes),
+                ", ".join(item.nodes),
+                _VERIFIED[item.verified],
+                item.problem,
+            ]
+            for item in found
+        ],
+        "There are no checkpoints on the nodes that answer.",
+    )
+    return 0

@@ -1,0 +1,105 @@
+"""How a command is declared and run: parsers with our error form, and a core for its handler."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from app.cli.output import Output
+from app.errors import UsageError
+
+if TYPE_CHECKING:
+    from app.core import Core
+
+Handler = Callable[[argparse.Namespace, Output], int]
+CoreHandler = Callable[["Core", argparse.Namespace, Output], Awaitable[int]]
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in our own form, and raises instead of exiting."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(_shortened(message), f"See: {self.prog} --help")
+
+
+def _shortened(message: str) -> str:
+    """Return argparse's message; for a misspelt word with the nearest right one."""
+    match = _CHOICE.search(message)
+    if match is None:
+        return message
+    word, listed = match.groups()
+    choices = [choice.strip().strip("'") for choice in listed.split(",")]
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    guess = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(choices)}"
+    return f"there is no '{word}' here{guess}"
+
+
+Commands = Any
+"""What `ArgumentParser.add_subparsers` returns; argparse has no public name for it."""
+
+
+def add_command(
+    commands: Commands, name: str, help_text: str, handler: Handler | None = None
+) -> argparse.ArgumentParser:
+    """Declare a command; without `handler` it is a noun with verbs below it."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=help_text, description=help_text[0].upper() + help_text[1:] + "."
+    )
+    add_json_option(parser)
+    if handler is not None:
+        parser.set_defaults(handler=handler)
+    return parser
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> Commands:
+    return parser.add_subparsers(title="what to do", metavar="VERB", required=True)
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print JSON on stdout and nothing else",
+    )
+
+
+def with_core(handler: CoreHandler) -> Handler:
+    """Make a handler that opens the core, runs on its loop, and closes it."""
+
+    def run(args: argparse.Namespace, out: Output) -> int:
+        import asyncio  # 50 ms that --help does not need
+
+        return asyncio.run(_run_with_core(handler, args, out))
+
+    return run
+
+
+async def _run_with_core(handler: CoreHandler, args: argparse.Namespace, out: Output) -> int:
+    from app.core import Core
+    from app.paths import default_home
+
+    async with Core.open(default_home()) as core:
+        if core.notice:
+            print(f"rackless: {core.notice}", file=sys.stderr)
+        return await handler(core, args, out)
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Argument type of names with commas between.
+
+    >>> names_of("alpha, beta")
+    ('alpha', 'beta')
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError("name at least one node, such as alpha,beta")
+    return names

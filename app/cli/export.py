@@ -1,0 +1,33 @@
+"""`rackless export`: a run's model as a folder on this PC."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output
+
+if TYPE_CHECKING:
+    from app.core import Core
+
+FORMATS = ("merged", "gguf", "awq", "gptq", "nf4")
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "export", "write a run's model to a folder", with_core(_export))
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("--to", required=True, choices=FORMATS, help="only merged works yet")
+    parser.add_argument("--type", metavar="TYPE", help="kind of gguf, such as Q4_K_M")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
+
+
+async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
+    path = await core.export_run(
+        args.run, args.to, out=args.out, checkpoint=args.checkpoint, progress=out.note
+    )
+    out.document({"path": str(path)})
+    out.text(str(path))
+    return 0

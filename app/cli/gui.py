@@ -1,0 +1,39 @@
+"""`rackless` and `rackless gui`: open the window."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from app.cli.command import Commands, add_command
+from app.cli.output import Output
+from app.errors import UserError
+
+
+def add_parser(commands: Commands) -> None:
+    add_command(commands, "gui", "open the window (also: rackless alone)", open_window)
+
+
+def open_window(args: argparse.Namespace, out: Output) -> int:
+    """Open the window and return when it is closed.
+
+    Raises:
+        UserError: there is no display.
+    """
+    if not has_display():
+        raise UserError(
+            "there is no display to open a window on",
+            "Use the commands (rackless --help), or log in with one: ssh -X, or on the PC itself.",
+        )
+    from app.gui.application import run
+    from app.paths import default_home
+
+    return run(default_home())
+
+
+def has_display() -> bool:
+    """Tell whether a window can be shown here."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"))

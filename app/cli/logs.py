@@ -1,0 +1,80 @@
+"""`rackless runs logs`: what the ranks printed, from the mirrors, brought up to date first."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from app.cli.output import Output
+from app.errors import UserError
+from app.events import Event, LogArrived
+
+if TYPE_CHECKING:
+    from app.core import Core
+    from app.runs.logs import LogFile
+
+_STREAM = re.compile(r"rank-(\d+)\.log")
+
+
+async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
+    """Print everything there is now; the newest attempt last."""
+    await core.sync_run(run_id)
+    files = _known(core, run_id, rank)
+    document = []
+    for file in files:
+        data = file.path.read_bytes()
+        document.append(
+            {
+                "rank": file.rank,
+                "node": file.node,
+                "attempt": file.attempt,
+                "text": data.decode("utf-8", "replace"),
+            }
+        )
+        if len(files) > 1:
+            out.text(f"==> rank {file.rank} on {file.node}, attempt {file.attempt} <==")
+        out.raw(data)
+    out.document(document)
+    return 0
+
+
+async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
+    """Print what there is, then what comes, until the run ends."""
+    run = await core.run(run_id)
+    printed: dict[tuple[int, str], int] = {}
+
+    def show(attempt: int, stream: str, offset: int, data: bytes) -> None:
+        match = _STREAM.fullmatch(stream)
+        key = (attempt, stream)
+        done = printed.get(key, 0)
+        if match is None or rank not in (None, int(match.group(1))) or offset + len(data) <= done:
+            return
+        data = data[max(0, done - offset) :]
+        printed[key] = max(done, offset) + len(data)
+        text = data.decode("utf-8", "replace")
+        out.line({"rank": int(match.group(1)), "attempt": attempt, "offset": offset, "text": text})
+        out.raw(data)
+
+    def take(event: Event) -> None:
+        if isinstance(event, LogArrived) and event.run_id == run.run_id:
+            show(event.attempt, event.stream, event.offset, event.data)
+
+    await core.sync_run(run.run_id)
+    for file in core.logs(run.run_id, rank, run.attempt):
+        show(file.attempt, file.path.name, 0, await asyncio.to_thread(file.path.read_bytes))
+    with core.events.listening(take):
+        await core.watch_run(run.run_id)
+    for file in core.logs(run.run_id, rank, run.attempt):
+        show(file.attempt, file.path.name, 0, await asyncio.to_thread(file.path.read_bytes))
+    return 0
+
+
+def _known(core: Core, run_id: str, rank: int | None) -> tuple[LogFile, ...]:
+    files = core.logs(run_id, rank)
+    if not files and rank is not None and core.logs(run_id):
+        ranks = sorted({file.rank for file in core.logs(run_id)})
+        raise UserError(
+            f"run {run_id} has no rank {rank}", f"The ranks are {', '.join(map(str, ranks))}."
+        )
+    return files

@@ -1,0 +1,67 @@
+"""`rackless monitor`: the readings of all nodes as they come, until broken off."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output, aligned, plain
+from app.errors import UserError
+from app.text import show_bytes_of, show_celsius, show_share, show_watts
+
+if TYPE_CHECKING:
+    from agents.protocol import Sample
+    from app.core import Core
+    from app.events import SampleArrived
+
+_HEAD = ["NODE", "DEVICE", "BUSY", "MEMORY", "TEMP", "POWER"]
+_CLEAR = "\x1b[H\x1b[J"
+
+
+def add_parser(commands: Commands) -> None:
+    add_command(commands, "monitor", "show live readings of all nodes", with_core(_monitor))
+
+
+async def _monitor(core: Core, args: argparse.Namespace, out: Output) -> int:
+    if not core.nodes():
+        raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
+    newest: dict[str, Sample] = {}
+    async for arrived in core.monitor():
+        newest[arrived.node] = arrived.sample
+        if out.as_json:
+            out.line({"node": arrived.node, **plain(arrived.sample)})
+        elif out.is_terminal:
+            lines = aligned([_HEAD, *(r for n, s in sorted(newest.items()) for r in _rows(n, s))])
+            out.text(_CLEAR + "\n".join(lines))
+        else:
+            _print_plain(out, arrived)
+    return 0
+
+
+def _print_plain(out: Output, arrived: SampleArrived) -> None:
+    for row in _rows(arrived.node, arrived.sample):
+        out.text("  ".join(row))
+
+
+def _rows(node: str, sample: Sample) -> list[list[str]]:
+    rows = [
+        [
+            node,
+            f"{gpu.index} {gpu.name}",
+            show_share(gpu.utilisation),
+            show_bytes_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
+            show_celsius(gpu.temperature_celsius),
+            show_watts(gpu.power_w),
+        ]
+        for gpu in sample.gpus
+    ]
+    host = [
+        node,
+        "cpu",
+        show_share(sample.cpu_utilisation),
+        show_bytes_of(sample.memory_used_bytes, sample.memory_total_bytes),
+        show_celsius(sample.cpu_temperature_celsius),
+        show_watts(sample.cpu_power_w),
+    ]
+    return [*rows, host]

@@ -1,0 +1,162 @@
+"""`rackless nodes`: add, list, show, remove, setup."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.cli.command import Commands, add_command, add_verbs, with_core
+from app.cli.output import Output
+from app.errors import HostKeyUnknown
+from app.text import DASH, show_bytes, show_duration
+
+if TYPE_CHECKING:
+    from app.core import Core
+    from app.events import NodeSnapshot
+    from app.nodes.node import NodeAddress
+
+
+def add_parser(commands: Commands) -> None:
+    verbs = add_verbs(add_command(commands, "nodes", "add, list, show, remove and set up PCs"))
+    _add_add(verbs)
+    add_command(verbs, "list", "list the nodes and how they stand", with_core(_list))
+    _named(verbs, "show", "show everything known of a node", _show)
+    _named(verbs, "remove", "forget a node; nothing on it is deleted", _remove)
+    setup = _named(verbs, "setup", "build the training environment on a node", _setup)
+    setup.add_argument("--python", metavar="FILE", help="adopt this interpreter on the node")
+
+
+def _add_add(verbs: Commands) -> None:
+    parser = _named(verbs, "add", "add a PC and start the agent on it", _add)
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--ssh", metavar="USER@HOST[:PORT]", help="a PC reached by SSH")
+    way.add_argument("--local", action="store_true", help="this PC")
+    way.add_argument("--wsl", metavar="DISTRO", help="a WSL distro of this PC")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="private key for --ssh")
+    parser.add_argument(
+        "--accept-host-key",
+        metavar="SHA256:...",
+        help="fingerprint that you have compared, for a first contact",
+    )
+
+
+def _named(
+    verbs: Commands,
+    name: str,
+    help_text: str,
+    handler: Callable[..., Any],
+) -> argparse.ArgumentParser:
+    parser = add_command(verbs, name, help_text, with_core(handler))
+    parser.add_argument("name", metavar="NAME")
+    return parser
+
+
+async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
+    address = _address(args)
+    try:
+        node = await core.add_node(args.name, address, args.accept_host_key)
+    except HostKeyUnknown as error:
+        if args.accept_host_key or out.as_json or not _confirmed(error):
+            raise
+        node = await core.add_node(args.name, address, error.fingerprint)
+    out.document(node)
+    out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
+    return 0
+
+
+def _address(args: argparse.Namespace) -> NodeAddress:
+    from app.nodes.node import LocalAddress, WslAddress, parse_ssh_address
+
+    if args.ssh:
+        key = args.key.expanduser().absolute() if args.key else None
+        return parse_ssh_address(args.ssh, key)
+    return WslAddress(distro=args.wsl) if args.wsl else LocalAddress()
+
+
+def _confirmed(error: HostKeyUnknown) -> bool:
+    """Show the fingerprint of a first contact and ask; without a terminal the answer is no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(error.message, file=sys.stderr)
+    print(
+        "Compare it on that PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", file=sys.stderr
+    )
+    print("Is it the same? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+    nodes = await core.reach_nodes()
+    out.document(nodes)
+    rows = [
+        [node.name, node.state, node.address, _devices(node), _memory(node), node.problem]
+        for node in nodes
+    ]
+    head = ["NAME", "STATE", "ADDRESS", "TRAINS ON", "RAM", "PROBLEM"]
+    out.table(head, rows, "There are no nodes yet. Add one: rackless nodes add NAME --local")
+    return 0
+
+
+async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
+    node = await core.node(args.name)
+    out.document(node)
+    for name, value in _facts(node):
+        out.text(f"{name:<14}{value}")
+    return 0
+
+
+async def _remove(core: Core, args: argparse.Namespace, out: Output) -> int:
+    await core.remove_node(args.name)
+    out.document({"removed": args.name})
+    out.text(f"{args.name} is removed")
+    return 0
+
+
+async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
+    report = await core.setup_node(args.name, args.python, out.note)
+    out.document(report)
+    out.text(f"{args.name} trains with {report.python} (Python {report.python_version})")
+    return 0
+
+
+def _devices(node: NodeSnapshot) -> str:
+    if node.facts is None:
+        return DASH
+    names = [gpu.name for gpu in node.facts.gpus]
+    counted = [f"{names.count(n)} x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names)]
+    return ", ".join(counted) or node.facts.cpu or "CPU"
+
+
+def _memory(node: NodeSnapshot) -> str:
+    return show_bytes(node.facts.memory_bytes if node.facts else None)
+
+
+def _facts(node: NodeSnapshot) -> list[tuple[str, str]]:
+    rows = [
+        ("name", node.name),
+        ("address", f"{node.address} ({node.transport})"),
+        ("state", f"{node.state} {node.problem}".strip()),
+        ("round trip", show_duration(node.round_trip_s)),
+    ]
+    facts = node.facts
+    if facts is None:
+        return rows
+    environment = facts.environment.python if facts.environment else None
+    rows += [
+        ("system", f"{facts.os}, kernel {facts.kernel}, {facts.architecture}"),
+        ("python", facts.python),
+        ("trains with", environment or f"{DASH} (rackless nodes setup {node.name})"),
+        ("cpu", f"{facts.cpu or DASH}, {facts.num_cores or DASH} cores"),
+        ("ram", show_bytes(facts.memory_bytes)),
+        ("disk free", f"{show_bytes(facts.disk_free_bytes)} of {show_bytes(facts.disk_bytes)}"),
+    ]
+    rows += [
+        (f"gpu {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}, driver {gpu.driver}")
+        for gpu in facts.gpus
+    ]
+    if facts.gpu_problem:
+        rows.append(("gpu problem", facts.gpu_problem))
+    return rows

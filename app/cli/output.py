@@ -1,0 +1,103 @@
+"""What a command prints: human text, or with `--json` one document and nothing else on stdout.
+
+Progress and notes go to stderr, so that stdout is always the answer alone. Streams are JSON lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any, TextIO
+
+_GAP = "  "
+
+
+class Output:
+    """Where a command's answer goes. `as_json` chooses the form."""
+
+    def __init__(self, as_json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self.as_json = as_json
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        for stream in (self._out, self._err):
+            # A terminal that knows no dash or degree sign shows a question mark instead of failing.
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                with contextlib.suppress(ValueError):
+                    reconfigure(errors="replace")
+
+    def document(self, value: Any) -> None:
+        """Print the one JSON document of this command; nothing in human form."""
+        if self.as_json:
+            self._print(json.dumps(plain(value), indent=1))
+
+    def line(self, value: Any) -> None:
+        """Print one JSON line of a stream; nothing in human form."""
+        if self.as_json:
+            self._print(json.dumps(plain(value), separators=(",", ":")))
+
+    def text(self, text: str) -> None:
+        """Print for people; nothing with --json."""
+        if not self.as_json:
+            self._print(text)
+
+    def raw(self, data: bytes) -> None:
+        """Print bytes of a log as they are; nothing with --json."""
+        if not self.as_json:
+            self._out.write(data.decode("utf-8", "replace"))
+            self._out.flush()
+
+    def note(self, text: str) -> None:
+        """Tell people how it is going, beside the answer."""
+        if not self.as_json:
+            print(text, file=self._err, flush=True)
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], empty: str = "") -> None:
+        """Print aligned columns, or `empty` when there is no row; nothing with --json."""
+        if not rows:
+            self.text(empty)
+            return
+        self.text("\n".join(aligned([head, *rows])))
+
+    @property
+    def is_terminal(self) -> bool:
+        return not self.as_json and self._out.isatty()
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return each row as a line, its cells padded to the widest of their column.
+
+    >>> aligned([["NAME", "STATE"], ["alpha", "online"]])
+    ['NAME   STATE', 'alpha  online']
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON allows it: a number that is not finite becomes null.
+
+    >>> plain({"loss": float("nan"), "steps": (1, 2)})
+    {'loss': None, 'steps': [1, 2]}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        from agents.protocol import to_wire  # 40 ms that --help does not need
+
+        return plain(to_wire(value))
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,159 @@
+"""`rackless runs`: list, show, logs, stop, resume, delete."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
+from app.cli.output import Output, plain
+from app.text import count_of, show_duration, show_list, show_loss, show_moment, show_rate
+
+if TYPE_CHECKING:
+    from app.core import Core
+    from app.events import RunSnapshot
+
+
+def add_parser(commands: Commands) -> None:
+    verbs = add_verbs(add_command(commands, "runs", "list, show, stop, resume and delete runs"))
+    add_command(verbs, "list", "list all runs", with_core(_list))
+    _with_id(verbs, "show", "show a run and what happened to it", _show)
+    logs = _with_id(verbs, "logs", "print the output of a run's ranks", _logs)
+    logs.add_argument("--rank", type=int, metavar="R", help="none: all ranks")
+    logs.add_argument("--follow", action="store_true", help="go on until the run ends")
+    _with_id(verbs, "stop", "save a checkpoint and stop; a second time: stop at once", _stop)
+    resume = _with_id(verbs, "resume", "go on from a checkpoint", _resume)
+    resume.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
+    resume.add_argument("--nodes", type=names_of, metavar="A,B", help="none: those that answer")
+    resume.add_argument("--watch", action="store_true", help="show progress until the run ends")
+    _with_id(verbs, "delete", "delete a run with its checkpoints", _delete)
+
+
+def _with_id(
+    verbs: Commands, name: str, help_text: str, handler: Callable[..., Any]
+) -> argparse.ArgumentParser:
+    parser = add_command(verbs, name, help_text, with_core(handler))
+    parser.add_argument("run", metavar="ID", help="a run id, or its beginning")
+    return parser
+
+
+async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+    runs = await core.refresh_runs()
+    out.document(runs)
+    now_s = time.time()
+    out.table(
+        ["ID", "NAME", "STATE", "STEP", "LOSS", "NODES", "STARTED"],
+        [_row(run, now_s) for run in runs],
+        "There are no runs yet. Start one: rackless start RUN.yaml",
+    )
+    return 0
+
+
+def _row(run: RunSnapshot, now_s: float) -> list[str]:
+    return [
+        run.run_id,
+        run.name,
+        run.state,
+        _steps(run),
+        show_loss(run.loss),
+        ", ".join(run.nodes),
+        show_moment(run.created_s, now_s),
+    ]
+
+
+def _steps(run: RunSnapshot) -> str:
+    if run.step is None:
+        return ""
+    return f"{run.step}/{run.total_steps}" if run.total_steps is not None else str(run.step)
+
+
+async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
+    run = await core.run(args.run)
+    events = core.run_events(run.run_id)
+    out.document({**plain(run), "events": plain(events)})
+    now_s = time.time()
+    for name, value in _facts(run, now_s):
+        out.text(f"{name:<14}{value}")
+    if run.ranks:
+        out.text("")
+        out.table(["RANK", "NODE", "DEVICE", "STATE", "STEP", "TOKENS/S", "SHARE"], _ranks(run))
+    if events:
+        out.text("")
+    for event in events:
+        out.text(f"{show_moment(event.time_s, now_s)}  {event.text}")
+    return 0
+
+
+def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
+    rows = [
+        ("run", f"{run.run_id} ({run.name})"),
+        ("state", run.state + (f", {run.phase}" if run.phase else "")),
+        ("message", run.message),
+        ("what to do", run.hint),
+        ("attempt", str(run.attempt)),
+        ("nodes", show_list(run.nodes)),
+        ("started", show_moment(run.created_s, now_s)),
+        ("step", _steps(run)),
+        ("loss", f"{show_loss(run.loss)} (it began at {show_loss(run.first_loss)})"),
+        ("speed", show_rate(run.tokens_per_s)),
+        ("left", show_duration(run.remaining_s)),
+        ("checkpoint", f"step {run.newest_checkpoint_step}" if run.newest_checkpoint_step else ""),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _ranks(run: RunSnapshot) -> list[list[str]]:
+    return [
+        [
+            str(rank.rank),
+            rank.node,
+            rank.device,
+            rank.state,
+            "" if rank.step is None else str(rank.step),
+            show_rate(rank.tokens_per_s, ""),
+            "" if rank.share is None else f"{rank.share:.1%}",
+        ]
+        for rank in run.ranks
+    ]
+
+
+async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.cli.logs import follow_logs, print_logs
+
+    if args.follow:
+        return await follow_logs(core, args.run, args.rank, out)
+    return await print_logs(core, args.run, args.rank, out)
+
+
+async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
+    out.note("stopping; the ranks finish their step and save a checkpoint")
+    run = await core.stop_run(args.run)
+    out.document(run)
+    out.text(f"{run.run_id} is {run.state}" + (f": {run.message}" if run.message else ""))
+    return 0
+
+
+async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
+    run = await core.resume_run(args.run, args.checkpoint, args.nodes)
+    out.text(run.run_id)
+    out.note(f"attempt {run.attempt} is running on {show_list(run.nodes)}")
+    if args.watch:
+        from app.cli.watching import watch
+
+        return await watch(core, run.run_id, out)
+    out.document(run)
+    return 0
+
+
+async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
+    later = await core.delete_run(args.run)
+    out.document({"deleted": args.run, "nodes_not_reached": list(later)})
+    out.text(f"{args.run} is deleted")
+    if later:
+        out.note(
+            f"{count_of(len(later), 'node')} could not be reached ({show_list(later)}): what lies "
+            "there is deleted when they answer again"
+        )
+    return 0
