@@ -35,8 +35,12 @@ _DISCARDED = ".deleted-"
 _PARTIAL = ".partial-"
 
 
-class NoRoom(UserError):
-    """Raised when the disk is full; nothing of the checkpoint is left."""
+class CannotWrite(UserError):
+    """Raised when the system refused a checkpoint; nothing of it is left."""
+
+
+class NoRoom(CannotWrite):
+    """Raised when it did because the disk is full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +144,8 @@ class CheckpointFolder:
             about: `spec_sha256`, `data_sha256`, `model_sha256` and `versions` of the manifest.
 
         Raises:
-            NoRoom: the disk is full; nothing is left of it, and the older ones are untouched.
-            UserError: a newer attempt of the run has begun, or the folder cannot be written.
+            CannotWrite: the disk is full or refuses; the older checkpoints are untouched.
+            UserError: a newer attempt of the run has begun.
         """
         partial = self.path / f"{_PARTIAL}{step:08d}-{self._attempt}-{os.getpid()}"
         try:
@@ -156,13 +160,16 @@ class CheckpointFolder:
             self._appear(partial, step)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            raise _explain(error, self.path) from error
+            told = _explain(error, self.path)
+            if told is error:
+                raise
+            raise told from error
         return Checkpoint(path=self.path_of(step), manifest=manifest)
 
     def _write_manifest(self, partial: Path, step: int, about: dict[str, Any]) -> Manifest:
         entries = []
         for path in sorted(partial.iterdir()):
-            _sync_file(path)
+            sync_file(path)
             self._failpoints.reach("file-synced")
             entries.append(describe_file(partial, path))
         manifest = Manifest(
@@ -175,7 +182,7 @@ class CheckpointFolder:
         )
         path = partial / MANIFEST
         path.write_text(json.dumps(to_wire(manifest), indent=1), encoding="ascii")
-        _sync_file(path)
+        sync_file(path)
         fsync_folder(partial)
         return manifest
 
@@ -222,7 +229,8 @@ class CheckpointFolder:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _sync_file(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -230,17 +238,21 @@ def _sync_file(path: Path) -> None:
         os.close(file)
 
 
+def tells_full_disk(error: BaseException) -> bool:
+    """Tell whether an error of the system, or of safetensors, means that the disk is full."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+
+
 def _explain(error: BaseException, folder: Path) -> BaseException:
     """Return a full disk and other refusals of the system as such, everything else unchanged."""
-    text = str(error)
-    number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in text:
+    if tells_full_disk(error):
         return NoRoom(
             f"The disk is full: no checkpoint could be written to {folder}.",
             "Free some room there; the next checkpoint is tried at its usual time",
         )
-    if number is not None:
-        return UserError(
+    if isinstance(error, OSError):
+        return CannotWrite(
             f"No checkpoint could be written to {folder}: {error}.",
             "Check that the disk works and that the folder may be written",
         )

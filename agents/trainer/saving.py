@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agents.errors import UserError
 from agents.trainer.attempt import Attempt
-from agents.trainer.checkpoint import CheckpointFolder, NoRoom
+from agents.trainer.checkpoint import CannotWrite, CheckpointFolder
 from agents.trainer.group import Group
 from agents.trainer.journal import Journal
 from agents.trainer.optimizer import export_state
@@ -95,7 +94,7 @@ class Saver:
         self._saved_s = time.monotonic()
         self._saved_step = step
 
-    def _write(self, step: int, fields: dict[str, Any]) -> UserError | None:
+    def _write(self, step: int, fields: dict[str, Any]) -> CannotWrite | None:
         spec = self._attempt.intent.spec
         progress = Progress(
             step=step,
@@ -119,17 +118,10 @@ class Saver:
         about = {**self._prepared.hashes, "versions": self._prepared.versions}
         try:
             self._folder.commit(step, write_files, about)
-        except NoRoom as error:
-            return self._warn(error)
-        except UserError as error:
-            if error.__cause__ is None:  # the fence: this attempt is out of date
-                raise
-            return self._warn(error)
+        except CannotWrite as error:
+            self._journal.write("warning", message=error.message, hint=error.hint)
+            return error
         return None
-
-    def _warn(self, error: UserError) -> UserError:
-        self._journal.write("warning", message=error.message, hint=error.hint)
-        return error
 
     def _count(self, failed: bool) -> int:
         count = torch.tensor([float(failed)], device=self._prepared.device)
