@@ -51,8 +51,8 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         UserError: the address is not one of this node's.
     """
+    family = read_family(address)
     try:
-        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((address, 0), family=family, backlog=4)
     except OSError as error:
         reason = "it is not one of this node's addresses"
@@ -62,6 +62,19 @@ def open_listener(address: str) -> socket.socket:
             f"This node cannot listen on {address}: {reason}.",
             "Look at the node's addresses with: rackless nodes show NAME",
         ) from error
+
+
+def read_family(address: str) -> socket.AddressFamily:
+    """Return the family of an address given in numbers; names are not resolved here.
+
+    Raises:
+        UserError: it is not such an address (an empty one would mean all of this node's).
+    """
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(family, address)
+            return family
+    raise UserError(f"{address[:80]!r} is not an IP address.", "Write it as in 192.168.1.20")
 
 
 def answer_probe(listener: socket.socket, timeout_s: float) -> None:
@@ -105,6 +118,9 @@ def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
     Raises:
         UserError: the way is closed, or breaks during the measurement.
     """
+    read_family(address)
+    if not 0 < port < 1 << 16:
+        raise UserError(f"{port} is not a port; ports go from 1 to 65535.")
     where = f"{address} port {port}"
     try:
         connection = socket.create_connection((address, port), CONNECT_TIMEOUT_S)

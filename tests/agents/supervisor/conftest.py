@@ -102,6 +102,11 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    yield from make_node(tmp_path, monkeypatch)
+
+
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """Yield a node with a home below `tmp_path`; afterwards no process of it is left."""
     monkeypatch.setenv("RACKLESS_AGENT_HOME", str(tmp_path / "home"))
     python = tmp_path / "fake-python"
     python.write_text(f"#!{sys.executable}\n{FAKE_RANK.read_text()}")

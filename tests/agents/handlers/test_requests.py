@@ -1,0 +1,236 @@
+"""Requests through the server that reach more than one module: runs, streams, merges, probes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.handlers import ROUTES, find_handler
+from agents.wire import to_wire
+from tests.agents.supervisor.conftest import Node, make_node
+from tests.agents.test_checkpoints import make
+from tests.agents.test_server import Agent
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    yield from make_node(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def agent(node: Node) -> Iterator[Agent]:
+    made = Agent(node.home.path)
+    made.read()
+    yield made
+    made.end()
+
+
+def ask(agent: Agent, kind: str, **args: Any) -> Any:
+    response = agent.ask(kind, **args)
+    assert response["error"] is None, response["error"]
+    return response["result"]
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_every_route_leads_to_a_function(kind: str) -> None:
+    assert callable(find_handler(kind))
+
+
+def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
+    status = ask(agent, "attempt.launch", **to_wire(node.intent("train")))
+    assert status["state"] in ("starting", "running")
+    assert ask(agent, "attempt.list")["attempts"][0]["run_id"] == "run-1"
+    error = agent.ask("run.delete", run_id="run-1")["error"]
+    assert error["message"] == "Run run-1 is still running on this node."
+    status = ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
+    assert (status["state"], status["num_processes"]) == ("stopped", 0)
+    assert "supervisor.jsonl" in ask(agent, "stream.list", run_id="run-1", attempt=1)["streams"]
+    assert ask(agent, "run.fence", run_id="run-1", attempt=3) == {"attempt": 3}
+    assert ask(agent, "run.delete", run_id="run-1")["freed_bytes"] > 0
+    assert not node.home.run("run-1").exists()
+    assert ask(agent, "run.delete", run_id="run-1") == {"freed_bytes": 0}
+    assert ask(agent, "attempt.list") == {"attempts": []}
+
+
+def test_run_outlives_the_connection(agent: Agent, node: Node) -> None:
+    ask(agent, "attempt.launch", **to_wire(node.intent("train")))
+    agent.end()
+    again = Agent(node.home.path)
+    again.read()
+    before = ask(again, "attempt.status", run_id="run-1", attempt=1)
+    assert before["state"] == "running"
+    ask(again, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
+    again.end()
+
+
+def test_follow_sends_the_whole_log_then_ends(agent: Agent, node: Node) -> None:
+    ask(agent, "attempt.launch", **to_wire(node.intent("chatty")))
+    line = {"run_id": "run-1", "attempt": 1, "offsets": {}}
+    agent.write(
+        json.dumps({"type": "request", "id": 9, "kind": "stream.follow", "args": line}).encode()
+        + b"\n"
+    )
+    assert agent.read()["result"] == {"follow": 9}
+    data: dict[str, bytes] = {}
+    while (message := agent.read())["kind"] == "stream.data":
+        assert message["request_id"] == 9
+        chunk = message["data"]
+        assert chunk["follow"] == 9
+        assert chunk["offset"] == len(data.get(chunk["stream"], b""))
+        data[chunk["stream"]] = data.get(chunk["stream"], b"") + base64.b64decode(
+            chunk["data_base64"]
+        )
+    assert message["kind"] == "stream.end"
+    assert message["data"] == {"follow": 9, "state": "done", "error": None}
+    folder = node.home.attempt("run-1", 1)
+    for name, seen in data.items():
+        assert (folder / name).read_bytes() == seen
+    assert set(data) == {"supervisor.jsonl", "rank-0.log", "rank-0.jsonl"}
+
+
+def test_unfollow_ends_a_follow(agent: Agent, node: Node) -> None:
+    ask(agent, "attempt.launch", **to_wire(node.intent("train")))
+    agent.ask("stream.follow", 4, run_id="run-1", attempt=1)
+    ask(agent, "stream.unfollow", follow=4)
+    while (message := agent.read())["kind"] == "stream.data":
+        pass
+    assert message["kind"] == "stream.end"
+    assert message["data"]["error"] is None
+    ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
+
+
+def test_follow_of_a_deleted_attempt_ends_with_the_reason(agent: Agent, node: Node) -> None:
+    ask(agent, "attempt.launch", **to_wire(node.intent("finish")))
+    while ask(agent, "attempt.status", run_id="run-1", attempt=1)["num_processes"]:
+        pass
+    agent.ask("stream.follow", 4, run_id="run-1", attempt=1, offsets={"rank-0.jsonl": 10**9})
+    while (message := agent.read()).get("kind") == "stream.data":
+        pass
+    assert message["kind"] == "stream.end"
+    assert "somebody cut it" in message["data"]["error"]["message"]
+
+
+def test_checkpoints_over_the_wire(agent: Agent, node: Node) -> None:
+    make(node.home)
+    (listed,) = ask(agent, "checkpoint.list")["checkpoints"]
+    assert listed["step"] == 100
+    assert ask(agent, "checkpoint.verify", run_id="run-1", step=100)["verified"] is True
+    assert ask(agent, "checkpoint.delete", run_id="run-1", step=100) == {}
+    assert ask(agent, "checkpoint.list", run_id="run-1") == {"checkpoints": []}
+
+
+MERGE = """#!{python}
+import json, os, sys
+assert sys.argv[1:3] == ["-m", "agents.quantizers.merge"], sys.argv
+job = json.load(open(sys.argv[3]))
+print("loading the model", flush=True)
+if job["model_path"] == "missing":
+    print(json.dumps({{"kind": "failed", "message": "No model there.", "hint": "Bring it"}}))
+    sys.exit(3)
+assert os.path.isdir(job["checkpoint"])
+os.makedirs(job["destination"])
+with open(os.path.join(job["destination"], "model.safetensors"), "wb") as file:
+    file.write(b"abc")
+print(json.dumps({{"kind": "progress", "message": "wrote 3 bytes"}}))
+"""
+
+
+@pytest.fixture
+def merge(tmp_path: Path) -> str:
+    path = tmp_path / "merge-python"
+    path.write_text(MERGE.format(python=sys.executable))
+    path.chmod(0o755)
+    return str(path)
+
+
+def merge_job(merge: str, **changes: Any) -> dict[str, Any]:
+    job = {"run_id": "run-1", "step": 100, "python": merge, "model_path": "org/tiny"}
+    return {**job, "destination": "runs/run-1/exports/merged-100", **changes}
+
+
+def test_merge_reports_progress_and_files(agent: Agent, node: Node, merge: str) -> None:
+    make(node.home)
+    line = {"type": "request", "id": 2, "kind": "export.merged", "args": merge_job(merge)}
+    agent.write(json.dumps(line).encode() + b"\n")
+    messages = [agent.read() for _ in range(3)]
+    assert [m["data"]["message"] for m in messages[:2]] == ["loading the model", "wrote 3 bytes"]
+    result = messages[2]["result"]
+    assert result["path"] == "runs/run-1/exports/merged-100"
+    assert [(f["path"], f["size_bytes"]) for f in result["files"]] == [("model.safetensors", 3)]
+    left = sorted(path.name for path in node.home.run("run-1").iterdir())
+    assert left == ["checkpoints", "exports"]
+
+
+def test_failed_merge_says_why(agent: Agent, node: Node, merge: str) -> None:
+    make(node.home)
+    error = agent.ask("export.merged", **merge_job(merge, model_path="missing"))["error"]
+    assert (error["message"], error["hint"]) == ("No model there.", "Bring it")
+    error = agent.ask("export.merged", **merge_job(merge, step=7))["error"]
+    assert error["message"] == "This node has no checkpoint of run run-1 at step 7."
+    error = agent.ask("export.merged", **merge_job(merge, destination="../x"))["error"]
+    assert "The destination '../x' is not allowed." in error["message"]
+    error = agent.ask("export.merged", **merge_job("/bin/false"))["error"]
+    assert error["message"].startswith("The merge of run run-1 failed")
+
+
+def test_link_between_two_agents(agent: Agent, node: Node) -> None:
+    port = ask(agent, "probe.listen", address="127.0.0.1", timeout_s=5)["port"]
+    link = ask(agent, "probe.connect", address="127.0.0.1", port=port, num_bytes=100_000)
+    assert link["bytes_per_s"] > 0
+    assert 1024 <= ask(agent, "port.choose", address="127.0.0.1")["port"] < 65536
+
+
+def test_allreduce_over_two_agents_and_without_the_second(agent: Agent, node: Node) -> None:
+    pytest.importorskip("torch")
+    probe = {
+        "python": sys.executable,
+        "world_size": 2,
+        "master_address": "127.0.0.1",
+        "interface": "lo",
+        "num_values": 1000,
+    }
+
+    def post(number: int, rank: int, port: int, timeout_s: float) -> None:
+        args = {**probe, "rank": rank, "master_port": port, "timeout_s": timeout_s}
+        line = {"type": "request", "id": number, "kind": "probe.allreduce", "args": args}
+        agent.write(json.dumps(line).encode() + b"\n")
+
+    port = ask(agent, "port.choose", address="127.0.0.1")["port"]
+    post(10, 0, port, 60)
+    post(11, 1, port, 60)
+    answers = {m["id"]: m for m in (agent.read(), agent.read())}
+    assert set(answers) == {10, 11}
+    for answer in answers.values():
+        assert answer["error"] is None
+        assert answer["result"]["sum_ok"] is True
+        assert answer["result"]["num_values"] == 1000
+        assert answer["result"]["seconds"] > 0
+    port = ask(agent, "port.choose", address="127.0.0.1")["port"]
+    post(12, 0, port, 2)
+    error = agent.read()["error"]
+    assert error["message"] == (
+        f"Rank 1 did not come to the all-reduce at 127.0.0.1 port {port} within 2 s."
+    )
+
+
+def test_allreduce_without_torch_says_so(agent: Agent, node: Node, tmp_path: Path) -> None:
+    python = tmp_path / "no-torch"
+    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\"; exit 1\n")
+    os.chmod(python, 0o755)
+    error = agent.ask(
+        "probe.allreduce",
+        python=str(python),
+        rank=1,
+        world_size=2,
+        master_address="127.0.0.1",
+        master_port=1,
+    )["error"]
+    assert "it said: ModuleNotFoundError: No module named 'torch'" in error["message"]
+    assert error["hint"].startswith("Build the training environment")

@@ -1,0 +1,80 @@
+"""Programs run for a request end with it, and their grandchildren too."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.children import Children
+from agents.errors import UserError
+
+FORKING = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def test_lines_come_as_they_are_written() -> None:
+    lines: list[tuple[str, float]] = []
+    code = (
+        "import time; print('a', flush=True); time.sleep(0.4); print('b\\rc'); raise SystemExit(5)"
+    )
+    began_s = time.monotonic()
+    result = Children().run(
+        [sys.executable, "-c", code], on_line=lambda s: lines.append((s, time.monotonic()))
+    )
+    assert result == (5, ["a", "b", "c"])
+    assert lines[1][1] - lines[0][1] > 0.2
+    assert lines[0][1] - began_s < 5
+
+
+def test_deadline_ends_the_whole_group() -> None:
+    lines: list[str] = []
+    code = f"{FORKING}; import time; time.sleep(60)"
+    with pytest.raises(TimeoutError):
+        Children().run([sys.executable, "-c", code], timeout_s=1.0, on_line=lines.append)
+    assert is_gone(int(lines[0]))
+
+
+def test_end_all_ends_what_runs_and_starts_nothing_more() -> None:
+    children = Children()
+    lines: list[str] = []
+    started = threading.Event()
+
+    def run() -> None:
+        def take(line: str) -> None:
+            lines.append(line)
+            started.set()
+
+        children.run([sys.executable, "-c", f"{FORKING}; p.wait()"], on_line=take)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(10)
+    children.end_all()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert is_gone(int(lines[0]))
+    with pytest.raises(UserError, match="starts nothing more"):
+        children.run(["/bin/true"])
+
+
+def test_program_that_is_not_there() -> None:
+    with pytest.raises(UserError, match="starting /no/such/program"):
+        Children().run(["/no/such/program"])
+
+
+def test_endless_line_is_bounded() -> None:
+    code = "import sys; sys.stdout.write('x' * 5_000_000)"
+    _, lines = Children().run([sys.executable, "-c", code])
+    assert len(lines) == 1
+    assert len(lines[0]) <= 1 << 17
