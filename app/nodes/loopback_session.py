@@ -167,7 +167,9 @@ class _ChildProtocol(asyncio.SubprocessProtocol):
         self._session.hold_input()
 
     def resume_writing(self) -> None:
-        self._session.release_input()
+        # Not at once: asyncio calls this in the middle of emptying its buffer, and when the waiting
+        # input ends here, it would close the pipe and lose what was written just now.
+        asyncio.get_running_loop().call_soon(self._session.release_input)
 
     def connection_lost(self, exc: Exception | None) -> None:
         code = None if self._child is None else self._child.get_returncode()

@@ -62,6 +62,16 @@ def test_commands_run_as_behind_sshd(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_late_reader_gets_all_of_an_input_that_has_ended(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with loopback_node(tmp_path) as server:
+            for size in (1 << 20, 1_300_000, 2_000_000, 3_500_000):
+                _, out, _ = await run_ssh(server, "sleep 0.3; wc -c", data=bytes(size))
+                assert int(out) == size
+
+    asyncio.run(run())
+
+
 def test_a_command_finds_a_home_of_its_own_and_nothing_of_ours(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("RACKLESS_AGENT_HOME", "/elsewhere")
     monkeypatch.setenv("HF_TOKEN", "secret")
