@@ -7,8 +7,9 @@ to it at that moment, made on demand. So a reconnect in between is invisible to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -170,7 +171,7 @@ class NodeClient:
 
     async def follow_streams(
         self, run_id: str, attempt: int, offsets: Mapping[str, int]
-    ) -> AsyncIterator[StreamChunk]:
+    ) -> AsyncGenerator[StreamChunk]:
         """Yield what is appended to the streams of an attempt, from `offsets` on, without end.
 
         A stream that is not in `offsets` begins at 0 when it appears. Nothing is lost or doubled:
@@ -181,13 +182,14 @@ class NodeClient:
         """
         reached = dict(offsets)
         while True:
-            async for chunk in self._follow_once(run_id, attempt, reached):
-                yield chunk
-                reached[chunk.stream] = chunk.offset + decoded_size(chunk.data_base64)
+            async with contextlib.aclosing(self._follow_once(run_id, attempt, reached)) as once:
+                async for chunk in once:
+                    yield chunk
+                    reached[chunk.stream] = chunk.offset + decoded_size(chunk.data_base64)
 
     async def _follow_once(
         self, run_id: str, attempt: int, offsets: dict[str, int]
-    ) -> AsyncIterator[StreamChunk]:
+    ) -> AsyncGenerator[StreamChunk]:
         channel = (await self._link()).channel
         backlog = _Backlog()
         args = {"run_id": run_id, "attempt": attempt, "offsets": offsets}
@@ -197,11 +199,13 @@ class NodeClient:
         lost = asyncio.create_task(channel.wait_lost())
         lost.add_done_callback(lambda _: backlog.wake.set())
         try:
-            while not (backlog.is_full and not backlog.chunks):
+            while True:
                 while backlog.chunks:
                     yield self._read_as(StreamChunk, backlog.next(), "stream.data")
                 if lost.done():
                     raise lost.result()
+                if backlog.is_full:
+                    return
                 backlog.wake.clear()
                 await backlog.wake.wait()
         finally:
