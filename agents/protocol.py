@@ -17,7 +17,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     probe.allreduce   AllReduceProbe                  -> {seconds, num_values, sum_ok}
     attempt.launch    AttemptIntent                   -> AttemptStatus
     attempt.status    {run_id, attempt}               -> AttemptStatus
-    attempt.list      {}                              -> {attempts: [AttemptStatus]}
+    attempt.list      {}                              -> {attempts: [AttemptStatus]}, the newest of
+                      each run with its spec; the oldest are left out when they do not fit
     attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, when no process is left
     stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
     stream.read       {run_id, attempt, stream, offset, max_bytes} -> StreamChunk

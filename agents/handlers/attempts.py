@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.channel import Call
-from agents.protocol import AttemptIntent, AttemptStatus
+from agents.protocol import MAX_LINE_BYTES, AttemptIntent, AttemptStatus
 from agents.supervisor.attempt import Attempt, find_attempts, read_status
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.stop import stop as stop_attempt
-from agents.wire import from_wire
+from agents.supervisor.sweep import read_tagged
+from agents.wire import from_wire, to_wire
+
+MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,33 @@ def status(call: Call) -> AttemptStatus:
 
 
 def list_all(call: Call) -> dict[str, Any]:
-    """Return every attempt that this node knows."""
-    return {"attempts": [read_status(attempt) for attempt in find_attempts(call.home)]}
+    """Return the attempts that this node knows, as many of the newest as fit into an answer.
+
+    Only the newest attempt of each run tells its spec and all its ranks.
+    """
+    tagged = list(read_tagged())
+    attempts = find_attempts(call.home)
+    newest = {attempt.run_id: attempt.number for attempt in attempts}
+    statuses = [read_status(attempt, tagged) for attempt in attempts]
+    told = [s if newest[s.run_id] == s.attempt else _shorten(s) for s in statuses]
+    return {"attempts": _fit(told)}
+
+
+def _shorten(status: AttemptStatus) -> AttemptStatus:
+    return replace(status, spec=None, all_ranks=())
+
+
+def _fit(statuses: list[AttemptStatus]) -> list[dict[str, Any]]:
+    """Return the wire forms, leaving out the oldest when they are too many for one message."""
+    left_bytes = MAX_LIST_BYTES
+    kept = {}
+    for index in sorted(range(len(statuses)), key=lambda i: -(statuses[i].started_s or 0.0)):
+        form = to_wire(statuses[index])
+        left_bytes -= len(json.dumps(form))
+        if left_bytes < 0:
+            break
+        kept[index] = form
+    return [kept[index] for index in sorted(kept)]
 
 
 def stop(call: Call) -> AttemptStatus:

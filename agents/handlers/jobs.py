@@ -18,8 +18,8 @@ from agents.wire import from_wire, to_wire
 def export_merged(call: Call) -> dict[str, Any]:
     """Merge a checkpoint's adapter into its model; return the folder and its files.
 
-    The work runs as `PYTHON -m agents.quantizers.merge JOB.json`; each line it prints becomes a
-    `progress` event, save a last one `{"kind": "failed", "message", "hint"}`.
+    The work runs as `PYTHON -m agents.quantizers.merge JOB.json`. Of the JSON lines that it prints,
+    those of kind `progress` become events, and one of kind `failed` is its reason to fail.
     """
     job = from_wire(MergeJob, call.args, "job")
     require_name(job.run_id, "The run id")
@@ -43,23 +43,19 @@ def export_merged(call: Call) -> dict[str, Any]:
 
 def _run(call: Call, job: MergeJob, job_file: Path) -> None:
     def tell(line: str) -> None:
-        message = _parse(line).get("message", line)
-        call.progress(str(message))
+        said = _parse(line)
+        if said.get("kind") == "progress":
+            call.progress(str(said.get("message", "")))
 
     argv = [job.python, "-m", "agents.quantizers.merge", str(job_file)]
     environ = {"PYTHONPATH": archive_path(), "RACKLESS_AGENT_HOME": str(call.home.path)}
     code, lines = call.children.run(argv, environ=environ, on_line=tell)
     if code == 0:
         return
-    last = _parse(lines[-1]) if lines else {}
-    raise UserError(
-        str(
-            last.get(
-                "message", f"The merge of run {job.run_id} failed: {lines[-1:] or ['no word']}"
-            )
-        ),
-        str(last.get("hint", "")),
-    )
+    failures = [said for said in map(_parse, lines) if said.get("kind") == "failed"]
+    last = lines[-1][:400] if lines else "it said nothing"
+    told = failures[-1] if failures else {"message": f"The merge of {job.run_id} failed: {last}"}
+    raise UserError(str(told.get("message", "")), str(told.get("hint", "")))
 
 
 def _parse(line: str) -> dict[str, Any]:

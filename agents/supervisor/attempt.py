@@ -20,7 +20,7 @@ from typing import Any
 from agents.errors import UserError
 from agents.protocol import AttemptIntent, AttemptState, AttemptStatus, RankStatus
 from agents.state import SAFE_NAME, Home, Identity, identity_from, read_json
-from agents.supervisor.sweep import Tag, find_processes
+from agents.supervisor.sweep import Tag, Tagged, find_processes
 from agents.wire import WireError, from_wire
 
 STREAM_NAME = re.compile(r"supervisor\.jsonl\Z|rank-\d{1,5}\.(jsonl|log)\Z")
@@ -73,8 +73,10 @@ def find_attempts(home: Home) -> list[Attempt]:
     return sorted(found, key=lambda attempt: (attempt.run_id, attempt.number))
 
 
-def read_status(attempt: Attempt) -> AttemptStatus:
+def read_status(attempt: Attempt, tagged: Tagged | None = None) -> AttemptStatus:
     """Return the attempt as its files and processes tell it now.
+
+    `tagged` is a look at all tagged processes, for who asks about many attempts.
 
     Raises:
         UserError: there is no such attempt on this node.
@@ -98,7 +100,7 @@ def read_status(attempt: Attempt) -> AttemptStatus:
         ranks=_read_ranks(attempt, started, ended, state),
         started_s=started.get("started_s"),
         ended_s=(ended or {}).get("ended_s"),
-        num_processes=len(find_processes(attempt.tag)),
+        num_processes=len(find_processes(attempt.tag, among=tagged)),
         peer_lost=(ended or {}).get("peer_lost") is True,
     )
     return replace(status, spec=intent.spec, all_ranks=intent.ranks) if intent else status

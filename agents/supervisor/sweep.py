@@ -12,10 +12,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+Tagged = Sequence[tuple[int, dict[bytes, bytes]]]
+"""Pids of tagged processes with their environments."""
 SETTLE_S = 10.0
 """How long a process may outlive SIGKILL before it is called unkillable."""
 
@@ -74,9 +76,10 @@ def read_tagged() -> Iterator[tuple[int, dict[bytes, bytes]]]:
                 yield int(name), environ
 
 
-def find_processes(tag: Tag, without: int | None = None) -> list[int]:
+def find_processes(tag: Tag, without: int | None = None, among: Tagged | None = None) -> list[int]:
     """Return the living processes of the attempt, save `without`."""
-    return sorted(pid for pid, env in read_tagged() if pid != without and tag.fits(env))
+    looked = read_tagged() if among is None else among
+    return sorted(pid for pid, env in looked if pid != without and tag.fits(env))
 
 
 def send_signal(tag: Tag, pid: int, number: int) -> None:

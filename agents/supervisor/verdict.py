@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 from agents.protocol import AttemptIntent, AttemptState
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import Stall
 
 EXIT_USER_ERROR = 3
+PEER_LOST_WORDS = ("lost its connection to", "timed out waiting for")
+"""How the trainer itself says that another rank is gone."""
 PEER_LOST_SIGNS = (
     "connection reset by peer",
     "connection closed by peer",
@@ -29,7 +32,7 @@ PEER_LOST_SIGNS = (
     "no route to host",
     "software caused connection abort",
     "peer closed",
-    "lost its connection",
+    *PEER_LOST_WORDS,
 )
 """What Gloo, NCCL and the TCP store say when another rank is gone."""
 SIGNAL_CAUSES = {
@@ -69,14 +72,13 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> Verdict:
     """Return the failure of the rank that most likely caused the others'."""
     failed = [rank for rank in ranks if rank.exit_code]
     cause = min(failed, key=lambda rank: (is_peer_lost(rank), rank.ended_s or 0.0))
-    told = cause.read_last("failed") if cause.exit_code == EXIT_USER_ERROR else {}
+    told = _read_failure(cause)
     message = _describe_exit(cause, intent)
     peer_lost = is_peer_lost(cause)
+    if peer_lost and PEER_LOST_WORDS[0] not in message:
+        message += " It lost its connection to another rank."
     if peer_lost:
-        message += (
-            " It lost its connection to another rank, possibly because another node failed: "
-            "look there first."
-        )
+        message += " Possibly another node failed: look there first."
     return Verdict(
         state="failed",
         message=message,
@@ -111,16 +113,23 @@ def is_peer_lost(rank: RankProcess) -> bool:
     """Tell whether a rank failed because another one was gone."""
     if rank.exit_code is None or rank.exit_code in (-signal.SIGKILL, -signal.SIGSEGV):
         return False
-    words = [str(rank.read_last("failed").get("message", "")), *rank.read_log_tail()[-12:]]
-    text = "\n".join(words).lower()
+    told = str(_read_failure(rank).get("message", "")).lower()
+    if rank.exit_code == EXIT_USER_ERROR and told:
+        return any(words in told for words in PEER_LOST_WORDS)
+    text = "\n".join([told, *rank.read_log_tail()[-12:]]).lower()
     return any(sign in text for sign in PEER_LOST_SIGNS)
+
+
+def _read_failure(rank: RankProcess) -> dict[str, Any]:
+    """Return what the rank wrote down as the reason of its end; empty: it could not."""
+    return rank.read_last("failed") if rank.exit_code and rank.exit_code > 0 else {}
 
 
 def _describe_exit(rank: RankProcess, intent: AttemptIntent) -> str:
     where = f"Rank {rank.rank} on node {intent.node} ({rank.device})"
     phase = rank.read_heartbeat().get("phase") or "starting"
-    told = str(rank.read_last("failed").get("message", ""))
-    if rank.exit_code == EXIT_USER_ERROR and told:
+    told = str(_read_failure(rank).get("message", ""))
+    if told:
         return f"{where} failed in phase {phase}: {told}"
     last = (rank.read_log_tail() or ["nothing"])[-1]
     return f"{where} {_name_exit(rank.exit_code or 0)} in phase {phase}. Its last line: {last}"

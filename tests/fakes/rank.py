@@ -77,6 +77,14 @@ def main(behaviour: str) -> int:
         write_heartbeat(3, "training")
         print("ValueError: no good", file=sys.stderr)
         return 1
+    elif behaviour == "left_alone":
+        write_heartbeat(3, "training")
+        message = "rank 0 (node a, cpu) lost its connection to another rank: reset."
+        write_journal("failed", message=message, hint="Look for the rank that ended first")
+        return 3
+    elif behaviour == "no_hub":
+        write_journal("failed", message="Failed to connect to the hub.", hint="Go online")
+        return 3
     elif behaviour == "peer_lost":
         write_heartbeat(3, "training")
         print("RuntimeError: [gloo] Connection reset by peer", file=sys.stderr)

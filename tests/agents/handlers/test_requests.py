@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,26 @@ def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
     assert not node.home.run("run-1").exists()
     assert ask(agent, "run.delete", run_id="run-1") == {"freed_bytes": 0}
     assert ask(agent, "attempt.list") == {"attempts": []}
+
+
+def test_list_of_very_many_attempts_fits_into_a_message(agent: Agent, node: Node) -> None:
+    ended = {"state": "done", "message": "", "hint": "", "ended_s": 2.0, "ranks": []}
+    for number in range(330):
+        intent = node.intent("finish", run_id=f"run-{number % 300}", attempt=1 + number // 300)
+        intent = replace(intent, spec=replace(intent.spec, model="org/" + "m" * 4000))
+        folder = node.home.attempt(intent.run_id, intent.attempt)
+        folder.mkdir(parents=True)
+        (folder / "intent.json").write_text(json.dumps(to_wire(intent)))
+        (folder / "started.json").write_text(json.dumps({"started_s": float(number)}))
+        (folder / "exit.json").write_text(json.dumps(ended))
+    attempts = ask(agent, "attempt.list")["attempts"]
+    assert 200 < len(attempts) < 330
+    runs = [(a["run_id"], a["attempt"]) for a in attempts]
+    assert runs == sorted(runs)
+    assert {("run-29", 2), ("run-299", 1)} <= set(runs)
+    assert all(
+        (a["spec"] is None) is (a["run_id"], 2) in runs for a in attempts if a["attempt"] == 1
+    )
 
 
 def test_run_outlives_the_connection(agent: Agent, node: Node) -> None:
@@ -130,7 +151,8 @@ MERGE = """#!{python}
 import json, os, sys
 assert sys.argv[1:3] == ["-m", "agents.quantizers.merge"], sys.argv
 job = json.load(open(sys.argv[3]))
-print("loading the model", flush=True)
+print("a warning of some library", flush=True)
+print(json.dumps({{"kind": "progress", "message": "loading the model"}}), flush=True)
 if job["model_path"] == "missing":
     print(json.dumps({{"kind": "failed", "message": "No model there.", "hint": "Bring it"}}))
     sys.exit(3)
@@ -177,7 +199,7 @@ def test_failed_merge_says_why(agent: Agent, node: Node, merge: str) -> None:
     error = agent.ask("export.merged", **merge_job(merge, destination="../x"))["error"]
     assert "The destination '../x' is not allowed." in error["message"]
     error = agent.ask("export.merged", **merge_job("/bin/false"))["error"]
-    assert error["message"].startswith("The merge of run run-1 failed")
+    assert error["message"] == "The merge of run-1 failed: it said nothing"
 
 
 def test_link_between_two_agents(agent: Agent, node: Node) -> None:

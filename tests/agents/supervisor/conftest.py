@@ -97,7 +97,11 @@ class Node:
 
     def wait_step(self, attempt: Attempt, step: int = 1) -> AttemptStatus:
         """Return the status once every local rank has done that step."""
-        return self.wait(attempt, lambda s: all((r.step or 0) >= step for r in s.ranks))
+
+        def is_there(status: AttemptStatus) -> bool:
+            return bool(status.ranks) and all((r.step or 0) >= step for r in status.ranks)
+
+        return self.wait(attempt, is_there)
 
 
 @pytest.fixture

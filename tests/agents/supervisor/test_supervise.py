@@ -149,7 +149,24 @@ def test_lost_peer_alone_points_to_another_node(node: Node) -> None:
     attempt = node.launch("peer_lost", "train")
     status = node.wait_end(attempt)
     assert status.peer_lost
-    assert "possibly because another node failed" in status.message
+    assert status.message.endswith(
+        "It lost its connection to another rank. Possibly another node failed: look there first."
+    )
+
+
+def test_rank_that_was_left_alone_is_a_consequence(node: Node) -> None:
+    status = node.wait_end(node.launch("left_alone", "train"))
+    assert status.peer_lost
+    assert status.message == (
+        "Rank 0 on node a (cpu) failed in phase training: rank 0 (node a, cpu) lost its connection "
+        "to another rank: reset. Possibly another node failed: look there first."
+    )
+
+
+def test_rank_without_the_internet_lost_no_peer(node: Node) -> None:
+    status = node.wait_end(node.launch("no_hub", "train"))
+    assert not status.peer_lost
+    assert status.message.endswith("failed in phase starting: Failed to connect to the hub.")
 
 
 def test_stalled_rank_is_named_with_its_stack(node: Node) -> None:

@@ -1,0 +1,205 @@
+"""Start real ranks in processes of their own, quickly.
+
+A fork server imports torch, Transformers and PEFT once; every rank is a fork of it that runs the
+trainer's own entry. One test starts ranks the long way, through torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from agents.protocol import AttemptIntent, RankPlacement
+from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.wire import to_wire
+
+DEMO = Path(__file__).parents[3] / "resources" / "demo"
+FINISH_S = 120.0
+
+
+def make_spec(**changes: Any) -> RunSpec:
+    """Return a small run: batches of 12 rows, dropout on."""
+    spec = RunSpec(
+        model="tiny",
+        data=DataSpec(train="train.jsonl"),
+        adapter=AdapterSpec(rank=4, alpha=8, dropout=0.1),
+        sequence_tokens=64,
+        batch_sequences=12,
+        max_steps=4,
+        learning_rate=1e-2,
+        seed=7,
+        checkpoint=CheckpointSpec(every_minutes=None, every_steps=2, keep=3),
+    )
+    return replace(spec, **changes)
+
+
+def make_rows(path: Path, num_rows: int = 40) -> Path:
+    """Write chat rows of very unequal length."""
+    with path.open("w", encoding="ascii") as file:
+        for number in range(num_rows):
+            question = " ".join(["Who founded Brenford?"] * (1 + number % 5))
+            answer = " ".join(["Oren Dale."] * (1 + 7 * number % 11))
+            messages = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer},
+            ]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Run:
+    """One run on the node of `home`, attempt by attempt."""
+
+    def __init__(self, home: Path, model: Path, spec: RunSpec, num_ranks: int = 1) -> None:
+        self.home = home
+        self.model = model
+        self.spec = spec
+        self.num_ranks = num_ranks
+        self.attempt = 0
+        self.train = home / "train.jsonl"
+        home.mkdir(parents=True, exist_ok=True)
+        make_rows(self.train)
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "runs" / "r1"
+
+    @property
+    def attempt_folder(self) -> Path:
+        return self.folder / "attempts" / str(self.attempt)
+
+    def intend(self, **changes: Any) -> AttemptIntent:
+        """Begin the next attempt: write its intent."""
+        self.attempt += 1
+        intent = AttemptIntent(
+            run_id="r1",
+            attempt=self.attempt,
+            node="here",
+            spec=self.spec,
+            python=sys.executable,
+            ranks=tuple(
+                RankPlacement(rank=rank, local_rank=rank, node="here", device="cpu")
+                for rank in range(self.num_ranks)
+            ),
+            master_address="127.0.0.1",
+            master_port=free_port(),
+            address="127.0.0.1",
+            model_path=str(self.model),
+            train_path=str(self.train),
+            num_threads=1,
+        )
+        intent = replace(intent, **changes)
+        self.attempt_folder.mkdir(parents=True)
+        (self.attempt_folder / "intent.json").write_text(json.dumps(to_wire(intent)))
+        return intent
+
+    def start(self, environ: dict[str, str] | None = None, **changes: Any) -> list[BaseProcess]:
+        """Start every rank of the next attempt."""
+        intent = self.intend(**changes)
+        return [
+            start_rank(intent, rank, self.attempt_folder, environ or {})
+            for rank in range(self.num_ranks)
+        ]
+
+    def train_to_end(self, **changes: Any) -> None:
+        """Run the next attempt; every rank has to end well."""
+        codes = finish(self.start(**changes))
+        assert codes == [0] * self.num_ranks, self.read_log(0)
+
+    def journal(self, rank: int = 0, attempt: int | None = None) -> list[dict[str, Any]]:
+        folder = self.folder / "attempts" / str(attempt or self.attempt)
+        return read_journal(folder, rank)
+
+    def steps(self, rank: int = 0, attempt: int | None = None) -> dict[int, dict[str, Any]]:
+        lines = self.journal(rank, attempt)
+        return {line["step"]: line for line in lines if line["kind"] == "step"}
+
+    def read_log(self, rank: int) -> str:
+        return (self.attempt_folder / f"rank-{rank}.log").read_text(errors="replace")
+
+    def checkpoint(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:08d}"
+
+
+def read_journal(folder: Path, rank: int) -> list[dict[str, Any]]:
+    path = folder / f"rank-{rank}.jsonl"
+    text = path.read_text(encoding="ascii") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+
+def start_rank(
+    intent: AttemptIntent, rank: int, folder: Path, environ: dict[str, str]
+) -> BaseProcess:
+    """Start one rank in a fork of the fork server."""
+    rank_environ = {
+        "RACKLESS_ATTEMPT_DIR": str(folder),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(len(intent.ranks)),
+        "LOCAL_WORLD_SIZE": str(len(intent.ranks)),
+        "MASTER_ADDR": intent.master_address,
+        "MASTER_PORT": str(intent.master_port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        **environ,
+    }
+    return start(run_trainer, rank_environ)
+
+
+def start(target: Callable[..., None], *args: Any) -> BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["agents.trainer.run", "agents.trainer.__main__"])
+    process = context.Process(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
+def run_trainer(environ: dict[str, str]) -> None:
+    """Be one rank: the child's side of `start_rank`."""
+    os.environ.update(environ)
+    from agents.trainer.__main__ import main
+
+    os._exit(main())
+
+
+def finish(processes: list[BaseProcess], timeout_s: float = FINISH_S) -> list[int | None]:
+    """Wait for the ranks and return their exit codes; whoever is late is killed."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = FINISH_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+
+
+def terminate(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
