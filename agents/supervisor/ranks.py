@@ -113,7 +113,7 @@ def rank_environ(
 ) -> dict[str, str]:
     """Return the whole environment of one rank."""
     num_local = sum(r.node == intent.node for r in intent.ranks)
-    num_threads = intent.num_threads or max(1, len(os.sched_getaffinity(0)) // num_local)
+    num_threads = intent.num_threads or choose_num_threads(num_local)
     environ = {
         **os.environ,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML counts so, and so do our device names
@@ -135,3 +135,14 @@ def rank_environ(
         environ["NCCL_SOCKET_IFNAME"] = f"={intent.interface}"
         environ["GLOO_SOCKET_IFNAME"] = intent.interface
     return environ
+
+
+def choose_num_threads(num_local: int) -> int:
+    """Return the CPU threads of a rank: its part of the cores, or fewer where the login says so.
+
+    Nodes that share one PC are told by OMP_NUM_THREADS to leave each other room: three ranks with
+    two threads each on two cores need ten times as long as with one.
+    """
+    share = max(1, len(os.sched_getaffinity(0)) // num_local)
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(named)) if named.isdigit() and int(named) else share
