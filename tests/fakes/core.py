@@ -54,6 +54,14 @@ SPEC = RunSpec(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LogFile:
+    rank: int
+    node: str
+    attempt: int
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckRow:
     check: str
     node: str
@@ -298,7 +306,7 @@ class FakeCore:
     run_map: dict[str, RunSnapshot] = field(default_factory=dict)
     step_map: dict[str, list[StepRecord]] = field(default_factory=dict)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
-    logs: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    logs_map: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """(run_id, rank) -> the log."""
     log_folder: Path | None = None
     events: EventHub = field(default_factory=EventHub)
@@ -334,11 +342,18 @@ class FakeCore:
     def run_events(self, run_id: str) -> list[RunEvent]:
         return list(self.event_map.get(run_id, []))
 
-    def log(self, run_id: str, rank: int | None = None, attempt: int | None = None) -> Path:
+    def logs(
+        self, run_id: str, rank: int | None = None, attempt: int | None = None
+    ) -> tuple[LogFile, ...]:
         assert self.log_folder is not None
-        path = self.log_folder / f"{run_id}-{rank}.log"
-        path.write_bytes(self.logs.get((run_id, rank or 0), b""))
-        return path
+        files = []
+        for (owner, number), data in sorted(self.logs_map.items()):
+            if owner == run_id and rank in (None, number):
+                path = self.log_folder / f"{run_id}-{number}.log"
+                path.write_bytes(data)
+                found = attempt or self.run_map[run_id].attempt
+                files.append(LogFile(rank=number, node="alpha", attempt=found, path=path))
+        return tuple(files)
 
     def read_run_file(self, path: Path) -> RunSpec:
         self.calls.append(("read_run_file", path))
@@ -483,8 +498,8 @@ class FakeCore:
         self.events.publish(StepsArrived(run_id, steps))
 
     def put_log(self, run_id: str, attempt: int, rank: int, data: bytes) -> None:
-        old = self.logs.get((run_id, rank), b"")
-        self.logs[run_id, rank] = old + data
+        old = self.logs_map.get((run_id, rank), b"")
+        self.logs_map[run_id, rank] = old + data
         self.events.publish(LogArrived(run_id, attempt, f"rank-{rank}.log", len(old), data))
 
     def put_event(self, event: RunEvent) -> None:
@@ -525,7 +540,7 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
         f"lr {2e-4:.2e} 3,148 tok/s\n"
         for i in range(1, 400)
     ]
-    core.logs[run.run_id, 0] = "".join(lines).encode("ascii")
+    core.logs_map[run.run_id, 0] = "".join(lines).encode("ascii")
     return core
 
 

@@ -1,0 +1,258 @@
+"""The page of one run: state, progress, charts, ranks, events, logs, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
+
+from app.events import CheckpointSnapshot, RankProgress, RunEvent, StepRecord
+from app.gui.bridge import Op
+from app.gui.charts.plot import Plot
+from app.gui.context import Context
+from app.gui.pages.log_pane import LogPane
+from app.gui.pages.run_head import RunHead, RunProgress
+from app.gui.run_actions import RunActions, can_resume
+from app.gui.seam import CoreSeam
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.run_columns import checkpoint_columns, event_columns, rank_columns
+from app.gui.tables.view import TableView
+from app.gui.widgets.banner import Banner, page_margins
+from app.gui.widgets.parts import Button, make_label, make_panel
+from app.telemetry.alerts import check_run
+from app.text import show_loss, show_rate
+
+WATCH_MS = 5000
+"""How often a run is looked over for a stall."""
+
+
+async def load_run(core: CoreSeam, run_id: str) -> tuple[list[StepRecord], list[RunEvent]]:
+    """Return what the core has of a run: its steps and events."""
+    return core.steps(run_id), core.run_events(run_id)
+
+
+class RunPage(QWidget):
+    closed = Signal()
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.run_id = ""
+        self._last_step_s = context.cluster.now_s()
+        self._newest: tuple[int, int] = (0, 0)
+        self._ops: list[Op] = []
+        self.notice = Banner(context.theme, can_close=False)
+        self.banner = Banner(context.theme)
+        self.deeds = RunActions(context, self, self.banner)
+        self.head = RunHead(context, self.deeds)
+        self.progress = RunProgress()
+        self.loss = Plot(context.theme, "Loss", "chart_utilisation", show_loss)
+        self.speed = Plot(context.theme, "Throughput, tokens/s", "chart_tokens", show_rate)
+        self.speed.start_at_zero()
+        now_s = context.cluster.now_s
+        self.ranks: RowsModel[RankProgress] = RowsModel(rank_columns(), key=lambda r: r.rank)
+        self.events: RowsModel[RunEvent] = RowsModel(
+            event_columns(now_s), key=lambda e: (e.time_s, e.text)
+        )
+        self.checkpoints: RowsModel[CheckpointSnapshot] = RowsModel(
+            checkpoint_columns(now_s), key=lambda c: c.step
+        )
+        self.logs = LogPane(context)
+        self.tabs = self._make_tabs()
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        column.setSpacing(12)
+        for widget in (self.head, self.notice, self.banner, self.progress):
+            column.addWidget(widget)
+        column.addWidget(self._make_split(), 1)
+        self._connect()
+
+    def open_run(self, run_id: str) -> None:
+        """Show another run; figures that came before are read from the core."""
+        if run_id == self.run_id:
+            return
+        for op in self._ops:
+            op.cancel()
+        self._ops.clear()
+        self.run_id = run_id
+        self.banner.hide()
+        self.loss.clear()
+        self.speed.clear()
+        self._newest = (0, 0)
+        self._last_step_s = self._context.cluster.now_s()
+        for model in (self.ranks, self.events, self.checkpoints):
+            model.reset([])
+        self._show_run(run_id)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read steps and events anew, and ask the nodes for checkpoints."""
+        run_id = self.run_id
+        bridge = self._context.bridge
+        self._ops = [
+            bridge.run(lambda core, report: load_run(core, run_id), self._fill),
+            bridge.run(
+                lambda core, report: core.checkpoints(run_id),
+                self.checkpoints.reset,
+                failure=lambda error: None,  # no node answers: the table keeps what it has
+            ),
+        ]
+
+    # ------------------------------------------------------------ layout
+
+    def _make_split(self) -> QSplitter:
+        charts = QWidget()
+        row = QHBoxLayout(charts)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(16)
+        for plot in (self.loss, self.speed):
+            panel = make_panel()
+            box = QVBoxLayout(panel)
+            box.setContentsMargins(1, 1, 1, 1)
+            box.addWidget(plot)
+            row.addWidget(panel, 1)
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(charts)
+        split.addWidget(self.tabs)
+        split.setSizes([240, 300])
+        split.setStretchFactor(0, 1)
+        split.setStretchFactor(1, 1)
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(12)
+        return split
+
+    def _make_tabs(self) -> QTabWidget:
+        theme = self._context.theme
+        tabs = QTabWidget()
+        tabs.setDocumentMode(True)
+        ranks = TableView(theme, self.ranks, "Ranks")
+        ranks.sort_by("Rank", Qt.SortOrder.AscendingOrder)
+        events = TableView(theme, self.events, "Events")
+        events.sort_by("Time", Qt.SortOrder.DescendingOrder)
+        saved = TableView(theme, self.checkpoints, "Checkpoints")
+        saved.sort_by("Step", Qt.SortOrder.DescendingOrder)
+        verify = Button(
+            theme,
+            "Verify all",
+            self._verify,
+            icon="check",
+            role="link",
+            tip="Hash every file of every copy on its node and compare",
+        )
+        for title, part in (
+            ("Ranks", _padded(ranks)),
+            ("Events", _padded(events)),
+            ("Log", self.logs),
+            ("Checkpoints", _padded(saved, verify)),
+        ):
+            tabs.addTab(part, title)
+        return tabs
+
+    def _connect(self) -> None:
+        cluster = self._context.cluster
+        cluster.run_changed.connect(self._show_run)
+        cluster.run_deleted.connect(self._leave)
+        cluster.steps_arrived.connect(self._take_steps)
+        cluster.run_happened.connect(self._take_event)
+        self.head.back.connect(self.closed)
+        self._watch = QTimer(self, interval=WATCH_MS)
+        self._watch.timeout.connect(self._look_over)
+        self._watch.start()
+
+    # ------------------------------------------------------------ what is shown
+
+    def _show_run(self, run_id: str) -> None:
+        run = self._context.cluster.runs.get(run_id)
+        if run is None or run_id != self.run_id:
+            return
+        self.head.show_run(run)
+        self.progress.show_run(run)
+        self.ranks.reset(run.ranks)
+        self.logs.show_run(run_id, run.attempt, [(rank.rank, rank.node) for rank in run.ranks])
+        self._look_over()
+
+    def _look_over(self) -> None:
+        run = self._context.cluster.runs.get(self.run_id)
+        if run is None:
+            return
+        alerts = check_run(run, self._context.cluster.now_s() - self._last_step_s)
+        if alerts:
+            self.notice.show_message("error", f"{run.name}: {alerts[0].text}")
+        elif run.message:
+            action = ("Resume\u2026", lambda: self.deeds.resume(run)) if can_resume(run) else None
+            tone = "error" if run.state == "failed" else "warning"
+            is_calm = run.state in ("done", "stopped", "running", "launching", "stopping")
+            self.notice.show_message("calm" if is_calm else tone, run.message, run.hint, action)  # type: ignore[arg-type]
+        else:
+            self.notice.hide()
+
+    def _fill(self, found: tuple[list[StepRecord], list[RunEvent]]) -> None:
+        steps, events = found
+        self._take_steps(self.run_id, steps)
+        self.events.reset(events)
+
+    def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
+        """Add steps that are newer than the newest; loading and live news may overlap."""
+        if run_id != self.run_id:
+            return
+        fresh = [item for item in steps if (item.attempt, item.step) > self._newest]
+        for attempt in sorted({item.attempt for item in fresh}):
+            part = [item for item in fresh if item.attempt == attempt]
+            at = [float(item.step) for item in part]
+            self.loss.extend(attempt, at, [_nan_if_unknown(item.loss) for item in part])
+            self.speed.extend(attempt, at, [_nan_if_unknown(item.tokens_per_s) for item in part])
+        if fresh:
+            self._newest = (fresh[-1].attempt, fresh[-1].step)
+            self._last_step_s = self._context.cluster.now_s()
+
+    def _take_event(self, event: RunEvent) -> None:
+        if event.run_id == self.run_id:
+            self.events.put(event)
+            if "heckpoint" in event.text:
+                self._context.bridge.run(
+                    lambda core, report: core.checkpoints(event.run_id),
+                    self.checkpoints.reset,
+                    failure=lambda error: None,
+                )
+
+    def _verify(self) -> None:
+        run_id = self.run_id
+        self.banner.show_message("busy", "Verifying checkpoints", "Every copy is read whole.")
+        self._context.bridge.run(
+            lambda core, report: core.checkpoints(run_id, verify=True),
+            self._show_verified,
+            self.banner.show_error,
+        )
+
+    def _show_verified(self, found: tuple[CheckpointSnapshot, ...]) -> None:
+        self.checkpoints.reset(found)
+        bad = [item for item in found if item.verified is False]
+        if bad:
+            self.banner.show_message("error", f"{len(bad)} of {len(found)} are damaged")
+        else:
+            self.banner.show_message("good", "Every checkpoint is whole and equal on its nodes")
+
+    def _leave(self, run_id: str) -> None:
+        if run_id == self.run_id:
+            self.run_id = ""
+            self.closed.emit()
+
+
+def _nan_if_unknown(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _padded(part: QWidget, button: QWidget | None = None) -> QWidget:
+    box = QWidget()
+    column = QVBoxLayout(box)
+    column.setContentsMargins(0, 12, 0, 0)
+    column.setSpacing(8)
+    if button is not None:
+        row = QHBoxLayout()
+        row.addWidget(make_label("Newest first; any of them can be resumed from.", "muted"), 1)
+        row.addWidget(button)
+        column.addLayout(row)
+    column.addWidget(part, 1)
+    return box

@@ -1,0 +1,156 @@
+"""The top of a run's page: name, state, what can be done, progress and the figures beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+
+from app.events import RunSnapshot
+from app.gui.context import Context
+from app.gui.run_actions import RunActions, can_export, can_resume, can_stop
+from app.gui.widgets.parts import Button, ElidedLabel, IconButton, make_label
+from app.gui.widgets.run_strip import PROGRESS_STEPS
+from app.gui.widgets.status import StatusPill
+from app.telemetry.state import Status, describe_run
+from app.text import (
+    DASH,
+    show_duration,
+    show_loss,
+    show_moment,
+    show_number,
+    show_rate,
+    show_share,
+)
+
+
+class RunHead(QWidget):
+    back = Signal()
+
+    def __init__(self, context: Context, deeds: RunActions) -> None:
+        super().__init__()
+        self._context, self._deeds = context, deeds
+        self._run: RunSnapshot | None = None
+        self.state = StatusPill(context.theme, Status("calm", "created"))
+        self._title = ElidedLabel(role="title")
+        self._subtitle = ElidedLabel(role="caption")
+        self.buttons = self._make_buttons()
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(IconButton(context.theme, "back", "Back to all runs (Esc)", self.back.emit))
+        words = QVBoxLayout()
+        words.setSpacing(0)
+        words.addWidget(self._title)
+        words.addWidget(self._subtitle)
+        row.addLayout(words, 1)
+        row.addWidget(self.state)
+        row.addSpacing(8)
+        for button in self.buttons.values():
+            row.addWidget(button)
+
+    def show_run(self, run: RunSnapshot) -> None:
+        self._run = run
+        self._title.setText(run.name)
+        started = show_moment(run.started_s or run.created_s, self._context.cluster.now_s())
+        parts = (run.spec.model, f"on {', '.join(run.nodes)}", f"attempt {run.attempt}")
+        self._subtitle.setText(" \u00b7 ".join((*parts, f"started {started}", run.run_id)))
+        self.state.show_status(describe_run(run.state, run.phase))
+        self.buttons["stop"].setVisible(can_stop(run) or run.state == "stopping")
+        self.buttons["stop"].setEnabled(can_stop(run))
+        self.buttons["resume"].setVisible(can_resume(run))
+        self.buttons["export"].setVisible(can_export(run))
+
+    def _make_buttons(self) -> dict[str, Button]:
+        theme = self._context.theme
+        return {
+            "export": Button(
+                theme,
+                "Export merged\u2026",
+                self._with_run(self._deeds.export),
+                icon="export",
+                tip="Merge the newest checkpoint's adapter into the model, into a new folder",
+            ),
+            "resume": Button(
+                theme,
+                "Resume\u2026",
+                self._with_run(self._deeds.resume),
+                icon="resume",
+                role="primary",
+                tip="Go on from a checkpoint, on the same or on other nodes",
+            ),
+            "stop": Button(
+                theme,
+                "Stop",
+                self._with_run(self._deeds.stop),
+                icon="stop",
+                tip="Write a checkpoint, then end every process of the run on every node",
+            ),
+        }
+
+    def _with_run(self, deed: Callable[[RunSnapshot], None]) -> Callable[[], None]:
+        def act() -> None:
+            if self._run is not None:
+                deed(self._run)
+
+        return act
+
+
+class RunProgress(QFrame):
+    """The bar, and the figures that a person looks for first."""
+
+    _FIGURES = (
+        ("step", "Step", "Optimizer steps done, of all"),
+        ("left", "Time left", "At the speed of the last steps"),
+        ("loss", "Loss", "Of the newest step, over all ranks"),
+        ("speed", "Throughput", "Tokens trained on per second, all devices together"),
+        ("rate", "Learning rate", "Of the newest step"),
+        ("checkpoint", "Newest checkpoint", "The step that a resume would start from"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("panel")
+        self.bar = QProgressBar()
+        self.bar.setRange(0, PROGRESS_STEPS)
+        self.bar.setTextVisible(False)
+        self.bar.setAccessibleName("Progress of the run")
+        self.figures: dict[str, QLabel] = {}
+        self._captions: dict[str, QLabel] = {}
+        row = QHBoxLayout()
+        row.setSpacing(24)
+        for key, caption, tip in self._FIGURES:
+            self.figures[key] = make_label(role="figure")
+            self._captions[key] = make_label(caption, "caption")
+            box = QVBoxLayout()
+            box.setSpacing(0)
+            for label in (self.figures[key], self._captions[key]):
+                label.setToolTip(tip)
+                box.addWidget(label)
+            row.addLayout(box, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 12, 20, 14)
+        column.setSpacing(10)
+        column.addLayout(row)
+        column.addWidget(self.bar)
+
+    def show_run(self, run: RunSnapshot) -> None:
+        is_running = run.state == "running"
+        share = run.step / run.total_steps if run.step and run.total_steps else 0.0
+        self.bar.setValue(round(share * PROGRESS_STEPS))
+        total = f" / {run.total_steps:,}" if run.total_steps else ""
+        self._show("step", DASH if run.step is None else f"{run.step:,}{total}")
+        self._captions["step"].setText(f"Step \u00b7 {show_share(share)}" if share else "Step")
+        self._show("left", show_duration(run.remaining_s if is_running else None))
+        self._show("loss", show_loss(run.loss))
+        first = show_loss(run.first_loss)
+        self._captions["loss"].setText(f"Loss, first {first}" if run.first_loss else "Loss")
+        self._show("speed", show_rate(run.tokens_per_s if is_running else None))
+        rate = run.learning_rate
+        self._show("rate", DASH if rate is None else f"{rate:.2e}")
+        self._show("checkpoint", show_number(run.newest_checkpoint_step))
+
+    def _show(self, key: str, text: str) -> None:
+        self.figures[key].setText(text)
+        self.figures[key].setAccessibleName(f"{self._captions[key].text()}: {text}")

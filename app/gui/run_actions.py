@@ -1,0 +1,102 @@
+"""Stop, resume, delete, export: the same from the table and from the run's own page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from app.events import RunSnapshot
+from app.gui.context import Context
+from app.gui.widgets.banner import Banner, copy_text
+from app.gui.windows.ask import ask
+from app.gui.windows.resume_dialog import ResumeDialog
+from app.telemetry.stream import ACTIVE_STATES
+
+
+def can_stop(run: RunSnapshot) -> bool:
+    return run.state in ("launching", "running")
+
+
+def can_resume(run: RunSnapshot) -> bool:
+    return run.state in ("stopped", "interrupted", "failed")
+
+
+def can_delete(run: RunSnapshot) -> bool:
+    return run.state not in ACTIVE_STATES
+
+
+def can_export(run: RunSnapshot) -> bool:
+    return run.newest_checkpoint_step is not None or run.state == "done"
+
+
+class RunActions:
+    """Asks where asking is due, runs the core's method, tells the result in `banner`."""
+
+    def __init__(self, context: Context, parent: QWidget, banner: Banner) -> None:
+        self._context, self._parent, self._banner = context, parent, banner
+
+    def stop(self, run: RunSnapshot) -> None:
+        text = (
+            "It writes a checkpoint, then every process of the run ends on every node. "
+            "You can resume it later from there."
+        )
+        if not ask(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop the run"):
+            return
+        self._banner.show_message("busy", f"Stopping {run.name}", "Waiting for its checkpoint.")
+        self._context.bridge.run(
+            lambda core, report: core.stop_run(run.run_id),
+            success=lambda result: self._banner.show_message(
+                "good", f"{run.name} has stopped", "No process of it is left on any node."
+            ),
+            failure=self._banner.show_error,
+        )
+
+    def resume(self, run: RunSnapshot) -> None:
+        dialog = ResumeDialog(self._context, self._parent, run)
+        if not dialog.exec():
+            return
+        step, nodes = dialog.choice()
+        self._banner.show_message("busy", f"Resuming {run.name}", f"On {', '.join(nodes)}.")
+        self._context.bridge.run(
+            lambda core, report: core.resume_run(run.run_id, step, nodes),
+            success=lambda result: self._banner.hide(),
+            failure=self._banner.show_error,
+        )
+
+    def delete(self, run: RunSnapshot) -> None:
+        text = (
+            "Its checkpoints, logs and figures are deleted here and on every node of it. "
+            "Exported models stay. This cannot be undone."
+        )
+        theme = self._context.theme
+        if not ask(
+            self._parent, theme, f"Delete {run.name}?", text, "Delete for good", is_dangerous=True
+        ):
+            return
+        self._context.bridge.run(
+            lambda core, report: core.delete_run(run.run_id), failure=self._banner.show_error
+        )
+
+    def export(self, run: RunSnapshot) -> None:
+        """Merge the newest checkpoint's adapter into the model, into a folder of choice."""
+        chosen, _ = QFileDialog.getSaveFileName(
+            self._parent, "Folder for the merged model", f"{run.name}-merged"
+        )
+        if chosen:
+            self.export_to(run, Path(chosen))
+
+    def export_to(self, run: RunSnapshot, out: Path) -> None:
+        title = f"Exporting {run.name}"
+        self._banner.show_message("busy", title, "The adapter is merged into the model.")
+        self._context.bridge.run(
+            lambda core, report: core.export_run(run.run_id, "merged", out=out, progress=report),
+            success=lambda path: self._banner.show_message(
+                "good",
+                f"{run.name} is exported",
+                str(path),
+                ("Copy the path", lambda: copy_text(str(path))),
+            ),
+            failure=self._banner.show_error,
+            progress=lambda line: self._banner.show_message("busy", title, str(line)),
+        )

@@ -1,0 +1,213 @@
+"""Add a PC: where it is, its fingerprint, done. A changed host key is a hard stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from PySide6.QtWidgets import (
+    QDialog,
+    QFileDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QRadioButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.errors import HostKeyChanged, HostKeyUnknown, RacklessError
+from app.events import NodeSnapshot
+from app.flows.add_node import Answers, Review, review
+from app.gui.bridge import Op
+from app.gui.context import Context
+from app.gui.widgets.banner import Banner
+from app.gui.widgets.parts import Button, make_label, make_rule, set_role
+from app.nodes.node import NodeAddress, SshAddress
+
+FINGERPRINT_COMMAND = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+
+
+class AddNodeDialog(QDialog):
+    """Asks, adds, and closes itself once the node is there."""
+
+    def __init__(self, context: Context, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._context = context
+        self._op: Op | None = None
+        self._fingerprint = ""
+        self._was_edited = False
+        self.setWindowTitle("Add a PC")
+        self.setMinimumWidth(560)
+        self.over_ssh = QRadioButton("Another PC, over SSH")
+        self.this_pc = QRadioButton("This PC")
+        self.over_ssh.setChecked(True)
+        self.target, self.key, self.name = QLineEdit(), QLineEdit(), QLineEdit()
+        self.target.setPlaceholderText("anna@192.168.1.20, or anna@gamer-pc:2222")
+        self.key.setPlaceholderText("the keys of your SSH agent and ~/.ssh")
+        self.problems = {key: make_label(role="problem", wraps=True) for key in ("target", "name")}
+        self.banner = Banner(context.theme, can_close=False)
+        self.add = Button(context.theme, "Add", self._add, role="primary")
+        self.confirm = Button(
+            context.theme, "The fingerprint is right: add", self._confirm, role="primary"
+        )
+        self._cancel = Button(context.theme, "Cancel", self.reject)
+        self._ssh_part = self._make_ssh_part()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(8)
+        column.addWidget(make_label("Which PC?", "heading"))
+        column.addWidget(self.over_ssh)
+        column.addWidget(self.this_pc)
+        column.addWidget(make_rule())
+        column.addWidget(self._ssh_part)
+        column.addWidget(make_label("Name", "subheading"))
+        column.addWidget(self.name)
+        column.addWidget(self.problems["name"])
+        column.addWidget(make_label("How it is called in lists and in run files.", "caption"))
+        column.addSpacing(8)
+        column.addWidget(self.banner)
+        column.addStretch(1)
+        column.addLayout(self._make_foot())
+        for line in (self.target, self.key, self.name):
+            line.textEdited.connect(lambda text: self._edited())
+        self.this_pc.toggled.connect(lambda checked: self._edited())
+        self.finished.connect(lambda code: self._op.cancel() if self._op else None)
+        self._ask_again()
+
+    def choose_this_pc(self) -> None:
+        self.this_pc.setChecked(True)
+
+    # ------------------------------------------------------------ layout
+
+    def _make_ssh_part(self) -> QWidget:
+        part = QWidget()
+        column = QVBoxLayout(part)
+        column.setContentsMargins(0, 0, 0, 8)
+        column.setSpacing(4)
+        self.target.setAccessibleName("Address")
+        self.key.setAccessibleName("Key file")
+        self.name.setAccessibleName("Name")
+        column.addWidget(make_label("Address", "subheading"))
+        column.addWidget(self.target)
+        column.addWidget(self.problems["target"])
+        column.addWidget(
+            make_label(
+                "The user and the PC as you would type them after 'ssh'. The PC needs an SSH "
+                "server and python3; nothing else is installed by hand.",
+                "caption",
+                wraps=True,
+            )
+        )
+        column.addSpacing(8)
+        column.addWidget(make_label("Key file", "subheading"))
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.key, 1)
+        browse = Button(self._context.theme, "Choose\u2026", self._choose_key, icon="folder")
+        row.addWidget(browse)
+        column.addLayout(row)
+        return part
+
+    def _make_foot(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addStretch(1)
+        row.addWidget(self._cancel)
+        row.addWidget(self.add)
+        row.addWidget(self.confirm)
+        self.add.setDefault(True)
+        return row
+
+    # ------------------------------------------------------------ answers
+
+    def _review(self) -> Review:
+        way = "local" if self.this_pc.isChecked() else "ssh"
+        answers = Answers(way=way, target=self.target.text(), name=self.name.text())  # type: ignore[arg-type]
+        return review(answers, tuple(self._context.cluster.nodes))
+
+    def _edited(self) -> None:
+        self._was_edited = True
+        self.banner.hide()
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        self._fingerprint = ""
+        self.confirm.hide()
+        self.add.show()
+        self._ssh_part.setVisible(self.over_ssh.isChecked())
+        result = self._review()
+        self.name.setPlaceholderText(result.name)
+        is_blank = not self.target.text().strip()
+        for key, label in self.problems.items():
+            text = result.problems.get(key, "")
+            if key == "target" and (is_blank or not self._was_edited):
+                text = ""
+            label.setText(text)
+            label.setVisible(bool(text))
+            set_role(self.target if key == "target" else self.name, "bad", bool(text))
+        self.add.setEnabled(result.address is not None)
+
+    def _address(self) -> NodeAddress | None:
+        address = self._review().address
+        if isinstance(address, SshAddress) and self.key.text().strip():
+            return replace(address, key=Path(self.key.text().strip()))
+        return address
+
+    def _choose_key(self) -> None:
+        chosen, _ = QFileDialog.getOpenFileName(self, "Private key file")
+        if chosen:
+            self.key.setText(chosen)
+            self._edited()
+
+    # ------------------------------------------------------------ the deed
+
+    def _add(self) -> None:
+        address, name = self._address(), self._review().name
+        if address is None:
+            return
+        accepted = self._fingerprint or None
+        self._set_busy(True)
+        self.banner.show_message(
+            "busy", f"Reaching {address}", "Logging in, then sending the agent (0.1 MB)."
+        )
+        self._op = self._context.bridge.run(
+            lambda core, report: core.add_node(name, address, accepted), self._added, self._failed
+        )
+
+    def _confirm(self) -> None:
+        self._add()
+
+    def _set_busy(self, is_busy: bool) -> None:
+        for widget in (
+            self.add,
+            self.confirm,
+            self.target,
+            self.key,
+            self.name,
+            self.over_ssh,
+            self.this_pc,
+        ):
+            widget.setEnabled(not is_busy)
+
+    def _added(self, node: NodeSnapshot) -> None:
+        self.accept()
+
+    def _failed(self, error: RacklessError) -> None:
+        self._set_busy(False)
+        if isinstance(error, HostKeyUnknown):
+            self._fingerprint = error.fingerprint
+            self.banner.show_message(
+                "warning",
+                f"Is this the fingerprint of {error.host}?\n{error.fingerprint}",
+                "This PC meets it for the first time. On that PC, compare with the output of:\n"
+                f"{FINGERPRINT_COMMAND}",
+            )
+            self.add.hide()
+            self.confirm.show()
+            self.confirm.setFocus()
+            return
+        self._fingerprint = ""
+        self.confirm.hide()
+        self.add.show()
+        self.add.setEnabled(not isinstance(error, HostKeyChanged))
+        self.banner.show_error(error)

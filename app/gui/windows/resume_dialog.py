@@ -1,0 +1,104 @@
+"""Resume: from which checkpoint, on which nodes."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QVBoxLayout, QWidget
+
+from app.events import CheckpointSnapshot, RunSnapshot
+from app.gui.context import Context
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.run_columns import checkpoint_columns
+from app.gui.tables.view import TableView
+from app.gui.widgets.parts import Button, make_label
+
+
+class ResumeDialog(QDialog):
+    """Checkpoints are listed on the nodes while the dialog is open already."""
+
+    def __init__(self, context: Context, parent: QWidget, run: RunSnapshot) -> None:
+        super().__init__(parent)
+        self._context, self._run = context, run
+        self.setWindowTitle(f"Resume {run.name}")
+        self.resize(640, 480)
+        self.model: RowsModel[CheckpointSnapshot] = RowsModel(
+            checkpoint_columns(context.cluster.now_s), key=lambda item: item.step
+        )
+        self.table = TableView(context.theme, self.model, "Checkpoints")
+        self.table.sort_by("Step", Qt.SortOrder.DescendingOrder)
+        self._note = make_label("Looking for checkpoints on the nodes\u2026", "muted", wraps=True)
+        self.boxes = self._make_boxes()
+        self._problem = make_label(role="problem", wraps=True)
+        self.start = Button(context.theme, "Resume", self.accept, icon="resume", role="primary")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(8)
+        column.addWidget(make_label("From which checkpoint", "heading"))
+        column.addWidget(self._note)
+        column.addWidget(self.table, 1)
+        column.addSpacing(8)
+        column.addWidget(make_label("On which nodes", "heading"))
+        column.addWidget(
+            make_label(
+                "Other nodes than before are fine: the batch stays the same, shares are measured "
+                "anew, and no row is seen twice.",
+                "muted",
+                wraps=True,
+            )
+        )
+        row = QHBoxLayout()
+        row.setSpacing(16)
+        for box in self.boxes.values():
+            row.addWidget(box)
+        row.addStretch(1)
+        column.addLayout(row)
+        column.addWidget(self._problem)
+        buttons = QHBoxLayout()
+        buttons.setSpacing(8)
+        buttons.addStretch(1)
+        buttons.addWidget(Button(context.theme, "Cancel", self.reject))
+        buttons.addWidget(self.start)
+        column.addLayout(buttons)
+        self.table.chosen.connect(self._review)
+        self._op = context.bridge.run(
+            lambda core, report: core.checkpoints(run.run_id),
+            self._show_checkpoints,
+            lambda error: self._note.setText(str(error)),
+        )
+        self.finished.connect(lambda code: self._op.cancel())
+        self._review()
+
+    def choice(self) -> tuple[int | None, tuple[str, ...]]:
+        """Return the step (None: the newest) and the nodes."""
+        chosen = self.table.selected()
+        nodes = tuple(name for name, box in self.boxes.items() if box.isChecked())
+        return (chosen.step if chosen else None), nodes
+
+    def _make_boxes(self) -> dict[str, QCheckBox]:
+        boxes = {}
+        for node in self._context.cluster.node_list():
+            box = QCheckBox(node.name if node.state == "online" else f"{node.name} ({node.state})")
+            box.setEnabled(node.state == "online")
+            box.setChecked(node.state == "online" and node.name in self._run.nodes)
+            box.setToolTip(node.problem or node.address)
+            box.toggled.connect(lambda checked: self._review())
+            boxes[node.name] = box
+        return boxes
+
+    def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
+        self.model.reset(found)
+        if found:
+            newest = max(item.step for item in found)
+            self._note.setText("The newest is chosen; an older one repeats the steps after it.")
+            self.table.select(newest)
+        else:
+            self._note.setText(
+                "No node that answers holds a checkpoint of this run: it begins anew."
+            )
+        self._review()
+
+    def _review(self) -> None:
+        _, nodes = self.choice()
+        self._problem.setText("" if nodes else "Choose at least one node that is online.")
+        self._problem.setVisible(not nodes)
+        self.start.setEnabled(bool(nodes))
