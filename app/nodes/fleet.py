@@ -52,7 +52,8 @@ class Fleet:
     ) -> None:
         for task in self._tasks.values():
             task.cancel()
-        await self._group.__aexit__(kind, error, trace)
+        # Without the block's own error, which the group would wrap into an ExceptionGroup.
+        await self._group.__aexit__(None, None, None)
 
     # ------------------------------------------------------------ which nodes there are
 

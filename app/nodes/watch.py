@@ -211,6 +211,8 @@ class NodeWatch:
         try:
             facts = await link.channel.request("facts", timeout_s=GIVE_UP_AFTER_S)
             self._publish(facts=from_wire(NodeFacts, facts))
+        except NodeUnreachable:
+            return  # told by the end of the link
         except (RacklessError, WireError) as error:
             _log.warning("%s did not tell its facts: %s", self.node.name, error)
 
@@ -259,6 +261,8 @@ class NodeWatch:
 
             args = {"after_s": 0.0 if self._newest is None else self._newest.time_s}
             await link.channel.follow("telemetry.follow", args, take, timeout_s=GIVE_UP_AFTER_S)
+        except NodeUnreachable:
+            return  # told by the end of the link
         except RacklessError as error:
             _log.warning("%s sends no telemetry: %s", self.node.name, error)
 

@@ -20,7 +20,7 @@ from app.nodes.archive import AgentArchive
 from app.nodes.bootstrap import SCRIPT, StartedAgent, start_agent
 from app.nodes.local import LocalConnection
 from app.nodes.process import Process
-from tests.fakes.ssh import connect, loopback_node, real_archive, until
+from tests.fakes.ssh import connect, loopback_node, real_archive, tools_without, until
 from tests.fakes.ssh_agent_archive import SOURCE, fake_archive
 
 IS_ROOT = os.geteuid() == 0
@@ -41,17 +41,6 @@ async def start(connection: LocalConnection, archive: AgentArchive) -> StartedAg
 
 def start_local(home: Path, archive: AgentArchive | None = None, path: str = "") -> StartedAgent:
     return asyncio.run(start(local(home, path), archive or fake_archive()))
-
-
-def tools_without(folder: Path, *left_out: str) -> str:
-    """Return a PATH with what the script needs, but for some tools."""
-    folder.mkdir()
-    names = ("sh", "head", "sha256sum", "mkdir", "mv", "rm", "ls", "grep", "tail", "find")
-    for name in (*names, "python3"):
-        found = shutil.which(name)
-        if name not in left_out and found:
-            (folder / name).symlink_to(found)
-    return str(folder)
 
 
 def stored(home: Path) -> list[str]:
