@@ -244,7 +244,7 @@ class Cluster:
             "PrintMotd no",
             "PrintLastLog no",
             "Subsystem sftp internal-sftp",
-            f"SetEnv HOME={node.home}",
+            f"SetEnv HOME={node.home} OMP_NUM_THREADS=1",  # all nodes share this PC's cores
         ]
         return "\n".join(lines) + "\n"
 

@@ -1,0 +1,202 @@
+"""The whole path over three network namespaces with Debian's own sshd in each.
+
+Every action is the `rackless` command, typed in the master's namespace; what happened is read from
+the nodes' own files and from /proc, not from what the master says about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.master import ROOT, Master
+from tests.cluster.namespaces import Cluster, Node
+
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(180)]
+
+NUM_STEPS = 60
+RUN_FILE = f"""
+name: end-to-end
+model: {ROOT}/resources/demo/model
+data: {{train: {ROOT}/resources/demo/train.jsonl, format: chat}}
+adapter: {{kind: lora, rank: 4, alpha: 8, dropout: 0.0, targets: all-linear}}
+sequence_tokens: 64
+batch_sequences: 6
+max_steps: {NUM_STEPS}
+learning_rate: 1.0e-3
+checkpoint: {{every_minutes: null, every_steps: 20, keep: 2, copies: 2}}
+"""
+
+
+@pytest.fixture
+def master(cluster: Cluster, tmp_path: Path) -> Master:
+    """Return a master to whom all three nodes were added, with a training environment on each."""
+    made = Master(cluster, tmp_path / "rackless")
+    for node in cluster.nodes:
+        address, key = f"root@{node.address}", str(cluster.key)
+        shown = cluster.fingerprint(node)
+        made.answer(
+            *("nodes", "add", node.name, "--ssh", address, "--key", key, "--accept-host-key", shown)
+        )
+        made.answer("nodes", "setup", node.name, "--python", sys.executable)
+    return made
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN_FILE)
+    return path
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit_s: float) -> Any:
+    """Return the condition's value as soon as it is true."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    pytest.fail(f"{what}: not within {limit_s:.0f} s")
+
+
+def attempt_folder(node: Node, run_id: str, attempt: int = 1) -> Path:
+    home = node.home / ".local/share/rackless-agent"
+    return home / "runs" / run_id / "attempts" / str(attempt)
+
+
+def steps_of(journal: Path) -> list[int]:
+    """Return the numbers of the steps that a rank's journal on its node holds, in its order."""
+    if not journal.exists():
+        return []
+    whole_lines = journal.read_bytes().rpartition(b"\n")[0].splitlines()
+    records = [json.loads(line) for line in whole_lines]
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+def rank_journal(cluster: Cluster, run_id: str, rank: int = 0) -> Path:
+    """Return the journal of a rank on the node that runs it."""
+    found = [attempt_folder(node, run_id) / f"rank-{rank}.jsonl" for node in cluster.nodes]
+    return next((path for path in found if path.exists()), found[0])
+
+
+def mirror(master: Master, run_id: str, node: Node, stream: str) -> Path:
+    """Return the master's copy of a log or journal."""
+    return master.home / "runs" / run_id / "attempts" / "1" / node.name / stream
+
+
+def tagged_processes(run_id: str) -> list[str]:
+    """Return the command lines of all processes on all nodes that carry the run's tag."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                entry.name.isdigit()
+                and f"RACKLESS_TAG={run_id}.".encode() in (entry / "environ").read_bytes()
+            ):
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def listening(cluster: Cluster) -> set[str]:
+    return {seen.process for node in cluster.nodes for seen in cluster.listeners(node)}
+
+
+@contextlib.contextmanager
+def ended_after(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def start_run(master: Master, run_file: Path) -> str:
+    return str(master.answer("start", str(run_file))["run_id"])
+
+
+def test_a_run_outlives_the_killed_master(cluster: Cluster, master: Master, run_file: Path) -> None:
+    with ended_after(master.start("start", str(run_file), "--watch")) as watching:
+        run_id = json.loads(watching.stdout.readline())["run_id"]
+        wait_until(
+            lambda: len(steps_of(rank_journal(cluster, run_id))) >= 5, "the first five steps", 60
+        )
+    at_kill = len(steps_of(rank_journal(cluster, run_id)))
+    mirrored_at_kill = mirror(master, run_id, cluster.nodes[0], "rank-0.jsonl").stat().st_size
+    assert watching.returncode == -9
+    assert at_kill < NUM_STEPS
+
+    wait_until(
+        lambda: len(steps_of(rank_journal(cluster, run_id))) > at_kill + 2,
+        "steps without master",
+        30,
+    )
+    found = {run["run_id"]: run["state"] for run in master.answer("runs", "list")}
+    assert found == {run_id: "running"}
+
+    follow = master.rackless("runs", "logs", run_id, "--follow", timeout_s=90)
+    shown = master.answer("runs", "show", run_id)
+
+    assert follow.code == 0
+    assert (shown["state"], shown["step"], shown["attempt"]) == ("done", NUM_STEPS, 1)
+    for rank in range(3):
+        assert steps_of(rank_journal(cluster, run_id, rank)) == list(range(1, NUM_STEPS + 1))
+    assert 0 < mirrored_at_kill < rank_journal(cluster, run_id).stat().st_size
+    for rank, node in enumerate(cluster.nodes):
+        for stream in (f"rank-{rank}.jsonl", f"rank-{rank}.log", "supervisor.jsonl"):
+            written = (attempt_folder(node, run_id) / stream).read_bytes()
+            assert mirror(master, run_id, node, stream).read_bytes() == written, (node, stream)
+
+
+def test_stop_leaves_no_process_and_idle_nodes_listen_to_ssh_alone(
+    cluster: Cluster, master: Master, run_file: Path
+) -> None:
+    with ended_after(master.start("monitor")) as monitor:
+        seen = {json.loads(monitor.stdout.readline())["node"] for _ in range(6)}
+        assert seen <= {node.name for node in cluster.nodes}
+        assert listening(cluster) == {"sshd"}
+    run_id = start_run(master, run_file)
+    wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) >= 3, "three steps", 60)
+    assert len(tagged_processes(run_id)) >= 6  # a supervisor and a rank on each node
+
+    stopped = master.answer("runs", "stop", run_id)
+
+    assert tagged_processes(run_id) == []
+    assert stopped["state"] == "stopped"
+    assert listening(cluster) == {"sshd"}
+    assert master.answer("checkpoints", run_id) != []
+
+
+def test_a_cut_link_is_noticed_and_healed(cluster: Cluster, master: Master) -> None:
+    with ended_after(master.script(ROOT / "tests/cluster/watch_nodes.py")) as watching:
+        states: dict[str, str] = {}
+
+        def read_until(node: str, state: str, limit_s: float) -> float:
+            began = time.monotonic()
+            while states.get(node) != state and time.monotonic() < began + limit_s:
+                change = json.loads(watching.stdout.readline())
+                states[change["node"]] = change["state"]
+            return time.monotonic() - began
+
+        for node in cluster.nodes:
+            read_until(node.name, "online", 20)
+        assert set(states.values()) == {"online"}
+
+        lost = cluster.nodes[1]
+        cluster.cut(lost)
+        noticed_s = read_until(lost.name, "unreachable", 20)
+        others = {states[node.name] for node in cluster.nodes if node is not lost}
+        cluster.heal(lost)
+        healed_s = read_until(lost.name, "online", 40)
+
+    assert noticed_s < 10
+    assert others == {"online"}
+    assert states[lost.name] == "online"
+    assert healed_s < 40
