@@ -213,14 +213,13 @@ class CheckpointFolder:
         To be called only after a commit: the newest one is then known to be whole.
         """
         checkpoints = self.find_all()
-        if not checkpoints:
-            return
-        newest = checkpoints[-1].manifest
-        abandoned = [c for c in checkpoints if c.manifest.step > newest.step]
-        for checkpoint in [*checkpoints[:-keep], *abandoned]:
-            if checkpoint.path.exists():
+        newest_step = checkpoints[-1].manifest.step if checkpoints else 0
+        ahead = [c for c in checkpoints if c.manifest.step > newest_step]
+        behind = [c for c in checkpoints if c.manifest.step <= newest_step]
+        for checkpoint in [*ahead, *behind[:-keep]]:
+            with contextlib.suppress(OSError):  # what cannot be deleted today stays
                 self._discard(checkpoint.path)
-                self._failpoints.reach("pruned")
+            self._failpoints.reach("pruned")
 
     def _discard(self, path: Path) -> None:
         hidden = path.with_name(f"{_DISCARDED}{path.name}-{time.monotonic_ns()}")

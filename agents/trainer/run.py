@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import torch
 
@@ -51,14 +52,17 @@ def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: Sto
 
 
 def _settle(attempt: Attempt, ranks: Ranks, device: torch.device) -> None:
-    """Fix what the last bits of the numbers depend on."""
+    """Fix what the last bits of the numbers depend on, and keep the log free of noise."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
     cores = len(os.sched_getaffinity(0)) // max(1, ranks.local_world_size)
-    num_threads = max(1, attempt.intent.num_threads or cores)
+    named = os.environ.get("OMP_NUM_THREADS", "")  # by the supervisor or torchrun
+    num_threads = max(1, attempt.intent.num_threads or (int(named) if named.isdigit() else cores))
     torch.set_num_threads(num_threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if num_threads > 1 else "false")
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def _train(
