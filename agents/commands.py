@@ -20,9 +20,7 @@ def run_command(argv: list[str]) -> int:
     os.umask(0o077)
     command, arguments = (argv[0] if argv else ""), argv[1:]
     if command == "serve" and len(arguments) == 1:
-        from agents.server import serve
-
-        return serve(arguments[0])
+        return _serve(arguments[0])
     if command == "record" and not arguments:
         from agents.telemetry.recorder import record
 
@@ -35,6 +33,18 @@ def run_command(argv: list[str]) -> int:
         return _transfer(command, arguments[0])
     sys.stderr.write(USAGE + "\n")
     return 2
+
+
+def _serve(nonce: str) -> int:
+    from agents.greeting import greet
+
+    greeted = greet(nonce)
+    if greeted is None:
+        return 1
+    from agents.server import serve
+
+    serve(*greeted)
+    return 0
 
 
 def _transfer(command: str, path: str) -> int:

@@ -45,11 +45,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agents.spec import RunSpec
+from agents.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 from agents.wire import WireError as WireError
 from agents.wire import from_wire as from_wire
 from agents.wire import to_wire as to_wire
 
-PROTOCOL_VERSION = 1
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are refused on both sides; stream chunks stay well below."""
 STREAM_CHUNK_BYTES = 192 * 1024

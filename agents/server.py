@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
 import time
 import traceback
@@ -24,16 +23,14 @@ from agents.errors import UserError
 from agents.handlers import find_handler
 from agents.protocol import (
     MAX_LINE_BYTES,
-    PROTOCOL_VERSION,
     Event,
-    Hello,
     RemoteError,
     Request,
     Response,
     decode,
     encode,
 )
-from agents.state import Home, archive_path, boot_id, open_home
+from agents.state import Home, archive_path
 from agents.wire import WireError, to_wire
 
 MAX_REQUESTS = 64
@@ -171,22 +168,11 @@ def _read_blocks(source: int, between: Callable[[], None]) -> Iterator[bytes]:
         yield block
 
 
-def serve(nonce: str) -> int:
-    """Run the agent on this process's stdin and stdout until the master goes away."""
-    out = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    channel = Channel(out)
-    channel.write(f"RACKLESS {nonce}\n".encode("ascii", "replace"))
-    try:
-        home = open_home()
-    except UserError as error:
-        fatal = RemoteError(kind="user", message=error.message, hint=error.hint)
-        channel.send(Event(kind="fatal", data=to_wire(fatal)))
-        return 1
-    channel.send(Event(kind="hello", data=to_wire(_say_hello(home))))
+def serve(home: Home, out: int) -> None:
+    """Answer the requests on stdin until the master goes away; `out` is the real stdout."""
+    server = Server(home, Channel(out))
     with contextlib.suppress(KeyboardInterrupt):
-        Server(home, channel).run(0, lambda: _keep_recorder_aside(home))
+        server.run(0, lambda: _keep_recorder_aside(home))
     # Handler threads may still sleep or block in a write to a pipe that nobody reads.
     os._exit(0)
 
@@ -200,22 +186,3 @@ def _keep_recorder(home: Home) -> None:
     from agents.telemetry.lease import keep_recorder
 
     keep_recorder(home, archive_path())
-
-
-def _say_hello(home: Home) -> Hello:
-    return Hello(
-        version=PROTOCOL_VERSION,
-        archive_sha256=_archive_sha256(),
-        python=".".join(map(str, sys.version_info[:3])),
-        hostname=os.uname().nodename,
-        pid=os.getpid(),
-        boot_id=boot_id(),
-        agent_home=str(home.path),
-    )
-
-
-def _archive_sha256() -> str:
-    """Return the archive's hash from its own name, where the master put it; else empty."""
-    name = os.path.basename(archive_path())[: -len(".zip")]
-    is_hash = len(name) == 64 and all(letter in "0123456789abcdef" for letter in name)
-    return name if is_hash else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -18,9 +19,19 @@ from hypothesis import strategies as st
 
 from agents.channel import Call, Channel
 from agents.errors import UserError
-from agents.protocol import MAX_LINE_BYTES, Event, Request, Response, WireError, decode
+from agents.protocol import (
+    MAX_LINE_BYTES,
+    PROTOCOL_VERSION,
+    Event,
+    Hello,
+    Request,
+    Response,
+    WireError,
+    decode,
+)
 from agents.server import Server, read_lines
-from agents.state import Home
+from agents.state import Home, boot_id
+from agents.wire import from_wire
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -83,9 +94,12 @@ def test_nonce_comes_first_then_hello(tmp_path: Path) -> None:
     assert agent.first == b"RACKLESS secret-7\n"
     hello = agent.read()
     assert (hello["type"], hello["kind"]) == ("event", "hello")
-    assert hello["data"]["version"] == 1
-    assert hello["data"]["agent_home"] == str(tmp_path / "home")
-    assert hello["data"]["pid"] == agent.process.pid
+    told = from_wire(Hello, hello["data"])
+    assert set(hello["data"]) == {field.name for field in dataclasses.fields(Hello)}
+    assert told.version == PROTOCOL_VERSION
+    assert told.agent_home == str(tmp_path / "home")
+    assert told.pid == agent.process.pid
+    assert told.boot_id == boot_id()
     assert agent.end() == 0
 
 
