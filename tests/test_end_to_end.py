@@ -105,6 +105,15 @@ def tagged_processes(run_id: str) -> list[str]:
     return found
 
 
+def attempt_of(pid: int) -> str:
+    """Return the run's tag that a process carries; empty: none."""
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(b"RACKLESS_TAG="):
+                return entry.partition(b"=")[2].decode()
+    return ""
+
+
 def listening(cluster: Cluster) -> set[str]:
     return {seen.process for node in cluster.nodes for seen in cluster.listeners(node)}
 
@@ -200,3 +209,29 @@ def test_a_cut_link_is_noticed_and_healed(cluster: Cluster, master: Master) -> N
     assert others == {"online"}
     assert states[lost.name] == "online"
     assert healed_s < 40
+
+
+def test_a_lost_node_ends_in_a_resume_on_the_others(
+    cluster: Cluster, master: Master, run_file: Path
+) -> None:
+    *others, lost = cluster.nodes
+    with ended_after(master.start("start", str(run_file), "--watch")) as watching:
+        run_id = json.loads(watching.stdout.readline())["run_id"]
+        wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) > 21, "step 21", 60)
+        cluster.cut(lost)
+        told, _ = watching.communicate(timeout=60)
+    ended = json.loads(told.splitlines()[-1])["run"]
+    assert watching.returncode == 1
+    assert (ended["state"], lost.name in ended["message"]) == ("interrupted", True), ended
+    assert not any(attempt_of(pid) for node in others for pid in cluster.pids(node))
+
+    names = ",".join(node.name for node in others)
+    resumed = master.rackless("runs", "resume", run_id, "--nodes", names, "--watch")
+    cluster.heal(lost)
+    shown = master.answer("runs", "show", run_id)
+
+    assert resumed.code == 0, resumed.problem
+    assert (shown["state"], shown["step"], shown["attempt"]) == ("done", NUM_STEPS, 2)
+    journal = attempt_folder(others[0], run_id, 2) / "rank-0.jsonl"
+    assert steps_of(journal) == list(range(21, NUM_STEPS + 1))
+    wait_until(lambda: not tagged_processes(run_id), "the end of the lost node's part", 90)
