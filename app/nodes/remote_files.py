@@ -19,6 +19,7 @@ from app.nodes.process import Process
 
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_ANSWER_BYTES = 1 << 20
+_CLOSE_GRACE_S = 5.0
 
 
 class Receiver:
@@ -48,7 +49,8 @@ class Receiver:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._process.close()
+        # A receiver that was broken off still holds its lock until it has read what is under way.
+        await self._process.close(_CLOSE_GRACE_S)
 
     def wants(self, entry: FileEntry) -> bool:
         return entry.path in self._coming
