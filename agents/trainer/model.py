@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.errors import UserError
 from agents.spec import AdapterSpec, RunSpec
@@ -217,15 +220,18 @@ def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
 
 
 def recompute_activations(model: nn.Module) -> bool:
-    """Let decoder layers compute their activations a second time; False: this model cannot."""
-    layers = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if not layers or enable is None:
-        return False
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    """Let decoder layers compute their activations a second time; False: this model cannot.
+
+    Transformers' own switch works in training mode only, in which its dropouts would be on.
+    """
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
     for layer in layers:
-        layer.training = True  # only of the layer itself: dropouts inside stay off
-    return True
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
+    return bool(layers)
 
 
 def _first(error: Exception) -> str:

@@ -74,7 +74,7 @@ def test_a_template_without_system_gets_it_in_the_first_question(tokenizer):
 
 def test_a_row_that_the_template_refuses_is_named(tokenizer):
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match="Row 7: .*roles must alternate"):
+    with pytest.raises(UserError, match=r"Row 7: .*roles must alternate"):
         tokenize_rows(tokenizer, [chat("Hi", "Ho", number=7)], 100)
 
 

@@ -1,0 +1,157 @@
+"""One rank's slice: exact padding, smaller pieces when memory runs out, recomputing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agents.errors import UserError
+from agents.spec import AdapterSpec
+from agents.trainer import compute as compute_module
+from agents.trainer.compute import Computer, is_out_of_memory
+from agents.trainer.flat import FlatParameters
+from agents.trainer.model import load_model, load_tokenizer, make_trained
+from agents.trainer.tokens import Sample
+from tests.agents.trainer.ranks import make_spec
+
+CPU = torch.device("cpu")
+
+
+def sample(row, length):
+    ids = np.arange(length, dtype=np.int32) * 7 % 700 + 6
+    is_target = np.arange(length) % 3 != 0
+    return Sample(row, ids, is_target)
+
+
+SAMPLES = [sample(1, 30), sample(2, 5), sample(3, 17), sample(4, 9)]
+POSITIONS = [11, 12, 13, 14]
+
+
+@pytest.fixture
+def make_computer(tiny_model):
+    def make(micro_tokens=1000, recompute=False, warnings=None):
+        spec = make_spec(precision="fp64", adapter=AdapterSpec(rank=4, dropout=0.2))
+        tokenizer, plain = load_tokenizer(tiny_model)
+        base = load_model(spec, tiny_model, tokenizer, CPU)
+        model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+        flat = FlatParameters(model.named_parameters(), CPU)
+        flat.values.add_(0.01)
+        told = [] if warnings is None else warnings
+        return Computer(
+            model,
+            flat,
+            CPU,
+            micro_tokens=micro_tokens,
+            recompute=recompute,
+            warn=lambda message, hint: told.append(message),
+            beat=lambda: None,
+        )
+
+    return make
+
+
+def gradients(computer, samples=SAMPLES, positions=POSITIONS):
+    computer.add_gradients(samples, positions)
+    return computer._flat.gradients.clone(), computer.loss_sum.item()
+
+
+def assert_same(found, expected):
+    error = (found[0] - expected[0]).abs().max() / expected[0].abs().max()
+    assert error < 1e-12
+    assert found[1] == pytest.approx(expected[1], rel=1e-12)
+
+
+def test_padding_counts_for_nothing(make_computer):
+    computer = make_computer()
+    together = gradients(computer)
+    parts = [gradients(computer, [s], [p]) for s, p in zip(SAMPLES, POSITIONS, strict=True)]
+    assert_same(together, (sum(part[0] for part in parts), sum(part[1] for part in parts)))
+
+
+def test_the_loss_is_that_of_transformers(make_computer):
+    computer = make_computer()
+    computer.evaluate(SAMPLES)
+    expected = 0.0
+    for one in SAMPLES:
+        ids = torch.from_numpy(one.ids.astype(np.int64))[None]
+        labels = ids.masked_fill(~torch.from_numpy(one.is_target)[None], -100)
+        with torch.no_grad():
+            mean = computer._model.module(input_ids=ids, labels=labels).loss.item()
+        expected += mean * one.num_targets
+    # Transformers computes its loss in float32.
+    assert computer.loss_sum.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_recomputing_changes_nothing_with_dropout_on(make_computer):
+    assert_same(gradients(make_computer(recompute=True)), gradients(make_computer()))
+
+
+def test_recomputing_is_really_on(make_computer):
+    calls = []
+    computer = make_computer(recompute=True)
+    assert computer.recompute
+    layer = computer._model.module.get_base_model().model.layers[0].mlp
+    layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    gradients(computer)
+    assert len(calls) == 2
+
+
+def test_no_rows_give_no_gradient(make_computer):
+    computer = make_computer()
+    gradients(computer)
+    found, loss = gradients(computer, [], [])
+    assert not found.any()
+    assert loss == 0.0
+
+
+def limit_memory(monkeypatch, fits):
+    """Let a forward pass run out of memory unless `fits` says otherwise."""
+    loss = compute_module.Computer._loss
+
+    def limited(self, samples, positions):
+        result = loss(self, samples, positions)
+        if not fits(self, samples):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return result
+
+    monkeypatch.setattr(compute_module.Computer, "_loss", limited)
+
+
+def test_less_memory_means_smaller_pieces_of_the_same_batch(make_computer, monkeypatch):
+    expected = gradients(make_computer())
+    limit_memory(monkeypatch, lambda _, samples: len(samples) <= 2)
+    warnings: list[str] = []
+    computer = make_computer(warnings=warnings)
+    assert_same(gradients(computer), expected)
+    assert computer.micro_tokens == 60
+    assert warnings == [
+        "Memory ran out; from now on at most 60 tokens are computed at once on this rank. "
+        "The batch stays the same."
+    ]
+
+
+def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer, monkeypatch):
+    expected = gradients(make_computer())
+    limit_memory(monkeypatch, lambda computer, samples: computer.recompute and len(samples) == 1)
+    warnings: list[str] = []
+    computer = make_computer(warnings=warnings)
+    assert_same(gradients(computer), expected)
+    assert computer.recompute
+    assert "computed twice" in warnings[-1]
+
+    limit_memory(monkeypatch, lambda computer, samples: False)
+    with pytest.raises(UserError, match="a single row of 30 tokens") as caught:
+        gradients(make_computer())
+    assert "sequence_tokens" in caught.value.hint
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(make_computer, monkeypatch):
+    def broken(self, samples, positions):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(compute_module.Computer, "_loss", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        gradients(make_computer())
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"))
