@@ -23,6 +23,7 @@ from agents.state import Home, locked, read_json, require_name, write_json
 from agents.wire import WireError, from_wire, to_wire
 
 LOOK_TIMEOUT_S = 60.0
+VENV_TIMEOUT_S = 600.0
 ASK_VERSIONS = """
 import importlib.metadata, json, sys
 found = {}
@@ -34,6 +35,8 @@ for name in sys.argv[1:]:
 version = ".".join(map(str, sys.version_info[:3]))
 print("RACKLESS " + json.dumps({"version": version, "found": found}))
 """
+CLEAN_ENVIRON = {"PYTHONPATH": "", "PYTHONHOME": ""}
+"""What the user's shell sets for another Python must not leak into this one."""
 PIP_PROBLEMS = (
     (r"No space left on device", "the disk is full", "Free about 10 GB on this node"),
     (
@@ -126,7 +129,7 @@ def look(
         )
     argv = [python, "-c", ASK_VERSIONS, *requirements]
     try:
-        _, lines = children.run(argv, timeout_s=LOOK_TIMEOUT_S)
+        _, lines = children.run(argv, environ=CLEAN_ENVIRON, timeout_s=LOOK_TIMEOUT_S)
     except TimeoutError as error:
         raise UserError(f"{python} did not answer within {LOOK_TIMEOUT_S:g} s.") from error
     for line in lines:
@@ -178,7 +181,8 @@ def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]
         return
     progress("making a virtual environment")
     shutil.rmtree(folder, ignore_errors=True)
-    code, lines = children.run([sys.executable, "-m", "venv", str(folder)], timeout_s=300)
+    argv = [sys.executable, "-m", "venv", str(folder)]
+    code, lines = children.run(argv, environ=CLEAN_ENVIRON, timeout_s=VENV_TIMEOUT_S)
     if code == 0:
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -206,7 +210,7 @@ def _install(
         raise explain_os_error(error, f"writing {lock}") from error
     argv = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     argv += ["--progress-bar", "off", "-r", str(lock)]
-    environ = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
+    environ = {**CLEAN_ENVIRON, "PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
     code, lines = children.run(argv, environ=environ, on_line=progress)
     if code != 0:
         raise _explain("installing the packages failed", lines)

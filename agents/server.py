@@ -171,18 +171,28 @@ def _read_blocks(source: int, between: Callable[[], None]) -> Iterator[bytes]:
 def serve(home: Home, out: int) -> None:
     """Answer the requests on stdin until the master goes away; `out` is the real stdout."""
     server = Server(home, Channel(out))
+    recording = Recording(home)
     with contextlib.suppress(KeyboardInterrupt):
-        server.run(0, lambda: _keep_recorder_aside(home))
+        server.run(0, recording.keep)
     # Handler threads may still sleep or block in a write to a pipe that nobody reads.
     os._exit(0)
 
 
-def _keep_recorder_aside(home: Home) -> None:
-    """Do it on a thread of its own: starting a process would hold up the first request."""
-    threading.Thread(target=_keep_recorder, args=(home,), daemon=True).start()
+class Recording:
+    """Sees to it that the telemetry is recorded while this server lives."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._is_first = True
+
+    def keep(self) -> None:
+        """Do it on another thread: starting a process would hold up the first request."""
+        args = (self._home, archive_path(), self._is_first)
+        self._is_first = False
+        threading.Thread(target=_keep_recorder, args=args, daemon=True).start()
 
 
-def _keep_recorder(home: Home) -> None:
+def _keep_recorder(home: Home, archive: str, replace: bool) -> None:
     from agents.telemetry.lease import keep_recorder
 
-    keep_recorder(home, archive_path())
+    keep_recorder(home, archive, replace)

@@ -8,6 +8,7 @@ boot id together, because a pid alone is used again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -100,12 +101,20 @@ def open_home() -> Home:
     try:
         for folder in (home.path, home.telemetry, home.leases, home.runs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        trial = home.path / f".trial.{os.getpid()}"
-        trial.touch(mode=0o600)
-        trial.unlink()
+        _try_to_write(home.path / f".trial.{os.getpid()}")
     except OSError as error:
         raise explain_os_error(error, f"preparing the agent's home folder {home.path}") from error
     return home
+
+
+def _try_to_write(trial: Path) -> None:
+    """Make and remove a file; a full disk is let pass, since who looks at the node must see it."""
+    try:
+        trial.touch(mode=0o600)
+        trial.unlink()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 # ---------------------------------------------------------------- durable files

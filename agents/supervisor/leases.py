@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.errors import UserError, explain_os_error
 from agents.state import Home, identity_from, read_json, take_lock
-from agents.supervisor.sweep import Tag, find_processes
+from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
 PATIENCE_S = 1.0
 """How long a device may still be held by a supervisor that is just ending."""
@@ -85,14 +85,20 @@ def _busy(path: Path, device_id: str, node: str) -> UserError:
 
 
 def _require_no_leftovers(home: Home, path: Path, tag: Tag, device_id: str, node: str) -> None:
-    """Refuse a device whose last supervisor was killed while its ranks still run."""
+    """Refuse a device whose last supervisor was killed while its ranks still run.
+
+    Those of an older attempt of this same run are ended: the new attempt takes their place.
+    """
     last = read_json(path) or {}
     run_id, attempt = last.get("run_id"), last.get("attempt")
     if not isinstance(run_id, str) or not isinstance(attempt, int):
         return
     if (run_id, attempt) == (tag.run_id, tag.attempt):
         return
-    left = find_processes(Tag(run_id, attempt, home.attempt(run_id, attempt)))
+    old = Tag(run_id, attempt, home.attempt(run_id, attempt))
+    if run_id == tag.run_id and attempt < tag.attempt and (stuck := sweep(old, 0.0)):
+        raise UserError(describe_unkillable(stuck, node), "Restart that PC")
+    left = find_processes(old)
     if left:
         raise UserError(
             f"Node {node} is already busy: {len(left)} processes of run {run_id} (attempt "

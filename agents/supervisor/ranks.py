@@ -122,6 +122,7 @@ def rank_environ(
         **intent.environ,
         **attempt.tag.environ(),
         "RACKLESS_AGENT_HOME": str(attempt.home.path),
+        "PYTHONHOME": "",  # whatever the user's shell sets it to is meant for another Python
         "PYTHONPATH": archive_path(),
         "RANK": str(placement.rank),
         "LOCAL_RANK": str(placement.local_rank),

@@ -16,6 +16,7 @@ import resource
 import select
 import signal
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,21 @@ class Supervisor:
             verdict = self._start_ranks() or self._watch()
         except UserError as error:
             verdict = Verdict(state="failed", message=error.message, hint=error.hint)
+        except Exception as bug:  # noqa: BLE001 - the edge: ranks must not be left alone
+            traceback.print_exc()
+            verdict = self._describe_bug(bug)
         verdict = self._end_rest(verdict)
         with contextlib.suppress(OSError):
             reserve.unlink()
         self._write_exit(verdict)
+
+    def _describe_bug(self, bug: Exception) -> Verdict:
+        return Verdict(
+            state="failed",
+            message=f"A fault in the supervisor on node {self._intent.node}: "
+            f"{type(bug).__name__}: {bug}.",
+            hint=f"Please report it with the file {self._attempt.file('supervisor.log')}",
+        )
 
     # ------------------------------------------------------------ start
 

@@ -1,11 +1,13 @@
 """Keep one recorder running per agent home, for as long as somebody wants its samples.
 
 A server that lives renews the lease; a recorder that sees no renewal for LEASE_S ends by itself,
-unless an attempt is alive. A recorder of another version of the agent is asked to make room.
+unless an attempt is alive. A server that starts asks a recorder of another version of the agent to
+make room, once: two masters of different versions must not end each other's recorder for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,15 +18,16 @@ from agents.state import Home, agent_command, identity_from, read_json
 LEASE_S = 900.0
 
 
-def keep_recorder(home: Home, archive: str) -> None:
-    """Renew the lease, and start the recorder when none of this version runs."""
+def keep_recorder(home: Home, archive: str, replace: bool) -> None:
+    """Renew the lease, and start the recorder when none runs (`replace`: none of this version)."""
     renew(home)
     state = read_json(home.telemetry / "recorder.json") or {}
     recorder = identity_from(state)
     if recorder is not None and recorder.is_alive():
-        if state.get("archive") == archive:
+        if not replace or state.get("archive") == archive:
             return
-        os.kill(recorder.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(recorder.pid, signal.SIGTERM)
     _start(home)
 
 

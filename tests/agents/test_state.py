@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -84,6 +85,22 @@ def test_home_is_in_the_users_data_folder_by_default(
     monkeypatch.delenv("RACKLESS_AGENT_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_home().path == tmp_path / ".local" / "share" / "rackless-agent"
+
+
+@pytest.mark.parametrize(("number", "speaks"), [(errno.ENOSPC, True), (errno.EACCES, False)])
+def test_full_disk_does_not_keep_the_agent_from_speaking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, speaks: bool
+) -> None:
+    def touch(path: Path, **_: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setenv("RACKLESS_AGENT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Path, "touch", touch)
+    if speaks:
+        assert open_home() == Home(tmp_path / "home")
+    else:
+        with pytest.raises(UserError, match="The agent may not write there"):
+            open_home()
 
 
 def test_home_that_is_read_only_is_said_to_be(

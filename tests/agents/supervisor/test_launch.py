@@ -129,6 +129,15 @@ def test_leftovers_of_a_dead_supervisor_keep_the_device(node: Node) -> None:
     node.wait_step(node.launch("train", run_id="second"))
 
 
+def test_leftovers_of_an_older_attempt_make_way_for_the_newer(node: Node) -> None:
+    first = node.launch("deaf", attempt=1)
+    node.wait_step(first)
+    kill_supervisor(first)
+    second = node.launch("train", attempt=2)
+    assert node.wait_step(second).state == "running"
+    assert read_status(first).num_processes == 0
+
+
 def test_older_attempt_is_refused(node: Node) -> None:
     node.wait_end(node.launch("finish", attempt=3))
     error = refused(node, node.intent("finish", attempt=2))

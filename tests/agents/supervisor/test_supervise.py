@@ -277,6 +277,13 @@ def test_attempts_are_listed(node: Node) -> None:
     assert found == [("a", 1), ("a", 2), ("b", 1)]
 
 
+def test_fault_of_the_supervisor_ends_the_ranks_and_is_told(node: Node) -> None:
+    status = node.wait_end(node.launch("train", environ={"RACKLESS_STALL_S": "soon"}))
+    assert status.state == "failed"
+    assert status.message.startswith("A fault in the supervisor on node a: ValueError: ")
+    assert status.hint.endswith("supervisor.log")
+
+
 def test_supervisor_survives_its_launcher_session(node: Node) -> None:
     attempt = node.launch("train")
     supervisor = attempt.read_supervisor()

@@ -49,11 +49,11 @@ def num_samples(home: Home) -> int:
 
 
 def test_recorder_starts_once_and_samples_each_second(home: Home) -> None:
-    keep_recorder(home, REPOSITORY)
+    keep_recorder(home, REPOSITORY, replace=True)
     wait_for(lambda: find_recorder(home))
     first = find_recorder(home)
     assert first is not None
-    keep_recorder(home, REPOSITORY)
+    keep_recorder(home, REPOSITORY, replace=True)
     subprocess.run([sys.executable, "-m", "agents", "record"], check=True, timeout=20)
     assert find_recorder(home) == first
     assert os.getsid(first.pid) == first.pid
@@ -63,31 +63,34 @@ def test_recorder_starts_once_and_samples_each_second(home: Home) -> None:
 
 
 def test_recorder_of_another_version_makes_room(home: Home) -> None:
-    keep_recorder(home, REPOSITORY)
+    keep_recorder(home, REPOSITORY, replace=True)
     wait_for(lambda: find_recorder(home) and num_samples(home))
     first = find_recorder(home)
     assert first is not None
-    keep_recorder(home, "/elsewhere/newer.zip")
+    keep_recorder(home, "/elsewhere/newer.zip", replace=False)
+    time.sleep(0.1)
+    assert first.is_alive()
+    keep_recorder(home, "/elsewhere/newer.zip", replace=True)
     wait_for(lambda: find_recorder(home) not in (None, first))
     assert not first.is_alive()
 
 
 def test_killed_recorder_is_replaced_and_the_history_stays(home: Home) -> None:
-    keep_recorder(home, REPOSITORY)
+    keep_recorder(home, REPOSITORY, replace=True)
     wait_for(lambda: num_samples(home) >= 2)
     first = find_recorder(home)
     assert first is not None
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not first.is_alive())
     before = num_samples(home)
-    keep_recorder(home, REPOSITORY)
+    keep_recorder(home, REPOSITORY, replace=True)
     wait_for(lambda: num_samples(home) > before)
     seqs = [s["seq"] for s in RingReader(home.telemetry / "samples").read_since(0.0)]
     assert seqs == list(range(1, len(seqs) + 1))
 
 
 def test_facts_come_from_the_recorder(home: Home) -> None:
-    keep_recorder(home, REPOSITORY)
+    keep_recorder(home, REPOSITORY, replace=True)
     cards, problem = read_gpus(home)
     assert isinstance(cards, tuple)
     assert problem is None or "NVIDIA" in problem
