@@ -136,9 +136,8 @@ class Bridge(QObject):
 
     def stop(self) -> None:
         """Ask the core to close; `closed` follows. Runs go on without it."""
-        if self._thread is None:
-            self._inbox.append(self.closed.emit)
-            self._arm()
+        if self._thread is None or not self._thread.is_alive():  # it told so before, or never ran
+            self._post(self.closed.emit)
         self.call_soon(lambda: self._stop.set() if self._stop else None)
 
     def join(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

@@ -107,7 +107,8 @@ class Cluster(QObject):
         before = sum(1 for _ in self.telemetry)
         for event in events:
             if event.node in self.nodes:
-                changed.update(self.telemetry.take(event.node, event.sample))
+                arrived_s = None if event.replayed else self.now_s()
+                changed.update(self.telemetry.take(event.node, event.sample, arrived_s))
         if sum(1 for _ in self.telemetry) != before:
             self.structure_changed.emit()
         if changed:

@@ -36,6 +36,7 @@ class Palette:
     hover: str
     selected: str
     border: str
+    scroll: str
     border_strong: str
     text: str
     muted: str
@@ -156,9 +157,11 @@ class Theme(QObject):
     def _follow(self, scheme: Qt.ColorScheme) -> None:
         self.palette = self._palettes["dark" if scheme == Qt.ColorScheme.Dark else "light"]
         values = {field.name: getattr(self.palette, field.name) for field in fields(Palette)}
-        arrow = (RESOURCES / "icons" / f"chevron-{self.palette.name}.svg").as_posix()
+        for key, icon in (("down_arrow", "chevron"), ("tick", "tick")):
+            file = RESOURCES / "icons" / f"{icon}-{self.palette.name}.svg"
+            values[key] = file.as_posix()
         self._application.setPalette(_qt_palette(self.palette))
-        self._application.setStyleSheet(self._style.substitute(values, down_arrow=arrow))
+        self._application.setStyleSheet(self._style.substitute(values))
         self.changed.emit()
 
 

@@ -44,7 +44,8 @@ def describe_device(device: Device, node: NodeSnapshot, now_s: float) -> Status:
         return Status("warning", f"silent for {show_duration(now_s - node.last_seen_s)}")
     if device.alerts:
         worst = min(device.alerts, key=lambda alert: alert.severity != "error")
-        return Status(worst.severity, worst.text)
+        doing = f" \u00b7 {device.run.name}" if device.run is not None else ""
+        return Status(worst.severity, worst.text + doing)
     return _describe_work(device)
 
 

@@ -6,6 +6,7 @@ A device is what trains: each GPU of a node, or its CPU when it has no NVIDIA GP
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,9 @@ from app.telemetry.history import Ring
 
 HISTORY_SAMPLES = 600
 """Ten minutes at one sample per second, as much as a node replays."""
+
+CLOCK_SAMPLES = 20
+"""Samples that a clock is judged by."""
 
 TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
 """Rows of a device's history."""
@@ -88,6 +92,7 @@ class Telemetry:
     def __init__(self) -> None:
         self._devices: dict[DeviceKey, Device] = {}
         self._samples: dict[str, Sample] = {}
+        self._offsets: dict[str, deque[float]] = {}
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self._devices.values())
@@ -137,12 +142,26 @@ class Telemetry:
         for device in self.of_node(node):
             del self._devices[device.key]
         self._samples.pop(node, None)
+        self._offsets.pop(node, None)
 
-    def take(self, node: str, sample: Sample) -> list[DeviceKey]:
+    def clock_offset(self, node: str) -> float | None:
+        """Return by how many seconds a node's clock is ahead of ours; None: not known.
+
+        A sample is always under way for a while, so the largest of the last offsets is nearest.
+        """
+        return max(self._offsets.get(node, ()), default=None)
+
+    def take(self, node: str, sample: Sample, arrived_s: float | None = None) -> list[DeviceKey]:
         """Add a sample; return the devices whose figures changed.
 
         Samples that are not newer than the newest are dropped: a replay overlaps what was seen.
+
+        Args:
+            arrived_s: our wall clock when it came; None for a sample of long ago.
         """
+        if arrived_s is not None:
+            recent = self._offsets.setdefault(node, deque(maxlen=CLOCK_SAMPLES))
+            recent.append(sample.time_s - arrived_s)
         newest = self._samples.get(node)
         if newest is not None and sample.time_s <= newest.time_s:
             return []

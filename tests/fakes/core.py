@@ -161,7 +161,7 @@ def sample_of(node: NodeSnapshot, second: int, *, busy: bool = True) -> Sample:
         for gpu in node.facts.gpus
     )
     return Sample(
-        time_s=NOW_S - 400 + second,
+        time_s=NOW_S - 399.02 + second,
         seq=second,
         gpus=gpus,
         cpu_utilisation=0.16 + 0.05 * wave if gpus else 0.88 + 0.1 * wave,
@@ -317,11 +317,20 @@ class FakeCore:
     failure: Exception | None = None
     """Raised by the next action, once."""
     loop: asyncio.AbstractEventLoop | None = None
+    chosen: dict[str, object] = field(default_factory=dict)
+    """What was set in the settings."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[FakeCore]:
         self.loop = asyncio.get_running_loop()
         yield self
+
+    @property
+    def settings(self) -> FakeCore:
+        return self
+
+    def set(self, key: str, value: object) -> None:
+        self.chosen[key] = value
 
     def on_loop(self, call: Callable[..., Any], *args: Any) -> None:
         """Let a test publish from its own thread."""
@@ -489,9 +498,11 @@ class FakeCore:
         self.run_map[run.run_id] = run
         self.events.publish(RunChanged(run))
 
-    def put_sample(self, node: str, second: int, *, busy: bool = True) -> None:
+    def put_sample(
+        self, node: str, second: int, *, busy: bool = True, replayed: bool = False
+    ) -> None:
         sample = sample_of(self.node_map[node], second, busy=busy)
-        self.events.publish(SampleArrived(node, sample))
+        self.events.publish(SampleArrived(node, sample, replayed))
 
     def put_steps(self, run_id: str, steps: tuple[StepRecord, ...]) -> None:
         self.step_map.setdefault(run_id, []).extend(steps)
@@ -550,4 +561,5 @@ def publish_history(core: FakeCore, seconds: int = 300) -> None:
     for node in core.nodes():
         last = 400 if node.state == "online" else 388
         for second in range(400 - seconds, last):
-            core.put_sample(node.name, second, busy=node.name in carrying)
+            busy = node.name in carrying
+            core.put_sample(node.name, second, busy=busy, replayed=second < 399)

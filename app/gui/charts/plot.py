@@ -6,6 +6,7 @@ zooms, dragging pans, a double click or Home shows all again; arrow keys and +/-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -143,15 +144,21 @@ class Plot(QWidget):
         if not any(len(series) for series in self._series.values()):
             painter.setPen(self._theme.palette.color("muted"))
             painter.setFont(self._theme.font(13))
-            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "No step yet")
+            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "No figures yet")
             return
         self._paint_axes(painter, area, view, scale)
         painter.save()
         painter.setClipRect(area.adjusted(0, -1, 0, 1))
-        newest = max(self._series)
-        for attempt, series in self._series.items():
-            color = self._color if attempt == newest else "chart_muted"
-            self._paint_series(painter, area, view, scale, series, color)
+        repeated_from = math.inf
+        for attempt in sorted(self._series, reverse=True):
+            series = self._series[attempt]
+            cut = self._cut(series, view)
+            turn = int(np.searchsorted(series.x, repeated_from))
+            kept = slice(cut.start, min(cut.stop, turn))
+            lost = slice(max(cut.start, turn - 1), cut.stop)
+            self._paint_curve(painter, area, view, scale, series, lost, "chart_muted")
+            self._paint_curve(painter, area, view, scale, series, kept, self._color)
+            repeated_from = min(repeated_from, float(series.x[0]))
         painter.restore()
         self._paint_marks(painter, area, view)
         if self._hover is not None:
@@ -191,16 +198,18 @@ class Plot(QWidget):
             label = QRectF(left, area.bottom() + 5, width, 16)
             painter.drawText(label, int(Qt.AlignmentFlag.AlignCenter), text)
 
-    def _paint_series(
+    def _paint_curve(
         self,
         painter: QPainter,
         area: QRectF,
         view: Limits,
         scale: Limits,
         series: GrowingSeries,
+        cut: slice,
         color: str,
     ) -> None:
-        cut = self._cut(series, view)
+        if cut.stop <= cut.start:
+            return
         x, y = downsample(series.x[cut], series.y[cut], max(int(area.width()), 16))
         if not len(x):
             return

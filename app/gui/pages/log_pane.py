@@ -16,7 +16,7 @@ from app.gui.context import Context
 from app.gui.seam import CoreSeam
 from app.gui.widgets.log_document import BLOCK_BYTES, Block, split_blocks
 from app.gui.widgets.log_view import LogView
-from app.gui.widgets.parts import IconButton, make_label
+from app.gui.widgets.parts import IconButton, make_label, make_panel
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
@@ -84,7 +84,11 @@ class LogPane(QWidget):
         column.setContentsMargins(0, 12, 0, 0)
         column.setSpacing(8)
         column.addLayout(row)
-        column.addWidget(self.view, 1)
+        panel = make_panel()
+        inset = QVBoxLayout(panel)
+        inset.setContentsMargins(4, 4, 4, 4)
+        inset.addWidget(self.view)
+        column.addWidget(panel, 1)
         self.ranks.currentIndexChanged.connect(lambda index: self._load())
         self.follow.toggled.connect(self.view.follow)
         self.view.follow_changed.connect(self.follow.setChecked)

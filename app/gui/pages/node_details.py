@@ -27,14 +27,16 @@ from app.text import DASH, count_of, show_bytes, show_bytes_of, show_duration, s
 NUM_COLUMNS = 3
 
 
-def describe_node_facts(node: NodeSnapshot, now_s: float) -> list[tuple[str, str]]:
+def describe_node_facts(
+    node: NodeSnapshot, now_s: float, clock_offset_s: float | None
+) -> list[tuple[str, str]]:
     """Return (name, value) of all that is known about a node; unknown values are a dash."""
     facts = node.facts
     rows = [
         ("Address", node.address),
         ("Round trip", show_duration(node.round_trip_s)),
         ("Last answer", show_moment(node.last_seen_s, now_s)),
-        ("Clock", describe_clock(node)),
+        ("Clock", describe_clock(clock_offset_s)),
         ("Environment", describe_environment(node).text),
     ]
     if facts is None:
@@ -93,7 +95,9 @@ class NodeDetails(QScrollArea):
         self._problem.setVisible(bool(problem))
         pairs = [("", "Select a node to see what it is made of.")]
         if node is not None:
-            pairs = describe_node_facts(node, self._context.cluster.now_s())
+            cluster = self._context.cluster
+            offset_s = cluster.telemetry.clock_offset(node.name)
+            pairs = describe_node_facts(node, cluster.now_s(), offset_s)
         while len(self._labels) < 2 * len(pairs):
             self._add_pair()
         for number, label in enumerate(self._labels):

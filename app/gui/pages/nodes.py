@@ -34,7 +34,8 @@ class NodesPage(QWidget):
         super().__init__()
         self._context = context
         self.model: RowsModel[NodeSnapshot] = RowsModel(
-            node_columns(context.cluster.now_s), key=lambda node: node.name
+            node_columns(context.cluster.now_s, context.cluster.telemetry.clock_offset),
+            key=lambda node: node.name,
         )
         self.table = TableView(context.theme, self.model, "Nodes")
         self.table.sort_by("Name", Qt.SortOrder.AscendingOrder)

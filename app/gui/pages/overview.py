@@ -16,6 +16,8 @@ from app.gui.widgets.totals import TotalsBar
 from app.gui.widgets.wall import Wall
 from app.telemetry.stream import DeviceKey
 
+SCROLL_PX = 16
+"""Width of a scroll bar with its margins, as in window.qss."""
 CLOCK_MS = 1000
 """How often ages such as `unreachable for 12 s` are written anew."""
 
@@ -35,12 +37,17 @@ class OverviewPage(QWidget):
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_scroll())
+        upper = QVBoxLayout()
+        upper.setContentsMargins(0, 0, SCROLL_PX, 0)
+        upper.setSpacing(12)
+        upper.addLayout(self._make_head(actions))
+        for widget in (self.story, self.totals, self.strip):
+            upper.addWidget(widget)
         column = QVBoxLayout(self)
         page_margins(column, self)
-        column.addLayout(self._make_head(actions))
-        column.addWidget(self.story)
-        column.addWidget(self.totals)
-        column.addWidget(self.strip)
+        column.setContentsMargins(24, 16, 24 - SCROLL_PX, 12)
+        column.setSpacing(8)
+        column.addLayout(upper)
         column.addWidget(self._stack, 1)
         self.strip.run_opened.connect(self.run_opened)
         self.strip.all_opened.connect(self.runs_opened)
@@ -81,6 +88,9 @@ class OverviewPage(QWidget):
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setWidget(self.wall)
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        bar = scroll.verticalScrollBar()
+        bar.rangeChanged.connect(lambda low, high: self.wall.keep_free(0 if high else SCROLL_PX))
+        self.wall.keep_free(SCROLL_PX)
         return scroll
 
     def _choose(self) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
 
-from app.events import CheckpointSnapshot, RankProgress, RunEvent, StepRecord
+from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunState, StepRecord
 from app.gui.bridge import Op
 from app.gui.charts.plot import Plot
 from app.gui.context import Context
 from app.gui.pages.log_pane import LogPane
 from app.gui.pages.run_head import RunHead, RunProgress
-from app.gui.run_actions import RunActions, can_resume
+from app.gui.run_actions import RunActions
 from app.gui.seam import CoreSeam
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns, event_columns, rank_columns
@@ -22,10 +22,13 @@ from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.parts import Button, make_label, make_panel
 from app.telemetry.alerts import check_run
+from app.telemetry.state import Tone
 from app.text import show_loss, show_rate
 
 WATCH_MS = 5000
 """How often a run is looked over for a stall."""
+
+_NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
 
 
 async def load_run(core: CoreSeam, run_id: str) -> tuple[list[StepRecord], list[RunEvent]]:
@@ -181,10 +184,8 @@ class RunPage(QWidget):
         if alerts:
             self.notice.show_message("error", f"{run.name}: {alerts[0].text}")
         elif run.message:
-            action = ("Resume\u2026", lambda: self.deeds.resume(run)) if can_resume(run) else None
-            tone = "error" if run.state == "failed" else "warning"
-            is_calm = run.state in ("done", "stopped", "running", "launching", "stopping")
-            self.notice.show_message("calm" if is_calm else tone, run.message, run.hint, action)  # type: ignore[arg-type]
+            tone = _NOTICE_TONES.get(run.state, "calm")
+            self.notice.show_message(tone, run.message, run.hint)
         else:
             self.notice.hide()
 

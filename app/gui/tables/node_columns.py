@@ -11,6 +11,8 @@ from app.telemetry.state import Status, Tone, describe_node
 from app.text import DASH, count_of, show_bytes, show_duration
 
 Clock = Callable[[], float]
+ClockOffset = Callable[[str], float | None]
+"""Seconds by which the clock of a node is ahead of this PC's; None: not known."""
 CLOCK_TOLERANCE_S = 1.0
 
 
@@ -36,16 +38,8 @@ def describe_environment(node: NodeSnapshot) -> Status:
     return Status("good", "ready") if report.fits else Status("warning", "differs")
 
 
-def clock_offset_s(node: NodeSnapshot) -> float | None:
-    """Return how far a node's clock is ahead of this PC's."""
-    if node.facts is None or not node.facts.wall_s or node.last_seen_s is None:
-        return None
-    return node.facts.wall_s - node.last_seen_s
-
-
-def describe_clock(node: NodeSnapshot) -> str:
-    """Return the clock's distance in words; within a second it is in step."""
-    offset = clock_offset_s(node)
+def describe_clock(offset: float | None) -> str:
+    """Return a clock's distance to this PC's in words; within a second it is in step."""
     if offset is None:
         return DASH
     if abs(offset) < CLOCK_TOLERANCE_S:
@@ -57,16 +51,16 @@ def disk_free_bytes(node: NodeSnapshot) -> int | None:
     return node.facts.disk_free_bytes if node.facts else None
 
 
-def node_columns(now_s: Clock) -> list[Column[NodeSnapshot]]:
+def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSnapshot]]:
     return [
-        Column(title="Name", text=lambda n: n.name, width_px=110),
+        Column(title="Name", text=lambda n: n.name, width_px=100),
         Column(
             title="State",
             text=lambda n: n.state,
             status=lambda n: describe_node(n, now_s()),
-            width_px=150,
+            width_px=172,
         ),
-        Column(title="Address", text=lambda n: n.address, width_px=170),
+        Column(title="Address", text=lambda n: n.address, width_px=182),
         Column(title="Hardware", text=describe_hardware, stretches=True),
         Column(
             title="Environment",
@@ -85,10 +79,10 @@ def node_columns(now_s: Clock) -> list[Column[NodeSnapshot]]:
         ),
         Column(
             title="Clock",
-            text=describe_clock,
-            sort=lambda n: number_first(clock_offset_s(n)),
+            text=lambda n: describe_clock(clock_offset(n.name)),
+            sort=lambda n: number_first(clock_offset(n.name)),
             tip="How far the node's clock is from this PC's",
-            width_px=84,
+            width_px=92,
         ),
         Column(
             title="Disk free",

@@ -103,7 +103,7 @@ def rank_columns() -> list[Column[RankProgress]]:
             text=lambda r: str(r.rank),
             sort=lambda r: r.rank,
             is_number=True,
-            width_px=56,
+            width_px=76,
         ),
         Column(title="Node", text=lambda r: r.node, stretches=True),
         Column(title="Device", text=lambda r: r.device, width_px=84),

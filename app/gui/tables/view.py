@@ -24,9 +24,11 @@ from app.gui.tables.rows_model import (
 )
 from app.gui.theme import Theme
 from app.gui.widgets.status import paint_status
+from app.telemetry.state import Status
 
 T = TypeVar("T")
 ROW_HEIGHT_PX = 36
+CELL_PAD_PX = 13
 BAR_WIDTH_PX = 64
 
 
@@ -39,23 +41,29 @@ class CellDelegate(QStyledItemDelegate):
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         status, share = index.data(STATUS_ROLE), index.data(PROGRESS_ROLE)
+        style: Any = option  # the stubs hide the fields of the C++ struct
         if status is None and share is None:
             super().paint(painter, option, index)
-            return
-        style: Any = option  # the stubs hide the fields of the C++ struct
         painter.save()
+        if status is not None or share is not None:
+            self._paint_cell(painter, style, status, share, str(index.data()))
+        painter.setPen(self._theme.palette.color("chart_grid"))
+        painter.drawLine(style.rect.bottomLeft(), style.rect.bottomRight())
+        painter.restore()
+
+    def _paint_cell(
+        self, painter: QPainter, style: Any, status: Status | None, share: float | None, text: str
+    ) -> None:
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         colors = self._theme.palette
         if style.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(style.rect, colors.color("selected"))
-        area = QRectF(style.rect).adjusted(10, 0, -8, 0)
+        area = QRectF(style.rect).adjusted(CELL_PAD_PX, 0, -8, -1)
         if status is not None:
             paint_status(painter, self._theme, status, area, 13)
         else:
-            self._paint_progress(painter, area, share, str(index.data()))
-        painter.setPen(colors.color("chart_grid"))
-        painter.drawLine(style.rect.bottomLeft(), style.rect.bottomRight())
-        painter.restore()
+            self._paint_progress(painter, area, share or 0.0, text)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
 
     def _paint_progress(self, painter: QPainter, area: QRectF, share: float, text: str) -> None:
         colors = self._theme.palette

@@ -33,6 +33,7 @@ class AnswerField(QWidget):
         self.was_touched = False
         self._theme = theme
         self._boxes: dict[str, QCheckBox] = {}
+        self._online = {node.name for node in nodes if node.state == "online"}
         self.input = self._make_input(nodes)
         self.input.setAccessibleName(field.label)
         self.input.setAccessibleDescription(field.help)
@@ -66,7 +67,8 @@ class AnswerField(QWidget):
     def set_answer(self, text: str) -> None:
         if self.field.kind == "nodes":
             for name, box in self._boxes.items():
-                box.setChecked(text == ALL_NODES or name in split_names(text))
+                is_meant = name in self._online if text == ALL_NODES else name in split_names(text)
+                box.setChecked(is_meant)
         elif isinstance(self.input, QComboBox):
             self.input.setCurrentIndex(max(self.input.findData(text), 0))
         elif isinstance(self.input, QLineEdit):
@@ -106,7 +108,6 @@ class AnswerField(QWidget):
             state = "" if node.state == "online" else f" ({node.state})"
             check = QCheckBox(f"{node.name}{state} \u00b7 {describe_hardware(node)}")
             check.setChecked(node.state == "online")
-            check.setEnabled(node.state == "online")
             check.toggled.connect(lambda checked: self._touch())
             column.addWidget(check)
             self._boxes[node.name] = check

@@ -56,6 +56,7 @@ class DeviceCard(QWidget):
         self._theme = theme
         self.device = device
         self.status = status
+        self._is_live = True
         self._names: tuple[int, str, str] = (0, "", "")
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
@@ -64,9 +65,10 @@ class DeviceCard(QWidget):
         theme.changed.connect(self.update)
         self._describe()
 
-    def refresh(self, status: Status) -> None:
-        """Show the device's newest figures."""
+    def refresh(self, status: Status, *, is_live: bool = True) -> None:
+        """Show the newest figures; of a node that does not answer, only what was before."""
         self.status = status
+        self._is_live = is_live
         self._describe()
         self.update()
 
@@ -109,13 +111,14 @@ class DeviceCard(QWidget):
         reading, colors = self.device.reading, self._theme.palette
         area = QRectF(PAD_PX, 58, self.width() - 2 * PAD_PX, 18)
         self._text(painter, area, "VRAM" if reading.is_gpu else "RAM", 12, "muted")
-        text = show_bytes_of(reading.memory_used_bytes, reading.memory_total_bytes)
+        used = reading.memory_used_bytes if self._is_live else None
+        text = show_bytes_of(used, reading.memory_total_bytes)
         self._text(painter, area, text, 12, "text", Qt.AlignmentFlag.AlignRight, weight=500)
         bar = QRectF(PAD_PX, 79, area.width(), 6)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colors.color("chart_grid"))
         painter.drawRoundedRect(bar, 3, 3)
-        share = share_of(reading.memory_used_bytes, reading.memory_total_bytes)
+        share = share_of(used, reading.memory_total_bytes)
         if share:
             bar.setWidth(max(6.0, bar.width() * min(share, 1.0)))
             painter.setBrush(colors.color("chart_memory"))
@@ -127,7 +130,7 @@ class DeviceCard(QWidget):
         heat = f"{show_celsius(reading.temperature_celsius)} \u00b7 {show_watts(reading.power_w)}"
         texts = (
             ("Load", show_share(reading.utilisation)),
-            ("VRAM used" if reading.is_gpu else "RAM used", show_share(memory)),
+            ("Memory", show_share(memory)),
             ("Heat", heat),
             ("Tokens/s", show_rate(reading.tokens_per_s, "").strip()),
         )
@@ -144,6 +147,8 @@ class DeviceCard(QWidget):
         ):
             tile = self._tile(index)
             self._text(painter, tile, label, 12, "muted")
+            value = value if self._is_live else DASH
+            color = color if self._is_live else "chart_muted"
             self._text(painter, tile, value, 13, "text", Qt.AlignmentFlag.AlignRight, weight=600)
             chart = tile.adjusted(0, 21, 0, 0)
             painter.setPen(QPen(self._theme.palette.color("chart_grid"), 1))
@@ -202,6 +207,8 @@ class DeviceCard(QWidget):
             f"{show_celsius(reading.temperature_celsius)}, {show_watts(reading.power_w)}, "
             f"{show_rate(reading.tokens_per_s, 'tokens per second')}"
         )
+        if not self._is_live:
+            figures = "no figures now"
         self.setAccessibleDescription(figures.replace(DASH, "not known"))
 
     def _part_at(self, x: float, y: float) -> str:

@@ -10,6 +10,8 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from app.gui.theme import Theme
 from app.gui.widgets.parts import make_label
 
+WIDTH_PX = 460
+
 
 class EmptyState(QWidget):
     """Glyph, sentence, explanation, buttons, in the middle of the room."""
@@ -23,7 +25,9 @@ class EmptyState(QWidget):
         heading = make_label(title, "heading")
         words = make_label(text, "muted", wraps=True)
         words.setAlignment(Qt.AlignmentFlag.AlignHCenter)
-        words.setFixedWidth(460)
+        words.setFixedWidth(WIDTH_PX)
+        words.ensurePolished()
+        words.setMinimumHeight(words.heightForWidth(WIDTH_PX))
         column = QVBoxLayout(self)
         column.setSpacing(8)
         column.addStretch(2)

@@ -78,16 +78,22 @@ class Button(QPushButton):
         role: str = "",
         tip: str = "",
     ) -> None:
-        super().__init__(text)
+        super().__init__()
+        self._theme, self._icon = theme, icon
+        self.setText(text)
         self.setObjectName(role)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setToolTip(tip)
         self.clicked.connect(lambda: pressed())
-        self._theme, self._icon = theme, icon
         if icon:
             self.setIconSize(QSize(16, 16))
             theme.changed.connect(self._paint_icon)
             self._paint_icon()
+
+    def setText(self, text: str) -> None:
+        """Set the words, a little away from the icon."""
+        super().setText(f" {text}" if self._icon else text)
+        self.setAccessibleName(text)
 
     def _paint_icon(self) -> None:
         colors = {"primary": "on_accent", "danger": "error", "link": "accent"}

@@ -27,7 +27,7 @@ W = TypeVar("W", bound=QWidget)
 
 GAP_PX = 16
 HEAD_PX = 32
-GROUP_GAP_PX = 16
+GROUP_GAP_PX = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class Wall(QWidget):
         self._heads: dict[str, GroupHead] = {}
         self._cards: dict[DeviceKey, DeviceCard] = {}
         self._order: list[tuple[str, list[DeviceKey]]] = []
+        self._free_px = 0
         self.setObjectName("content")
         cluster = context.cluster
         cluster.structure_changed.connect(self.rebuild)
@@ -111,7 +112,8 @@ class Wall(QWidget):
             card = self._cards.get(key)
             node = self._context.cluster.nodes.get(key.node)
             if card is not None and node is not None:
-                card.refresh(describe_device(card.device, node, self._context.cluster.now_s()))
+                status = describe_device(card.device, node, self._context.cluster.now_s())
+                card.refresh(status, is_live=node.state == "online")
 
     def refresh_node(self, name: str) -> None:
         """Show the state of a node that changed."""
@@ -163,16 +165,25 @@ class Wall(QWidget):
     def sizeHint(self) -> QSize:
         return QSize(3 * (MIN_WIDTH_PX + GAP_PX), self._height())
 
+    def keep_free(self, right_px: int) -> None:
+        """Leave room at the right, where a scroll bar would be: then nothing moves if one comes."""
+        self._free_px = right_px
+        self._place()
+
+    def _room_px(self) -> int:
+        return self.width() - self._free_px
+
     def _height(self) -> int:
-        places = arrange([len(keys) for _, keys in self._order], choose_columns(self.width()))
+        places = arrange([len(keys) for _, keys in self._order], choose_columns(self._room_px()))
         bottoms = (
-            place.top_px + HEAD_PX + place.num_rows * (HEIGHT_PX + GAP_PX) for place in places
+            place.top_px + HEAD_PX + place.num_rows * (HEIGHT_PX + GAP_PX) - GAP_PX
+            for place in places
         )
         return max(bottoms, default=0)
 
     def _place(self) -> None:
-        columns = choose_columns(self.width())
-        width = (self.width() - (columns - 1) * GAP_PX) / columns
+        columns = choose_columns(self._room_px())
+        width = (self._room_px() - (columns - 1) * GAP_PX) / columns
         places = arrange([len(keys) for _, keys in self._order], columns)
         previous: QWidget | None = None
         for (name, keys), place in zip(self._order, places, strict=True):

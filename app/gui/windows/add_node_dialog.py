@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import (
     QDialog,
     QFileDialog,
@@ -118,6 +119,14 @@ class AddNodeDialog(QDialog):
         self.add.setDefault(True)
         return row
 
+    def _fit(self) -> None:
+        """Grow where there is more to say than before."""
+        layout = self.layout()
+        if layout is not None:
+            layout.activate()
+            needed = layout.totalHeightForWidth(self.width())
+            self.resize(self.width(), max(self.height(), needed))
+
     # ------------------------------------------------------------ answers
 
     def _review(self) -> Review:
@@ -146,6 +155,7 @@ class AddNodeDialog(QDialog):
             label.setVisible(bool(text))
             set_role(self.target if key == "target" else self.name, "bad", bool(text))
         self.add.setEnabled(result.address is not None)
+        QTimer.singleShot(0, self._fit)
 
     def _address(self) -> NodeAddress | None:
         address = self._review().address
@@ -205,9 +215,11 @@ class AddNodeDialog(QDialog):
             self.add.hide()
             self.confirm.show()
             self.confirm.setFocus()
+            QTimer.singleShot(0, self._fit)
             return
         self._fingerprint = ""
         self.confirm.hide()
         self.add.show()
         self.add.setEnabled(not isinstance(error, HostKeyChanged))
         self.banner.show_error(error)
+        QTimer.singleShot(0, self._fit)

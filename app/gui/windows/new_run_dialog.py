@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QDialog,
     QFileDialog,
-    QGridLayout,
     QHBoxLayout,
     QLabel,
     QScrollArea,
@@ -59,7 +58,7 @@ class NewRunDialog(QDialog):
         self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
         self.banner = Banner(context.theme)
         self.advanced = QCheckBox("Show every setting")
-        self._summary = QGridLayout()
+        self._summary = QVBoxLayout()
         self._values: dict[str, QLabel] = {}
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
         self._sections: list[QWidget] = []
@@ -131,7 +130,7 @@ class NewRunDialog(QDialog):
         column.setContentsMargins(20, 16, 20, 16)
         column.setSpacing(12)
         column.addWidget(make_label("What will happen", "heading"))
-        self._summary.setVerticalSpacing(12)
+        self._summary.setSpacing(12)
         column.addLayout(self._summary)
         column.addStretch(1)
         column.addWidget(
@@ -222,9 +221,11 @@ class NewRunDialog(QDialog):
         for label, value in result.summary:
             if label not in self._values:
                 self._values[label] = make_label(wraps=True)
-                row = self._summary.rowCount()
-                self._summary.addWidget(make_label(label, "caption"), row, 0)
-                self._summary.addWidget(self._values[label], row + 1, 0)
+                pair = QVBoxLayout()
+                pair.setSpacing(2)
+                pair.addWidget(make_label(label, "caption"))
+                pair.addWidget(self._values[label])
+                self._summary.addLayout(pair)
             self._values[label].setText(value)
 
     def _choose_fields(self) -> None:

@@ -1,0 +1,107 @@
+"""Open the window: Qt first, the core in its own thread after the first frame.
+
+So a person sees the window at once, whatever state the disk and the network are in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+
+from app.gui.bridge import Bridge
+from app.gui.cluster import Cluster
+from app.gui.context import Context
+from app.gui.seam import CoreSeam, OpenCore
+from app.gui.selfcheck import check_reference_counts
+from app.gui.theme import Theme
+from app.gui.window_state import read_window_state, write_window_state
+from app.gui.windows.crash_dialog import CrashHook
+from app.gui.windows.main_window import MainWindow, Story
+from app.paths import Paths
+from app.settings import Settings
+
+_SCHEMES = {
+    "system": Qt.ColorScheme.Unknown,
+    "light": Qt.ColorScheme.Light,
+    "dark": Qt.ColorScheme.Dark,
+}
+
+
+def core_opener(home: Path) -> OpenCore:
+    """Return what opens the real core; its imports too happen on the core's thread."""
+
+    @contextlib.asynccontextmanager
+    async def open_core() -> AsyncIterator[CoreSeam]:
+        from app.core import Core
+
+        async with Core.open(home) as core:
+            yield core
+
+    return open_core
+
+
+def open_window(home: Path, story: Story | None = None, *, starts_story: bool = False) -> int:
+    """Show the window until a person closes it, and return the exit code.
+
+    Args:
+        home: where the master keeps its files.
+        story: the demo that an empty window offers.
+        starts_story: begin with it at once.
+
+    Raises:
+        UserError: this PySide6 cannot work on this Python.
+    """
+    check_reference_counts()
+    application = make_application()
+    theme = Theme(application)
+    hook = CrashHook(theme)
+    hook.install()
+    chosen = str(Settings(Paths(home).settings_file).get("theme"))
+    theme.choose(_SCHEMES[chosen])
+    state = read_window_state(home)
+    bridge = Bridge(core_opener(home))
+    bridge.crashed.connect(hook.show_crash)
+    window = MainWindow(Context(bridge, Cluster(bridge), theme), state, story)
+    hook.parent_window = window
+    _connect_life(application, bridge, window)
+    if starts_story:
+        bridge.opened.connect(lambda nodes, runs: window.run_story())
+    window.show()
+    code = application.exec()
+    bridge.join()
+    write_window_state(home, window.state)
+    return code
+
+
+def run(home: Path) -> int:
+    """Open the window on `home`."""
+    return open_window(home)
+
+
+def make_application() -> QApplication:
+    """Return the one QApplication of this process."""
+    existing = QApplication.instance()
+    if isinstance(existing, QApplication):
+        return existing
+    application = QApplication(sys.argv[:1])
+    application.setApplicationName("Rackless")
+    application.setDesktopFileName("rackless")
+    return application
+
+
+def _connect_life(application: QApplication, bridge: Bridge, window: MainWindow) -> None:
+    application.setQuitOnLastWindowClosed(False)
+    application.setWindowIcon(window.windowIcon())
+    window.painted.connect(bridge.start)
+    window.finished.connect(bridge.stop)
+    bridge.closed.connect(lambda: None if window.isVisible() else application.quit())
+    if threading.current_thread() is threading.main_thread():
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, lambda number, frame: window.close_quietly())

@@ -1,0 +1,34 @@
+"""Refuse to start on a PySide6 that would crash within seconds."""
+
+from __future__ import annotations
+
+import sys
+
+import PySide6
+from PySide6.QtCore import QObject
+
+from app.errors import UserError
+
+CALLS = 100
+
+
+def check_reference_counts() -> None:
+    """Make sure that a call into Qt leaves the count of None alone.
+
+    PySide6 6.12.0 drops one reference with each call that returns nothing; on Python 3.11, where
+    None is not immortal, that aborts the process after some hundred signals.
+
+    Raises:
+        UserError: this PySide6 does it here.
+    """
+    probe = QObject()
+    before = sys.getrefcount(None)
+    for _ in range(CALLS):
+        probe.setObjectName("x")
+    if sys.getrefcount(None) - before <= -CALLS // 2:
+        raise UserError(
+            f"PySide6 {PySide6.__version__} corrupts reference counts on Python "
+            f"{sys.version.split()[0]}; the window would crash within seconds.",
+            "Install the version that Rackless asks for: "
+            'python -m pip install "PySide6_Essentials>=6.11.3,<6.12"',
+        )

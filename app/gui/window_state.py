@@ -1,0 +1,49 @@
+"""What the window remembers from one time to the next: size, page, what was said once.
+
+Read before the window is made and written after it is gone, so the Qt thread never waits for it.
+A file that cannot be read means defaults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "window.json"
+
+
+@dataclass(slots=True)
+class WindowState:
+    geometry: str = ""
+    """QWidget.saveGeometry as hex; empty: never saved."""
+    page: str = "overview"
+    was_told_closing: bool = False
+    """That runs go on without the window was said."""
+
+
+def read_window_state(home: Path) -> WindowState:
+    """Return what was remembered below `home`."""
+    try:
+        stored: Any = json.loads((home / FILE_NAME).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return WindowState()
+    state = WindowState()
+    if isinstance(stored, dict):
+        for name in ("geometry", "page", "was_told_closing"):
+            if isinstance(stored.get(name), type(getattr(state, name))):
+                setattr(state, name, stored[name])
+    return state
+
+
+def write_window_state(home: Path, state: WindowState) -> None:
+    """Remember `state`; a place that cannot be written is no reason to disturb a person."""
+    target = home / FILE_NAME
+    draft = target.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.write_text(json.dumps(asdict(state)), encoding="ascii")
+        os.replace(draft, target)

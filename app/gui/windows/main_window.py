@@ -1,0 +1,307 @@
+"""The main window: navigation on the left, the chosen page beside it, menus above.
+
+It only lays out and connects. Pages know nothing of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QKeySequence, QPaintEvent, QShortcut
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QHBoxLayout,
+    QMainWindow,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.errors import RacklessError
+from app.events import NodeSnapshot
+from app.gui.actions import Actions
+from app.gui.bridge import Report
+from app.gui.context import Context
+from app.gui.pages.nodes import NodesPage
+from app.gui.pages.overview import OverviewPage
+from app.gui.pages.runs import RunsPage
+from app.gui.seam import CoreSeam
+from app.gui.widgets.banner import Banner
+from app.gui.widgets.navigation import PLACES, Navigation
+from app.gui.window_state import WindowState
+from app.text import count_of
+
+if TYPE_CHECKING:
+    from app.gui.pages.run import RunPage
+
+MIN_WIDTH_PX, MIN_HEIGHT_PX = 960, 600
+START_WIDTH_PX, START_HEIGHT_PX = 1280, 800
+
+
+@dataclass(frozen=True, slots=True)
+class StoryNews:
+    """How far the demo is: (title, `done` | `now` | `todo` | `failed`) per step."""
+
+    steps: Sequence[tuple[str, str]]
+    note: str = ""
+
+
+Story = Callable[[CoreSeam, Report], Awaitable[object]]
+"""The demo: reports StoryNews while it goes on."""
+
+
+class MainWindow(QMainWindow):
+    painted = Signal()
+    """The first frame is on the screen."""
+    finished = Signal()
+    """The person closed the window."""
+
+    def __init__(self, context: Context, state: WindowState, story: Story | None = None) -> None:
+        super().__init__()
+        self._context, self.state, self._story = context, state, story
+        self._was_painted = False
+        self._is_quiet = False
+        self._run_page: RunPage | None = None
+        self.setWindowTitle("Rackless")
+        self.setWindowIcon(context.theme.icon("rackless", "text", 64))
+        self.setMinimumSize(MIN_WIDTH_PX, MIN_HEIGHT_PX)
+        self.resize(START_WIDTH_PX, START_HEIGHT_PX)
+        self.actions_ = self._make_actions()
+        self.banner = Banner(context.theme)
+        self.overview = OverviewPage(context, self.actions_)
+        self.nodes = NodesPage(context, self.actions_)
+        self.runs = RunsPage(context, self.actions_)
+        self.navigation = Navigation(context.theme, self.actions_)
+        self.stack = QStackedWidget()
+        for page in (self.overview, self.nodes, self.runs):
+            self.stack.addWidget(page)
+        self._lay_out()
+        self._make_menus()
+        self._connect()
+        self.go_to(state.page if state.page in PLACES else "overview")
+        self.stack.setFocus()  # no ring on a button before anybody pressed Tab
+        if state.geometry:
+            self.restoreGeometry(QByteArray.fromHex(state.geometry.encode("ascii")))
+
+    # ------------------------------------------------------------ layout
+
+    def _make_actions(self) -> Actions:
+        actions = Actions(self, self._context.theme)
+        deeds: dict[str, Callable[[], object]] = {
+            "new_run": self.ask_new_run,
+            "open_run_file": self.choose_run_file,
+            "add_node": self.ask_node,
+            "add_this_pc": lambda: self.ask_node(this_pc=True),
+            "check": self.check,
+            "overview": lambda: self.go_to("overview"),
+            "nodes": lambda: self.go_to("nodes"),
+            "runs": lambda: self.go_to("runs"),
+            "refresh": self.refresh,
+            "find": self.find_in_log,
+            "close": self.close,
+        }
+        for name, deed in deeds.items():
+            actions.add(name, deed)
+        for name, scheme in (
+            ("system", Qt.ColorScheme.Unknown),
+            ("light", Qt.ColorScheme.Light),
+            ("dark", Qt.ColorScheme.Dark),
+        ):
+            actions.add(name, partial(self.choose_theme, name, scheme))
+        if self._story is not None:
+            actions.add("run_demo", self.run_story)
+        return actions
+
+    def _make_menus(self) -> None:
+        menus = {
+            "&File": ("new_run", "open_run_file", "", "close"),
+            "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
+            "&View": ("overview", "nodes", "runs", "", "find", "", "system", "light", "dark"),
+        }
+        for title, names in menus.items():
+            menu = self.menuBar().addMenu(title)
+            for name in names:
+                if name:
+                    menu.addAction(self.actions_[name])
+                else:
+                    menu.addSeparator()
+
+    def _lay_out(self) -> None:
+        right = QVBoxLayout()
+        right.setContentsMargins(0, 0, 0, 0)
+        right.setSpacing(0)
+        inset = QVBoxLayout()
+        inset.setContentsMargins(24, 0, 24, 0)
+        inset.addWidget(self.banner)
+        right.addLayout(inset)
+        right.addWidget(self.stack, 1)
+        body = QWidget()
+        body.setObjectName("page")
+        row = QHBoxLayout(body)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(0)
+        row.addWidget(self.navigation)
+        row.addLayout(right, 1)
+        self.setCentralWidget(body)
+
+    def _connect(self) -> None:
+        bridge = self._context.bridge
+        self.navigation.chosen.connect(self.go_to)
+        self.overview.run_opened.connect(self.open_run)
+        self.overview.runs_opened.connect(lambda: self.go_to("runs"))
+        self.overview.node_opened.connect(self.open_node)
+        self.runs.run_opened.connect(self.open_run)
+        bridge.failed.connect(self.show_error)
+        bridge.open_failed.connect(self.show_error)
+        bridge.opened.connect(self._keep_connected)
+        QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self._leave_run)
+
+    # ------------------------------------------------------------ places
+
+    def go_to(self, place: str) -> None:
+        """Show one of the pages."""
+        page = {"overview": self.overview, "nodes": self.nodes, "runs": self.runs}[place]
+        self.stack.setCurrentWidget(page)
+        self.navigation.show_place(place)
+        self.state.page = place
+
+    def open_run(self, run_id: str) -> None:
+        """Show the page of a run."""
+        page = self.run_page()
+        page.open_run(run_id)
+        self.stack.setCurrentWidget(page)
+        self.navigation.show_place("runs")
+        self.state.page = "runs"
+
+    def run_page(self) -> RunPage:
+        """Return the run page; made when it is first needed, since a start should not wait."""
+        if self._run_page is None:
+            from app.gui.pages.run import RunPage
+
+            self._run_page = RunPage(self._context)
+            self._run_page.closed.connect(lambda: self.go_to("runs"))
+            self.stack.addWidget(self._run_page)
+        return self._run_page
+
+    def open_node(self, name: str) -> None:
+        self.go_to("nodes")
+        self.nodes.open_node(name)
+
+    def _leave_run(self) -> None:
+        if self.stack.currentWidget() is self._run_page:
+            self.go_to("runs")
+
+    # ------------------------------------------------------------ actions
+
+    def ask_new_run(self, file: Path | None = None) -> None:
+        """Open the New run dialog, filled from `file` if one is given."""
+        from app.gui.windows.new_run_dialog import NewRunDialog
+
+        dialog = NewRunDialog(self._context, self)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.started.connect(self.open_run)
+        if file is not None:
+            dialog.open_file(file)
+        dialog.open()
+
+    def choose_run_file(self) -> None:
+        chosen, _ = QFileDialog.getOpenFileName(self, "Run file", filter="Run files (*.yaml *.yml)")
+        if chosen:
+            self.ask_new_run(Path(chosen))
+
+    def ask_node(self, *, this_pc: bool = False) -> None:
+        """Open the Add a PC dialog."""
+        from app.gui.windows.add_node_dialog import AddNodeDialog
+
+        dialog = AddNodeDialog(self._context, self)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        if this_pc:
+            dialog.choose_this_pc()
+        dialog.open()
+
+    def check(self) -> None:
+        self.go_to("nodes")
+        self.nodes.check_all()
+
+    def refresh(self) -> None:
+        """Ask again for what the page in view shows."""
+        if self.stack.currentWidget() is self._run_page:
+            self.run_page().refresh()
+        self.nodes.refresh()
+
+    def find_in_log(self) -> None:
+        """Put the cursor into the search field of the run in view."""
+        if self.stack.currentWidget() is self._run_page:
+            page = self.run_page()
+            page.tabs.setCurrentWidget(page.logs)
+            page.logs.start_search()
+
+    def choose_theme(self, name: str, scheme: Qt.ColorScheme) -> None:
+        """Change the colours, and remember it."""
+        self._context.theme.choose(scheme)
+        self._context.bridge.run(lambda core, report: store_theme(core, name))
+
+    def run_story(self) -> None:
+        """Run the demo and show its steps."""
+        story = self._story
+        if story is None:
+            return
+        self.actions_["run_demo"].setEnabled(False)
+        self.go_to("overview")
+        self._context.bridge.run(
+            story,
+            success=lambda result: None,
+            failure=self.show_error,
+            progress=lambda news: self.overview.story.tell(news.steps, news.note),
+        )
+
+    def show_error(self, error: RacklessError) -> None:
+        """Show an error above the page."""
+        self.banner.show_error(error)
+
+    def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
+        self._context.bridge.run(lambda core, report: core.connect())
+
+    # ------------------------------------------------------------ first and last
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if not self._was_painted:
+            self._was_painted = True
+            QTimer.singleShot(0, self.painted.emit)
+
+    def close_quietly(self) -> None:
+        """Close without a question: the system asks for it."""
+        self._is_quiet = True
+        self.close()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        active = self._context.cluster.active_runs()
+        if active and not self.state.was_told_closing and not self._is_quiet:
+            from app.gui.windows.ask import ask
+
+            goes = "goes" if len(active) == 1 else "go"
+            if not ask(
+                self,
+                self._context.theme,
+                "Close the window?",
+                f"{count_of(len(active), 'run')} {goes} on without it, on the nodes. Open Rackless "
+                "again whenever you like to see how far they are. This is said only once.",
+                "Close the window",
+            ):
+                event.ignore()
+                return
+            self.state.was_told_closing = True
+        self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
+        event.accept()
+        self.finished.emit()
+
+
+async def store_theme(core: CoreSeam, name: str) -> None:
+    """Remember the colours in the settings."""
+    core.settings.set("theme", name)

@@ -1,0 +1,180 @@
+"""What is on each picture, and how the window comes to show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QDialog, QWidget
+
+from app.gui.application import make_application
+from app.gui.theme import Theme
+from tests.fakes.core import FakeCore, busy_core, publish_history
+from tests.gui.stage import Stage
+
+RUN = "support-chat-7f3a"
+STORY = (
+    ("Start three nodes", "done"),
+    ("Check them", "done"),
+    ("Train on all three", "now"),
+    ("Lose one", "todo"),
+    ("Resume on two", "todo"),
+    ("Export", "todo"),
+)
+
+
+def _overview(stage: Stage) -> QWidget:
+    stage.window.go_to("overview")
+    return stage.window
+
+
+def _story(stage: Stage) -> QWidget:
+    stage.window.overview.story.tell(STORY, "Step 14 of 60, loss 2.134")
+    return _overview(stage)
+
+
+def _nodes(stage: Stage) -> QWidget:
+    stage.window.go_to("nodes")
+    return stage.window
+
+
+def _check(stage: Stage) -> QWidget:
+    stage.window.check()
+    stage.wait_for(lambda: bool(stage.window.nodes.results.model.rows()))
+    return stage.window
+
+
+def _runs(stage: Stage) -> QWidget:
+    stage.window.go_to("runs")
+    stage.window.runs.table.selectRow(1)
+    return stage.window
+
+
+def _run_tab(index: int) -> Callable[[Stage], QWidget]:
+    def show(stage: Stage) -> QWidget:
+        stage.window.open_run(RUN)
+        page = stage.window.run_page()
+        page.tabs.setCurrentIndex(index)
+        stage.wait_for(lambda: bool(page.events.rows() and page.checkpoints.rows()))
+        return stage.window
+
+    return show
+
+
+def _interrupted(stage: Stage) -> QWidget:
+    stage.window.open_run("poems-11c0")
+    return stage.window
+
+
+def _dialog(stage: Stage) -> QDialog:
+    found = [w for w in stage.application.topLevelWidgets() if isinstance(w, QDialog)]
+    return next(dialog for dialog in found if dialog.isVisible())
+
+
+def _new_run(stage: Stage) -> QWidget:
+    stage.window.ask_new_run()
+    return _dialog(stage)
+
+
+def _new_run_problems(stage: Stage) -> QWidget:
+    stage.window.ask_new_run()
+    dialog = _dialog(stage)
+    dialog.fields["rank"].set_answer("0")  # type: ignore[attr-defined]
+    dialog.start.click()  # type: ignore[attr-defined]
+    return dialog
+
+
+def _add_node(stage: Stage) -> QWidget:
+    stage.window.ask_node()
+    return _dialog(stage)
+
+
+def _fingerprint(stage: Stage) -> QWidget:
+    stage.window.ask_node()
+    dialog = _dialog(stage)
+    dialog.target.setText("anna@192.168.1.31")  # type: ignore[attr-defined]
+    dialog._edited()  # type: ignore[attr-defined]
+    dialog.add.click()  # type: ignore[attr-defined]
+    stage.wait_for(lambda: dialog.confirm.isVisible())  # type: ignore[attr-defined]
+    return dialog
+
+
+def _resume(stage: Stage) -> QWidget:
+    from app.gui.windows.resume_dialog import ResumeDialog
+
+    run = stage.cluster.runs["poems-11c0"]
+    dialog = ResumeDialog(stage.context, stage.window, run)
+    dialog.open()
+    stage.wait_for(lambda: bool(dialog.model.rows()))
+    return dialog
+
+
+BUSY: dict[str, Callable[[Stage], QWidget]] = {
+    "overview": _overview,
+    "overview-story": _story,
+    "nodes": _nodes,
+    "nodes-check": _check,
+    "runs": _runs,
+    "run-ranks": _run_tab(0),
+    "run-events": _run_tab(1),
+    "run-log": _run_tab(2),
+    "run-checkpoints": _run_tab(3),
+    "run-interrupted": _interrupted,
+    "new-run": _new_run,
+    "new-run-problems": _new_run_problems,
+    "add-node": _add_node,
+    "add-node-fingerprint": _fingerprint,
+    "resume": _resume,
+}
+EMPTY: dict[str, Callable[[Stage], QWidget]] = {
+    "empty-overview": _overview,
+    "empty-nodes": _nodes,
+    "empty-runs": lambda stage: _go(stage, "runs"),
+}
+
+
+def _go(stage: Stage, place: str) -> QWidget:
+    stage.window.go_to(place)
+    return stage.window
+
+
+async def _no_story(core: object, report: object) -> None:
+    """Stand in for the demo, so that its button shows."""
+
+
+def take_pictures(folder: Path, logs: Path, scale: str, only: str = "") -> Iterator[Path]:
+    """Write every picture in both themes; yield the paths."""
+    application = make_application()
+    theme = Theme(application)
+    for scheme in (Qt.ColorScheme.Light, Qt.ColorScheme.Dark):
+        theme.choose(scheme)
+        for scenes, make_core in ((BUSY, busy_core), (EMPTY, _empty_core)):
+            for name, scene in scenes.items():
+                if only in name:
+                    core = make_core(logs)
+                    path = folder / f"{name}-{theme.palette.name}-{scale}x.png"
+                    _take(application, theme, core, scene, path)
+                    yield path
+
+
+def _empty_core(logs: Path) -> FakeCore:
+    return FakeCore(log_folder=logs)
+
+
+def _take(
+    application: QApplication,
+    theme: Theme,
+    core: FakeCore,
+    scene: Callable[[Stage], QWidget],
+    path: Path,
+) -> None:
+    stage = Stage(application, theme, core, story=_no_story)
+    core.on_loop(publish_history, core)
+    stage.settle(0.25)
+    widget = scene(stage)
+    stage.settle(0.2)
+    widget.grab().save(str(path))
+    if widget is not stage.window:
+        widget.close()
+    stage.end()

@@ -1,0 +1,74 @@
+"""A stage for the window: the real window over a fake core, with a clock that stands still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from PySide6.QtCore import QEvent
+from PySide6.QtWidgets import QApplication
+
+from app.gui.bridge import Bridge
+from app.gui.cluster import Cluster
+from app.gui.context import Context
+from app.gui.theme import Theme
+from app.gui.window_state import WindowState
+from app.gui.windows.main_window import MainWindow, Story
+from tests.fakes.core import NOW_S, FakeCore
+
+PATIENCE_S = 10.0
+
+
+class Stage:
+    """Owns a window, its bridge and the fake core; `end` takes all of it down."""
+
+    def __init__(
+        self,
+        application: QApplication,
+        theme: Theme,
+        core: FakeCore,
+        *,
+        size: tuple[int, int] = (1280, 800),
+        story: Story | None = None,
+        state: WindowState | None = None,
+    ) -> None:
+        self.application = application
+        self.core = core
+        self.bridge = Bridge(core.open)
+        self.cluster = Cluster(self.bridge, clock=lambda: NOW_S)
+        self.context = Context(self.bridge, self.cluster, theme)
+        self.crashes: list[str] = []
+        self.bridge.crashed.connect(self.crashes.append)
+        self.window = MainWindow(self.context, state or WindowState(), story)
+        self.window.resize(*size)
+        self.window.painted.connect(self.bridge.start)
+        self.window.show()
+        self.wait_for(lambda: self.cluster.is_open)
+
+    def wait_for(self, is_true: Callable[[], bool], what: str = "") -> None:
+        """Let events pass until `is_true`; fails after PATIENCE_S."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not is_true():
+            if time.monotonic() > end_s:
+                raise AssertionError(f"it did not come to this in {PATIENCE_S} s: {what}")
+            self.application.processEvents()
+            time.sleep(0.002)
+
+    def settle(self, seconds: float = 0.1) -> None:
+        """Let events pass for a while."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self.application.processEvents()
+            time.sleep(0.002)
+
+    def called(self, name: str) -> list[tuple[object, ...]]:
+        """Return the calls of one of the core's actions."""
+        return [call[1:] for call in self.core.calls if call[0] == name]
+
+    def end(self) -> None:
+        self.bridge.stop()
+        self.bridge.join()
+        self.window.hide()
+        self.window.deleteLater()
+        self.application.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+        self.application.processEvents()
