@@ -80,6 +80,8 @@ def _sample_on(home: Home, gpus: GpuReader, ring: RingWriter) -> None:
             if not is_any_held(home):
                 return
             renewed_s = now_s
+        if newest == 0.0 and not home.telemetry.exists():
+            return  # the agent's home was deleted
         due_s = max(due_s + PERIOD_S, now_s)
         time.sleep(max(0.0, due_s - now_s))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,15 @@ def test_killed_recorder_is_replaced_and_the_history_stays(home: Home) -> None:
     wait_for(lambda: num_samples(home) > before)
     seqs = [s["seq"] for s in RingReader(home.telemetry / "samples").read_since(0.0)]
     assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_recorder_of_a_deleted_home_ends(home: Home) -> None:
+    keep_recorder(home, REPOSITORY, replace=True)
+    wait_for(lambda: num_samples(home))
+    recorder = find_recorder(home)
+    assert recorder is not None
+    shutil.rmtree(home.path)
+    wait_for(lambda: not recorder.is_alive())
 
 
 def test_facts_come_from_the_recorder(home: Home) -> None:
