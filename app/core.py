@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,8 @@ class Core:
         self.settings = services.settings
         self.notice = database.notice
         """What a person should know about the store, such as a damaged file moved aside."""
+        self.at_end: list[Callable[[], Awaitable[None]]] = []
+        """Called on the core's loop when it is closed and all nodes are let go of."""
         self._services = services
         self._book = services.book
         self._fleet = fleet
@@ -78,9 +80,12 @@ class Core:
         database = await asyncio.to_thread(open_database, paths.database)
         stack = contextlib.AsyncExitStack()
         stack.callback(database.close)
+        at_end: list[Callable[[], Awaitable[None]]] = []
+        stack.push_async_callback(_call_all, at_end)
         try:
             fleet = await stack.enter_async_context(Fleet(home, hub := EventHub()))
             core = _assemble(paths, database, fleet, hub)
+            core.at_end = at_end
             stack.push_async_callback(core._upkeep.end)
             yield core
         finally:
@@ -325,6 +330,11 @@ class Core:
         from app.runs.spec_file import write_run_file
 
         write_run_file(spec, path)
+
+
+async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
+    for call in calls:
+        await call()
 
 
 def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> Core:

@@ -35,7 +35,7 @@ NEWER_THAN_3_10 = {
     "enum": {"StrEnum", "ReprEnum", "verify", "member", "nonmember"},
     "typing": {"Self", "Never", "LiteralString", "Required", "NotRequired", "override", "Unpack"},
 }
-LAYERS = {"app.core": 2, "app.cli": 3, "app.gui": 3, "app.__main__": 3}
+LAYERS = {"app.core": 2, "app.demo": 2, "app.cli": 3, "app.gui": 3, "app.__main__": 3}
 """Folders of app/ that are not here are services (1), single files the domain (0)."""
 
 

@@ -1,19 +1,31 @@
-"""`rackless demo`: the main job on this PC alone."""
+"""`rackless demo`: the main job on this PC alone, in the window or in the terminal."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command
+from app.cli.gui import has_display
 from app.cli.output import Output
+from app.text import show_duration, show_loss
+
+if TYPE_CHECKING:
+    from app.demo import Demo, Outcome, Story
+
+PLAIN_EVERY_S = 2.0
+"""Between two lines about one step where there is no terminal."""
 
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "demo", "train a small model on this PC alone", _demo)
     parser.add_argument("--headless", action="store_true", help="in the terminal, no window")
-    parser.add_argument(
-        "--nodes", type=_num_nodes, default=3, metavar="N", help="2 to 8; default 3"
-    )
+    parser.add_argument("--nodes", type=_num_nodes, default=3, metavar="N", help="2 to 8")
 
 
 def _num_nodes(text: str) -> int:
@@ -23,4 +35,154 @@ def _num_nodes(text: str) -> int:
 
 
 def _demo(args: argparse.Namespace, out: Output) -> int:
-    return 1
+    from app.demo import Demo
+    from app.paths import Paths, default_home
+
+    demo = Demo(Paths(default_home()).demo, args.nodes)
+    demo.prepare()
+    try:
+        if not (args.headless or out.as_json) and has_display():
+            return _show_window(demo)
+        outcome = asyncio.run(_tell(demo, out))
+    except asyncio.CancelledError as error:
+        raise KeyboardInterrupt from error
+    finally:
+        demo.close()
+    out.document(outcome)
+    out.text(_end_text(outcome))
+    return 0
+
+
+def _show_window(demo: Demo) -> int:
+    from app.gui.application import open_window
+
+    async def story(core: Any, report: Callable[[Story], None]) -> Outcome:
+        return await demo.tell(core, report)
+
+    return open_window(demo.master_home, story, starts_story=True)
+
+
+async def _tell(demo: Demo, out: Output) -> Outcome:
+    from app.core import Core
+
+    _end_on_terminate()
+    began_s = time.monotonic()
+    with _Teller(out) as teller:
+        async with Core.open(demo.master_home) as core:
+            outcome = await demo.tell(core, teller.take)
+    out.text(f"The whole story took {show_duration(time.monotonic() - began_s)}.")
+    return outcome
+
+
+def _end_on_terminate() -> None:
+    """Let SIGTERM end the demo as Ctrl-C does: with everything cleaned up."""
+    task = asyncio.current_task()
+    if sys.platform != "win32" and task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def _end_text(outcome: Outcome) -> str:
+    return "\n".join(
+        (
+            f"The loss fell from {show_loss(outcome.first_loss)} to {show_loss(outcome.loss)}. "
+            f"{outcome.lost_node} was lost on the way; the others went on from step "
+            f"{outcome.resumed_step}.",
+            f"Question:         {outcome.question}",
+            f"Before training:  {outcome.answer_before}",
+            f"After training:   {outcome.answer_after}",
+            f"The model is in {outcome.model_path}",
+        )
+    )
+
+
+class _Teller:
+    """Prints the story: a moving bar on a terminal, plain lines elsewhere, nothing with --json."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._title = ""
+        self._began_s = 0.0
+        self._printed_s = 0.0
+        self._last_note = ""
+        self._printed_note = ""
+        self._bar: _Bar | None = None
+
+    def __enter__(self) -> _Teller:
+        if self._out.is_terminal:
+            self._bar = _Bar()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def take(self, story: Story) -> None:
+        title, state = next(
+            (step for step in reversed(story.steps) if step[1] in ("now", "failed")),
+            story.steps[-1],
+        )
+        if title != self._title:
+            self._finish_step()
+            self._title, self._began_s = title, time.monotonic()
+            self._print(f"{title}: {story.note}")
+            self._printed_note = story.note
+        elif state == "now" and time.monotonic() - self._printed_s >= PLAIN_EVERY_S:
+            self._print_note(story.note)
+        self._last_note = story.note
+        if self._bar is not None:
+            self._bar.show(story, title)
+        if state == "failed":
+            self._print(f"  failed: {story.note}")
+        elif state == "done":
+            self._finish_step()
+
+    def _finish_step(self) -> None:
+        if self._title:
+            self._print_note(self._last_note)
+            self._print(f"  ok, {show_duration(time.monotonic() - self._began_s)}")
+        self._title = ""
+
+    def _print_note(self, note: str) -> None:
+        if note != self._printed_note and (self._bar is None or not note.startswith("step ")):
+            self._print(f"  {note}")
+        self._printed_note = note
+
+    def _print(self, text: str) -> None:
+        self._printed_s = time.monotonic()
+        if self._bar is not None:
+            self._bar.print(text)
+        else:
+            self._out.text(text)
+
+
+class _Bar:
+    """rich's progress bar below the lines of the story."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
+        self._task = self._progress.add_task("", total=1.0, note="")
+        self._progress.start()
+
+    def show(self, story: Story, title: str) -> None:
+        run = story.run
+        steps = (run.step or 0, run.total_steps or 0) if run else (0, 0)
+        in_training = title in ("Train", "Resume") and steps[1]
+        done = sum(state == "done" for _, state in story.steps)
+        total = steps[1] if in_training else len(story.steps)
+        completed = steps[0] if in_training else done
+        self._progress.update(
+            self._task, description=title, total=total, completed=completed, note=story.note[:60]
+        )
+
+    def print(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
@@ -13,7 +13,9 @@ from app.text import count_of, show_duration, show_list, show_loss, show_moment,
 
 if TYPE_CHECKING:
     from app.core import Core
-    from app.events import RunSnapshot
+    from app.events import RunEvent, RunSnapshot
+
+SHOWN_EVENTS = 30
 
 
 def add_parser(commands: Commands) -> None:
@@ -79,11 +81,17 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     if run.ranks:
         out.text("")
         out.table(["RANK", "NODE", "DEVICE", "STATE", "STEP", "TOKENS/S", "SHARE"], _ranks(run))
+    _tell_events(events, now_s, out)
+    return 0
+
+
+def _tell_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:
     if events:
         out.text("")
-    for event in events:
+    if len(events) > SHOWN_EVENTS:
+        out.text(f"({len(events) - SHOWN_EVENTS} earlier events: rackless runs show ID --json)")
+    for event in events[-SHOWN_EVENTS:]:
         out.text(f"{show_moment(event.time_s, now_s)}  {event.text}")
-    return 0
 
 
 def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
@@ -136,14 +144,15 @@ async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
-    run = await core.resume_run(args.run, args.checkpoint, args.nodes)
-    out.text(run.run_id)
-    out.note(f"attempt {run.attempt} is running on {show_list(run.nodes)}")
     if args.watch:
-        from app.cli.watching import watch
+        from app.cli.watching import Watching
 
-        return await watch(core, run.run_id, out)
+        with Watching(core, out, args.run) as watching:
+            run = await core.resume_run(args.run, args.checkpoint, args.nodes)
+            return await watching.until_end(run.run_id)
+    run = await core.resume_run(args.run, args.checkpoint, args.nodes)
     out.document(run)
+    out.text(f"attempt {run.attempt} of {run.run_id} is running on {show_list(run.nodes)}")
     return 0
 
 

@@ -11,6 +11,7 @@ from app.cli.output import Output
 from app.text import show_list
 
 if TYPE_CHECKING:
+    from agents.spec import RunSpec
     from app.core import Core
 
 
@@ -21,17 +22,23 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
+    spec = core.read_run_file(args.run_file)
+    if args.watch:
+        return await _start_and_watch(core, spec, out)
+    run = await core.start_run(spec, out.text)
+    out.document(run)
+    out.note(f"running on {show_list(run.nodes)}; see: rackless runs show {run.run_id}")
+    return 0
+
+
+async def _start_and_watch(core: Core, spec: RunSpec, out: Output) -> int:
+    from app.cli.watching import Watching
+
     def announced(run_id: str) -> None:
         out.text(run_id)
-        if args.watch:
-            out.line({"kind": "announced", "run_id": run_id})
+        out.line({"kind": "announced", "run_id": run_id})
+        watching.run_id = run_id
 
-    run = await core.start_run(core.read_run_file(args.run_file), announced)
-    out.note(f"running on {show_list(run.nodes)}")
-    if args.watch:
-        from app.cli.watching import watch
-
-        return await watch(core, run.run_id, out)
-    out.document(run)
-    out.note(f"look at it with: rackless runs show {run.run_id}")
-    return 0
+    with Watching(core, out) as watching:
+        run = await core.start_run(spec, announced)
+        return await watching.until_end(run.run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -17,18 +16,6 @@ PLAIN_EVERY_S = 2.0
 """Between two lines of progress where there is no terminal."""
 
 
-async def watch(core: Core, run_id: str, out: Output) -> int:
-    """Follow the run; return 0 when it is done, 1 when it ended in any other way."""
-    told = _Told(run_id, out)
-    with core.events.listening(told.take):
-        task = asyncio.create_task(core.watch_run(run_id))
-        run = await task
-    told.finish()
-    out.line({"kind": "ended", "run": plain(run)})
-    out.text(end_text(run))
-    return 0 if run.state == "done" else 1
-
-
 def end_text(run: RunSnapshot) -> str:
     """Return how a run ended, in a sentence or two."""
     at = f" after step {run.step}" if run.step is not None else ""
@@ -39,29 +26,46 @@ def end_text(run: RunSnapshot) -> str:
     return "\n".join(lines)
 
 
-class _Told:
-    """Takes the events of one run and prints what a person wants to read of them."""
+class Watching:
+    """Prints, inside its block, what a person wants to read of one run's events."""
 
-    def __init__(self, run_id: str, out: Output) -> None:
-        self._run_id = run_id
+    def __init__(self, core: Core, out: Output, run_id: str = "") -> None:
+        self.run_id = run_id
+        """Known once the run is announced."""
+        self._core = core
         self._out = out
         self._printed_s = 0.0
         self._bar_shown = False
+        self._listening = core.events.listening(self._take)
 
-    def take(self, event: Event) -> None:
+    def __enter__(self) -> Watching:
+        self._listening.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._wipe()
+        self._listening.__exit__(None, None, None)
+
+    async def until_end(self, run_id: str) -> int:
+        """Follow the run; return 0 when it is done, 1 when it ended in any other way."""
+        self.run_id = run_id
+        run = await self._core.watch_run(run_id)
+        self._wipe()
+        self._out.line({"kind": "ended", "run": plain(run)})
+        self._out.text(end_text(run))
+        return 0 if run.state == "done" else 1
+
+    def _take(self, event: Event) -> None:
         match event:
-            case StepsArrived(run_id=self._run_id, steps=steps):
+            case StepsArrived(run_id=self.run_id, steps=steps):
                 for step in steps:
                     self._out.line({"kind": "step", **plain(step)})
-            case RunHappened(event=happened) if happened.run_id == self._run_id:
+            case RunHappened(event=happened) if happened.run_id == self.run_id:
                 self._out.line({"kind": "event", **plain(happened)})
                 self._wipe()
                 self._out.text(happened.text)
-            case RunChanged(run=run) if run.run_id == self._run_id:
+            case RunChanged(run=run) if run.run_id == self.run_id:
                 self._show(run)
-
-    def finish(self) -> None:
-        self._wipe()
 
     def _show(self, run: RunSnapshot) -> None:
         if run.step is None or run.total_steps is None or self._out.as_json:

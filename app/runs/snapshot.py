@@ -11,6 +11,8 @@ from app.runs.history import AttemptHistory, RankHistory, RunHistory
 from app.runs.run import ACTIVE_STATES
 from app.storage.runs import Progress, RunRecord
 
+_PHASES = ("loading", "imported", "warmup", "training", "saving", "done")
+
 
 def make_progress(history: RunHistory, attempt: int) -> Progress:
     """Return how far the run has come, as its journals tell it."""
@@ -77,7 +79,7 @@ def _remaining_s(progress: Progress, recent: Sequence[StepRecord]) -> float | No
 
 def _phase(attempt: AttemptHistory) -> str | None:
     """Return the phase of the rank that is least far: it holds up the others."""
-    order = {"loading": 0, "warmup": 1, "training": 2, "saving": 3, "done": 4}
+    order = {name: place for place, name in enumerate(_PHASES)}
     phases = [rank.phase for rank in attempt.ranks.values() if rank.phase in order]
     return min(phases, key=lambda phase: order[phase or ""], default=None)
 

@@ -1,0 +1,344 @@
+"""The demo: the whole main job on this PC alone, as a story with steps, without any window.
+
+Three nodes on loopback, each behind its own SSH server with its own host key and home folder, are
+added, checked and train one small model together; one of them loses its power in the middle; the
+run goes on with the others; the result is exported and answers a question. Every step is verified:
+the story ends well only if each of them happened and the loss fell.
+
+Who tells it (terminal or window) opens a core on `master_home` after `prepare`, calls `tell`, and
+at the end `close`. The nodes stay up until the core is closed, so that a person can look around.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from app.core import Core
+from app.errors import HostKeyUnknown, UserError
+from app.events import Event, RunChanged, RunSnapshot
+from app.filelock import try_locked
+from app.nodes.loopback import LoopbackNode, load_host_key, power_cut, start_loopback
+from app.nodes.node import SshAddress
+from app.paths import private_folder
+from app.runs.run import ACTIVE_STATES
+from app.text import count_of, show_list, show_loss, show_share
+
+NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
+QUESTION = "On which day does Dordale hold its market?"
+CUT_AT_SHARE = 0.4
+"""Part of all steps after which a node loses its power."""
+STEP_TIMEOUT_S = 300.0
+_BEFORE_TRAINING = (None, "loading", "imported", "warmup")
+StepState = Literal["todo", "now", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """How far the story is: the title and state of each step, and what happens now."""
+
+    steps: tuple[tuple[str, StepState], ...]
+    note: str = ""
+    run: RunSnapshot | None = None
+    """The run as it stands, once there is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What the story came to."""
+
+    run_id: str
+    first_loss: float
+    loss: float
+    lost_node: str
+    resumed_step: int
+    model_path: str
+    question: str
+    answer_before: str
+    answer_after: str
+
+
+Report = Callable[[Story], None]
+
+
+class Demo:
+    """One telling of the story in `folder`, which belongs to the demo alone."""
+
+    TITLES = (
+        "Start the nodes",
+        "Add them",
+        "Set up",
+        "Check",
+        "Plan",
+        "Train",
+        "Pull a plug",
+        "Resume",
+        "Export",
+        "Ask the model",
+    )
+
+    def __init__(self, folder: Path, num_nodes: int = 3) -> None:
+        self._folder = folder
+        self._names = NAMES[:num_nodes]
+        self._nodes: list[LoopbackNode] = []
+        self._lock: int | None = None
+        self._current = -1
+        self._report: Report = lambda story: None
+        self._run: RunSnapshot | None = None
+
+    @property
+    def master_home(self) -> Path:
+        """The home on which the core has to be opened."""
+        return self._folder / "master"
+
+    def prepare(self) -> None:
+        """End what an earlier demo left behind and empty its folder. Blocks for a moment.
+
+        Raises:
+            UserError: a demo is running in this folder now.
+        """
+        private_folder(self._folder)
+        self._lock = try_locked(self._folder / "demo.lock")
+        if self._lock is None:
+            raise UserError("the demo is running already", "Close it first, then start it again.")
+        self._end_processes()
+        for name in ("master", "nodes", "model"):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def close(self) -> None:
+        """End every process of every node of the demo. Blocks for a moment."""
+        if self._lock is not None:
+            self._end_processes()
+            os.close(self._lock)
+            self._lock = None
+
+    async def end_nodes(self) -> None:
+        """End every process of every node, on the event loop that started them."""
+        await asyncio.to_thread(self._end_processes)
+        for node in self._nodes:
+            await node.process.wait()
+        self._nodes.clear()
+
+    async def tell(self, core: Core, report: Report) -> Outcome:
+        """Tell the story from its beginning to its end.
+
+        Raises:
+            UserError: a step did not happen; its message says which and why.
+        """
+        self._report = report
+        core.at_end.append(self.end_nodes)
+        try:
+            async with asyncio.timeout(STEP_TIMEOUT_S * 2):
+                return await self._tell(core)
+        except TimeoutError as error:
+            self._say("failed", "it took too long")
+            raise UserError(
+                f"the demo stood still in the step '{self.TITLES[self._current]}'",
+                "This PC may be very busy; close other programs and start the demo again.",
+            ) from error
+        except BaseException as error:
+            self._say("failed", str(error))
+            raise
+
+    # ------------------------------------------------------------ the story
+
+    async def _tell(self, core: Core) -> Outcome:
+        self._next(f"{len(self._names)} SSH servers on loopback, each with a home of its own")
+        await self._start_nodes()
+        self._next("their fingerprints are compared and confirmed")
+        await asyncio.gather(*(self._add(core, node) for node in self._nodes))
+        await core.connect()
+        self._next(f"all train with {sys.executable}")
+        await asyncio.gather(*(core.setup_node(name, sys.executable) for name in self._names))
+        self._next("versions, reachability, a real all-reduce")
+        await self._check(core)
+        self._next("the run starts; each rank's speed is measured")
+        run_id = await self._start(core)
+        lost = await self._train_and_cut(core, run_id)
+        step = await self._resume(core, run_id)
+        self._next("the adapter is merged into the model")
+        path = await core.export_run(run_id, out=self._folder / "model", progress=self._note)
+        self._next(QUESTION)
+        before, after = await self._ask(path)
+        self._say("done", f"{after}")
+        run = await core.run(run_id)
+        return Outcome(
+            run_id=run_id,
+            first_loss=run.first_loss or 0.0,
+            loss=run.loss or 0.0,
+            lost_node=lost,
+            resumed_step=step,
+            model_path=str(path),
+            question=QUESTION,
+            answer_before=before,
+            answer_after=after,
+        )
+
+    async def _start_nodes(self) -> None:
+        # Each node believes that it has all the cores; together they would fight for them.
+        threads = max(1, (os.cpu_count() or 1) // len(self._names))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        public = await asyncio.to_thread(self._make_login_key)
+        self._nodes = list(
+            await asyncio.gather(
+                *(start_loopback(self._folder / "nodes" / name, public) for name in self._names)
+            )
+        )
+
+    def _make_login_key(self) -> Path:
+        public = self._login_key.with_suffix(".pub")
+        private_folder(self._login_key.parent)
+        public.write_bytes(load_host_key(self._login_key).export_public_key())
+        return public
+
+    @property
+    def _login_key(self) -> Path:
+        return self.master_home / "login_key"
+
+    async def _add(self, core: Core, node: LoopbackNode) -> None:
+        address = SshAddress(host=node.address, port=node.port, user=node.user, key=self._login_key)
+        name = node.home.name
+        try:
+            await core.add_node(name, address)
+        except HostKeyUnknown as error:
+            if error.fingerprint != node.fingerprint:
+                raise UserError(f"{name} shows a host key that is not its own") from error
+            await core.add_node(name, address, error.fingerprint)
+            self._note(f"{name} is {address}, {error.fingerprint}")
+            return
+        raise UserError(f"{name} was added although nobody had confirmed its host key")
+
+    async def _check(self, core: Core) -> None:
+        rows = await core.check()
+        bad = [row for row in rows if row.status == "fail"]
+        if bad:
+            raise UserError(f"the check of {bad[0].node} failed: {bad[0].message}", bad[0].fix)
+        self._note(f"{count_of(len(rows), 'check')} of {show_list(self._names)}, none failed")
+
+    async def _start(self, core: Core) -> str:
+        with resources.as_file(resources.files("resources") / "demo" / "run.yaml") as path:
+            spec = replace(core.read_run_file(path), nodes=self._names)
+            self._run = await core.start_run(spec)
+        run = await self._until(core, lambda run: all(rank.share for rank in run.ranks))
+        shares = [f"{rank.node} {show_share(rank.share)}" for rank in run.ranks]
+        self._next(f"each batch is shared as measured: {', '.join(shares)}")
+        return run.run_id
+
+    async def _train_and_cut(self, core: Core, run_id: str) -> str:
+        await self._until(core, _is_far_enough)
+        lost = self._nodes[-1]
+        name = lost.home.name
+        self._next(f"{name} loses its power")
+        await asyncio.to_thread(power_cut, lost.home)
+        run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
+        if run.state != "interrupted" or name not in run.message:
+            raise UserError(
+                f"after {name} lost its power the run is {run.state}: {run.message}", run.hint
+            )
+        self._note(f"{run.message}. {run.hint}")
+        return name
+
+    async def _resume(self, core: Core, run_id: str) -> int:
+        step = (await core.run(run_id)).newest_checkpoint_step
+        rest = self._names[:-1]
+        self._next(f"on {show_list(rest)}, from the checkpoint of step {step}")
+        self._run = await core.resume_run(run_id, nodes=rest)
+        run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
+        if run.state != "done" or run.nodes != rest:
+            raise UserError(f"the resumed run is {run.state}: {run.message}", run.hint)
+        if run.loss is None or run.first_loss is None or run.loss >= run.first_loss:
+            raise UserError(
+                f"the loss did not fall: it began at {show_loss(run.first_loss)} and ended at "
+                f"{show_loss(run.loss)}"
+            )
+        self._note(f"loss {show_loss(run.first_loss)} at the start, {show_loss(run.loss)} now")
+        return step or 0
+
+    async def _until(self, core: Core, reached: Callable[[RunSnapshot], bool]) -> RunSnapshot:
+        """Follow the demo's run until `reached`; say on the way how far it is.
+
+        Raises:
+            UserError: it ended before.
+        """
+        changed = asyncio.Event()
+
+        def take(event: Event) -> None:
+            if isinstance(event, RunChanged) and self._run and event.run.run_id == self._run.run_id:
+                self._run = event.run
+                changed.set()
+
+        with core.events.listening(take):
+            while True:
+                run = self._run
+                if run is not None and reached(run):
+                    return run
+                if run is not None and run.state not in ACTIVE_STATES:
+                    raise UserError(f"the run is {run.state}: {run.message}", run.hint)
+                if run is not None:
+                    self._note(_progress_text(run))
+                await changed.wait()
+                changed.clear()
+
+    async def _ask(self, model: Path) -> tuple[str, str]:
+        """Let plain Transformers load the base model and the result, and ask both."""
+        with resources.as_file(resources.files("resources") / "demo") as folder:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, str(folder / "answer.py"), QUESTION),
+                *(str(folder / "model"), str(model)),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, errors = await process.communicate()
+        if process.returncode:
+            last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise UserError(f"the exported model could not be loaded: {last}")
+        before, after = json.loads(out)
+        if not after.strip() or after == before:
+            raise UserError(f"the trained model answers {after!r}, just as before the training")
+        return before, after
+
+    # ------------------------------------------------------------ telling
+
+    def _next(self, note: str) -> None:
+        self._current += 1
+        self._say("now", note)
+
+    def _note(self, text: str) -> None:
+        self._say("now", text)
+
+    def _say(self, state: StepState, note: str) -> None:
+        def state_of(number: int) -> StepState:
+            return (
+                state if number == self._current else "todo" if number > self._current else "done"
+            )
+
+        steps = tuple((title, state_of(number)) for number, title in enumerate(self.TITLES))
+        self._report(Story(steps=steps, note=note, run=self._run))
+
+    def _end_processes(self) -> None:
+        homes = [self._folder / "nodes" / name for name in NAMES]
+        for home in homes:
+            if home.exists():
+                power_cut(home)
+
+
+def _progress_text(run: RunSnapshot) -> str:
+    if run.state in ACTIVE_STATES and run.phase in _BEFORE_TRAINING:
+        return "the ranks load the model"
+    if run.loss is None:
+        return f"step {run.step or 0} of {run.total_steps}"
+    return f"step {run.step} of {run.total_steps}, loss {show_loss(run.loss)}"
+
+
+def _is_far_enough(run: RunSnapshot) -> bool:
+    """Tell whether the run has saved a checkpoint and gone on for a while."""
+    far = run.step is not None and run.step >= (run.total_steps or 0) * CUT_AT_SHARE
+    return far and run.newest_checkpoint_step is not None
