@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from app.nodes.archive import AgentArchive, build_archive
+from app.nodes.client import NodeClient
 from app.nodes.connection import Connection
 from app.nodes.connection import connect as connect_address
 from app.nodes.link import Link, open_link
@@ -116,3 +117,22 @@ def tools_without(folder: Path, *left_out: str) -> str:
         if name not in left_out and found:
             (folder / name).symlink_to(found)
     return str(folder)
+
+
+def client_of(link: Link, name: str = "pc") -> NodeClient:
+    async def get() -> Link:
+        return link
+
+    return NodeClient(name, get)
+
+
+@contextlib.asynccontextmanager
+async def nodes(folder: Path, count: int) -> AsyncIterator[list[NodeClient]]:
+    """Clients of `count` nodes called pc-0, pc-1, ..., whose homes are below `folder`."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = []
+        for number in range(count):
+            server = await stack.enter_async_context(loopback_node(folder, f"pc-{number}"))
+            link = await stack.enter_async_context(linked(server, folder / "master"))
+            clients.append(client_of(link, f"pc-{number}"))
+        yield clients

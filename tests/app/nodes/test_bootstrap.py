@@ -20,8 +20,8 @@ from app.nodes.archive import AgentArchive
 from app.nodes.bootstrap import SCRIPT, StartedAgent, start_agent
 from app.nodes.local import LocalConnection
 from app.nodes.process import Process
+from tests.fakes.agent import SOURCE, fake_archive
 from tests.fakes.ssh import connect, loopback_node, real_archive, tools_without, until
-from tests.fakes.ssh_agent_archive import SOURCE, fake_archive
 
 IS_ROOT = os.geteuid() == 0
 AGENTS = ".local/share/rackless-agent/agents"

@@ -17,11 +17,12 @@ from agents.protocol import MAX_LINE_BYTES
 from app.errors import AgentBug, NodeUnreachable, UserError
 from app.nodes.bootstrap import start_agent
 from app.nodes.channel import Channel
-from app.nodes.client import NodeClient, decoded_size
+from app.nodes.client import decoded_size
 from app.nodes.link import Link
 from app.nodes.local import LocalConnection
 from app.nodes.node import LocalAddress, Node
-from tests.fakes.ssh_agent_archive import fake_archive
+from tests.fakes.agent import fake_archive
+from tests.fakes.ssh import client_of
 
 
 @contextlib.asynccontextmanager
@@ -183,13 +184,6 @@ def test_many_small_events_pass_quickly(tmp_path: Path) -> None:
         assert time.monotonic() - began_s < 15
 
     with_channel(tmp_path, work)
-
-
-def client_of(link: Link) -> NodeClient:
-    async def get() -> Link:
-        return link
-
-    return NodeClient("pc", get)
 
 
 def test_streams_are_followed_and_let_go(tmp_path: Path) -> None:

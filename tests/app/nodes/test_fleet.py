@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from app.errors import (
     NodeUnreachable,
     UserError,
 )
-from app.events import Event, EventHub, NodeChanged, NodeRemoved, SampleArrived
+from app.events import NodeRemoved
 from app.nodes import fleet as fleet_module
 from app.nodes import watch as watch_module
 from app.nodes.archive import build_archive
@@ -27,34 +25,9 @@ from app.nodes.fleet import Fleet
 from app.nodes.loopback import LoopbackNode, find_processes, power_cut
 from app.nodes.node import Node
 from app.nodes.watch import pause_before
+from tests.fakes.agent import SOURCE, fake_archive
+from tests.fakes.fleet import Seen, fleet_at
 from tests.fakes.ssh import address_of, connect, loopback_node, make_key, tools_without, until
-from tests.fakes.ssh_agent_archive import SOURCE, fake_archive
-
-
-class Seen:
-    """What was published."""
-
-    def __init__(self) -> None:
-        self.hub = EventHub()
-        self.events: list[Event] = []
-
-    def samples(self) -> list[SampleArrived]:
-        return [event for event in self.events if isinstance(event, SampleArrived)]
-
-    def states(self) -> list[str]:
-        """The states of all nodes in order, repetitions left out."""
-        states: list[str] = []
-        for event in self.events:
-            if isinstance(event, NodeChanged) and [event.node.state] != states[-1:]:
-                states.append(event.node.state)
-        return states
-
-
-@contextlib.asynccontextmanager
-async def fleet_at(home: Path, seen: Seen) -> AsyncIterator[Fleet]:
-    with seen.hub.listening(seen.events.append):
-        async with Fleet(home, seen.hub) as fleet, asyncio.timeout(60):
-            yield fleet
 
 
 def node_of(server: LoopbackNode, name: str = "pc") -> Node:

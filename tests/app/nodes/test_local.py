@@ -18,7 +18,7 @@ from app.nodes.connection import connect
 from app.nodes.local import LocalConnection, WslConnection, find_wsl
 from app.nodes.node import LocalAddress, WslAddress
 from app.nodes.process import READ_AHEAD_BYTES, Process
-from tests.fakes.ssh_agent_archive import fake_archive
+from tests.fakes.agent import fake_archive
 
 PYTHON = (sys.executable, "-I", "-c")
 

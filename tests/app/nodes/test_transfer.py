@@ -17,20 +17,12 @@ from agents.protocol import FileEntry
 from app.errors import NodeUnreachable, UserError
 from app.nodes import transfer
 from app.nodes.client import NodeClient
-from app.nodes.link import Link
 from app.nodes.loopback import power_cut
 from app.nodes.remote_files import is_safe_path
-from tests.fakes.ssh import linked, loopback_node, until
-from tests.fakes.ssh_agent_archive import fake_archive
+from tests.fakes.agent import fake_archive
+from tests.fakes.ssh import client_of, linked, loopback_node, nodes, until
 
 HOME = ".local/share/rackless-agent"
-
-
-def client_of(link: Link, name: str = "pc") -> NodeClient:
-    async def get() -> Link:
-        return link
-
-    return NodeClient(name, get)
 
 
 def make_files(root: Path, **sizes: int) -> tuple[FileEntry, ...]:
@@ -53,18 +45,6 @@ def content(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
-
-
-@contextlib.asynccontextmanager
-async def nodes(folder: Path, count: int) -> AsyncIterator[list[NodeClient]]:
-    """Clients of `count` nodes called pc-0, pc-1, ..., whose homes are below `folder`."""
-    async with contextlib.AsyncExitStack() as stack:
-        clients = []
-        for number in range(count):
-            server = await stack.enter_async_context(loopback_node(folder, f"pc-{number}"))
-            link = await stack.enter_async_context(linked(server, folder / "master"))
-            clients.append(client_of(link, f"pc-{number}"))
-        yield clients
 
 
 def test_a_folder_is_pushed_once(tmp_path: Path) -> None:
