@@ -178,7 +178,7 @@ def test_slow_request_does_not_hold_up_ping(agent: Agent, tmp_path: Path) -> Non
     began_s = time.monotonic()
     for number in range(20):
         agent.ask("ping", number)
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 1.8
     message = agent.read()
     assert message["id"] == 90
     assert "does not work as a Python interpreter" in message["error"]["message"]

@@ -134,7 +134,7 @@ def test_exit_of_a_rank_is_seen_at_once(node: Node) -> None:
         for line in read_journal(attempt.file("supervisor.jsonl"))
         if line["kind"] == "rank_exited"
     ]
-    assert exits[0]["time_s"] - killed_s < 0.3
+    assert exits[0]["time_s"] - killed_s < 0.5
 
 
 def test_crash_is_blamed_before_the_lost_peer(node: Node) -> None:

@@ -133,7 +133,7 @@ def test_rates_come_with_the_second_sample(machine: Machine) -> None:
     machine.write("/proc/diskstats", DISKSTATS.replace("sda 100 0 200", "sda 100 0 300"))
     machine.write("/proc/net/dev", NET_DEV.replace("654321", "754321").replace("888", "9999"))
     sample = host.sample()
-    assert sample.cpu_utilisation == 0.75
+    assert sample.cpu_utilisation == pytest.approx(0.75)
     assert sample.disk_rates is not None
     assert sample.disk_rates[0] > 0
     assert sample.disk_rates[1] == 0
