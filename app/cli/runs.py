@@ -147,7 +147,8 @@ async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.watch:
         from app.cli.watching import Watching
 
-        with Watching(core, out, args.run) as watching:
+        run_id = (await core.run(args.run)).run_id
+        with Watching(core, out, run_id) as watching:
             run = await core.resume_run(args.run, args.checkpoint, args.nodes)
             return await watching.until_end(run.run_id)
     run = await core.resume_run(args.run, args.checkpoint, args.nodes)

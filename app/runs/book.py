@@ -80,6 +80,13 @@ class RunBook:
                 return attempt.placements
         return ()
 
+    def is_ours(self, run: RunRecord) -> bool:
+        """Tell whether the newest attempt was launched from this book, not found on nodes."""
+        return any(
+            attempt.attempt == run.attempt and attempt.inputs
+            for attempt in self.store.attempts(run.run_id)
+        )
+
     def history(self, run_id: str) -> RunHistory:
         """Return the run's history with everything mirrored so far."""
         history = self._histories.get(run_id)

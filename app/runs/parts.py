@@ -51,6 +51,8 @@ async def stop_parts(
 async def _stop_part(
     cluster: Cluster, node: str, run_id: str, attempt: int, grace_s: float
 ) -> RacklessError | None:
+    if node not in cluster.names():
+        return NodeUnreachable(f"node {node} was removed", "Add it again to reach its part.")
     try:
         await cluster.agent(node).stop(run_id, attempt, grace_s)
     except RacklessError as error:

@@ -80,6 +80,7 @@ def make_situation(
         parts=parts,
         stop_asked=run.stop_asked,
         launching=services.is_launching(run.run_id),
+        is_ours=services.book.is_ours(run),
         step=max(steps, default=None),
         standing_s=standing,
         patience_s=services.settings.number("lost_after_s"),

@@ -70,6 +70,9 @@ class Situation:
     stop_asked: bool = False
     launching: bool = False
     """A living launcher is still at work: parts may be missing."""
+    is_ours: bool = True
+    """Launched from this book: every part was there once. Else another master, whom we cannot see,
+    may still be launching it."""
     step: int | None = None
     """Newest step that any journal tells."""
     standing_s: float = 0.0
@@ -107,10 +110,9 @@ def is_peer_loss(status: AttemptStatus) -> bool:
 
 def _find_culprit(situation: Situation) -> Part | None:
     parts = situation.parts
-    if not situation.launching:
-        for part in parts:
-            if part.answers and (part.status is None or part.status.state == "lost"):
-                return part
+    for part in parts:
+        if part.answers and _is_gone(part, situation):
+            return part
     failed = [p for p in parts if p.status is not None and p.status.state == "failed"]
     own = [p for p in failed if p.status is not None and not is_peer_loss(p.status)]
     if own:
@@ -121,6 +123,15 @@ def _find_culprit(situation: Situation) -> Part | None:
     if any(part.active for part in parts) and situation.standing_s < situation.patience_s:
         return None  # only consequences so far: whoever caused them ends or goes silent soon
     return min(failed, key=_end_time) if failed else None
+
+
+def _is_gone(part: Part, situation: Situation) -> bool:
+    """Tell whether a node that answers has lost its part, or never got it."""
+    if part.status is not None:
+        return part.status.state == "lost"
+    if situation.launching:
+        return False
+    return situation.is_ours or not any(other.active for other in situation.parts)
 
 
 def _end_time(part: Part) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from app.settings import Settings
 from app.storage.hashes import HashStore
 
 _LAUNCH_LOCK = "launch.lock"
+_LOOKS = 10
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class Services:
         """
         path = private_folder(self.paths.run(run_id)) / _LAUNCH_LOCK
         handle = try_locked(path)
+        for _ in range(_LOOKS):
+            if handle is not None:
+                break
+            time.sleep(_LOOK_S)  # somebody may only have looked whether it is held
+            handle = try_locked(path)
         if handle is None:
             raise UserError(
                 f"run {run_id} is being launched right now",
