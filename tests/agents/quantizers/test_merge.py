@@ -1,0 +1,163 @@
+"""The merged model is base plus adapter, loads in plain Transformers, and is whole or not there."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agents.errors import UserError
+from agents.quantizers.merge import Progress, merge, read_job
+from agents.spec import AdapterSpec
+from tests.agents.small_disk import fill, small_disk
+from tests.agents.trainer.ranks import Run, make_spec
+
+IDS_BT = torch.arange(6, 46)[None]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_model) -> Run:
+    run = Run(tmp_path_factory.mktemp("merge") / "home", tiny_model, make_spec(max_steps=4))
+    run.train_to_end()
+    return run
+
+
+def job_file(run: Run, destination: Path, **changes) -> Path:
+    job = {
+        "run_id": "r1",
+        "step": 4,
+        "python": sys.executable,
+        "model_path": str(run.model),
+        "destination": str(destination),
+        "agent_home": str(run.home),
+        **changes,
+    }
+    path = run.home / "job.json"
+    path.write_text(json.dumps(job))
+    return path
+
+
+def merge_to(run: Run, destination: Path, **changes) -> list[dict[str, object]]:
+    out = io.StringIO()
+    merge(read_job(job_file(run, destination, **changes)), Progress(out))
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS_BT).logits.double()
+
+
+def test_the_result_is_base_and_adapter_together(run, tmp_path):
+    from peft import PeftModel
+
+    out = tmp_path / "out"
+    told = merge_to(run, out)
+    merged = logits(AutoModelForCausalLM.from_pretrained(out))
+    base = AutoModelForCausalLM.from_pretrained(run.model)
+    plain = logits(base)
+    both = logits(PeftModel.from_pretrained(base, out / "adapter"))
+    assert torch.allclose(merged, both, rtol=1e-4, atol=1e-5)
+    assert (merged - plain).abs().max() > 0.01
+    assert told[-1]["path"] == str(out)
+    assert [line["done"] for line in told if "done" in line] == list(range(1, 15))
+
+
+def test_tokenizer_and_template_come_along(run, tmp_path):
+    out = tmp_path / "out"
+    merge_to(run, out)
+    messages = [{"role": "user", "content": "Hi"}]
+    texts = [
+        AutoTokenizer.from_pretrained(folder).apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        for folder in (out, run.model)
+    ]
+    assert texts[0] == texts[1]
+    names = ("tokenizer.json", "chat_template.jinja")
+    assert all((out / n).read_bytes() == (run.model / n).read_bytes() for n in names)
+
+
+def test_a_model_without_a_template_gets_the_one_it_was_trained_with(tmp_path, run):
+    bare = tmp_path / "bare"
+    shutil.copytree(run.model, bare)
+    (bare / "chat_template.jinja").unlink()
+    other = Run(tmp_path / "home", bare, make_spec(max_steps=1))
+    other.train_to_end()
+    merge_to(other, tmp_path / "out", step=1)
+    template = AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    assert "### Instruction:" in template
+
+
+def test_another_base_model_is_refused(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run.model, other)
+    path = other / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="is not the model that the checkpoint"):
+        merge_to(run, tmp_path / "out", model_path=str(other))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_second_export_replaces_the_first_and_leaves_nothing_else(run, tmp_path):
+    out = tmp_path / "exports" / "out"
+    merge_to(run, out, step=2)
+    first = (out / "model.safetensors").read_bytes()
+    merge_to(run, out, step=4)
+    assert (out / "model.safetensors").read_bytes() != first
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_a_damaged_or_missing_checkpoint_is_refused(run, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(run.checkpoint(4), damaged)
+    (damaged / "adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(UserError, match=r"damaged: adapter_model.safetensors"):
+        merge_to(run, tmp_path / "out", checkpoint=str(damaged))
+    with pytest.raises(UserError, match="not a complete checkpoint"):
+        merge_to(run, tmp_path / "out", step=3)
+
+
+def test_a_full_disk_leaves_no_half_model(run, tmp_path):
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        filler = fill(disk, leave_bytes=50_000)
+        with pytest.raises(UserError, match="disk is full"):
+            merge_to(run, disk / "out")
+        assert list(disk.iterdir()) == [filler]
+
+
+def test_full_fine_tuning_is_exported_too(tmp_path, tiny_model):
+    spec = make_spec(max_steps=1, adapter=AdapterSpec(kind="full"))
+    run = Run(tmp_path / "home", tiny_model, spec)
+    run.train_to_end()
+    merge_to(run, tmp_path / "out", step=1)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    assert not torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
+                           logits(base))  # fmt: skip
+    assert not (tmp_path / "out" / "adapter").exists()
+
+
+def test_the_command_prints_json_lines_and_says_what_went_wrong(run, tmp_path):
+    path = job_file(run, tmp_path / "out", model_path=str(tmp_path / "none"))
+    done = subprocess.run(
+        [sys.executable, "-m", "agents.quantizers.merge", path],
+        capture_output=True,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert done.returncode == 3
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[0]["kind"] == "progress"
+    assert lines[-1]["kind"] == "failed"
+    assert "none does not exist" in lines[-1]["message"]
+    assert lines[-1]["hint"]
