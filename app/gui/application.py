@@ -18,6 +18,7 @@ from PySide6.QtWidgets import QApplication
 from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
 from app.gui.context import Context
+from app.gui.demo_apart import run_demo_apart
 from app.gui.seam import CoreSeam, OpenCore
 from app.gui.selfcheck import check_reference_counts
 from app.gui.theme import Theme
@@ -52,7 +53,7 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
 
     Args:
         home: where the master keeps its files.
-        story: the demo that an empty window offers.
+        story: the demo that an empty window offers; None: a demo in a window of its own.
         starts_story: begin with it at once.
 
     Raises:
@@ -68,7 +69,7 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     state = read_window_state(home)
     bridge = Bridge(core_opener(home))
     bridge.crashed.connect(hook.show_crash)
-    window = MainWindow(Context(bridge, Cluster(bridge), theme), state, story)
+    window = MainWindow(Context(bridge, Cluster(bridge), theme), state, story or run_demo_apart)
     hook.parent_window = window
     _connect_life(application, bridge, window)
     if starts_story:

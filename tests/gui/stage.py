@@ -43,6 +43,8 @@ class Stage:
         self.window.resize(*size)
         self.window.painted.connect(self.bridge.start)
         self.window.show()
+        self.window.activateWindow()  # shortcuts belong to the active window
+        self.wait_for(self.window.isActiveWindow, "the window is active")
         self.wait_for(lambda: self.cluster.is_open)
 
     def wait_for(self, is_true: Callable[[], bool], what: str = "") -> None:

@@ -31,6 +31,8 @@ from app.telemetry.history import GrowingSeries, downsample, finite_parts
 from app.text import DASH
 
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
+FINE_POINTS = 1500
+"""Up to so many points a line may be wider than one pixel of the screen."""
 LEAST_SPAN = 4.0
 """Steps that stay visible at the deepest zoom."""
 
@@ -216,8 +218,8 @@ class Plot(QWidget):
         px = area.left() + (x - view.low) / view.span * area.width()
         share = np.clip((y - scale.low) / scale.span, -0.02, 1.02)
         py = area.bottom() - share * area.height()
-        pen = QPen(self._theme.palette.color(color), 1)
-        pen.setCosmetic(True)
+        pen = QPen(self._theme.palette.color(color), 1 if len(px) > FINE_POINTS else 1.4)
+        pen.setCosmetic(len(px) > FINE_POINTS)  # see sparkline.py: a wide pen costs much more
         painter.setPen(pen)
         for part in finite_parts(py):
             if part.stop - part.start == 1:

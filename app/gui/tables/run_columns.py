@@ -102,7 +102,6 @@ def rank_columns() -> list[Column[RankProgress]]:
             title="Rank",
             text=lambda r: str(r.rank),
             sort=lambda r: r.rank,
-            is_number=True,
             width_px=76,
         ),
         Column(title="Node", text=lambda r: r.node, stretches=True),
@@ -180,7 +179,6 @@ def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
             title="Step",
             text=lambda c: show_number(c.step),
             sort=lambda c: c.step,
-            is_number=True,
             width_px=80,
         ),
         Column(

@@ -58,7 +58,7 @@ class CellDelegate(QStyledItemDelegate):
         colors = self._theme.palette
         if style.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(style.rect, colors.color("selected"))
-        area = QRectF(style.rect).adjusted(CELL_PAD_PX, 0, -8, -1)
+        area = QRectF(style.rect).adjusted(CELL_PAD_PX, 1, -8, 0)
         if status is not None:
             paint_status(painter, self._theme, status, area, 13)
         else:

@@ -39,8 +39,8 @@ class Banner(QFrame):
         row.addLayout(words, 1)
         row.addWidget(self._action)
         close = IconButton(theme, "close", "Dismiss this message", self.hide)
-        close.setVisible(can_close)
         row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
+        close.setVisible(can_close)  # only now: without a parent it would be a window
         theme.changed.connect(self._paint_glyph)
         self.hide()
 

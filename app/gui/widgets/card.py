@@ -227,7 +227,9 @@ class DeviceCard(QWidget):
         return super().event(event)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        if event.button() == Qt.MouseButton.LeftButton and self.rect().contains(event.pos()):
+        if event.button() == Qt.MouseButton.LeftButton and QRectF(self.rect()).contains(
+            event.position()
+        ):
             self.activated.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

@@ -255,10 +255,14 @@ class MainWindow(QMainWindow):
         self.go_to("overview")
         self._context.bridge.run(
             story,
-            success=lambda result: None,
-            failure=self.show_error,
+            success=lambda result: self.actions_["run_demo"].setEnabled(True),
+            failure=self._end_story,
             progress=lambda news: self.overview.story.tell(news.steps, news.note),
         )
+
+    def _end_story(self, error: RacklessError) -> None:
+        self.actions_["run_demo"].setEnabled(True)
+        self.show_error(error)
 
     def show_error(self, error: RacklessError) -> None:
         """Show an error above the page."""

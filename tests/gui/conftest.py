@@ -1,0 +1,57 @@
+"""One QApplication and theme for all tests of the window, and a stage per test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+
+from app.gui.application import make_application
+from app.gui.theme import Theme
+from tests.fakes.core import FakeCore, busy_core
+from tests.gui.stage import Stage
+
+MakeStage = Callable[..., Stage]
+
+
+@pytest.fixture(scope="session")
+def application() -> QApplication:
+    return make_application()
+
+
+@pytest.fixture(scope="session")
+def theme(application: QApplication) -> Theme:
+    theme = Theme(application)
+    theme.choose(Qt.ColorScheme.Light)
+    return theme
+
+
+@pytest.fixture
+def make_stage(application: QApplication, theme: Theme) -> Iterator[MakeStage]:
+    """Return what makes a stage; all of them end with the test, and none may have crashed."""
+    stages: list[Stage] = []
+
+    def make(core: FakeCore, **values: Any) -> Stage:
+        stages.append(Stage(application, theme, core, **values))
+        return stages[-1]
+
+    yield make
+    for stage in stages:
+        stage.end()
+    assert [text for stage in stages for text in stage.crashes] == []
+
+
+@pytest.fixture
+def busy(make_stage: MakeStage, tmp_path: Path) -> Stage:
+    """Return the window over a cluster at work."""
+    return make_stage(busy_core(tmp_path))
+
+
+@pytest.fixture
+def empty(make_stage: MakeStage, tmp_path: Path) -> Stage:
+    """Return the window as a person sees it the first time."""
+    return make_stage(FakeCore(log_folder=tmp_path))

@@ -1,0 +1,145 @@
+"""Nodes: add over SSH with its fingerprint, add this PC, remove, set up, check."""
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QDialog
+
+from app.errors import HostKeyChanged, NodeUnreachable, UserError
+from app.gui.windows.add_node_dialog import AddNodeDialog
+from app.gui.windows.ask import Question
+from tests.fakes.core import FINGERPRINT
+from tests.gui.test_overview import press
+
+
+def open_dialog(kind):
+    found = [w for w in QApplication.topLevelWidgets() if isinstance(w, kind) and w.isVisible()]
+    return found[-1] if found else None
+
+
+def answer_question(stage, name):
+    """Press a button of the question that the next click opens."""
+    from PySide6.QtCore import QTimer
+
+    def answer():
+        question = open_dialog(Question)
+        assert question is not None
+        press(question, name)
+
+    QTimer.singleShot(50, answer)
+
+
+@pytest.fixture
+def dialog(empty) -> AddNodeDialog:
+    press(empty.window, "Add a PC")
+    found = open_dialog(AddNodeDialog)
+    assert found is not None
+    yield found
+    if found is open_dialog(AddNodeDialog):
+        found.reject()
+
+
+def test_a_pc_over_ssh_is_added_after_its_fingerprint_was_confirmed(empty, dialog):
+    assert not dialog.add.isEnabled()
+    QTest.keyClicks(dialog.target, "anna@gamer-pc:2222")
+    assert dialog.name.placeholderText() == "gamer-pc"
+    press(dialog, "Add")
+    empty.wait_for(lambda: dialog.confirm.isVisible())
+    assert FINGERPRINT in dialog.banner.message()
+    assert empty.core.node_map == {}
+    press(dialog, "The fingerprint is right: add")
+    empty.wait_for(lambda: "gamer-pc" in empty.cluster.nodes and not dialog.isVisible())
+    assert empty.called("add_node") == [
+        ("gamer-pc", "anna@gamer-pc:2222", None),
+        ("gamer-pc", "anna@gamer-pc:2222", FINGERPRINT),
+    ]
+
+
+def test_a_fingerprint_is_never_taken_over_to_another_address(empty, dialog):
+    QTest.keyClicks(dialog.target, "anna@one")
+    press(dialog, "Add")
+    empty.wait_for(lambda: dialog.confirm.isVisible())
+    QTest.keyClicks(dialog.target, "2")
+    assert not dialog.confirm.isVisible()
+    press(dialog, "Add")
+    empty.wait_for(lambda: len(empty.called("add_node")) == 2)
+    assert empty.called("add_node")[1] == ("one2", "anna@one2:22", None)
+
+
+def test_a_changed_key_is_a_hard_stop(empty, dialog):
+    empty.core.failure = HostKeyChanged("gamer", "SHA256:old", "SHA256:new")
+    QTest.keyClicks(dialog.target, "anna@gamer")
+    press(dialog, "Add")
+    empty.wait_for(lambda: "SHA256:old was confirmed" in dialog.banner.message())
+    assert not dialog.add.isEnabled()
+    assert not dialog.confirm.isVisible()
+
+
+def test_an_unreachable_pc_can_be_tried_again(empty, dialog):
+    empty.core.failure = NodeUnreachable("gamer does not answer", "Is it on?")
+    QTest.keyClicks(dialog.target, "anna@gamer")
+    press(dialog, "Add")
+    empty.wait_for(lambda: "Is it on?" in dialog.banner.message())
+    assert dialog.add.isEnabled()
+
+
+def test_a_wrong_address_is_told_while_typing(empty, dialog):
+    QTest.keyClicks(dialog.target, "gamer:x")
+    assert dialog.problems["target"].isVisible()
+    assert not dialog.add.isEnabled()
+
+
+def test_this_pc_is_added_with_one_more_click(empty):
+    press(empty.window, "Add this PC")
+    dialog = open_dialog(AddNodeDialog)
+    assert not dialog.target.isVisible()
+    press(dialog, "Add")
+    empty.wait_for(lambda: "this-pc" in empty.cluster.nodes)
+    assert empty.called("add_node") == [("this-pc", "this PC", None)]
+
+
+def test_the_table_keeps_its_selection_while_figures_move(busy):
+    QTest.keyClick(busy.window, Qt.Key.Key_2, Qt.KeyboardModifier.ControlModifier)
+    page = busy.window.nodes
+    assert page.isVisible()
+    page.table.select("gamma")
+    busy.core.on_loop(busy.core.put_node, busy.core.node_map["alpha"])
+    busy.core.on_loop(busy.core.put_node, busy.core.node_map["gamma"])
+    busy.settle(0.1)
+    assert page.table.selected().name == "gamma"
+
+
+def test_remove_asks_first_and_cancel_is_safe(busy):
+    busy.window.go_to("nodes")
+    busy.window.nodes.table.select("delta")
+    answer_question(busy, "Cancel")
+    press(busy.window.nodes, "Remove")
+    assert busy.called("remove_node") == []
+    answer_question(busy, "Remove")
+    press(busy.window.nodes, "Remove")
+    busy.wait_for(lambda: "delta" not in busy.cluster.nodes)
+    assert "delta" not in [node.name for node in busy.window.nodes.model.rows()]
+
+
+def test_set_up_shows_its_end_and_its_failure(busy):
+    busy.window.go_to("nodes")
+    busy.window.nodes.table.select("alpha")
+    press(busy.window.nodes, "Set up environment")
+    busy.wait_for(lambda: "ready to train" in busy.window.nodes.banner.message())
+    busy.core.failure = UserError("The disk of alpha is full.", "Free 8 GiB.")
+    press(busy.window.nodes, "Set up environment")
+    busy.wait_for(lambda: "Free 8 GiB" in busy.window.nodes.banner.message())
+
+
+def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
+    busy.window.go_to("nodes")
+    press(busy.window.nodes, "Check all nodes")
+    results = busy.window.nodes.results
+    busy.wait_for(lambda: results.model.rows())
+    assert results.table.selected().status == "fail"
+    press(results, "Copy the fix")
+    assert application.clipboard().text() == "sudo ufw allow from 192.168.1.0/24"
+
+
+def test_dialogs_do_not_pile_up(busy):
+    assert open_dialog(QDialog) is None

@@ -1,0 +1,274 @@
+"""Runs: the table, a run's page, new run, stop, resume, delete, logs."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtTest import QTest
+
+from app.errors import UsageError, UserError
+from app.events import RunEvent
+from app.gui.windows.new_run_dialog import NewRunDialog
+from app.gui.windows.resume_dialog import ResumeDialog
+from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
+from tests.gui.test_nodes_page import answer_question, open_dialog
+from tests.gui.test_overview import press
+
+RUN = "support-chat-7f3a"
+
+
+@pytest.fixture
+def page(busy):
+    busy.window.open_run(RUN)
+    page = busy.window.run_page()
+    busy.wait_for(lambda: len(page.loss._series) == 2 and page.checkpoints.rows())
+    return page
+
+
+@pytest.fixture
+def new_run(busy):
+    QTest.keyClick(busy.window, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    dialog = open_dialog(NewRunDialog)
+    yield dialog
+    if open_dialog(NewRunDialog) is dialog:
+        dialog.reject()
+
+
+# ---------------------------------------------------------------- table
+
+
+def test_rows_change_in_place_and_deeds_fit_the_state(busy):
+    QTest.keyClick(busy.window, Qt.Key.Key_3, Qt.KeyboardModifier.ControlModifier)
+    page = busy.window.runs
+    page.table.select(RUN)
+    assert page._buttons["stop"].isEnabled()
+    assert not page._buttons["resume"].isEnabled()
+    assert not page._buttons["delete"].isEnabled()
+    busy.core.on_loop(busy.core.put_run, running_run(500))
+    busy.wait_for(lambda: page.table.selected().step == 500)
+    page.table.select("poems-11c0")
+    assert page._buttons["resume"].isEnabled()
+    assert page._buttons["delete"].isEnabled()
+    assert not page._buttons["stop"].isEnabled()
+
+
+def test_enter_opens_the_selected_run_and_escape_leads_back(busy):
+    busy.window.go_to("runs")
+    busy.window.runs.table.select("recipes-a0d2")
+    QTest.keyClick(busy.window.runs.table, Qt.Key.Key_Return)
+    assert busy.window.run_page().run_id == "recipes-a0d2"
+    QTest.keyClick(busy.window, Qt.Key.Key_Escape)
+    assert busy.window.stack.currentWidget() is busy.window.runs
+
+
+def test_delete_asks_and_the_row_goes(busy):
+    busy.window.go_to("runs")
+    busy.window.runs.table.select("recipes-a0d2")
+    answer_question(busy, "Delete for good")
+    press(busy.window.runs, "Delete")
+    busy.wait_for(lambda: "recipes-a0d2" not in busy.cluster.runs)
+    assert busy.window.runs.model.place_of("recipes-a0d2") is None
+
+
+# ---------------------------------------------------------------- new run
+
+
+def test_start_with_nothing_marks_what_is_missing_and_starts_nothing(busy, new_run):
+    press(new_run, "Start")
+    assert "another look" in new_run.banner.message()
+    assert new_run.fields["model"]._finding.isVisible()
+    assert busy.called("start_run") == []
+
+
+def test_a_problem_shows_only_where_one_has_been(new_run):
+    assert not new_run.fields["model"]._finding.isVisible()
+    new_run.fields["rank"].input.selectAll()
+    QTest.keyClicks(new_run.fields["rank"].input, "0")
+    assert new_run.fields["rank"]._finding.isVisible()
+    assert not new_run.fields["model"]._finding.isVisible()
+
+
+def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
+    QTest.keyClicks(new_run.fields["model"].input, "org/model")
+    QTest.keyClicks(new_run.fields["train"].input, "/data/chats.jsonl")
+    press(new_run, "Start")
+    busy.wait_for(lambda: bool(busy.called("start_run")) and open_dialog(NewRunDialog) is None)
+    spec = busy.called("start_run")[0][0]
+    assert (spec.model, spec.data.train) == ("org/model", "/data/chats.jsonl")
+    assert spec.nodes == ("alpha", "beta", "delta", "gamma"), "epsilon does not answer"
+    busy.wait_for(lambda: busy.window.run_page().run_id == "run-1-0001")
+
+
+def test_a_refused_start_keeps_the_answers(busy, new_run):
+    QTest.keyClicks(new_run.fields["model"].input, "org/model")
+    QTest.keyClicks(new_run.fields["train"].input, "chats.jsonl")
+    busy.core.failure = UserError("alpha is already busy: run x uses GPU 0", "Stop it first.")
+    press(new_run, "Start")
+    busy.wait_for(lambda: "Stop it first" in new_run.banner.message())
+    assert new_run.start.isEnabled()
+    assert new_run.answers().model == "org/model"
+
+
+def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
+    new_run.open_file(Path("/x/evening.yaml"))
+    busy.wait_for(lambda: new_run.answers().name == "evening")
+    new_run.fields["nodes"].set_answer("alpha")
+    target = Path("/x/copy.yaml")
+    new_run.save_file(target)
+    busy.wait_for(lambda: bool(busy.called("write_run_file")))
+    spec, path = busy.called("write_run_file")[0]
+    assert path == target
+    assert spec == replace(SPEC, name="evening", seed=7, nodes=("alpha",))
+
+
+def test_a_broken_run_file_says_what_is_wrong(busy, new_run):
+    busy.core.failure = UsageError("x.yaml: rank is 'a'", "Write a whole number.")
+    new_run.open_file(Path("/x/x.yaml"))
+    busy.wait_for(lambda: "Write a whole number" in new_run.banner.message())
+
+
+def test_full_training_asks_nothing_about_adapters(new_run):
+    new_run.fields["adapter"].set_answer("full")
+    assert not new_run.fields["rank"].isVisible()
+    new_run.fields["adapter"].set_answer("lora")
+    assert new_run.fields["rank"].isVisible()
+    assert not new_run.fields["dropout"].isVisible()
+    new_run.advanced.click()
+    assert new_run.fields["dropout"].isVisible()
+
+
+# ---------------------------------------------------------------- a run's page
+
+
+def test_the_page_shows_what_the_core_has(page):
+    assert len(page.ranks.rows()) == 4
+    assert len(page.events.rows()) == 5
+    assert page.progress.figures["step"].text() == "412 / 1,200"
+    assert [mark.text for mark in page.loss._marks] == ["attempt 2"]
+
+
+def test_live_steps_join_without_doubling(busy, page):
+    newest = page.loss._series[2]
+    before = len(newest)
+    last = make_steps(424, (1, 2))[-1]
+    fresh = replace(last, step=last.step + 1, loss=math.nan)
+    busy.core.on_loop(busy.core.put_steps, RUN, (last, fresh))
+    busy.wait_for(lambda: len(newest) == before + 1)
+    assert math.isnan(newest.y[-1]), "a loss that is no number is a gap"
+
+
+def test_events_arrive_in_plain_words(busy, page):
+    event = RunEvent(run_id=RUN, time_s=NOW_S, severity="warning", text="beta is slow.")
+    busy.core.on_loop(busy.core.put_event, event)
+    busy.wait_for(lambda: event in page.events.rows())
+
+
+def test_a_loss_that_is_no_number_is_told_above_the_page(busy, page):
+    busy.core.on_loop(busy.core.put_run, replace(running_run(), loss=math.nan))
+    busy.wait_for(lambda: "not a number" in page.notice.message())
+
+
+def test_stop_asks_and_tells_the_end(busy, page):
+    answer_question(busy, "Stop the run")
+    press(page.head, "Stop")
+    busy.wait_for(lambda: "has stopped" in page.banner.message())
+    assert busy.called("stop_run") == [(RUN,)]
+    assert page.head.buttons["resume"].isVisible()
+    assert not page.head.buttons["stop"].isVisible()
+
+
+def test_resume_on_other_nodes_from_an_older_checkpoint(busy):
+    from PySide6.QtCore import QTimer
+
+    busy.window.open_run("poems-11c0")
+    page = busy.window.run_page()
+    assert "gamma was lost at step 812" in page.notice.message()
+
+    def answer():
+        dialog = open_dialog(ResumeDialog)
+        busy.wait_for(lambda: len(dialog.model.rows()) == 3)
+        assert not dialog.boxes["epsilon"].isEnabled()
+        dialog.boxes["gamma"].setChecked(False)
+        dialog.table.select(320)
+        press(dialog, "Resume")
+
+    QTimer.singleShot(50, answer)
+    press(page.head, "Resume\u2026")
+    busy.wait_for(lambda: bool(busy.called("resume_run")))
+    assert busy.called("resume_run") == [("poems-11c0", 320, ("alpha", "beta"))]
+
+
+def test_export_tells_where_it_went(busy, page, application):
+    page.deeds.export_to(busy.cluster.runs[RUN], Path("/out/model"))
+    busy.wait_for(lambda: "/out/model" in page.banner.message())
+    press(page.banner, "Copy the path")
+    assert application.clipboard().text() == str(Path("/out/model"))
+
+
+def test_an_export_that_is_refused_says_why(busy, page):
+    busy.core.failure = UserError("/out/model is in use", "Choose a new folder.")
+    page.deeds.export_to(busy.cluster.runs[RUN], Path("/out/model"))
+    busy.wait_for(lambda: "Choose a new folder" in page.banner.message())
+
+
+def test_the_log_is_read_followed_and_searched(busy, page):
+    QTest.keyClick(busy.window, Qt.Key.Key_F, Qt.KeyboardModifier.ControlModifier)
+    assert page.tabs.currentWidget() is page.logs
+    view = page.logs.view
+    busy.wait_for(lambda: view.document.num_lines == 399 and page.logs._size_bytes is not None)
+    busy.core.on_loop(busy.core.put_log, RUN, 2, 0, b"the new line\n")
+    busy.core.on_loop(busy.core.put_log, RUN, 2, 1, b"of another rank\n")
+    busy.wait_for(lambda: view.document.num_lines == 400)
+    assert view.document.line(399) == "the new line"
+    QTest.keyClicks(page.logs.words, "step 17 ")
+    QTest.keyClick(page.logs.words, Qt.Key.Key_Return)
+    busy.wait_for(lambda: view.found_line == 16)
+    assert not page.logs.follow.isChecked(), "looking at something stops the following"
+
+
+def test_bytes_told_while_the_file_is_read_are_neither_lost_nor_doubled(busy, page):
+    from app.events import LogArrived
+
+    logs = page.logs
+    busy.wait_for(lambda: logs._size_bytes is not None)
+    size = logs._size_bytes
+    logs._size_bytes = None
+    logs._take(LogArrived(RUN, 2, "rank-0.log", size - 5, b"xxxx\nnew\n"))
+    logs._read_all(size)
+    assert logs.view.document.line(399) == "new"
+    assert logs._size_bytes == size + 4
+
+
+# ---------------------------------------------------------------- the plot
+
+
+def test_the_wheel_zooms_a_double_click_shows_all(page):
+    plot = page.loss
+    whole = plot.visible()
+    event = QWheelEvent(
+        QPointF(200, 100),
+        plot.mapToGlobal(QPointF(200, 100)),
+        QPoint(),
+        QPoint(0, 240),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    plot.wheelEvent(event)
+    zoomed = plot.visible()
+    assert zoomed.span < whole.span * 0.7
+    QTest.keyClick(plot, Qt.Key.Key_Left)
+    assert plot.visible().low < zoomed.low
+    QTest.mouseDClick(plot, Qt.MouseButton.LeftButton, pos=QPoint(200, 100))
+    assert plot.visible() == whole
+
+
+def test_the_readout_takes_the_newest_attempt(page):
+    step, value, attempt = page.loss.value_at(205.0)
+    assert (step, attempt) == (205.0, 2)
+    assert math.isfinite(value)
+    assert page.loss.value_at(50.0)[2] == 1

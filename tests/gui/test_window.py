@@ -1,0 +1,255 @@
+"""The whole window: contrast, names, keyboard, closing, crashes, memory, a free thread."""
+
+import json
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit, QTableView, QWidget
+
+from app.errors import UserError
+from app.gui.actions import TEXTS
+from app.gui.application import core_opener
+from app.gui.bridge import Bridge
+from app.gui.theme import read_palette
+from app.gui.widgets.card import DeviceCard
+from app.gui.window_state import FILE_NAME, WindowState, read_window_state, write_window_state
+from app.gui.windows.crash_dialog import CrashHook, make_report
+from tests.fakes.core import publish_history, running_run
+from tests.gui.pictures import BUSY
+from tests.gui.test_nodes_page import answer_question
+
+# ---------------------------------------------------------------- colours
+
+
+def luminance(color):
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """Return the contrast ratio of WCAG 2.2, 1 to 21."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+TEXT_ON = [
+    (text, ground)
+    for text in ("text", "muted", "accent", "good", "warning", "error")
+    for ground in ("window", "surface", "sunken", "hover", "selected")
+] + [
+    ("on_accent", "accent"),
+    ("on_accent", "accent_hover"),
+    *((tone, f"{tone}_tint") for tone in ("good", "warning", "error", "calm", "busy")),
+    *(("text", f"{tone}_tint") for tone in ("good", "warning", "error", "calm", "busy")),
+]
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+@pytest.mark.parametrize(("text", "ground"), TEXT_ON)
+def test_all_text_is_readable(name, text, ground):
+    palette = read_palette(name)
+    ratio = contrast(getattr(palette, text), getattr(palette, ground))
+    assert ratio >= 4.5, f"{text} on {ground} in {name}: {ratio:.2f}"
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_lines_and_edges_that_mean_something_are_visible(name):
+    palette = read_palette(name)
+    for color in ("chart_utilisation", "chart_memory", "chart_temperature", "chart_tokens"):
+        assert contrast(getattr(palette, color), palette.surface) >= 3.0, color
+    assert contrast(palette.border_strong, palette.surface) >= 3.0
+
+
+# ---------------------------------------------------------------- names and keys
+
+
+@pytest.mark.parametrize("scene", sorted(BUSY))
+def test_everything_that_can_be_reached_has_a_name(busy, scene):
+    widget = BUSY[scene](busy)
+    for part in widget.findChildren(QWidget):
+        is_control = isinstance(
+            part, (QAbstractButton, QComboBox, QLineEdit, QTableView, DeviceCard)
+        )
+        if is_control and part.isVisible() and part.focusPolicy() != Qt.FocusPolicy.NoFocus:
+            name = part.accessibleName() or getattr(part, "text", str)()
+            name = name or getattr(part, "placeholderText", str)()
+            assert name, f"{part} in {scene}"
+    if widget is not busy.window:
+        widget.close()
+
+
+def test_tab_reaches_the_cards_and_every_shortcut_is_told(busy):
+    focused = set()
+    for _ in range(40):
+        QTest.keyClick(busy.application.focusWidget() or busy.window, Qt.Key.Key_Tab)
+        focused.add(type(busy.application.focusWidget()).__name__)
+    assert {"DeviceCard", "Button", "QToolButton"} <= focused
+    in_menus = {
+        action.text()
+        for menu in busy.window.menuBar().actions()
+        for action in menu.menu().actions()
+    }
+    for name, texts in TEXTS.items():
+        if texts.shortcut and busy.window.actions_.has(name):
+            assert texts.text in in_menus, f"{texts.shortcut} stands in no menu"
+    assert "Ctrl+N" in busy.window.actions_["new_run"].toolTip()
+
+
+def test_both_themes_paint_every_page(busy, theme):
+    busy.core.on_loop(publish_history, busy.core, 10)
+    try:
+        for scheme in (Qt.ColorScheme.Dark, Qt.ColorScheme.Light):
+            theme.choose(scheme)
+            grounds = set()
+            for scene in ("overview", "nodes", "runs", "run-ranks"):
+                image = BUSY[scene](busy).grab().toImage()
+                grounds.add(image.pixelColor(200, 790).name())
+            assert grounds == {theme.palette.window}
+    finally:
+        theme.choose(Qt.ColorScheme.Light)
+
+
+def test_the_choice_of_colours_is_stored(busy, theme):
+    busy.window.actions_["dark"].trigger()
+    busy.wait_for(lambda: busy.core.chosen == {"theme": "dark"})
+    busy.window.actions_["light"].trigger()
+
+
+# ---------------------------------------------------------------- closing, crashing, remembering
+
+
+def test_closing_says_once_that_runs_go_on(busy):
+    busy.window.state.was_told_closing = False
+    answer_question(busy, "Cancel")
+    assert not busy.window.close()
+    assert busy.window.isVisible()
+    answer_question(busy, "Close the window")
+    assert busy.window.close()
+    assert busy.window.state.was_told_closing
+    assert busy.window.state.geometry
+    busy.window.show()
+    assert busy.window.close(), "said only once"
+
+
+def test_closing_with_nothing_under_way_asks_nothing(empty):
+    assert empty.window.close()
+
+
+def test_closing_waits_for_the_core_without_stopping_a_run(busy):
+    busy.window.state.was_told_closing = True
+    closed = []
+    busy.bridge.closed.connect(lambda: closed.append(1))
+    busy.window.finished.connect(busy.bridge.stop)
+    busy.window.close()
+    busy.wait_for(lambda: closed)
+    assert busy.called("stop_run") == []
+
+
+def test_the_window_remembers(tmp_path, make_stage):
+    state = WindowState(geometry="00ff", page="nodes", was_told_closing=True)
+    write_window_state(tmp_path, state)
+    assert read_window_state(tmp_path) == state
+    for broken in ("{", "[]", '{"page": 3, "other": 1}', '"x"'):
+        (tmp_path / FILE_NAME).write_text(broken)
+        assert read_window_state(tmp_path) == WindowState()
+    write_window_state(tmp_path / "file-in-the-way" / "x", state)
+    assert json.loads((tmp_path / "file-in-the-way" / "x" / FILE_NAME).read_text())
+    (tmp_path / "plain").write_text("")
+    write_window_state(tmp_path / "plain", state)
+
+
+def test_a_crash_is_one_dialog_with_a_report_to_copy(application, theme, monkeypatch):
+    for name in ("excepthook",):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "__excepthook__", lambda *args: None)
+    hook = CrashHook(theme)
+    hook.install()
+
+    def fail():
+        raise KeyError("deep inside")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    end_s = time.monotonic() + 5
+    while hook.dialog is None and time.monotonic() < end_s:
+        application.processEvents()
+    first = hook.dialog
+    assert "deep inside" in first.report
+    assert "in fail" in first.report
+    hook.show_crash("a second one")
+    assert hook.dialog is first
+    first.accept()
+    assert hook.dialog is None
+
+
+def test_a_report_tells_versions_and_no_names(monkeypatch):
+    report = make_report("Traceback")
+    assert "PySide6" in report
+    assert "Traceback" in report
+
+
+def test_an_error_without_a_place_of_its_own_shows_above_the_page(busy):
+    busy.core.failure = UserError("The store is full.", "Free some space.")
+    busy.bridge.run(lambda core, report: core.stop_run("support-chat-7f3a"))
+    busy.wait_for(lambda: "Free some space" in busy.window.banner.message())
+
+
+def test_the_real_core_opens_behind_the_window(application, tmp_path):
+    bridge = Bridge(core_opener(tmp_path / "home"))
+    opened, failed = [], []
+    bridge.opened.connect(lambda nodes, runs: opened.append((nodes, runs)))
+    bridge.open_failed.connect(failed.append)
+    bridge.crashed.connect(failed.append)
+    bridge.start()
+    end_s = time.monotonic() + 30
+    while not (opened or failed) and time.monotonic() < end_s:
+        application.processEvents()
+        time.sleep(0.005)
+    bridge.stop()
+    bridge.join()
+    assert failed == []
+    assert opened == [((), ())]
+
+
+# ---------------------------------------------------------------- a thread that is never blocked
+
+
+def test_slow_nodes_never_block_the_window(busy):
+    """Every action takes 0.4 s and figures flood in; the Qt thread stays free all the time."""
+    busy.core.delay_s = 0.4
+    busy.core.on_loop(publish_history, busy.core, 120)
+    busy.window.open_run("support-chat-7f3a")
+    busy.settle(0.5)
+    gaps, last_s = [], time.perf_counter()
+    deeds = [
+        busy.window.refresh,
+        lambda: busy.window.go_to("nodes"),
+        busy.window.nodes.check_all,
+        lambda: busy.window.go_to("overview"),
+        lambda: busy.window.open_run("support-chat-7f3a"),
+        lambda: busy.core.on_loop(busy.core.put_run, replace(running_run(), step=500)),
+        lambda: busy.window.go_to("runs"),
+    ]
+    end_s, turn = last_s + 2.0, 0
+    while time.perf_counter() < end_s:
+        busy.core.on_loop(busy.core.put_sample, "alpha", 1000 + turn)
+        busy.core.on_loop(busy.core.put_log, "support-chat-7f3a", 2, 0, b"line\n" * 50)
+        if turn % 10 == 0:
+            deeds[turn // 10 % len(deeds)]()
+        busy.application.processEvents()
+        now_s = time.perf_counter()
+        gaps.append(now_s - last_s)
+        last_s, turn = now_s, turn + 1
+        time.sleep(0.005)
+        last_s = time.perf_counter()
+    gaps.sort()
+    assert gaps[int(len(gaps) * 0.97)] < 0.05, f"worst {gaps[-5:]}"
+    assert gaps[-1] < 0.35, "far below the 0.4 s that each action takes"
