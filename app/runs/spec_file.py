@@ -114,11 +114,11 @@ def write_run_file(spec: RunSpec, path: Path) -> None:
 
 
 def _load(text: str) -> tuple[Any, dict[KeyPath, int], list[Problem]]:
-    loader = _Loader(text)
+    lines: dict[KeyPath, int] = {}
+    problems: list[Problem] = []
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
-        lines: dict[KeyPath, int] = {}
-        problems: list[Problem] = []
         if node is None:
             return None, lines, [Problem(1, "the file is empty; it needs the keys model and data")]
         _index(node, (), lines, problems)
@@ -126,12 +126,12 @@ def _load(text: str) -> tuple[Any, dict[KeyPath, int], list[Problem]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(filter(None, (error.context, error.problem)))
-        line = mark.line + 1 if mark else None
-        return None, {}, [Problem(line, f"this is not YAML: {what}")]
+        return None, lines, [Problem(mark.line + 1 if mark else None, f"this is not YAML: {what}")]
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return None, lines, [Problem(line, f"this is not YAML: {error.reason}")]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return None, {}, [Problem(None, f"this is not YAML: {error}")]
-    finally:
-        loader.dispose()
+        return None, lines, [Problem(None, f"this is not YAML: {error}")]
 
 
 def _index(

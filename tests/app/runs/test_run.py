@@ -1,0 +1,254 @@
+"""The states of a run and the verdict over what its nodes report."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from agents.protocol import AttemptState, AttemptStatus
+from app.events import RunState
+from app.runs.run import (
+    ACTIVE_STATES,
+    MOVES,
+    RESUMABLE_STATES,
+    Part,
+    Situation,
+    judge,
+    may_move,
+)
+
+ALL_STATES: tuple[RunState, ...] = get_args(RunState)
+PART_STATES: tuple[AttemptState, ...] = get_args(AttemptState)
+
+
+def part(node: str, state: AttemptState, message: str = "", **changes: object) -> Part:
+    status = AttemptStatus(
+        run_id="r", attempt=1, node=node, state=state, message=message, **changes
+    )
+    return Part(node=node, status=status)
+
+
+def silent(node: str, for_s: float = 1.0) -> Part:
+    return Part(node=node, silent_s=for_s)
+
+
+def absent(node: str) -> Part:
+    return Part(node=node)
+
+
+def verdict(*parts: Part, **changes: object) -> tuple[str, str, tuple[str, ...]]:
+    found = judge(Situation(parts=parts, **changes))
+    return found.state, found.message, found.stop
+
+
+def test_every_state_has_moves_and_ends_are_not_active() -> None:
+    assert set(MOVES) == set(ALL_STATES)
+    assert set(ALL_STATES) - ACTIVE_STATES == RESUMABLE_STATES | {"done"}
+
+
+def test_staying_is_always_legal_and_done_is_final() -> None:
+    assert all(may_move(state, state) for state in ALL_STATES)
+    assert not any(may_move("done", state) for state in ALL_STATES if state != "done")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("stopping", "running"),
+        ("stopped", "running"),
+        ("interrupted", "running"),
+        ("failed", "done"),
+        ("created", "running"),
+        ("running", "launching"),
+    ],
+)
+def test_illegal_moves(old: RunState, new: RunState) -> None:
+    assert not may_move(old, new)
+
+
+@pytest.mark.parametrize("state", sorted(RESUMABLE_STATES))
+def test_resumable_states_can_be_launched_again(state: RunState) -> None:
+    assert may_move(state, "launching")
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (("running", "running"), "running"),
+        (("starting", "running"), "running"),
+        (("done", "running"), "running"),
+        (("done", "done"), "done"),
+        (("stopped", "done"), "stopped"),
+        (("stopped", "stopped"), "stopped"),
+        (("stopping", "running"), "stopping"),
+        (("stopped", "running"), "stopping"),
+    ],
+)
+def test_verdict_over_two_healthy_parts(states: tuple[AttemptState, ...], expected: str) -> None:
+    parts = [part(node, state) for node, state in zip(("alpha", "beta"), states, strict=True)]
+    assert verdict(*parts) == (expected, "", ())
+
+
+def test_asked_to_stop_shows_while_ranks_still_run() -> None:
+    assert verdict(part("alpha", "running"), stop_asked=True)[0] == "stopping"
+
+
+def test_lost_node_names_step_checkpoint_and_who_is_left() -> None:
+    found = judge(
+        Situation(
+            parts=(part("alpha", "running"), part("beta", "running"), part("gamma", "lost")),
+            step=812,
+            checkpoint_step=800,
+        )
+    )
+    assert found.state == "interrupted"
+    assert found.message == "node gamma was lost at step 812; newest checkpoint is step 800"
+    assert found.hint == "Resume on alpha and beta."
+    assert found.stop == ("alpha", "beta")
+
+
+def test_silent_node_alone_stops_nothing() -> None:
+    state, message, stop = verdict(part("alpha", "running"), silent("beta", 3600.0))
+    assert (state, stop) == ("running", ())
+    assert "beta cannot be reached; training goes on" in message
+
+
+def test_silent_node_is_lost_when_the_others_stand_still() -> None:
+    parts = (part("alpha", "running"), silent("beta", 16.0))
+    assert verdict(*parts, standing_s=14.0, patience_s=15.0)[0] == "running"
+    state, message, stop = verdict(*parts, standing_s=15.0, patience_s=15.0)
+    assert (state, stop) == ("interrupted", ("alpha",))
+    assert message.startswith("node beta was lost")
+
+
+def test_node_that_just_fell_silent_gets_its_time_though_others_stand_still() -> None:
+    parts = (part("alpha", "running"), silent("beta", 2.0))
+    assert verdict(*parts, standing_s=100.0, patience_s=15.0)[0] == "running"
+
+
+def test_ranks_that_lost_a_peer_make_the_silent_node_the_culprit() -> None:
+    lost_peer = {"message": "Rank 0 failed: connection closed", "peer_lost": True}
+    state, message, _ = verdict(
+        part("alpha", "failed", **lost_peer), part("beta", "failed", **lost_peer), silent("gamma")
+    )
+    assert state == "interrupted"
+    assert message.startswith("node gamma was lost")
+
+
+def test_failure_of_its_own_comes_before_lost_peers_and_silence() -> None:
+    state, message, stop = verdict(
+        part("alpha", "failed", "peer", peer_lost=True, ended_s=1.0),
+        part("beta", "failed", "Rank 1 on node beta was killed", ended_s=2.0),
+        silent("gamma"),
+        part("delta", "running"),
+    )
+    assert (state, message) == ("failed", "Rank 1 on node beta was killed")
+    assert stop == ("delta",)
+
+
+def test_first_of_two_own_failures_is_the_cause() -> None:
+    assert (
+        verdict(
+            part("alpha", "failed", "later", ended_s=9.0),
+            part("beta", "failed", "earlier", ended_s=3.0),
+        )[1]
+        == "earlier"
+    )
+
+
+def test_lost_peers_alone_wait_for_the_real_culprit_then_give_up() -> None:
+    parts = (part("alpha", "failed", "peer", peer_lost=True), part("beta", "running"))
+    assert verdict(*parts, standing_s=1.0)[0] == "running"
+    state, message, stop = verdict(*parts, standing_s=60.0)
+    assert (state, stop) == ("interrupted", ("beta",))
+    assert "lost contact with each other" in message
+
+
+def test_all_lost_their_peers() -> None:
+    parts = [part(node, "failed", "peer", peer_lost=True) for node in ("alpha", "beta")]
+    found = judge(Situation(parts=tuple(parts), step=7, checkpoint_step=5))
+    assert found.state == "interrupted"
+    assert "at step 7; newest checkpoint is step 5" in found.message
+    assert "rackless check" in found.hint
+    assert "resume from step 5" in found.hint
+
+
+def test_failure_offers_the_checkpoint() -> None:
+    found = judge(
+        Situation(parts=(part("a", "failed", "boom", hint="Fix it."),), checkpoint_step=30)
+    )
+    assert found.hint == "Fix it. Then resume from step 30."
+
+
+def test_part_that_is_not_there_ends_a_broken_launch() -> None:
+    state, message, stop = verdict(part("alpha", "running"), absent("beta"))
+    assert (state, stop) == ("interrupted", ("alpha",))
+    assert "beta has no part of the run" in message
+
+
+def test_launch_under_way_may_have_parts_missing() -> None:
+    assert verdict(part("alpha", "starting"), absent("beta"), launching=True)[0] == "launching"
+    assert verdict(absent("alpha"), launching=True)[0] == "launching"
+
+
+def test_launch_of_another_master_is_left_alone() -> None:
+    parts = (part("alpha", "running"), absent("beta"))
+    assert verdict(*parts, is_ours=False) == ("running", "", ())
+    assert verdict(part("alpha", "done"), absent("beta"), is_ours=False)[0] == "interrupted"
+
+
+def test_all_nodes_silent_says_that_nothing_is_known() -> None:
+    state, message, stop = verdict(silent("alpha", 9e9), silent("beta", 9e9))
+    assert (state, stop) == ("running", ())
+    assert "alpha and beta cannot be reached; what the run does now is not known" in message
+    assert verdict(silent("alpha"), stop_asked=True)[0] == "stopping"
+
+
+def test_stop_with_a_silent_node_tells_what_may_be_left() -> None:
+    state, message, _ = verdict(part("alpha", "stopped"), silent("beta"), stop_asked=True)
+    assert state == "stopped"
+    assert "beta could not be reached" in message
+
+
+def test_done_on_all_that_answer_is_done() -> None:
+    assert verdict(part("alpha", "done"), silent("beta"))[0] == "done"
+
+
+def test_node_lost_while_stopping_is_a_stop() -> None:
+    state, message, stop = verdict(part("alpha", "stopping"), part("beta", "lost"), stop_asked=True)
+    assert (state, stop) == ("stopped", ("alpha",))
+    assert "beta was lost while the run was stopped" in message
+
+
+OPTIONS = [
+    *(part("x", state) for state in PART_STATES),
+    part("x", "failed", "p", peer_lost=True),
+    silent("x", 100.0),
+    absent("x"),
+]
+
+
+@pytest.mark.parametrize("stop_asked", [False, True])
+@pytest.mark.parametrize("standing_s", [0.0, 100.0])
+def test_every_combination_of_three_parts_ends_in_a_sound_verdict(
+    stop_asked: bool, standing_s: float
+) -> None:
+    """Over all 11 ** 3 combinations: an end never leaves a part running that it does not stop, a
+    bad end always says why, and only parts that are active are stopped."""
+    for chosen in itertools.product(OPTIONS, repeat=3):
+        parts = tuple(
+            Part(node=node, status=found.status, silent_s=found.silent_s)
+            for node, found in zip("abc", chosen, strict=True)
+        )
+        found = judge(Situation(parts=parts, stop_asked=stop_asked, standing_s=standing_s))
+        active = tuple(p.node for p in parts if p.active)
+        states = [p.status.state if p.status else None for p in parts]
+        assert found.stop in ((), active), states
+        if found.state not in ACTIVE_STATES:
+            assert found.stop == active, states
+        if found.state in ("interrupted", "failed"):
+            assert found.message or states.count("failed"), states
+        if found.state == "done":
+            assert set(states) <= {"done", None}, states

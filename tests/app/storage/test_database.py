@@ -1,0 +1,200 @@
+"""The database opens safely: whatever lies there, nothing is lost and nobody is locked out."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.errors import UserError
+from app.storage import database as database_module
+from app.storage.database import SAFE_WAL_VERSION, open_database
+from app.storage.migrations import MIGRATIONS
+
+WRITER = """
+import sys
+from pathlib import Path
+from app.storage.database import open_database
+database = open_database(Path(sys.argv[1]))
+for number in range(int(sys.argv[3])):
+    with database.write() as connection:
+        connection.execute("INSERT INTO facts VALUES (?, ?)", (f"{sys.argv[2]}-{number}", "x"))
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "rackless.sqlite3"
+
+
+def pragma(path: Path, name: str) -> object:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(f"PRAGMA {name}").fetchone()[0]
+    finally:
+        connection.close()
+
+
+def test_new_database_has_the_newest_schema_and_private_folder(path: Path) -> None:
+    database = open_database(path)
+    assert database.is_new
+    database.close()
+    assert pragma(path, "user_version") == len(MIGRATIONS)
+    assert path.parent.stat().st_mode & 0o077 == 0
+    assert not open_database(path).is_new
+
+
+def test_journal_mode_follows_the_library_version(path: Path) -> None:
+    database = open_database(path)
+    safe = sqlite3.sqlite_version_info >= SAFE_WAL_VERSION
+    assert database.read("PRAGMA journal_mode") == [("wal" if safe else "delete",)]
+    assert database.read("PRAGMA synchronous") == [(2 if safe else 3,)]
+    assert database.read("PRAGMA foreign_keys") == [(1,)]
+
+
+def test_old_library_leaves_wal_mode_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_database(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    monkeypatch.setattr(database_module, "SAFE_WAL_VERSION", (99, 0, 0))
+    assert open_database(path).read("PRAGMA journal_mode") == [("delete",)]
+
+
+@pytest.mark.parametrize("damage", ["text", "truncate", "flip"])
+def test_damaged_file_is_moved_aside_and_a_new_one_made(path: Path, damage: str) -> None:
+    database = open_database(path)
+    with database.write() as connection:
+        rows = [(f"key-{n}", "v" * 500) for n in range(200)]
+        connection.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+    database.close()
+    before = path.read_bytes()
+    after = {
+        "text": b"this is no database at all, but long enough to be read as one" * 20,
+        "truncate": before[: len(before) // 2],
+        "flip": before[:4096] + bytes(b ^ 0xFF for b in before[4096:]),
+    }[damage]
+    path.write_bytes(after)
+
+    database = open_database(path)
+
+    assert database.is_new
+    assert database.read("SELECT * FROM facts") == []
+    assert "damaged" in database.notice
+    kept = [file for file in path.parent.iterdir() if ".damaged-" in file.name]
+    assert [file.read_bytes() for file in kept] == [after]
+
+
+def test_two_damaged_files_in_one_second_are_both_kept(path: Path) -> None:
+    path.parent.mkdir()
+    for content in (b"first" * 300, b"second" * 300):
+        path.write_bytes(content)
+        open_database(path).close()
+    kept = {file.read_bytes() for file in path.parent.glob("*.damaged-*")}
+    assert kept == {b"first" * 300, b"second" * 300}
+
+
+def test_newer_schema_is_refused_and_not_touched(path: Path) -> None:
+    open_database(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="written by a newer Rackless") as refused:
+        open_database(path)
+    assert "Install the newer version" in refused.value.hint
+    assert path.read_bytes() == before
+
+
+def test_migration_backs_up_first_and_keeps_the_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = open_database(path)
+    with database.write() as connection:
+        connection.execute("INSERT INTO facts VALUES ('key', 'old')")
+    database.close()
+    added = ("CREATE TABLE later (x TEXT) STRICT", "INSERT INTO later SELECT value FROM facts")
+    monkeypatch.setattr(database_module, "MIGRATIONS", (*MIGRATIONS, added))
+
+    database = open_database(path)
+
+    assert database.read("SELECT x FROM later") == [("old",)]
+    backup = path.with_name(f"{path.name}.schema-{len(MIGRATIONS)}")
+    assert pragma(backup, "user_version") == len(MIGRATIONS)
+
+
+@pytest.mark.parametrize("broken_at", [0, 1])
+def test_migration_that_breaks_off_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, broken_at: int
+) -> None:
+    open_database(path).close()
+    step = ["CREATE TABLE later (x TEXT) STRICT", "CREATE INDEX i ON later (x)"]
+    step[broken_at] = "CREATE NONSENSE"
+    monkeypatch.setattr(database_module, "MIGRATIONS", (*MIGRATIONS, tuple(step)))
+    with pytest.raises(UserError):
+        open_database(path)
+    monkeypatch.undo()
+    database = open_database(path)
+    assert not database.is_new
+    assert database.read("SELECT name FROM sqlite_master WHERE name = 'later'") == []
+
+
+def test_write_is_all_or_nothing(path: Path) -> None:
+    database = open_database(path)
+    statements = ("INSERT INTO facts VALUES ('a', 'b')", "INSERT INTO nowhere VALUES (1)")
+    with pytest.raises(UserError), database.write() as connection:
+        [connection.execute(statement) for statement in statements]
+    assert database.read("SELECT * FROM facts") == []
+
+
+def test_two_processes_write_at_once_and_lose_nothing(path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), name, "40"])
+        for name in ("first", "second")
+    ]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    database = open_database(path)
+    assert database.read("SELECT count(*) FROM facts") == [(80,)]
+    assert not database.notice
+
+
+def test_killed_writer_leaves_whole_transactions(path: Path) -> None:
+    open_database(path).close()
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), "w", "100000"])
+    database = open_database(path)
+    while database.read("SELECT count(*) FROM facts")[0][0] < 5:
+        assert writer.poll() is None
+    writer.kill()
+    writer.wait()
+    database = open_database(path)
+    assert not database.notice
+    assert database.read("SELECT count(*) FROM facts")[0][0] >= 5
+
+
+def test_version_of_data_rises_when_another_connection_writes(path: Path) -> None:
+    ours, other = open_database(path), open_database(path)
+    before = ours.version_of_data()
+    with ours.write() as connection:
+        connection.execute("INSERT INTO facts VALUES ('mine', '')")
+    assert ours.version_of_data() == before
+    with other.write() as connection:
+        connection.execute("INSERT INTO facts VALUES ('theirs', '')")
+    assert ours.version_of_data() != before
+
+
+def test_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be used") as refused:
+        open_database(tmp_path / "file" / "rackless.sqlite3")
+    assert "RACKLESS_HOME" in refused.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_folder_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="cannot be used"):
+        open_database(tmp_path / "home" / "rackless.sqlite3")

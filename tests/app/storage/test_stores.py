@@ -1,0 +1,157 @@
+"""Nodes, runs, events and hashes survive in the store, and a lost store gives back the nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.protocol import RankPlacement
+from agents.spec import DataSpec, RunSpec
+from app.events import RunEvent
+from app.storage.database import Database, open_database
+from app.storage.hashes import HashStore
+from app.storage.nodes import NodeStore
+from app.storage.runs import AttemptRecord, Progress, RunRecord, RunStore
+
+SPEC = RunSpec(model="m", data=DataSpec(train="t.jsonl"), nodes=("b", "a"), shares=(1.0, 2.5))
+RUN = RunRecord(
+    run_id="20261121-141502-k3f",
+    name="mine",
+    state="running",
+    spec=SPEC,
+    attempt=2,
+    nodes=("b", "a"),
+    created_s=5.0,
+    progress=Progress(step=3, total_steps=9, loss=1.5),
+)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return open_database(tmp_path / "rackless.sqlite3")
+
+
+def test_nodes_keep_their_order_and_addresses(database: Database, tmp_path: Path) -> None:
+    store = NodeStore(database, tmp_path / "nodes.json")
+    for name in ("zeta", "alpha", "beta"):
+        store.save(name, {"transport": "ssh", "host": name})
+    store.save("zeta", {"transport": "local"})
+    store.remove("alpha")
+    assert [(n.name, n.address.get("host")) for n in store.all()] == [
+        ("zeta", None),
+        ("beta", "beta"),
+    ]
+
+
+def test_lost_database_takes_the_nodes_from_their_copy(database: Database, tmp_path: Path) -> None:
+    NodeStore(database, tmp_path / "nodes.json").save("alpha", {"transport": "local"})
+    database.close()
+    (tmp_path / "rackless.sqlite3").unlink()
+    again = NodeStore(open_database(tmp_path / "rackless.sqlite3"), tmp_path / "nodes.json")
+    assert [(n.name, n.address) for n in again.all()] == [("alpha", {"transport": "local"})]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "[3]", '[{"name": "x"}]'])
+def test_copy_that_was_edited_badly_is_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / "nodes.json").write_text(text)
+    database = open_database(tmp_path / "rackless.sqlite3")
+    assert NodeStore(database, tmp_path / "nodes.json").all() == ()
+
+
+def test_removed_node_does_not_come_back_from_the_copy(database: Database, tmp_path: Path) -> None:
+    store = NodeStore(database, tmp_path / "nodes.json")
+    store.save("alpha", {"transport": "local"})
+    store.remove("alpha")
+    assert NodeStore(open_database(tmp_path / "new.sqlite3"), tmp_path / "nodes.json").all() == ()
+
+
+def test_run_reads_back_as_it_was(database: Database) -> None:
+    store = RunStore(database)
+    assert store.add(RUN)
+    assert store.get(RUN.run_id) == RUN
+    assert not store.add(replace(RUN, name="other"))
+    assert store.all() == (RUN,)
+
+
+def test_runs_are_listed_newest_first_and_by_state(database: Database) -> None:
+    store = RunStore(database)
+    for number, state in enumerate(("done", "running", "failed")):
+        store.add(replace(RUN, run_id=str(number), created_s=float(number), state=state))
+    assert [run.run_id for run in store.all()] == ["2", "1", "0"]
+    assert store.in_states({"running", "failed"}) == ("2", "1")
+    assert store.in_states(()) == ()
+
+
+def test_change_sees_the_row_as_it_stands(database: Database) -> None:
+    store = RunStore(database)
+    store.add(RUN)
+    changed = store.change(RUN.run_id, lambda run: replace(run, message=run.message + "x"))
+    assert changed is not None
+    assert store.change(RUN.run_id, lambda run: replace(run, message=run.message + "y"))
+    assert store.get(RUN.run_id) == replace(RUN, message="xy")
+    assert store.change(RUN.run_id, lambda run: None) is None
+    assert store.change(RUN.run_id, lambda run: run) is None
+    assert store.change("nobody", lambda run: run) is None
+
+
+def test_deleted_run_cannot_be_entered_again_but_a_discarded_one_can(database: Database) -> None:
+    store = RunStore(database)
+    store.add(RUN)
+    store.discard(RUN.run_id)
+    assert store.get(RUN.run_id) is None
+    assert store.add(RUN)
+    store.delete(RUN.run_id)
+    assert store.is_deleted(RUN.run_id)
+    assert not store.add(RUN)
+
+
+def test_attempts_and_events_go_with_their_run(database: Database) -> None:
+    store = RunStore(database)
+    store.add(RUN)
+    place = RankPlacement(rank=0, local_rank=0, node="b", device="cuda:1", device_id="GPU-1")
+    attempts = [
+        AttemptRecord(
+            run_id=RUN.run_id,
+            attempt=number,
+            placements=(place,),
+            resume_step=number * 10,
+            launched_s=1.0,
+            inputs={"model": {"value": "m"}},
+        )
+        for number in (2, 1)
+    ]
+    for attempt in attempts:
+        store.save_attempt(attempt)
+    event = RunEvent(run_id=RUN.run_id, time_s=1.0, severity="warning", text="a node is silent")
+    store.add_event(event)
+    assert store.attempts(RUN.run_id) == tuple(reversed(attempts))
+    assert store.events(RUN.run_id) == (event,)
+    store.delete(RUN.run_id)
+    assert store.attempts(RUN.run_id) == ()
+    assert store.events(RUN.run_id) == ()
+
+
+def test_wish_to_search_nodes_is_remembered(database: Database) -> None:
+    store = RunStore(database)
+    assert not store.must_search_nodes()
+    store.set_search_nodes(True)
+    store.set_search_nodes(True)
+    assert store.must_search_nodes()
+    store.set_search_nodes(False)
+    assert not store.must_search_nodes()
+
+
+def test_hash_is_remembered_until_the_file_changes(database: Database, tmp_path: Path) -> None:
+    store = HashStore(database)
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first = store.sha256(path)
+    stat = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert store.sha256(path) == first, "size and time are the same, so it was not read again"
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert store.sha256(path) != first

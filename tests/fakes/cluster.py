@@ -1,0 +1,269 @@
+"""Nodes in memory, for the life of a run: they launch, fail, fall silent and forget on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agents.protocol import (
+    AttemptIntent,
+    AttemptState,
+    AttemptStatus,
+    CheckpointInfo,
+    EnvironmentReport,
+    MergeJob,
+    NodeFacts,
+    RankStatus,
+    StreamChunk,
+)
+from app.errors import NodeUnreachable, UserError
+from app.events import EventHub
+from app.library.bundles import Source
+from app.paths import Paths
+from app.runs.book import RunBook
+from app.runs.cluster import Progress
+from app.runs.services import Services
+from app.settings import Settings
+from app.storage.database import open_database
+from app.storage.hashes import HashStore
+from app.storage.runs import RunStore
+
+ENVIRONMENT = EnvironmentReport(python="/env/bin/python", python_version="3.11.7", fits=True)
+
+
+def make_facts(**changes: object) -> NodeFacts:
+    facts = NodeFacts(
+        hostname="pc",
+        os="Debian",
+        kernel="6.1",
+        python="3.11.7",
+        architecture="x86_64",
+        address="127.0.0.1",
+        environment=ENVIRONMENT,
+    )
+    return replace(facts, **changes)
+
+
+@dataclass
+class Exported:
+    path: str
+
+
+@dataclass
+class FakeNode:
+    """One node; a test turns its switches."""
+
+    name: str
+    facts_now: NodeFacts = field(default_factory=make_facts)
+    reachable: bool = True
+    launch_error: Exception | None = None
+    stop_error: Exception | None = None
+    attempts: dict[tuple[str, int], AttemptStatus] = field(default_factory=dict)
+    streams: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
+    checkpoints: dict[tuple[str, int], CheckpointInfo] = field(default_factory=dict)
+    damaged: set[int] = field(default_factory=set)
+    """Steps whose files do not match their hashes."""
+    fences: dict[str, int] = field(default_factory=dict)
+    intents: list[AttemptIntent] = field(default_factory=list)
+    stops: list[tuple[str, int, float]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    pushed: list[str] = field(default_factory=list)
+    merges: list[MergeJob] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    # ------------------------------------------------------------ switches
+
+    def set_state(
+        self, run_id: str, attempt: int, state: AttemptState, message: str = "", **changes: object
+    ) -> None:
+        status = self.attempts[run_id, attempt]
+        self.attempts[run_id, attempt] = replace(status, state=state, message=message, **changes)
+
+    def set_rank(self, run_id: str, attempt: int, **rank: object) -> None:
+        ranks = (RankStatus(rank=0, **rank),)
+        self.attempts[run_id, attempt] = replace(self.attempts[run_id, attempt], ranks=ranks)
+
+    def write(self, run_id: str, attempt: int, stream: str, data: bytes) -> None:
+        streams = self.streams.setdefault((run_id, attempt), {})
+        streams[stream] = streams.get(stream, b"") + data
+
+    def add_checkpoint(self, run_id: str, step: int, attempt: int = 1, content: str = "") -> None:
+        self.checkpoints[run_id, step] = CheckpointInfo(
+            run_id=run_id,
+            step=step,
+            attempt=attempt,
+            path=f"runs/{run_id}/checkpoints/step-{step:08d}",
+            size_bytes=1000,
+            manifest_sha256=f"{content}{step}",
+            created_s=float(step),
+        )
+
+    def _answer(self, kind: str) -> None:
+        self.calls.append(kind)
+        if not self.reachable:
+            raise NodeUnreachable(f"{self.name} cannot be reached")
+
+    # ------------------------------------------------------------ what the master asks
+
+    async def facts(self) -> NodeFacts:
+        self._answer("facts")
+        return self.facts_now
+
+    async def port_choose(self, address: str) -> int:
+        self._answer("port_choose")
+        return 29500
+
+    async def launch(self, intent: AttemptIntent) -> AttemptStatus:
+        self._answer("launch")
+        await asyncio.sleep(0)
+        if self.launch_error is not None:
+            raise self.launch_error
+        self.intents.append(intent)
+        status = AttemptStatus(
+            run_id=intent.run_id,
+            attempt=intent.attempt,
+            node=self.name,
+            state="running",
+            started_s=1000.0,
+            spec=intent.spec,
+            all_ranks=intent.ranks,
+        )
+        self.attempts[intent.run_id, intent.attempt] = status
+        return status
+
+    async def attempt_status(self, run_id: str, attempt: int) -> AttemptStatus:
+        self._answer("attempt_status")
+        try:
+            return self.attempts[run_id, attempt]
+        except KeyError:
+            raise UserError(f"{self.name} has no attempt {attempt} of {run_id}") from None
+
+    async def attempt_list(self) -> tuple[AttemptStatus, ...]:
+        self._answer("attempt_list")
+        return tuple(self.attempts.values())
+
+    async def stop(self, run_id: str, attempt: int, grace_s: float) -> AttemptStatus:
+        self._answer("stop")
+        self.stops.append((run_id, attempt, grace_s))
+        if self.stop_error is not None:
+            raise self.stop_error
+        status = await self.attempt_status(run_id, attempt)
+        if status.state in ("starting", "running", "stopping"):
+            self.set_state(run_id, attempt, "stopped")
+        return self.attempts[run_id, attempt]
+
+    async def stream_list(self, run_id: str, attempt: int) -> dict[str, int]:
+        self._answer("stream_list")
+        return {name: len(data) for name, data in self.streams.get((run_id, attempt), {}).items()}
+
+    async def stream_read(
+        self, run_id: str, attempt: int, stream: str, offset: int, max_bytes: int
+    ) -> StreamChunk:
+        self._answer("stream_read")
+        return self._chunk(run_id, attempt, stream, offset, max_bytes)
+
+    async def follow_streams(
+        self, run_id: str, attempt: int, offsets: Mapping[str, int]
+    ) -> AsyncIterator[StreamChunk]:
+        reached = dict(offsets)
+        while True:
+            self._answer("follow_streams")
+            for stream, data in self.streams.get((run_id, attempt), {}).items():
+                while reached.get(stream, 0) < len(data):
+                    chunk = self._chunk(run_id, attempt, stream, reached.get(stream, 0), 7)
+                    yield chunk
+                    reached[stream] = chunk.offset + len(base64.b64decode(chunk.data_base64))
+            await asyncio.sleep(0.01)
+
+    def _chunk(
+        self, run_id: str, attempt: int, stream: str, offset: int, max_bytes: int
+    ) -> StreamChunk:
+        data = self.streams[run_id, attempt][stream]
+        return StreamChunk(
+            run_id=run_id,
+            attempt=attempt,
+            stream=stream,
+            offset=offset,
+            data_base64=base64.b64encode(data[offset : offset + max_bytes]).decode(),
+            size_bytes=len(data),
+        )
+
+    async def checkpoint_list(self, run_id: str | None = None) -> tuple[CheckpointInfo, ...]:
+        self._answer("checkpoint_list")
+        return tuple(c for c in self.checkpoints.values() if run_id in (None, c.run_id))
+
+    async def checkpoint_verify(self, run_id: str, step: int) -> CheckpointInfo:
+        self._answer("checkpoint_verify")
+        info = self.checkpoints[run_id, step]
+        whole = step not in self.damaged
+        return replace(info, verified=whole, problem="" if whole else "state.json was changed")
+
+    async def checkpoint_delete(self, run_id: str, step: int) -> None:
+        self._answer("checkpoint_delete")
+        del self.checkpoints[run_id, step]
+        self.damaged.discard(step)
+
+    async def run_fence(self, run_id: str, attempt: int) -> int:
+        self._answer("run_fence")
+        self.fences[run_id] = max(attempt, self.fences.get(run_id, 0))
+        return self.fences[run_id]
+
+    async def run_delete(self, run_id: str) -> int:
+        self._answer("run_delete")
+        self.deleted.append(run_id)
+        self.attempts = {k: v for k, v in self.attempts.items() if k[0] != run_id}
+        return 0
+
+    async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> Exported:
+        self._answer("export_merged")
+        self.merges.append(job)
+        return Exported(job.destination)
+
+
+class FakeCluster:
+    def __init__(self, *names: str) -> None:
+        self.nodes = {name: FakeNode(name) for name in names}
+        self.copies: list[tuple[str, str, str]] = []
+
+    def __getitem__(self, name: str) -> FakeNode:
+        return self.nodes[name]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.nodes)
+
+    def agent(self, name: str) -> FakeNode:
+        if name not in self.nodes:
+            raise UserError(f"there is no node {name}")
+        return self.nodes[name]
+
+    async def push(self, name: str, source: Source) -> str:
+        self.nodes[name]._answer("push")
+        assert source.destination is not None
+        self.nodes[name].pushed.append(source.destination)
+        return f"/agent/{source.destination}"
+
+    async def fetch(self, name: str, path: str, target: Path) -> None:
+        self.nodes[name]._answer("fetch")
+        await asyncio.to_thread(target.mkdir)
+
+    async def copy(self, source: str, target: str, path: str) -> None:
+        self.copies.append((source, target, path))
+        for key, info in self.nodes[source].checkpoints.items():
+            if info.path == path:
+                self.nodes[target].checkpoints[key] = info
+
+
+def make_services(home: Path, cluster: FakeCluster) -> Services:
+    """Return services with a real store below `home` and the fake nodes."""
+    paths = Paths(home)
+    database = open_database(paths.database)
+    return Services(
+        paths=paths,
+        book=RunBook(paths, RunStore(database), EventHub()),
+        hashes=HashStore(database),
+        cluster=cluster,
+        settings=Settings(paths.settings_file),
+    )
