@@ -1,8 +1,13 @@
-"""A node that can be talked to: an open connection with a started agent on it."""
+"""A node that can be talked to: an open connection with a started agent on it.
+
+Raw bytes travel on connections of their own. On the agent's, a ping would wait behind megabytes
+that a slow network has not taken yet, and the node would look dead while it is sent a model.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agents.protocol import Hello
@@ -19,10 +24,17 @@ CLOSE_GRACE_S = 2.0
 class Link:
     """Owns the connection and the channel; `close` ends both and leaves no process behind."""
 
-    def __init__(self, node: Node, connection: Connection, channel: Channel) -> None:
+    def __init__(
+        self,
+        node: Node,
+        connection: Connection,
+        channel: Channel,
+        connect_again: Callable[[], Awaitable[Connection]],
+    ) -> None:
         self.node = node
         self.channel = channel
         self._connection = connection
+        self._connect_again = connect_again
 
     @property
     def hello(self) -> Hello:
@@ -31,11 +43,20 @@ class Link:
     async def open_command(self, *arguments: str) -> Process:
         """Start another command of the agent's archive, such as `receive models/m`.
 
+        Closing the process closes the connection that it has for itself.
+
         Raises:
-            NodeUnreachable: the connection broke, or the node starts no further command.
+            UserError: there is no second connection, or the node starts no further command.
         """
         archive = f"{self.hello.agent_home}/agents/{self.hello.archive_sha256}.zip"
-        return await self._connection.open(("python3", "-I", archive, *arguments))
+        connection = await self._connect_again()
+        try:
+            process = await connection.open(("python3", "-I", archive, *arguments))
+        except BaseException:
+            await connection.close()
+            raise
+        process.close_with(connection.close)
+        return process
 
     async def close(self) -> None:
         try:
@@ -62,6 +83,11 @@ async def open_link(
     Raises:
         UserError: one of its kinds, see `connect` and `start_agent`.
     """
+
+    async def connect_again() -> Connection:
+        async with gate:
+            return await connect(node.address, home=home)
+
     async with gate:
         connection = await connect(node.address, home=home, accept_host_key=accept_host_key)
         try:
@@ -69,4 +95,4 @@ async def open_link(
         except BaseException:
             await connection.close()
             raise
-    return Link(node, connection, Channel(agent, node.name))
+    return Link(node, connection, Channel(agent, node.name), connect_again)

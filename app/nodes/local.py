@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,8 @@ class LocalConnection:
                 *argv,
                 env=self._environ,
                 start_new_session=sys.platform != "win32",
+                # Without it, each command of a windowed master flashes a console on Windows.
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
         except OSError as error:
             raise NodeNotReady(

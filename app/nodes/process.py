@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 READ_AHEAD_BYTES = 4 << 20
@@ -48,6 +48,7 @@ class Process:
         self._stderr = bytearray()
         self._exit_code: int | None = None
         self._ended = asyncio.Event()
+        self._afterwards: Callable[[], Awaitable[None]] | None = None
 
     # ------------------------------------------------------------ for the one who runs it
 
@@ -118,6 +119,13 @@ class Process:
                 await asyncio.wait_for(self._ended.wait(), grace_s)
         if self._pipe is not None:
             self._pipe.close()
+        afterwards, self._afterwards = self._afterwards, None
+        if afterwards is not None:
+            await afterwards()
+
+    def close_with(self, afterwards: Callable[[], Awaitable[None]]) -> None:
+        """Let `close` also do this: for what belongs to this command alone."""
+        self._afterwards = afterwards
 
     # ------------------------------------------------------------ for the transport
 

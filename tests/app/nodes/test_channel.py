@@ -29,7 +29,11 @@ from tests.fakes.ssh import client_of
 async def link_to_fake(home: Path) -> AsyncIterator[Link]:
     connection = LocalConnection({"HOME": str(home), "PATH": os.environ["PATH"]})
     agent = await start_agent(connection, fake_archive(), "pc")
-    link = Link(Node(name="pc", address=LocalAddress()), connection, Channel(agent, "pc"))
+
+    async def again() -> LocalConnection:
+        raise NodeUnreachable("not in this test")
+
+    link = Link(Node(name="pc", address=LocalAddress()), connection, Channel(agent, "pc"), again)
     try:
         yield link
     finally:
