@@ -1,3 +1,5 @@
+"""The archive that is pushed: what is in it, and that it is the same everywhere."""
+
 from __future__ import annotations
 
 import hashlib

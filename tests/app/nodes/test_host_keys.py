@@ -1,3 +1,5 @@
+"""Which host keys are confirmed, and how the file of them survives."""
+
 from __future__ import annotations
 
 import os

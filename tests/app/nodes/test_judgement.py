@@ -1,3 +1,5 @@
+"""What the facts about a node mean: one table for each row of the check."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Names and addresses as people write them."""
+
 from __future__ import annotations
 
 from pathlib import Path
