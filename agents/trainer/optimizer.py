@@ -49,26 +49,39 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the optimizer's tensors and its plain values, both under `INDEX.NAME`."""
+    """Return the optimizer's tensors and its plain values, both under `INDEX/NAME`.
+
+    bitsandbytes keeps its quantized state one level deeper: `INDEX/NAME/NAME`.
+    """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        for name, value in state.items():
-            key = f"{index}.{name}"
-            if isinstance(value, Tensor):
-                tensors[key] = value
-            else:
-                plain[key] = value
+    _flatten(optimizer.state_dict()["state"], "", tensors, plain)
     return tensors, plain
+
+
+def _flatten(
+    state: dict[Any, Any], prefix: str, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> None:
+    for name, value in state.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            _flatten(value, f"{key}/", tensors, plain)
+        elif isinstance(value, Tensor):
+            tensors[key] = value
+        else:
+            plain[key] = value
 
 
 def import_state(
     optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> None:
     """Put back what `export_state` gave."""
-    state: dict[int, dict[str, Any]] = {}
+    state: dict[Any, Any] = {}
     for key, value in (*tensors.items(), *plain.items()):
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
+        index, *names = key.split("/")
+        place = state.setdefault(int(index), {})
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+        place[names[-1]] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

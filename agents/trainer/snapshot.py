@@ -91,7 +91,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True, default=str), encoding="ascii")
+    path.write_text(json.dumps(value, indent=1, sort_keys=True), encoding="ascii")
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,15 @@ from agents.spec import AdapterSpec, CheckpointSpec, RunSpec
 from agents.trainer.checkpoint import read_checkpoint
 from agents.trainer.prepare import refuse_other_run
 from agents.trainer.snapshot import read_progress
-from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank, terminate, wait_until
+from tests.agents.trainer.ranks import (
+    DEMO,
+    Run,
+    finish,
+    make_spec,
+    start_rank,
+    terminate,
+    wait_until,
+)
 
 NUM_STEPS = 8
 HALF = NUM_STEPS // 2
@@ -74,6 +83,24 @@ def test_a_resume_is_exact_to_the_last_bit(tmp_path, tiny_model, num_ranks, spec
         name = "model.safetensors"
         both = [run.checkpoint(NUM_STEPS) / name for run in (straight, half)]
         assert both[0].read_bytes() == both[1].read_bytes()
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        long_spec(adapter=AdapterSpec(kind="qlora", rank=4, dropout=0.1)),
+        long_spec(optimizer="adamw_8bit", adapter=AdapterSpec(rank=64)),
+    ],
+    ids=["qlora", "adamw-8bit"],
+)
+def test_quantized_weights_and_states_resume_exactly_too(tmp_path, spec):
+    straight = Run(tmp_path / "straight", DEMO / "model", spec)  # NF4 wants blocks of 64 values
+    straight.train_to_end()
+    half = copy_half(straight, tmp_path / "half")
+    half.train_to_end(resume_step=HALF)
+    made = [file_hashes(run.checkpoint(NUM_STEPS)) for run in (straight, half)]
+    assert made[0] == made[1]
 
 
 def test_a_stop_is_a_checkpoint_that_goes_on_exactly(tmp_path, tiny_model):
