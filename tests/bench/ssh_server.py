@@ -1,7 +1,8 @@
 """An SSH server for measurements: the system's own sshd on a high port, or our loopback one.
 
 OpenSSH's is what users have, so it is taken where it is installed. It runs as this user, with a key
-and a configuration of its own, and gives every command an agent home of its own.
+and a configuration of its own, and gives every command a home of its own: what somebody's .bashrc
+takes (often more than all the rest) is not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 MaxStartups 200
-SetEnv RACKLESS_AGENT_HOME={agent_home}
+SetEnv HOME={folder}/home RACKLESS_AGENT_HOME={agent_home}
 """
 
 
@@ -60,6 +61,7 @@ async def measured_server(folder: Path, master: Path) -> AsyncIterator[MeasuredS
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     agent_home = folder / "agent"
+    (folder / "home").mkdir()
     host_key = make_key(folder, "host")
     config = folder / "sshd_config"
     config.write_text(CONFIG.format(port=port, folder=folder, agent_home=agent_home))
