@@ -80,7 +80,7 @@ class Group:
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-                device_id=device if device.type == "cuda" else None,
+                device_id=device if backend == "nccl" else None,
             )
         except (RuntimeError, ValueError) as error:
             raise PeerLost(

@@ -43,12 +43,18 @@ def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: Sto
     device = choose_device(attempt.placement.device)
     _settle(attempt, ranks, device)
     group = Group(ranks, attempt.rank_names)
-    group.join("nccl" if device.type == "cuda" else "gloo", device)
+    group.join(choose_backend(device), device)
     try:
         prepared = prepare(attempt, group, device)
         _train(attempt, prepared, group, journal, heartbeat, wish)
     finally:
         group.leave()
+
+
+def choose_backend(device: torch.device) -> str:
+    """Return what carries the collectives; the master names it where ranks share one GPU."""
+    named = os.environ.get("RACKLESS_BACKEND", "")
+    return named or ("nccl" if device.type == "cuda" else "gloo")
 
 
 def _settle(attempt: Attempt, ranks: Ranks, device: torch.device) -> None:

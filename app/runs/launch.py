@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agents.protocol import AttemptIntent, to_wire
+from agents.protocol import AttemptIntent, RankPlacement, to_wire
 from agents.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
 from app.runs.parts import stop_parts
-from app.runs.placement import choose_checkpoint_ranks
+from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
 from app.runs.readiness import Plan, choose_nodes, expect_supported, look_over
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
@@ -135,7 +135,6 @@ def _intent(
     master_port: int,
     resume_step: int | None,
 ) -> AttemptIntent:
-    on_gpu = any(place.device != "cpu" for place in plan.ranks)
     return AttemptIntent(
         run_id=run.run_id,
         attempt=run.attempt,
@@ -152,9 +151,17 @@ def _intent(
         eval_path=inputs.eval,
         resume_step=resume_step,
         checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),
-        # Without it CUDA counts the fastest card first, NVML by slot.
-        environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if on_gpu else {},
+        environ=_environ(plan.ranks),
     )
+
+
+def _environ(ranks: Sequence[RankPlacement]) -> dict[str, str]:
+    if all(place.device == "cpu" for place in ranks):
+        return {}
+    # Without the order CUDA counts the fastest card first, and NVML by slot.
+    environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    mixed = any(place.device == "cpu" for place in ranks)
+    return {**environ, "RACKLESS_BACKEND": "gloo"} if mixed or shares_a_gpu(ranks) else environ
 
 
 async def _launch_everywhere(services: Services, intents: Sequence[AttemptIntent]) -> None:

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.protocol import NodeFacts, RankPlacement
+from agents.protocol import GpuFacts, NodeFacts, RankPlacement
 from app.errors import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -27,11 +27,17 @@ class Endpoint:
 
 
 def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
-    """Return all ranks, in order; `facts` are in the order of the nodes."""
+    """Return all ranks, in order; `facts` are in the order of the nodes.
+
+    Nodes that list the same GPU are the same PC under several names, as in the demo: they divide
+    its GPUs among them, and share one only when there are fewer GPUs than names.
+    """
     ranks: list[RankPlacement] = []
     for node, known in facts.items():
-        devices = [(f"cuda:{gpu.index}", gpu.uuid) for gpu in known.gpus] or [("cpu", "cpu")]
-        for local_rank, (device, device_id) in enumerate(devices):
+        devices = [
+            (f"cuda:{gpu.index}", gpu.uuid) for gpu in known.gpus if _may_use(node, gpu, facts)
+        ]
+        for local_rank, (device, device_id) in enumerate(devices or [("cpu", "cpu")]):
             ranks.append(
                 RankPlacement(
                     rank=len(ranks),
@@ -42,6 +48,26 @@ def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
                 )
             )
     return tuple(ranks)
+
+
+def _may_use(node: str, gpu: GpuFacts, facts: Mapping[str, NodeFacts]) -> bool:
+    """Deal the GPUs of one PC to its names in turn; with too few, a GPU is dealt again."""
+    names = [name for name, known in facts.items() if gpu.uuid in _uuids(known)]
+    cards = _uuids(facts[node])
+    place, card = names.index(node), cards.index(gpu.uuid)
+    if len(cards) >= len(names):
+        return card % len(names) == place
+    return card == place % len(cards)
+
+
+def _uuids(facts: NodeFacts) -> list[str]:
+    return [gpu.uuid for gpu in facts.gpus]
+
+
+def shares_a_gpu(ranks: Sequence[RankPlacement]) -> bool:
+    """Tell whether two ranks run on one GPU, which NCCL refuses and Gloo does not."""
+    gpus = [place.device_id for place in ranks if place.device != "cpu"]
+    return len(set(gpus)) < len(gpus)
 
 
 def keep_single(ranks: Sequence[RankPlacement]) -> tuple[RankPlacement, ...]:
