@@ -60,6 +60,9 @@ class FakeNode:
     facts_now: NodeFacts = field(default_factory=make_facts)
     reachable: bool = True
     launch_error: Exception | None = None
+    launch_gate: asyncio.Event | None = None
+    """A launch waits for it."""
+    asked_to_launch: asyncio.Event = field(default_factory=asyncio.Event)
     stop_error: Exception | None = None
     attempts: dict[tuple[str, int], AttemptStatus] = field(default_factory=dict)
     streams: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
@@ -118,7 +121,9 @@ class FakeNode:
 
     async def launch(self, intent: AttemptIntent) -> AttemptStatus:
         self._answer("launch")
-        await asyncio.sleep(0)
+        self.asked_to_launch.set()
+        if self.launch_gate is not None:
+            await self.launch_gate.wait()
         if self.launch_error is not None:
             raise self.launch_error
         self.intents.append(intent)

@@ -1,0 +1,39 @@
+"""A run's services over fake nodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agents.spec import CheckpointSpec, DataSpec, RunSpec
+from app.runs.services import Services
+from tests.fakes.cluster import FakeCluster, make_services
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster("alpha", "beta", "gamma")
+
+
+@pytest.fixture
+def services(tmp_path: Path, cluster: FakeCluster) -> Services:
+    return make_services(tmp_path / "home", cluster)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
+    """A run whose model and data lie on this PC."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    (model / "pytorch_model.bin").write_bytes(b"pickle")
+    data = tmp_path / "chats.jsonl"
+    data.write_text(json.dumps({"text": "hello"}) + "\n")
+    return RunSpec(
+        model=str(model),
+        data=DataSpec(train=str(data)),
+        checkpoint=CheckpointSpec(every_steps=5, copies=2),
+    )
