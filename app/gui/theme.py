@@ -8,19 +8,32 @@ then costs no disk. Custom-painted widgets ask for `palette` when they paint and
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from string import Template
 
-from PySide6.QtCore import QByteArray, QObject, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QIcon, QPainter, QPixmap
+from PySide6.QtCore import QByteArray, QObject, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontDatabase,
+    QGuiApplication,
+    QIcon,
+    QPainter,
+    QPixmap,
+    QStaticText,
+)
 from PySide6.QtGui import QPalette as QtPalette
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication
 
 RESOURCES = Path(__file__).resolve().parents[2] / "resources"
-GRID = 8
+MAX_KEPT = 48
+"""Pictures of `keep`; one of a card takes 0.3 MB, on a dense screen 1.2."""
+MAX_TEXTS = 4096
+"""Laid out texts that are kept, some 300 bytes each."""
 FAMILIES = ["Inter", "Segoe UI", "Cantarell", "Noto Sans", "DejaVu Sans"]
 MONOSPACE = ["DejaVu Sans Mono", "Cascadia Mono", "Consolas", "Liberation Mono", "monospace"]
 
@@ -98,6 +111,9 @@ class Theme(QObject):
         }
         for path in sorted((RESOURCES / "fonts").glob("*.otf")):
             QFontDatabase.addApplicationFont(str(path))
+        self._fonts: dict[tuple[int, int, bool], QFont] = {}
+        self._texts: dict[tuple[str, int, int], tuple[QStaticText, float, float]] = {}
+        self._kept: dict[tuple[object, ...], QPixmap] = {}
         self._pixmaps: dict[tuple[str, str, int, float], QPixmap] = {}
         self.palette = self._palettes["light"]
         application.setStyle("Fusion")
@@ -116,6 +132,46 @@ class Theme(QObject):
 
     def font(self, size_px: int, weight: int = 400, *, monospace: bool = False) -> QFont:
         """Return a font with digits of equal width."""
+        key = (size_px, weight, monospace)
+        if key not in self._fonts:
+            self._fonts[key] = self._make_font(size_px, weight, monospace)
+        return self._fonts[key]
+
+    def paint_text(
+        self,
+        painter: QPainter,
+        line: QRectF,
+        text: str,
+        size_px: int,
+        color: str,
+        *,
+        weight: int = 400,
+        is_right: bool = False,
+    ) -> None:
+        """Draw a short text on one line; laid out once and kept, since figures come again."""
+        key = (text, size_px, weight)
+        if key not in self._texts:
+            if len(self._texts) >= MAX_TEXTS:
+                self._texts.clear()
+            static = QStaticText(text)
+            static.setTextFormat(Qt.TextFormat.PlainText)
+            static.prepare(font=self.font(size_px, weight))
+            self._texts[key] = (static, static.size().width(), static.size().height())
+        static, width, height = self._texts[key]
+        painter.setFont(self.font(size_px, weight))
+        painter.setPen(self.palette.color(color))
+        left = line.right() - width if is_right else line.left()
+        painter.drawStaticText(QPointF(left, line.center().y() - height / 2), static)
+
+    def keep(self, key: tuple[object, ...], make: Callable[[], QPixmap]) -> QPixmap:
+        """Return the picture `key` of this theme; `make` paints it the first time."""
+        if key not in self._kept:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _make_font(self, size_px: int, weight: int, monospace: bool) -> QFont:
         font = QFont(MONOSPACE if monospace else FAMILIES)
         font.setPixelSize(size_px)
         font.setWeight(QFont.Weight(weight))
@@ -160,6 +216,7 @@ class Theme(QObject):
         for key, icon in (("down_arrow", "chevron"), ("tick", "tick")):
             file = RESOURCES / "icons" / f"{icon}-{self.palette.name}.svg"
             values[key] = file.as_posix()
+        self._kept.clear()
         self._application.setPalette(_qt_palette(self.palette))
         self._application.setStyleSheet(self._style.substitute(values))
         self.changed.emit()

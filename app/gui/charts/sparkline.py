@@ -6,14 +6,19 @@ Qt's raster engine width 2 costs four times, width 2 with antialiasing thirteen 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import shiboken6
-from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QBrush, QColor, QPainter, QPen, QPolygonF
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QColor, QImage, QPainter, QPen, QPolygonF
 
 from app.telemetry.history import Array, finite_parts
+
+TINT = 36
+"""Opacity of the area below a line, of 255."""
 
 
 def make_polygon(x: Array, y: Array) -> QPolygonF:
@@ -28,41 +33,72 @@ def make_polygon(x: Array, y: Array) -> QPolygonF:
     return polygon
 
 
-def make_area(x: Array, y: Array, floor: float) -> QPolygonF:
-    """Return the area between the line and `floor` as a polygon."""
-    xs = np.concatenate(([x[0]], x, [x[-1]]))
-    return make_polygon(xs, np.concatenate(([floor], y, [floor])))
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """How one row of values is drawn."""
+
+    area: QRectF
+    low: float
+    high: float
+    color: QColor
 
 
-def paint_sparkline(
-    painter: QPainter,
-    area: QRectF,
-    times: Array,
-    values: Array,
-    *,
-    low: float,
-    high: float,
-    window_s: float,
-    color: QColor,
+def paint_sparklines(
+    painter: QPainter, traces: Sequence[Trace], times: Array, rows: Array, window_s: float
 ) -> None:
-    """Draw the last `window_s` seconds of `values`; the newest time is the right edge.
+    """Draw the last `window_s` seconds of each row; the newest time is the right edge.
 
-    Values outside [low, high] are drawn at the edge; a gap (NaN) stays empty.
+    All areas have the same size, and `rows` is (len(traces), len(times)): so the arithmetic is done
+    once for all. Values outside a trace's limits are drawn at the edge; a gap (NaN) stays empty.
     """
     if not len(times):
         return
     first = int(np.searchsorted(times, times[-1] - window_s))
-    times, values = times[first:], values[first:]
-    x = area.right() + (times - times[-1]) * (area.width() / window_s)
-    share = (np.clip(values, low, high) - low) / ((high - low) or 1.0)
-    y = area.bottom() - share * area.height()
-    fill = QColor(color)
-    fill.setAlpha(36)
-    pen = QPen(color, 1)
-    pen.setCosmetic(True)
-    for part in finite_parts(y):
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(QBrush(fill))
-        painter.drawPolygon(make_area(x[part], y[part], area.bottom()))
+    times, rows = times[first:], rows[:, first:]
+    width, height = traces[0].area.width(), traces[0].area.height()
+    x = width + (times - times[-1]) * (width / window_s)
+    lows = np.array([[trace.low] for trace in traces])
+    spans = np.array([[trace.high - trace.low or 1.0] for trace in traces])
+    y = height - np.minimum(np.maximum((rows - lows) / spans, 0.0), 1.0) * height
+    scale = painter.device().devicePixelRatio()
+    images = _tint_below(traces, x, y, width, height, scale)
+    for trace, image, line in zip(traces, images, y, strict=True):
+        corner = trace.area.topLeft()
+        painter.drawImage(corner, image)
+        pen = QPen(trace.color, 1)
+        pen.setCosmetic(True)
         painter.setPen(pen)
-        painter.drawPolyline(make_polygon(x[part], y[part]))
+        for part in finite_parts(line):
+            painter.drawPolyline(make_polygon(x[part] + corner.x(), line[part] + corner.y()))
+
+
+def _tint_below(
+    traces: Sequence[Trace], x: Array, y: Array, width: float, height: float, scale: float
+) -> Iterator[QImage]:
+    """Yield an image of what lies below each line, in device pixels.
+
+    numpy writes it in a twentieth of the time that the raster engine takes for the polygon.
+    """
+    num_columns, num_rows = max(round(width * scale), 1), max(round(height * scale), 1)
+    columns = np.arange(num_columns) / scale
+    nearest = np.searchsorted(x, columns)
+    tops = y[:, np.minimum(nearest, len(x) - 1)] * scale
+    tops[:, columns < x[0]] = np.inf  # before the first sample; NaN compares false as it is
+    is_below = np.arange(num_rows)[None, :, None] >= tops[:, None, :]
+    for trace, mask in zip(traces, is_below, strict=True):
+        pixels = np.where(mask, _tint(trace.color.rgb()), np.uint32(0))
+        image = QImage(
+            pixels.tobytes(),
+            num_columns,
+            num_rows,
+            num_columns * 4,
+            QImage.Format.Format_ARGB32_Premultiplied,
+        )
+        image.setDevicePixelRatio(scale)
+        yield image
+
+
+def _tint(rgb: int) -> np.uint32:
+    """Return a colour with the opacity TINT, premultiplied."""
+    parts = [round((rgb >> shift & 255) * TINT / 255) for shift in (16, 8, 0)]
+    return np.uint32(TINT << 24 | parts[0] << 16 | parts[1] << 8 | parts[2])

@@ -15,16 +15,25 @@ from PySide6.QtGui import (
     QPainter,
     QPaintEvent,
     QPen,
+    QPixmap,
 )
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from app.gui.charts.sparkline import paint_sparkline
+from app.gui.charts.sparkline import Trace, paint_sparklines
 from app.gui.theme import Theme
 from app.gui.widgets.status import paint_status
 from app.telemetry.alerts import share_of
 from app.telemetry.state import Status
 from app.telemetry.stream import MEMORY, TEMPERATURE, TIME, TOKENS, UTILISATION, Device
-from app.text import DASH, show_bytes_of, show_celsius, show_rate, show_share, show_watts
+from app.text import (
+    DASH,
+    show_bytes_of,
+    show_celsius,
+    show_number,
+    show_rate,
+    show_share,
+    show_watts,
+)
 
 HEIGHT_PX = 224
 MIN_WIDTH_PX = 300
@@ -79,90 +88,103 @@ class DeviceCard(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
+        painter.drawPixmap(0, 0, self._backdrop())
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        self._paint_head(painter)
+        self._paint_memory(painter)
+        self._paint_tiles(painter)
+
+    def _backdrop(self) -> QPixmap:
+        """Return what does not move: frame, captions, base lines; cards of one look share it."""
+        is_loud = self.status.tone in ("warning", "error")
+        edge = "accent" if self.hasFocus() else self.status.tone if is_loud else "border"
+        scale = self.devicePixelRatioF()
+        is_gpu = self.device.reading.is_gpu
+        key = (self.width(), self.height(), scale, edge, self.hasFocus(), is_gpu)
+        return self._theme.keep(key, lambda: self._paint_backdrop(edge, scale, is_gpu))
+
+    def _paint_backdrop(self, edge: str, scale: float, is_gpu: bool) -> QPixmap:
+        pixmap = QPixmap(self.size() * scale)
+        pixmap.setDevicePixelRatio(scale)
         colors = self._theme.palette
-        painter.fillRect(self.rect(), colors.color("window"))
+        pixmap.fill(colors.color("window"))
+        painter = QPainter(pixmap)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         frame = QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5)
-        is_loud = self.status.tone in ("warning", "error")
-        edge = self.status.tone if is_loud else "border"
-        painter.setPen(QPen(colors.color("accent" if self.hasFocus() else edge), 1))
+        painter.setPen(QPen(colors.color(edge), 1))
         painter.setBrush(colors.color("surface"))
         painter.drawRoundedRect(frame, 10, 10)
         if self.hasFocus():
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRoundedRect(frame.adjusted(1, 1, -1, -1), 9, 9)
-        self._paint_head(painter)
-        self._paint_memory(painter)
-        self._paint_tiles(painter)
+        self._text(painter, self._memory_line(), "VRAM" if is_gpu else "RAM", 12, "muted")
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colors.color("chart_grid"))
+        painter.drawRoundedRect(self._bar(), 3, 3)
+        painter.setPen(QPen(colors.color("chart_grid"), 1))
+        for index, caption in enumerate(("Load", "Memory", "Heat", "Tokens/s")):
+            tile = self._tile(index)
+            self._text(painter, tile, caption, 12, "muted")
+            painter.drawLine(tile.bottomLeft(), tile.bottomRight())
+        painter.end()
+        return pixmap
 
     def _paint_head(self, painter: QPainter) -> None:
         width = self.width() - 2 * PAD_PX
-        reading = self.device.reading
         place = self.device.key.device.replace("cuda:", "GPU ").replace("cpu", "CPU")
         area = QRectF(PAD_PX, 12, width, 20)
-        self._text(painter, area, place, 12, "muted", Qt.AlignmentFlag.AlignRight)
+        self._text(painter, area, place, 12, "muted", is_right=True)
         area.setWidth(width - 48)
-        self._text(
-            painter, area, self._short_name(reading.name, area.width()), 13, "text", weight=600
-        )
+        name = self._short_name(self.device.reading.name, area.width())
+        self._text(painter, area, name, 13, "text", weight=600)
         paint_status(painter, self._theme, self.status, QRectF(PAD_PX, 33, width, 20))
 
     def _paint_memory(self, painter: QPainter) -> None:
-        reading, colors = self.device.reading, self._theme.palette
-        area = QRectF(PAD_PX, 58, self.width() - 2 * PAD_PX, 18)
-        self._text(painter, area, "VRAM" if reading.is_gpu else "RAM", 12, "muted")
+        reading = self.device.reading
         used = reading.memory_used_bytes if self._is_live else None
         text = show_bytes_of(used, reading.memory_total_bytes)
-        self._text(painter, area, text, 12, "text", Qt.AlignmentFlag.AlignRight, weight=500)
-        bar = QRectF(PAD_PX, 79, area.width(), 6)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(colors.color("chart_grid"))
-        painter.drawRoundedRect(bar, 3, 3)
+        self._text(painter, self._memory_line(), text, 12, "text", weight=500, is_right=True)
         share = share_of(used, reading.memory_total_bytes)
         if share:
+            bar = self._bar()
             bar.setWidth(max(6.0, bar.width() * min(share, 1.0)))
-            painter.setBrush(colors.color("chart_memory"))
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(self._theme.palette.color("chart_memory"))
             painter.drawRoundedRect(bar, 3, 3)
 
     def _paint_tiles(self, painter: QPainter) -> None:
-        reading = self.device.reading
+        reading, palette = self.device.reading, self._theme.palette
         memory = share_of(reading.memory_used_bytes, reading.memory_total_bytes)
         heat = f"{show_celsius(reading.temperature_celsius)} \u00b7 {show_watts(reading.power_w)}"
-        texts = (
-            ("Load", show_share(reading.utilisation)),
-            ("Memory", show_share(memory)),
-            ("Heat", heat),
-            ("Tokens/s", show_rate(reading.tokens_per_s, "").strip()),
+        values = (
+            show_share(reading.utilisation),
+            show_share(memory),
+            heat,
+            show_number(reading.tokens_per_s),
         )
-        rows = self.device.history.view()
-        tokens = float(np.nanmax(rows[TOKENS])) if np.isfinite(rows[TOKENS]).any() else 1.0
+        history = self.device.history.view()
+        fastest = np.fmax.reduce(history[TOKENS], initial=0.0) or 1.0
         scales = (
-            (UTILISATION, 0.0, 1.0, "chart_utilisation"),
-            (MEMORY, 0.0, float(reading.memory_total_bytes or 1), "chart_memory"),
-            (TEMPERATURE, LOW_CELSIUS, HIGH_CELSIUS, "chart_temperature"),
-            (TOKENS, 0.0, tokens * 1.2, "chart_tokens"),
+            (0.0, 1.0, "chart_utilisation"),
+            (0.0, float(reading.memory_total_bytes or 1), "chart_memory"),
+            (LOW_CELSIUS, HIGH_CELSIUS, "chart_temperature"),
+            (0.0, float(fastest) * 1.2, "chart_tokens"),
         )
-        for index, ((label, value), (row, low, high, color)) in enumerate(
-            zip(texts, scales, strict=True)
-        ):
+        traces = []
+        for index, (value, (low, high, color)) in enumerate(zip(values, scales, strict=True)):
             tile = self._tile(index)
-            self._text(painter, tile, label, 12, "muted")
-            value = value if self._is_live else DASH
-            color = color if self._is_live else "chart_muted"
-            self._text(painter, tile, value, 13, "text", Qt.AlignmentFlag.AlignRight, weight=600)
-            chart = tile.adjusted(0, 21, 0, 0)
-            painter.setPen(QPen(self._theme.palette.color("chart_grid"), 1))
-            painter.drawLine(chart.bottomLeft(), chart.bottomRight())
-            paint_sparkline(
-                painter,
-                chart,
-                rows[TIME],
-                rows[row],
-                low=low,
-                high=high,
-                window_s=WINDOW_S,
-                color=self._theme.palette.color(color),
-            )
+            shown = value if self._is_live else DASH
+            self._text(painter, tile, shown, 13, "text", weight=600, is_right=True)
+            shade = palette.color(color if self._is_live else "chart_muted")
+            traces.append(Trace(tile.adjusted(0, 21, 0, 0), low, high, shade))
+        rows = history[[UTILISATION, MEMORY, TEMPERATURE, TOKENS]]
+        paint_sparklines(painter, traces, history[TIME], rows, WINDOW_S)
+
+    def _memory_line(self) -> QRectF:
+        return QRectF(PAD_PX, 58, self.width() - 2 * PAD_PX, 18)
+
+    def _bar(self) -> QRectF:
+        return QRectF(PAD_PX, 79, self.width() - 2 * PAD_PX, 6)
 
     def _tile(self, index: int) -> QRectF:
         width = (self.width() - 2 * PAD_PX - PAD_PX) / 2
@@ -177,13 +199,14 @@ class DeviceCard(QWidget):
         text: str,
         size_px: int,
         color: str,
-        side: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft,
+        *,
         weight: int = 400,
+        is_right: bool = False,
     ) -> None:
-        painter.setFont(self._theme.font(size_px, weight))
-        painter.setPen(self._theme.palette.color(color))
         line = QRectF(area.left(), area.top(), area.width(), 18)
-        painter.drawText(line, int(side | Qt.AlignmentFlag.AlignVCenter), text)
+        self._theme.paint_text(
+            painter, line, text, size_px, color, weight=weight, is_right=is_right
+        )
 
     def _short_name(self, name: str, room_px: float) -> str:
         known_room, known, short = self._names

@@ -22,14 +22,11 @@ def paint_status(
     top = area.center().y() - GLYPH_PX / 2
     glyph = QRectF(area.left(), round(top), GLYPH_PX, GLYPH_PX)
     theme.paint_icon(painter, status.tone, status.tone, glyph)
-    font = theme.font(size_px, 500)
-    painter.setFont(font)
-    painter.setPen(theme.palette.color(status.tone))
     words = area.adjusted(GLYPH_PX + GAP_PX, 0, 0, 0)
-    text = QFontMetricsF(font).elidedText(
+    text = QFontMetricsF(theme.font(size_px, 500)).elidedText(
         status.text, Qt.TextElideMode.ElideRight, words.width() + 0.5
     )
-    painter.drawText(words, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
+    theme.paint_text(painter, words, text, size_px, status.tone, weight=500)
 
 
 class StatusPill(QWidget):
