@@ -108,7 +108,7 @@ class Core:
         if self._upkeep.is_on:
             await self._fleet.connect((name,))
         await reconcile.search_nodes(self._services, (name,))
-        return self._fleet.snapshot(name)
+        return await self._fleet.refresh(name)
 
     def nodes(self) -> tuple[NodeSnapshot, ...]:
         return self._fleet.snapshots()

@@ -82,7 +82,7 @@ FIELDS: tuple[Field, ...] = (
         label="Training data",
         kind="path",
         placeholder="chats.jsonl",
-        help="JSONL, JSON, CSV, Parquet or text on this PC, or a Hugging Face dataset id.",
+        help="JSONL, JSON, CSV, TSV or text on this PC. It is copied to each node once.",
     ),
     Field(
         key="eval",
@@ -424,7 +424,7 @@ def _missing(answers: Answers) -> list[tuple[str, str]]:
     if not answers.model.strip():
         found.append(("model", "Choose a folder with a model, or write a Hugging Face id."))
     if not answers.train.strip():
-        found.append(("train", "Choose a file with training rows, or write a dataset id."))
+        found.append(("train", "Choose a file with training rows."))
     return found
 
 

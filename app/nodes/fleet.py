@@ -173,10 +173,13 @@ class Fleet:
         return watch.snapshot
 
     async def reach(self, names: Iterable[str] = ()) -> tuple[NodeSnapshot, ...]:
-        """Try to reach nodes (empty: all) and return how each stands; a dead node is no error."""
+        """Try to reach nodes (empty: all), learn their facts, and return how each stands.
+
+        A dead node is no error.
+        """
         chosen = tuple(names) or self.names()
-        links = (self.link(self.node(name).name) for name in chosen)
-        for outcome in await asyncio.gather(*links, return_exceptions=True):
+        looks = (self.refresh(self.node(name).name) for name in chosen)
+        for outcome in await asyncio.gather(*looks, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, UserError):
                 raise outcome
         return tuple(self.snapshot(name) for name in chosen)

@@ -60,7 +60,6 @@ def expect_supported(spec: RunSpec) -> None:
     """
     wanted = {
         "objective": (spec.objective, ("sft",)),
-        "adapter.kind": (spec.adapter.kind, ("lora",)),
         "optimizer": (spec.optimizer, ("adamw",)),
         "parallel": (spec.parallel, ("auto", "single", "data")),
         "data.format": (spec.data.format, ("auto", "chat", "alpaca", "text")),

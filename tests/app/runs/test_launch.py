@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agents.protocol import AttemptStatus, EnvironmentReport, GpuFacts
-from agents.spec import AdapterSpec, DataSpec, RunSpec
+from agents.spec import DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.launch import make_run_id, start_run
 from app.runs.services import Services
@@ -166,7 +166,6 @@ def test_shares_must_fit_the_ranks(services: Services, spec: RunSpec) -> None:
     ("change", "message"),
     [
         ({"objective": "dpo"}, "objective: dpo"),
-        ({"adapter": AdapterSpec(kind="qlora")}, "adapter.kind: qlora"),
         ({"optimizer": "adamw_8bit"}, "optimizer: adamw_8bit"),
         ({"parallel": "pipeline"}, "parallel: pipeline"),
     ],
