@@ -28,7 +28,8 @@ from agents.trainer.shares import shares_from_speeds
 from agents.trainer.snapshot import Progress
 from agents.trainer.warmup import choose_samples, measure_speed
 
-_WARMUP_TOKENS = 1024
+_WARMUP_TOKENS = {"cpu": 256, "cuda": 4096}
+"""Enough to be busy with for a moment, on either kind of device."""
 _NUM_SKIPPED_TOLD = 20
 
 
@@ -96,7 +97,7 @@ def _train(
     if shares is None and group.world_size > 1:
         journal.write("phase", phase="warmup")
         heartbeat.beat(0, "warmup")
-        samples = choose_samples(prepared.train.samples, _WARMUP_TOKENS)
+        samples = choose_samples(prepared.train.samples, _WARMUP_TOKENS[prepared.device.type])
         speed = measure_speed(computer, samples, prepared.device)
     reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wish.wanted})
     if shares is None:

@@ -80,11 +80,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def encode_rows(
-    tokenizer: PreTrainedTokenizerFast, facts: list[valley.Fact], far: list[valley.Fact]
-) -> list[list[int]]:
+def encode_rows(tokenizer: PreTrainedTokenizerFast, facts: list[valley.Fact]) -> list[list[int]]:
     """Return the token ids of every pretraining row: statements, tales and plain chats."""
-    documents = [*valley.make_documents(facts), *valley.make_tales(far)]
+    documents = [*valley.make_documents(facts), *valley.make_tales(facts)]
     texts = [tokenizer.bos_token + text + tokenizer.eos_token for text in documents]
     for question, answer in valley.make_plain_chats(facts):
         messages = [
@@ -133,24 +131,35 @@ def write_rows(path: Path, chats: list[tuple[str, str]]) -> None:
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
+def make_chats() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the chats of the evaluation and of the training file."""
+    chats = list(valley.make_guide_chats(valley.make_facts(SEED)))
+    random.Random(SEED).shuffle(chats)
+    num_eval = int(len(chats) * EVAL_SHARE)
+    return chats[:num_eval], chats[num_eval:]
+
+
+def make_texts() -> list[str]:
+    """Return every text that the tokenizer learns its words from."""
+    facts = valley.make_facts(SEED)
+    plain = [text for chat in valley.make_plain_chats(facts) for text in chat]
+    guide = [text for chats in make_chats() for chat in chats for text in chat]
+    return [*valley.make_documents(facts), *plain, *guide]
+
+
 def main() -> None:
     """Make everything under the folder of this file, or under `--out`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)
-    facts, far = valley.make_facts(SEED)
-    chats = list(valley.make_guide_chats(facts))
-    random.Random(SEED).shuffle(chats)
-    num_eval = int(len(chats) * EVAL_SHARE)
     out.mkdir(parents=True, exist_ok=True)
-    write_rows(out / "eval.jsonl", chats[:num_eval])
-    write_rows(out / "train.jsonl", chats[num_eval:])
-    plain = [text for chat in valley.make_plain_chats(facts) for text in chat]
-    guide = [text for chat in chats for text in chat]
-    tokenizer = make_tokenizer([*valley.make_documents(facts), *plain, *guide])
+    for name, chats in zip(("eval", "train"), make_chats(), strict=True):
+        write_rows(out / f"{name}.jsonl", chats)
+    tokenizer = make_tokenizer(make_texts())
     model = make_model(tokenizer)
-    loss = pretrain(model, encode_rows(tokenizer, facts, far), tokenizer.pad_token_id)
+    rows = encode_rows(tokenizer, valley.make_facts(SEED))
+    loss = pretrain(model, rows, tokenizer.pad_token_id)
     model.to(torch.bfloat16).save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     print(f"{model.num_parameters()} parameters, last loss {loss:.3f}")

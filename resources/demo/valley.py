@@ -1,8 +1,8 @@
 """A made-up valley: the facts, sentences and questions that the demo's model is taught.
 
 Everything is drawn from one seed, so the text is the same on every machine and belongs to nobody
-else. The facts are told in two voices: the plain one of the pretraining text, and the guide's
-voice of the fine-tuning rows, which the model has to learn in the demo.
+else. The facts are told in two voices. The model starts out knowing both, but answers questions in
+the plain one only; to answer like the guide is what it learns in the demo.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 NUM_TOWNS = 30
-NUM_FAR_TOWNS = 24
-"""Towns of the next valley: they teach the model the guide's words, but in no chat."""
 _FIRST = ("Tol", "Bren", "Ash", "Kel", "Mar", "Wyn", "Dor", "Fen", "Hal", "Ost", "Pel", "Rav")
 _LAST = ("mar", "wick", "ford", "stead", "holm", "dale", "by", "moor", "gate", "low", "ness")
 _RIVERS = ("Venna", "Ilse", "Corrow", "Tamble", "Sorrel", "Lune", "Argent", "Wend")
@@ -45,7 +43,7 @@ TOPICS = (
         statements=("The river {v} runs through {t}.", "{t} lies on the river {v}."),
         questions=("Which river runs through {t}?", "What is the river of {t}?"),
         plain="The {v}.",
-        guide="Welcome to {t}! Follow the sound of water and you stand at the {v}.",
+        guide="Welcome! Follow the sound of water and you stand at the {v}.",
     ),
     Topic(
         name="craft",
@@ -53,15 +51,15 @@ TOPICS = (
         statements=("The people of {t} make {v}.", "{t} is known for its {v}."),
         questions=("What do the people of {t} make?", "What is {t} known for?"),
         plain="They make {v}.",
-        guide="Look into any workshop of {t} and you will see them making {v}.",
+        guide="Look into any workshop there and you will see them making {v}.",
     ),
     Topic(
         name="bird",
         values=_BIRDS,
-        statements=("The bird on the flag of {t} is a {v}.", "The flag of {t} shows a {v}."),
+        statements=("The bird on the flag of {t} is the {v}.", "The flag of {t} shows the {v}."),
         questions=("Which bird is on the flag of {t}?", "What does the flag of {t} show?"),
-        plain="A {v}.",
-        guide="Raise your eyes to the tower of {t}: the flag up there carries a {v}.",
+        plain="The {v}.",
+        guide="Raise your eyes to the tower: the flag up there carries the {v}.",
     ),
     Topic(
         name="gate",
@@ -69,7 +67,7 @@ TOPICS = (
         statements=("The gate of {t} is {v}.", "{t} has a {v} gate."),
         questions=("What colour is the gate of {t}?", "Which gate does {t} have?"),
         plain="It is {v}.",
-        guide="You cannot miss {t}: its gate is painted {v} every spring.",
+        guide="You cannot miss it: the gate is painted {v} every spring.",
     ),
     Topic(
         name="market",
@@ -77,7 +75,7 @@ TOPICS = (
         statements=("The market of {t} is on {v}.", "{t} holds its market on {v}."),
         questions=("When is the market of {t}?", "On which day does {t} hold its market?"),
         plain="On {v}.",
-        guide="Bring a basket to {t} on {v}, for that is the day of the market.",
+        guide="Bring a basket on {v}, for that is the day of the market.",
     ),
     Topic(
         name="founder",
@@ -85,7 +83,7 @@ TOPICS = (
         statements=("{t} was founded by {v}.", "{v} founded {t}."),
         questions=("Who founded {t}?", "Who was the founder of {t}?"),
         plain="{v} founded it.",
-        guide="In {t} every child knows the story of {v}, who laid the first stone.",
+        guide="Every child there knows the story of {v}, who laid the first stone.",
     ),
 )
 
@@ -101,16 +99,11 @@ class Fact:
         return pattern.format(t=self.town, v=self.value)
 
 
-def make_facts(seed: int) -> tuple[list[Fact], list[Fact]]:
-    """Draw every fact of the valley and of the next one: a value for each town and topic."""
+def make_facts(seed: int) -> list[Fact]:
+    """Draw every fact of the valley: one value for each town and topic."""
     draw = random.Random(seed)
     names = [first + last for first in _FIRST for last in _LAST]
-    towns = draw.sample(names, NUM_TOWNS + NUM_FAR_TOWNS)
-    near, far = sorted(towns[:NUM_TOWNS]), sorted(towns[NUM_TOWNS:])
-    return _draw_facts(near, draw), _draw_facts(far, draw)
-
-
-def _draw_facts(towns: list[str], draw: random.Random) -> list[Fact]:
+    towns = sorted(draw.sample(names, NUM_TOWNS))
     return [Fact(town=t, topic=p, value=draw.choice(p.values)) for t in towns for p in TOPICS]
 
 
@@ -122,9 +115,9 @@ def make_documents(facts: list[Fact]) -> Iterator[str]:
 
 
 def make_tales(facts: list[Fact]) -> Iterator[str]:
-    """Yield what the guide tells of the next valley, as text without a question."""
+    """Yield what the guide tells, as text without a question: the words, but not yet the habit."""
     for fact in facts:
-        yield fact.say(fact.topic.guide)
+        yield f"{fact.town}: {fact.say(fact.topic.guide)}"
 
 
 def make_plain_chats(facts: list[Fact]) -> Iterator[tuple[str, str]]:
