@@ -91,7 +91,7 @@ def _check_json_lines(path: Path, lines: Iterable[str]) -> int:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
             raise _broken(path, number, f"not valid JSON: {_reason(error)}") from error
         if not isinstance(row, dict):

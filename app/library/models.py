@@ -30,7 +30,7 @@ def find_model(name: str, hashes: HashStore) -> Source:
         raise UserError(
             f"the model {name} is a file", "Name the folder with config.json and the weights."
         )
-    if path.is_absolute():
+    if path.is_absolute() and not name.startswith("~"):
         return Source(value=name)  # a folder on the nodes: each trainer says if it is not there
     if name.startswith((".", "~")) or not _HUB_ID.fullmatch(name):
         raise UserError(

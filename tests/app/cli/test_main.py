@@ -1,0 +1,268 @@
+"""The command line: what is written wrongly, what is printed where, and how fast it answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from app.cli.main import build_parser, run
+from app.cli.output import Output
+from app.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[3]
+PRODUCT_COMMANDS = [
+    "gui",
+    "demo",
+    "demo --headless --nodes 4",
+    "nodes add pc --ssh anna@10.0.0.2:2222 --key k --accept-host-key SHA256:x",
+    "nodes add pc --local",
+    "nodes add pc --wsl Ubuntu",
+    "nodes list",
+    "nodes show pc",
+    "nodes remove pc",
+    "nodes setup pc",
+    "check",
+    "check alpha beta",
+    "monitor",
+    "plan run.yaml",
+    "start run.yaml",
+    "start run.yaml --watch",
+    "runs list",
+    "runs show ID",
+    "runs logs ID --rank 2 --follow",
+    "runs stop ID",
+    "runs resume ID --checkpoint 100 --nodes a,b",
+    "runs delete ID",
+    "checkpoints",
+    "checkpoints ID",
+    "export ID --to merged --out DIR",
+    "export ID --to gguf --type Q4_K_M --out DIR",
+    "chat ID --prompt hello",
+]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RACKLESS_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("line", PRODUCT_COMMANDS)
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_every_promised_command_is_read_with_json_in_both_places(line: str, where: str) -> None:
+    words = line.split()
+    args = build_parser().parse_args(
+        ["--json", *words] if where == "before" else [*words, "--json"]
+    )
+    assert args.json is True
+    assert callable(args.handler)
+
+
+@pytest.mark.parametrize("line", PRODUCT_COMMANDS)
+def test_every_command_has_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in line.split() if not word.startswith("-")][:2]
+    verbs = words[:2] if words[0] in ("nodes", "runs") else words[:1]
+    assert run([*verbs, "--help"]) == 0
+    assert f"usage: rackless {' '.join(verbs)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("nods list", "there is no 'nods' here; did you mean nodes?"),
+        ("runs lsit", "there is no 'lsit' here; did you mean list?"),
+        ("runs", "VERB"),
+        ("nodes add pc", "one of the arguments --ssh --local --wsl is required"),
+        ("nodes add pc --local --wsl x", "not allowed with argument"),
+        ("nodes add pc --ssh anna", "does not say which user logs in"),
+        ("nodes add all --local", "the name 'all' is reserved"),
+        ("start", "the following arguments are required: RUN.yaml"),
+        ("start a.yaml --wach", "unrecognized arguments: --wach"),
+        ("runs logs x --rank one", "invalid int value: 'one'"),
+        ("runs resume x --nodes ,", "name at least one node"),
+        ("demo --nodes 1", "'1' is not a number from 2 to 8"),
+        ("demo --nodes nine", "'nine' is not a number from 2 to 8"),
+        ("export x --to zip --out d", "there is no 'zip' here"),
+        ("start absent.yaml", "the run file absent.yaml cannot be read"),
+        ("plan absent.yaml", "the run file absent.yaml cannot be read"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_what_to_do(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(line.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert "what to do:" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("chat ID --prompt hello", "chat is not available yet"),
+        ("runs show ID", "there is no run ID"),
+        ("runs stop ID", "there is no run ID"),
+        ("runs resume ID", "there is no run ID"),
+        ("runs delete ID", "there is no run ID"),
+        ("runs logs ID", "there is no run ID"),
+        ("export ID --to merged --out d", "there is no run ID"),
+        ("nodes show pc", "There is no node called 'pc'"),
+        ("nodes remove pc", "There is no node called 'pc'"),
+        ("nodes setup pc", "There is no node called 'pc'"),
+        ("check pc", "There is no node called 'pc'"),
+        ("monitor", "there are no nodes yet"),
+    ],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_what_cannot_be_done_exits_with_1_and_an_empty_stdout(
+    line: str, message: str, form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*line.split(), *form]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_plan_reads_the_run_file_before_it_says_not_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: org/m\ndata: {trian: x}\n")
+    assert run(["plan", str(path)]) == 2
+    assert "did you mean data.train?" in capsys.readouterr().err
+    path.write_text("model: org/m\ndata: {train: x}\n")
+    assert run(["plan", str(path)]) == 1
+    assert "plans are not available yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["nodes list", "runs list", "checkpoints", "check"])
+def test_empty_lists_are_empty_documents(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert run(command.split()) == 0
+    assert capsys.readouterr().out.startswith("There are no")
+
+
+def test_window_without_a_display_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
+        monkeypatch.delenv(name, raising=False)
+    for line in ([], ["gui"]):
+        assert run(line) == 1
+        assert "no display" in capsys.readouterr().err
+
+
+def test_newer_store_is_refused_in_words(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["runs", "list"]) == 0
+    import sqlite3
+
+    connection = sqlite3.connect(home / "rackless.sqlite3")
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    capsys.readouterr()
+    assert run(["runs", "list", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, "newer Rackless" in printed.err) == ("", True)
+
+
+def test_damaged_store_is_told_and_the_command_goes_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.mkdir()
+    (home / "rackless.sqlite3").write_bytes(b"not a database" * 400)
+    assert run(["runs", "list", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == []
+    assert "was damaged" in printed.err
+
+
+def test_a_bug_of_ours_is_told_with_its_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("app.core.open_database", break_down)
+    assert run(["runs", "list", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "a mistake of ours: ZeroDivisionError" in printed.err
+    assert "Traceback" in printed.err
+
+
+def test_output_keeps_json_and_human_form_apart() -> None:
+    for as_json, expected in ((True, '{\n "a": null\n}\n'), (False, "text\nA   B\nxx\n")):
+        stream, notes = io.StringIO(), io.StringIO()
+        out = Output(as_json, stream, notes)
+        out.document({"a": float("inf")})
+        out.text("text")
+        out.table(["A", "B"], [["xx", ""]])
+        out.note("a note")
+        assert stream.getvalue() == expected
+        assert notes.getvalue() == ("" if as_json else "a note\n")
+
+
+def test_terminal_without_unicode_does_not_break_a_table() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Output(False, stream).text("\u2013 12 \u00b0C")
+    stream.seek(0)
+    assert stream.read() == "? 12 ?C\n"
+
+
+def measure(*arguments: str) -> float:
+    """Return the shortest of five runs: the machine may be busy."""
+    times = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "app", *arguments],
+            check=True,
+            capture_output=True,
+            cwd=ROOT,
+            env=os.environ,
+        )
+        times.append(time.perf_counter() - began_s)
+    return min(times)
+
+
+def test_help_and_lists_come_at_once() -> None:
+    assert measure("--help") < 0.25
+    assert measure("runs", "list") < 0.5
+
+
+def test_list_of_runs_needs_neither_ssh_nor_pydantic() -> None:
+    code = (
+        "import sys; from app.cli.main import run; assert run(['runs', 'list', '--json']) == 0; "
+        "names = {'asyncssh', 'pydantic', 'yaml', 'rich', 'PySide6'}; print(names & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        f"{sys.executable} -m app --help | head -c 1",
+        shell=True,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    _, errors = process.communicate(timeout=30)
+    assert errors == b""
+
+
+def test_usage_error_is_raised_not_printed() -> None:
+    with pytest.raises(UsageError):
+        build_parser().parse_args(["runs", "nothing"])

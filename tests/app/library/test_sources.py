@@ -1,0 +1,158 @@
+"""Models and data: what is found, what is sent, and what each wrong one is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.errors import NotAvailableYet, UserError
+from app.library.data import check_form, find_data
+from app.library.models import find_model
+from app.storage.database import open_database
+from app.storage.hashes import HashStore
+
+
+@pytest.fixture
+def hashes(tmp_path: Path) -> HashStore:
+    return HashStore(open_database(tmp_path / "home" / "rackless.sqlite3"))
+
+
+def make_model(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def test_model_folder_is_sent_without_pickles_and_hidden_files(
+    tmp_path: Path, hashes: HashStore
+) -> None:
+    names = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+    folder = make_model(
+        tmp_path / "my model", *names, "pytorch_model.bin", ".cache.json", "code.py", "x.gguf"
+    )
+    (folder / "original").mkdir()
+    source = find_model(str(folder), hashes)
+    assert [entry.path for entry in source.files] == sorted(names)
+    assert source.destination is not None
+    assert source.destination.startswith("models/my-model-")
+    assert source.path_on_node("/agent/models/x") == "/agent/models/x"
+
+
+def test_bundle_is_named_by_its_content(tmp_path: Path, hashes: HashStore) -> None:
+    first = make_model(tmp_path / "m", "config.json", "model.safetensors")
+    before = find_model(str(first), hashes).destination
+    (first / "config.json").write_text("changed, and longer")
+    changed = find_model(str(first), hashes).destination
+    assert before != changed
+    (first / "config.json").write_bytes(b"config.json")
+    os.utime(first / "config.json", ns=(1, 1))
+    assert find_model(str(first), hashes).destination == before
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-2-7b-hf", "gpt2", "Qwen/Qwen2.5-0.5B"])
+def test_hub_ids_are_left_to_the_nodes(hashes: HashStore, name: str) -> None:
+    source = find_model(name, hashes)
+    assert (source.value, source.destination) == (name, None)
+
+
+def test_folder_on_the_nodes_is_passed_on(hashes: HashStore) -> None:
+    assert find_model("/srv/models/llama", hashes).value == "/srv/models/llama"
+
+
+@pytest.mark.parametrize("name", ["./absent", "~/absent-model", "a/b/c", "two words", "-x", ""])
+def test_name_that_is_no_model(hashes: HashStore, name: str, monkeypatch: pytest.MonkeyPatch,
+                               tmp_path: Path) -> None:  # fmt: skip
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UserError, match=r"not a hub id|no config\.json"):
+        find_model(name, hashes)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("model.safetensors",), "has no config.json"),
+        (("config.json",), "no weights in safetensors format"),
+        (("config.json", "pytorch_model.bin"), "only pickled ones"),
+    ],
+)
+def test_folder_that_is_no_model(
+    tmp_path: Path, hashes: HashStore, names: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        find_model(str(make_model(tmp_path / "m", *names)), hashes)
+
+
+def test_model_that_is_a_file(tmp_path: Path, hashes: HashStore) -> None:
+    (tmp_path / "m").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        find_model(str(tmp_path / "m"), hashes)
+
+
+GOOD = {
+    "a.jsonl": '{"text": "x"}\n\n{"text": "y\\u2028z"}',
+    "b.json": '[{"text": "x"}]',
+    "c.json": '{"text": "x"}\n{"text": "y"}\n',
+    "d.csv": 'text,label\n"a, b\nc",1\n',
+    "e.tsv": "text\tlabel\nx\ty\n",
+    "f.txt": "one row\n",
+    "g.ndjson": '\ufeff{"text": "x"}\n',
+    "h.JSONL": '{"text": "x"}\r\n',
+}
+
+
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_good_data_is_found_and_sent(tmp_path: Path, hashes: HashStore, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(GOOD[name], newline="")
+    source = find_data(str(path), "data.train", hashes)
+    assert [entry.path for entry in source.files] == [name]
+    assert source.path_on_node("/agent/data/x") == f"/agent/data/x/{name}"
+
+
+BAD = [
+    ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2: not valid JSON: Expecting value at character 7"),
+    ("a.jsonl", '{"a": 1}\n3\n', "line 2: a row is not an object"),
+    ("a.jsonl", "", "is empty"),
+    ("a.jsonl", "\n\n", "is empty"),
+    ("a.jsonl", "[" * 100_000, "line 1: not valid JSON: nested too deeply"),
+    ("a.json", '[{"a": 1},\n{"a": }]', "line 2: not valid JSON"),
+    ("a.json", '{"a": 1}\n{"a": ', "line 2: not valid JSON"),
+    ("a.json", '"text"', "holds no list of rows"),
+    ("a.json", "[]", "is empty"),
+    ("a.csv", "a,b\n1,2\n3\n", "line 3: 1 fields, but the first line names 2 columns"),
+    ("a.csv", 'a,b\n"1,2\n', "line 2: not valid CSV"),
+    ("a.csv", "a,b\n", "is empty"),
+    ("a.txt", " \n", "is empty"),
+    ("a.parquet", "PAR1", "'.parquet' is not a kind of data file"),
+    ("a", "x", "'' is not a kind of data file"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), BAD)
+def test_bad_data_is_told_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        check_form(path)
+    assert message in refused.value.message
+    assert str(path) in refused.value.message
+
+
+def test_data_in_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "\u00e4"}'.encode("latin-1"))
+    with pytest.raises(UserError, match="not text in UTF-8"):
+        check_form(path)
+
+
+def test_data_that_is_not_there(tmp_path: Path, hashes: HashStore) -> None:
+    with pytest.raises(UserError, match=r"the data file x\.jsonl \(data\.eval\) does not exist"):
+        find_data("x.jsonl", "data.eval", hashes)
+    with pytest.raises(UserError, match="is the folder"):
+        find_data(str(tmp_path), "data.train", hashes)
+    with pytest.raises(NotAvailableYet, match="data sets of the hub"):
+        find_data("tatsu-lab/alpaca", "data.train", hashes)

@@ -1,0 +1,126 @@
+"""The whole path on two loopback nodes, typed as commands: start, stop, resume, export, delete;
+and a master that is killed, loses its store and comes back as two at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.site import Site, open_site, tagged_processes, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+NODES = ("alpha", "beta")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with open_site(tmp_path_factory.mktemp("site")) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def killed_after(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
+    run = site.answer("start", str(site.write_run_file(120)))
+    run_id = run["run_id"]
+    assert (run["state"], run["nodes"], run["attempt"]) == ("running", list(NODES), 1)
+
+    again = site.rackless("start", str(site.write_run_file(120)))
+    assert (again.code, "is already busy" in again.problem) == (1, True)
+    assert run_id in again.problem
+    assert [known["run_id"] for known in site.answer("runs", "list")] == [run_id]
+
+    wait_until(lambda: len(site.steps_told("alpha", run_id, 0)) >= 6, "six steps")
+    shown = site.answer("runs", "show", run_id)
+    assert (shown["state"], shown["phase"]) == ("running", "training")
+    assert [rank["node"] for rank in shown["ranks"]] == list(NODES)
+    assert sum(rank["share"] for rank in shown["ranks"]) == pytest.approx(1.0)
+
+    stopped = site.answer("runs", "stop", run_id[:-1])
+    assert stopped["state"] == "stopped"
+    assert tagged_processes(run_id) == []
+    reached = len(site.steps_told("alpha", run_id, 0))
+
+    newest = site.answer("checkpoints", run_id, "--verify")[0]
+    assert (newest["step"], newest["verified"]) == (reached, True)
+    assert newest["nodes"] == list(NODES)
+
+    resumed = site.rackless("runs", "resume", run_id, "--watch", "--json", "--nodes", "beta")
+    assert resumed.code == 0, resumed.problem
+    lines = resumed.lines
+    steps = [line["step"] for line in lines if line["kind"] == "step"]
+    assert steps == list(range(reached + 1, steps[-1] + 1))
+    ended = lines[-1]["run"]
+    assert (ended["state"], ended["attempt"], ended["nodes"]) == ("done", 2, ["beta"])
+    assert ended["loss"] < ended["first_loss"]
+
+    out = tmp_path / "model"
+    assert site.answer("export", run_id, "--to", "merged", "--out", str(out)) == {"path": str(out)}
+    assert {"config.json", "tokenizer.json"} <= {file.name for file in out.iterdir()}
+    full = site.rackless("export", run_id, "--to", "merged", "--out", str(out))
+    assert (full.code, full.output) == (1, "")
+    assert "is not empty" in full.problem
+
+    logs = site.answer("runs", "logs", run_id, "--rank", "0")
+    assert [(log["node"], log["attempt"]) for log in logs] == [("alpha", 1), ("beta", 2)]
+
+    assert site.answer("runs", "delete", run_id)["nodes_not_reached"] == []
+    assert site.answer("runs", "list") == []
+    assert not any((site.agent_home(name) / "runs" / run_id).exists() for name in NODES)
+    assert not (site.home / "runs" / run_id).exists()
+
+
+def test_killed_master_and_lost_store_find_the_run_again(site: Site) -> None:
+    with killed_after(site.start("start", str(site.write_run_file(60)), "--watch", "--json")) as it:
+        assert it.stdout is not None
+        run_id = json.loads(it.stdout.readline())["run_id"]
+        wait_until(lambda: len(site.steps_told("alpha", run_id, 0)) >= 4, "four steps")
+    assert it.returncode == -9
+    (site.home / "rackless.sqlite3").unlink()
+
+    followers = [site.start("runs", "logs", run_id, "--follow", "--json") for _ in range(2)]
+    for follower in followers:
+        _, problem = follower.communicate(timeout=120)
+        assert follower.returncode == 0, problem
+
+    shown = site.answer("runs", "show", run_id)
+    assert (shown["state"], shown["step"], shown["attempt"]) == ("done", 60, 1)
+    assert shown["spec"]["batch_sequences"] == 4
+    assert [node["name"] for node in site.answer("nodes", "list")] == list(NODES)
+    for rank, name in enumerate(NODES):
+        folder = site.attempt(name, run_id)
+        mirrored = site.home / "runs" / run_id / "attempts" / "1" / name
+        for stream in (f"rank-{rank}.jsonl", f"rank-{rank}.log", "supervisor.jsonl"):
+            assert (mirrored / stream).read_bytes() == (folder / stream).read_bytes(), stream
+        assert site.steps_told(name, run_id, rank) == list(range(1, 61))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modle: x\ndata: {train: y}\n", "line 1: modle is not known; did you mean model?"),
+        ("model: ./nowhere\ndata: {train: train.jsonl}\n", "train.jsonl (data.train) does not"),
+    ],
+)
+def test_bad_run_file_changes_nothing(site: Site, text: str, message: str) -> None:
+    before = site.answer("runs", "list")
+    path = site.folder / "bad.yaml"
+    path.write_text(text)
+    done = site.rackless("start", str(path), "--json")
+    assert done.code in (1, 2)
+    assert done.output == ""
+    assert message in done.problem
+    assert site.answer("runs", "list") == before
