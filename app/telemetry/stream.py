@@ -34,6 +34,9 @@ TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
 ACTIVE_STATES = frozenset({"launching", "running", "stopping"})
 """States of a run that holds its devices."""
 
+_TRAINING_PHASES = (None, "training", "saving")
+"""Phases in which a rank's speed holds; a checkpoint is but a moment between two steps."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceKey:
@@ -186,7 +189,7 @@ class Telemetry:
             carrying = carried.get(device.key)
             now_rank = carrying[0] if carrying else None
             now_run = carrying[1] if carrying else None
-            is_training = now_rank is not None and now_rank.phase in (None, "training")
+            is_training = now_rank is not None and now_rank.phase in _TRAINING_PHASES
             tokens = now_rank.tokens_per_s if now_rank is not None and is_training else None
             if now_rank != device.rank or _name(now_run) != _name(device.run):
                 changed.append(device.key)

@@ -160,6 +160,17 @@ def test_live_steps_join_without_doubling(busy, page):
     assert math.isnan(newest.y[-1]), "a loss that is no number is a gap"
 
 
+def test_live_steps_that_overtake_the_past_wait_for_it(busy):
+    steps = make_steps(424, (1, 2))
+    newest = replace(steps[-1], step=steps[-1].step + 1)
+    busy.window.open_run(RUN)
+    page = busy.window.run_page()
+    page._take_steps(RUN, (steps[-1], newest))
+    assert page.loss._series == {}
+    busy.wait_for(lambda: 2 in page.loss._series)
+    assert [len(page.loss._series[attempt]) for attempt in (1, 2)] == [212, 213]
+
+
 def test_events_arrive_in_plain_words(busy, page):
     event = RunEvent(run_id=RUN, time_s=NOW_S, severity="warning", text="beta is slow.")
     busy.core.on_loop(busy.core.put_event, event)

@@ -151,16 +151,17 @@ class Plot(QWidget):
         self._paint_axes(painter, area, view, scale)
         painter.save()
         painter.setClipRect(area.adjusted(0, -1, 0, 1))
-        repeated_from = math.inf
+        repeated_from, kept = math.inf, []
         for attempt in sorted(self._series, reverse=True):
             series = self._series[attempt]
             cut = self._cut(series, view)
             turn = int(np.searchsorted(series.x, repeated_from))
-            kept = slice(cut.start, min(cut.stop, turn))
             lost = slice(max(cut.start, turn - 1), cut.stop)
             self._paint_curve(painter, area, view, scale, series, lost, "chart_muted")
-            self._paint_curve(painter, area, view, scale, series, kept, self._color)
+            kept.append((series, slice(cut.start, min(cut.stop, turn))))
             repeated_from = min(repeated_from, float(series.x[0]))
+        for series, cut in kept:  # above the steps that were lost and done again
+            self._paint_curve(painter, area, view, scale, series, cut, self._color)
         painter.restore()
         self._paint_marks(painter, area, view)
         if self._hover is not None:

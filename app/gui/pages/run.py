@@ -45,6 +45,8 @@ class RunPage(QWidget):
         self.run_id = ""
         self._last_step_s = context.cluster.now_s()
         self._newest: tuple[int, int] = (0, 0)
+        self._early: list[StepRecord] | None = None
+        """Live steps that came before the ones of the past were read; None: those are here."""
         self._ops: list[Op] = []
         self.notice = Banner(context.theme, can_close=False)
         self.banner = Banner(context.theme)
@@ -84,6 +86,7 @@ class RunPage(QWidget):
         self.loss.clear()
         self.speed.clear()
         self._newest = (0, 0)
+        self._early = []
         self._last_step_s = self._context.cluster.now_s()
         for model in (self.ranks, self.events, self.checkpoints):
             model.reset([])
@@ -191,21 +194,28 @@ class RunPage(QWidget):
 
     def _fill(self, found: tuple[list[StepRecord], list[RunEvent]]) -> None:
         steps, events = found
-        self._take_steps(self.run_id, steps)
+        early, self._early = self._early or [], None
+        self._take_steps(self.run_id, [*steps, *early])
         self.events.reset(events)
 
     def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
         """Add steps that are newer than the newest; loading and live news may overlap."""
         if run_id != self.run_id:
             return
-        fresh = [item for item in steps if (item.attempt, item.step) > self._newest]
+        if self._early is not None:
+            self._early += steps
+            return
+        fresh: list[StepRecord] = []
+        for item in steps:
+            if (item.attempt, item.step) > self._newest:
+                self._newest = (item.attempt, item.step)
+                fresh.append(item)
         for attempt in sorted({item.attempt for item in fresh}):
             part = [item for item in fresh if item.attempt == attempt]
             at = [float(item.step) for item in part]
             self.loss.extend(attempt, at, [_nan_if_unknown(item.loss) for item in part])
             self.speed.extend(attempt, at, [_nan_if_unknown(item.tokens_per_s) for item in part])
         if fresh:
-            self._newest = (fresh[-1].attempt, fresh[-1].step)
             self._last_step_s = self._context.cluster.now_s()
 
     def _take_event(self, event: RunEvent) -> None:

@@ -11,12 +11,11 @@ from app.events import RunSnapshot
 from app.gui.context import Context
 from app.gui.run_actions import RunActions, can_export, can_resume, can_stop
 from app.gui.widgets.parts import Button, ElidedLabel, IconButton, make_label
-from app.gui.widgets.run_strip import PROGRESS_STEPS
+from app.gui.widgets.run_strip import PROGRESS_STEPS, show_time_left
 from app.gui.widgets.status import StatusPill
 from app.telemetry.state import Status, describe_run
 from app.text import (
     DASH,
-    show_duration,
     show_loss,
     show_moment,
     show_number,
@@ -142,7 +141,7 @@ class RunProgress(QFrame):
         total = f" / {run.total_steps:,}" if run.total_steps else ""
         self._show("step", DASH if run.step is None else f"{run.step:,}{total}")
         self._captions["step"].setText(f"Step \u00b7 {show_share(share)}" if share else "Step")
-        self._show("left", show_duration(run.remaining_s if is_running else None))
+        self._show("left", show_time_left(run.remaining_s if is_running else None))
         self._show("loss", show_loss(run.loss))
         first = show_loss(run.first_loss)
         self._captions["loss"].setText(f"Loss, first {first}" if run.first_loss else "Loss")

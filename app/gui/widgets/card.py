@@ -23,6 +23,7 @@ from app.gui.charts.sparkline import Trace, paint_sparklines
 from app.gui.theme import Theme
 from app.gui.widgets.status import paint_status
 from app.telemetry.alerts import share_of
+from app.telemetry.history import Array
 from app.telemetry.state import Status
 from app.telemetry.stream import MEMORY, TEMPERATURE, TIME, TOKENS, UTILISATION, Device
 from app.text import (
@@ -40,8 +41,8 @@ MIN_WIDTH_PX = 300
 PAD_PX = 16
 TILE_HEIGHT_PX = 50
 TILE_GAP_PX = 12
-WINDOW_S = 300.0
-"""Sparklines show the last five minutes."""
+LEAST_WINDOW_S, MOST_WINDOW_S = 60.0, 300.0
+"""Sparklines show what there is of the last five minutes, and at least one."""
 LOW_CELSIUS, HIGH_CELSIUS = 20.0, 100.0
 
 _TIPS = {
@@ -121,11 +122,12 @@ class DeviceCard(QWidget):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colors.color("chart_grid"))
         painter.drawRoundedRect(self._bar(), 3, 3)
-        painter.setPen(QPen(colors.color("chart_grid"), 1))
         for index, caption in enumerate(("Load", "Memory", "Heat", "Tokens/s")):
             tile = self._tile(index)
             self._text(painter, tile, caption, 12, "muted")
-            painter.drawLine(tile.bottomLeft(), tile.bottomRight())
+            painter.fillRect(
+                QRectF(tile.left(), tile.bottom() - 1, tile.width(), 1), colors.color("chart_grid")
+            )
         painter.end()
         return pixmap
 
@@ -156,6 +158,8 @@ class DeviceCard(QWidget):
         reading, palette = self.device.reading, self._theme.palette
         memory = share_of(reading.memory_used_bytes, reading.memory_total_bytes)
         heat = f"{show_celsius(reading.temperature_celsius)} \u00b7 {show_watts(reading.power_w)}"
+        if reading.temperature_celsius is None and reading.power_w is None:
+            heat = DASH
         values = (
             show_share(reading.utilisation),
             show_share(memory),
@@ -178,7 +182,7 @@ class DeviceCard(QWidget):
             shade = palette.color(color if self._is_live else "chart_muted")
             traces.append(Trace(tile.adjusted(0, 21, 0, 0), low, high, shade))
         rows = history[[UTILISATION, MEMORY, TEMPERATURE, TOKENS]]
-        paint_sparklines(painter, traces, history[TIME], rows, WINDOW_S)
+        paint_sparklines(painter, traces, history[TIME], rows, _window_s(history[TIME]))
 
     def _memory_line(self) -> QRectF:
         return QRectF(PAD_PX, 58, self.width() - 2 * PAD_PX, 18)
@@ -260,3 +264,8 @@ class DeviceCard(QWidget):
             self.activated.emit()
         else:
             super().keyPressEvent(event)
+
+
+def _window_s(times: Array) -> float:
+    span_s = float(times[-1] - times[0]) if len(times) else 0.0
+    return min(max(span_s, LEAST_WINDOW_S), MOST_WINDOW_S)

@@ -57,7 +57,12 @@ class RunLine(QFrame):
         self._figures["step"].setText(DASH if run.step is None else f"{run.step:,}{total}")
         self._figures["loss"].setText(show_loss(run.loss))
         self._figures["speed"].setText(show_rate(run.tokens_per_s))
-        self._figures["left"].setText(show_duration(run.remaining_s))
+        self._figures["left"].setText(show_time_left(run.remaining_s))
+
+
+def show_time_left(seconds: float | None) -> str:
+    """Return the time to a run's end; milliseconds would promise too much."""
+    return "moments" if seconds is not None and seconds < 1 else show_duration(seconds)
 
 
 def _with_caption(figure: QLabel, caption: str) -> QWidget:
