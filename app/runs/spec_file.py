@@ -36,11 +36,13 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes a text which `_Loader` would read as a number."""
+
+
+_NUMBER = re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
 
 
 def read_run_file(path: Path) -> RunSpec:
@@ -89,8 +91,13 @@ def parse_run(text: str, source: str = "run file") -> RunSpec:
 
 def format_run(spec: RunSpec) -> str:
     """Return the run file of a spec; reading it gives the same spec again."""
-    return yaml.safe_dump(
-        to_wire(spec), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    return yaml.dump(
+        to_wire(spec),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=100,
     )
 
 

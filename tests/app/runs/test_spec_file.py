@@ -57,6 +57,11 @@ def test_numbers_as_people_write_them(text: str, value: float) -> None:
     assert parse_run(f"{RIGHT}learning_rate: {text}\n").learning_rate == value
 
 
+def test_text_that_looks_like_a_number_stays_a_text() -> None:
+    spec = RunSpec(model="1e5", data=DataSpec(train="0e0"), name="12", nodes=("3e-4", "yes"))
+    assert parse_run(format_run(spec)) == spec
+
+
 def test_lists_become_tuples() -> None:
     spec = parse_run(f"{RIGHT}nodes: [b, a]\nshares: [1, 2.5]\nadapter: {{targets: [q, v]}}\n")
     assert (spec.nodes, spec.shares, spec.adapter.targets) == (("b", "a"), (1.0, 2.5), ("q", "v"))
