@@ -84,20 +84,24 @@ def downsample(x: Array, y: Array, num_buckets: int) -> tuple[Array, Array]:
     count = len(y)
     if num_buckets < 1 or count <= 2 * num_buckets:
         return x, y
-    edges = np.linspace(0, count, num_buckets + 1).astype(np.intp)
-    size = int(np.max(np.diff(edges)))
-    index = edges[:-1, None] + np.arange(size)[None, :]
-    inside = index < edges[1:, None]
-    index = np.minimum(index, count - 1)
-    values = y[index]
-    usable = inside & np.isfinite(values)
-    lowest = np.argmin(np.where(usable, values, np.inf), axis=1)
-    highest = np.argmax(np.where(usable, values, -np.inf), axis=1)
-    rows = np.arange(num_buckets)
-    pair = np.stack([index[rows, lowest], index[rows, highest]], axis=1)
-    pair.sort(axis=1)
-    keep = np.unique(pair.ravel())
+    size = -(-count // num_buckets)
+    finite = np.isfinite(y)
+    lows = highs = y
+    if not finite.all():
+        lows, highs = np.where(finite, y, np.inf), np.where(finite, y, -np.inf)
+    keep = np.unique(np.concatenate((_find_lowest(lows, size), _find_lowest(-highs, size))))
     return x[keep], y[keep]
+
+
+def _find_lowest(values: Array, size: int) -> NDArray[np.intp]:
+    """Return the index of the smallest value in each `size` values; the last bucket is shorter."""
+    whole = len(values) // size
+    buckets = values[: whole * size].reshape(whole, size)
+    found: NDArray[np.intp] = buckets.argmin(axis=1) + np.arange(whole) * size
+    if whole * size == len(values):
+        return found
+    rest = whole * size + int(values[whole * size :].argmin())
+    return np.append(found, rest)
 
 
 def finite_parts(y: Array) -> list[slice]:

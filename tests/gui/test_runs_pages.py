@@ -1,9 +1,11 @@
 """Runs: the table, a run's page, new run, stop, resume, delete, logs."""
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
@@ -11,8 +13,12 @@ from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
 from app.events import RunEvent
+from app.gui.charts.curves import Curves
+from app.gui.charts.limits import Limits
+from app.gui.charts.plot import Plot
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog
+from app.text import show_loss
 from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
 from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press
@@ -24,7 +30,7 @@ RUN = "support-chat-7f3a"
 def page(busy):
     busy.window.open_run(RUN)
     page = busy.window.run_page()
-    busy.wait_for(lambda: len(page.loss._series) == 2 and page.checkpoints.rows())
+    busy.wait_for(lambda: page.loss.curves.attempts == [1, 2] and page.checkpoints.rows())
     return page
 
 
@@ -147,11 +153,11 @@ def test_the_page_shows_what_the_core_has(page):
     assert len(page.ranks.rows()) == 4
     assert len(page.events.rows()) == 5
     assert page.progress.figures["step"].text() == "412 / 1,200"
-    assert [mark.text for mark in page.loss._marks] == ["attempt 2"]
+    assert [mark.text for mark in page.loss.curves.marks] == ["attempt 2"]
 
 
 def test_live_steps_join_without_doubling(busy, page):
-    newest = page.loss._series[2]
+    newest = page.loss.curves.series(2)
     before = len(newest)
     last = make_steps(424, (1, 2))[-1]
     fresh = replace(last, step=last.step + 1, loss=math.nan)
@@ -166,9 +172,9 @@ def test_live_steps_that_overtake_the_past_wait_for_it(busy):
     busy.window.open_run(RUN)
     page = busy.window.run_page()
     page._take_steps(RUN, (steps[-1], newest))
-    assert page.loss._series == {}
-    busy.wait_for(lambda: 2 in page.loss._series)
-    assert [len(page.loss._series[attempt]) for attempt in (1, 2)] == [212, 213]
+    assert page.loss.curves.attempts == []
+    busy.wait_for(lambda: 2 in page.loss.curves.attempts)
+    assert [len(page.loss.curves.series(attempt)) for attempt in (1, 2)] == [212, 213]
 
 
 def test_events_arrive_in_plain_words(busy, page):
@@ -279,7 +285,38 @@ def test_the_wheel_zooms_a_double_click_shows_all(page):
 
 
 def test_the_readout_takes_the_newest_attempt(page):
-    step, value, attempt = page.loss.value_at(205.0)
+    step, value, attempt = page.loss.curves.value_at(205.0)
     assert (step, attempt) == (205.0, 2)
     assert math.isfinite(value)
-    assert page.loss.value_at(50.0)[2] == 1
+    assert page.loss.curves.value_at(50.0)[2] == 1
+
+
+def test_lost_steps_are_told_apart_and_a_peak_of_one_step_is_seen():
+    curves = Curves()
+    values = [0.0] * 100_000
+    values[54_321] = 9.0
+    curves.extend(1, [float(n) for n in range(100_000)], values)
+    curves.extend(2, [90_000.0, 90_001.0], [1.0, math.nan])
+    pieces = curves.visible(curves.whole(), 500)
+    assert [piece.is_lost for piece in pieces] == [True, False, False]
+    assert max(piece.y.max() for piece in pieces if not np.isnan(piece.y).any()) == 9.0
+    assert sum(len(piece.x) for piece in pieces) < 2100
+    lost = pieces[0]
+    assert lost.x[0] == 89_999, "joined to the last step that counts"
+    assert curves.visible(Limits(10.0, 20.0), 500)[0].x.tolist() == [float(n) for n in range(9, 22)]
+
+
+def test_a_million_steps_pan_smoothly(application, theme):
+    plot = Plot(theme, "Loss", "chart_utilisation", show_loss)
+    steps = np.arange(1_000_000, dtype=np.float64)
+    plot.curves.extend(1, steps.tolist(), (2 + np.sin(steps / 5e4)).tolist())
+    plot.resize(900, 300)
+    plot.show()
+    costs = []
+    for turn in range(12):
+        plot.show_range(Limits(turn * 1000.0, 900_000.0 + turn * 1000.0))
+        begin_s = time.process_time()
+        plot.repaint()
+        costs.append(time.process_time() - begin_s)
+    plot.deleteLater()
+    assert sorted(costs)[6] < 1 / 30

@@ -6,9 +6,7 @@ zooms, dragging pans, a double click or Home shows all again; arrow keys and +/-
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
@@ -24,10 +22,11 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.gui.charts.axis import choose_ticks, write_tick
+from app.gui.charts.curves import Curves, Piece
 from app.gui.charts.limits import Limits, fit_values
 from app.gui.charts.sparkline import make_polygon
 from app.gui.theme import Theme
-from app.telemetry.history import GrowingSeries, downsample, finite_parts
+from app.telemetry.history import finite_parts
 from app.text import DASH
 
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
@@ -35,14 +34,6 @@ FINE_POINTS = 1500
 """Up to so many points a line may be wider than one pixel of the screen."""
 LEAST_SPAN = 4.0
 """Steps that stay visible at the deepest zoom."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """An upright line at a step, such as the start of another attempt."""
-
-    x: float
-    text: str
 
 
 class Plot(QWidget):
@@ -54,8 +45,7 @@ class Plot(QWidget):
         super().__init__()
         self._theme, self._title, self._color, self._write = theme, title, color, write
         self._from_zero = False
-        self._series: dict[int, GrowingSeries] = {}
-        self._marks: list[Mark] = []
+        self.curves = Curves()
         self._view: Limits | None = None
         self._hover: float | None = None
         self._drag: tuple[float, Limits] | None = None
@@ -72,20 +62,15 @@ class Plot(QWidget):
         self._from_zero = True
 
     def clear(self) -> None:
-        self._series.clear()
-        self._marks.clear()
+        self.curves.clear()
         self._view = self._hover = None
         self.update()
 
     def extend(self, attempt: int, steps: list[float], values: list[float]) -> None:
         """Add points of an attempt; unknown values are NaN."""
+        self.curves.extend(attempt, steps, values)
         if not steps:
             return
-        if attempt not in self._series:
-            if self._series:
-                self._marks.append(Mark(steps[0], f"attempt {attempt}"))
-            self._series[attempt] = GrowingSeries()
-        self._series[attempt].extend(steps, values)
         latest = values[-1]
         shown = self._write(None if np.isnan(latest) else latest)
         self.setAccessibleDescription(f"{shown} at step {steps[-1]:,.0f}")
@@ -96,21 +81,13 @@ class Plot(QWidget):
 
     # ------------------------------------------------------------ what is shown
 
-    def whole(self) -> Limits:
-        """Return all steps that there are."""
-        ends = [(s.x[0], s.x[-1]) for s in self._series.values() if len(s)]
-        if not ends:
-            return Limits(0.0, 1.0)
-        low, high = min(e[0] for e in ends), max(e[1] for e in ends)
-        return Limits(float(low), float(max(high, low + 1)))
-
     def visible(self) -> Limits:
         """Return the steps in view: all, or what was zoomed to."""
-        return self._view or self.whole()
+        return self._view or self.curves.whole()
 
     def show_range(self, view: Limits | None) -> None:
         """Show these steps; None: all, and what is to come."""
-        whole = self.whole()
+        whole = self.curves.whole()
         self._view = view.inside(whole, LEAST_SPAN) if view is not None else None
         if self._view is not None and self._view.span >= whole.span * 0.999:
             self._view = None
@@ -124,15 +101,8 @@ class Plot(QWidget):
             max(self.height() - TOP_PX - BOTTOM_PX, 1),
         )
 
-    def _cut(self, series: GrowingSeries, view: Limits) -> slice:
-        first = max(int(np.searchsorted(series.x, view.low)) - 1, 0)
-        return slice(first, int(np.searchsorted(series.x, view.high, side="right")) + 1)
-
-    def _value_limits(self, view: Limits) -> Limits:
-        parts = [s.y[self._cut(s, view)] for s in self._series.values()]
-        values = np.concatenate(parts) if parts else np.empty(0)
-        if len(values) > 8192:  # quantiles of a million points cost more than the frame
-            _, values = downsample(np.arange(len(values), dtype=np.float64), values, 2048)
+    def _value_limits(self, pieces: list[Piece]) -> Limits:
+        values = np.concatenate([piece.y for piece in pieces]) if pieces else np.empty(0)
         return fit_values(values, from_zero=self._from_zero)
 
     # ------------------------------------------------------------ painting
@@ -141,27 +111,19 @@ class Plot(QWidget):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         area, view = self._area(), self.visible()
-        scale = self._value_limits(view)
         self._paint_title(painter)
-        if not any(len(series) for series in self._series.values()):
+        if not len(self.curves):
             painter.setPen(self._theme.palette.color("muted"))
             painter.setFont(self._theme.font(13))
             painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "No figures yet")
             return
+        pieces = self.curves.visible(view, max(int(area.width()), 16))
+        scale = self._value_limits(pieces)
         self._paint_axes(painter, area, view, scale)
         painter.save()
         painter.setClipRect(area.adjusted(0, -1, 0, 1))
-        repeated_from, kept = math.inf, []
-        for attempt in sorted(self._series, reverse=True):
-            series = self._series[attempt]
-            cut = self._cut(series, view)
-            turn = int(np.searchsorted(series.x, repeated_from))
-            lost = slice(max(cut.start, turn - 1), cut.stop)
-            self._paint_curve(painter, area, view, scale, series, lost, "chart_muted")
-            kept.append((series, slice(cut.start, min(cut.stop, turn))))
-            repeated_from = min(repeated_from, float(series.x[0]))
-        for series, cut in kept:  # above the steps that were lost and done again
-            self._paint_curve(painter, area, view, scale, series, cut, self._color)
+        for piece in pieces:
+            self._paint_piece(painter, area, view, scale, piece)
         painter.restore()
         self._paint_marks(painter, area, view)
         if self._hover is not None:
@@ -201,21 +163,11 @@ class Plot(QWidget):
             label = QRectF(left, area.bottom() + 5, width, 16)
             painter.drawText(label, int(Qt.AlignmentFlag.AlignCenter), text)
 
-    def _paint_curve(
-        self,
-        painter: QPainter,
-        area: QRectF,
-        view: Limits,
-        scale: Limits,
-        series: GrowingSeries,
-        cut: slice,
-        color: str,
+    def _paint_piece(
+        self, painter: QPainter, area: QRectF, view: Limits, scale: Limits, piece: Piece
     ) -> None:
-        if cut.stop <= cut.start:
-            return
-        x, y = downsample(series.x[cut], series.y[cut], max(int(area.width()), 16))
-        if not len(x):
-            return
+        x, y = piece.x, piece.y
+        color = "chart_muted" if piece.is_lost else self._color
         px = area.left() + (x - view.low) / view.span * area.width()
         share = np.clip((y - scale.low) / scale.span, -0.02, 1.02)
         py = area.bottom() - share * area.height()
@@ -231,7 +183,7 @@ class Plot(QWidget):
     def _paint_marks(self, painter: QPainter, area: QRectF, view: Limits) -> None:
         colors = self._theme.palette
         painter.setFont(self._theme.font(11))
-        for mark in self._marks:
+        for mark in self.curves.marks:
             if not view.low <= mark.x <= view.high:
                 continue
             x = round(area.left() + (mark.x - view.low) / view.span * area.width()) + 0.5
@@ -243,7 +195,7 @@ class Plot(QWidget):
             painter.drawText(QPointF(left, area.top() + 10), mark.text)
 
     def _paint_hover(self, painter: QPainter, area: QRectF, view: Limits, scale: Limits) -> None:
-        found = self.value_at(self._hover or 0.0)
+        found = self.curves.value_at(self._hover or 0.0)
         if found is None:
             return
         step, value, attempt = found
@@ -253,7 +205,7 @@ class Plot(QWidget):
         painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
         shown = DASH if np.isnan(value) else self._write(value)
         text = f"step {step:,.0f}   {shown}"
-        if len(self._series) > 1:
+        if len(self.curves.attempts) > 1:
             text += f"   attempt {attempt}"
         painter.setFont(self._theme.font(12, 500))
         width = QFontMetricsF(painter.font()).horizontalAdvance(text) + 16
@@ -270,18 +222,6 @@ class Plot(QWidget):
             painter.drawEllipse(QPointF(x, min(max(y, area.top()), area.bottom())), 3.5, 3.5)
 
     # ------------------------------------------------------------ people
-
-    def value_at(self, step: float) -> tuple[float, float, int] | None:
-        """Return (step, value, attempt) nearest to `step`, the newest attempt first."""
-        for attempt in sorted(self._series, reverse=True):
-            series = self._series[attempt]
-            if len(series) and step >= series.x[0] - 0.5:
-                right = min(int(np.searchsorted(series.x, step)), len(series) - 1)
-                near = max(right - 1, 0)
-                if abs(series.x[right] - step) < abs(series.x[near] - step):
-                    near = right
-                return float(series.x[near]), float(series.y[near]), attempt
-        return None
 
     def _step_at(self, x_px: float) -> float:
         area, view = self._area(), self.visible()

@@ -16,7 +16,8 @@ from PySide6.QtWidgets import (
 )
 
 from app.events import NodeSnapshot
-from app.flows.new_run import ALL_NODES, Field, Finding, split_names
+from app.flows.new_run import ALL_NODES, Finding, split_names
+from app.flows.new_run_fields import Field
 from app.gui.tables.node_columns import describe_hardware
 from app.gui.theme import Theme
 from app.gui.widgets.parts import Button, make_label, set_role

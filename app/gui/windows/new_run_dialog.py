@@ -23,7 +23,8 @@ from PySide6.QtWidgets import (
 from agents.spec import RunSpec
 from app.errors import RacklessError
 from app.events import RunSnapshot
-from app.flows.new_run import FIELDS, Answers, Field, Review, apply_answers, review, to_answers
+from app.flows.new_run import Answers, Review, apply_answers, review, to_answers
+from app.flows.new_run_fields import FIELDS, Field
 from app.gui.context import Context
 from app.gui.seam import CoreSeam
 from app.gui.widgets.answer_field import AnswerField

@@ -6,7 +6,8 @@ import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.events import NodeSnapshot
-from app.flows.new_run import FIELDS, Answers, apply_answers, review, to_answers, to_spec
+from app.flows.new_run import Answers, apply_answers, review, to_answers, to_spec
+from app.flows.new_run_fields import FIELDS
 
 GOOD = Answers(model="m", train="t.jsonl")
 

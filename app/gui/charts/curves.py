@@ -1,0 +1,106 @@
+"""What a plot shows: one curve per attempt of a run, and which steps were done again. No Qt.
+
+Steps of an attempt at or after the first step of a later one were lost and repeated; they stay
+visible as such.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.gui.charts.limits import Limits
+from app.telemetry.history import Array, GrowingSeries, downsample
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An upright line at a step, such as the start of another attempt."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of one curve, thinned out to what can be seen."""
+
+    x: Array
+    y: Array
+    is_lost: bool
+
+
+class Curves:
+    """Points of all attempts, each in order of its steps."""
+
+    def __init__(self) -> None:
+        self._series: dict[int, GrowingSeries] = {}
+        self.marks: list[Mark] = []
+
+    def __len__(self) -> int:
+        return sum(len(series) for series in self._series.values())
+
+    @property
+    def attempts(self) -> list[int]:
+        return sorted(self._series)
+
+    def series(self, attempt: int) -> GrowingSeries:
+        return self._series[attempt]
+
+    def clear(self) -> None:
+        self._series.clear()
+        self.marks.clear()
+
+    def extend(self, attempt: int, steps: list[float], values: list[float]) -> None:
+        """Add points of an attempt; unknown values are NaN."""
+        if not steps:
+            return
+        if attempt not in self._series:
+            if self._series:
+                self.marks.append(Mark(steps[0], f"attempt {attempt}"))
+            self._series[attempt] = GrowingSeries()
+        self._series[attempt].extend(steps, values)
+
+    def whole(self) -> Limits:
+        """Return all steps that there are."""
+        if not self._series:
+            return Limits(0.0, 1.0)
+        low = min(float(series.x[0]) for series in self._series.values())
+        high = max(float(series.x[-1]) for series in self._series.values())
+        return Limits(low, max(high, low + 1))
+
+    def visible(self, view: Limits, num_columns: int) -> list[Piece]:
+        """Return what lies in `view`, with at most two points per column; lost steps first."""
+        lost: list[Piece] = []
+        kept: list[Piece] = []
+        repeated_from = math.inf
+        for attempt in sorted(self._series, reverse=True):
+            series = self._series[attempt]
+            first = max(int(np.searchsorted(series.x, view.low)) - 1, 0)
+            end = int(np.searchsorted(series.x, view.high, side="right")) + 1
+            turn = int(np.searchsorted(series.x, repeated_from))
+            for part, pieces in (
+                (slice(max(first, turn - 1), end), lost),
+                (slice(first, min(end, turn)), kept),
+            ):
+                is_there = part.start < min(part.stop, len(series))
+                if is_there and (pieces is kept or turn < len(series)):
+                    x, y = downsample(series.x[part], series.y[part], num_columns)
+                    if x[0] <= view.high and x[-1] >= view.low:
+                        pieces.append(Piece(x, y, is_lost=pieces is lost))
+            repeated_from = min(repeated_from, float(series.x[0]))
+        return lost + kept
+
+    def value_at(self, step: float) -> tuple[float, float, int] | None:
+        """Return (step, value, attempt) nearest to `step`, the newest attempt first."""
+        for attempt in sorted(self._series, reverse=True):
+            series = self._series[attempt]
+            if step >= series.x[0] - 0.5:
+                right = min(int(np.searchsorted(series.x, step)), len(series) - 1)
+                near = max(right - 1, 0)
+                if abs(series.x[right] - step) < abs(series.x[near] - step):
+                    near = right
+                return float(series.x[near]), float(series.y[near]), attempt
+        return None
