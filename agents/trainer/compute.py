@@ -12,8 +12,8 @@ Shape letters: B rows, T tokens (padded), V words, N tokens that count.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ from agents.trainer.model import TrainedModel, recompute_activations
 from agents.trainer.tokens import Sample
 
 Warn = Callable[[str, str], None]
+_LESS_MEMORY = (
+    "use adapter: {kind: qlora} or a lower adapter.rank, close other programs on that PC, or leave "
+    "that node out"
+)
 _WIDTH_MULTIPLE = 8
 """On GPUs rows are padded to a multiple of this many tokens: tensor cores like it."""
 
@@ -113,8 +117,7 @@ class Computer:
         else:
             raise UserError(
                 f"Memory ran out on {self._device} with a single row of {padded} tokens.",
-                "Lower sequence_tokens, use adapter: {kind: qlora}, close other programs on that "
-                "PC, or leave that node out",
+                f"Lower sequence_tokens, or {_LESS_MEMORY}",
             )
 
     def evaluate(self, samples: Sequence[Sample]) -> None:
@@ -157,6 +160,24 @@ class Computer:
         tensors = (torch.from_numpy(array) for array in (ids_BT, place_N - 1, label_N))
         ids, predicted_at, labels = (t.to(self._device, non_blocking=True) for t in tensors)
         return ids, predicted_at, labels
+
+
+@contextmanager
+def memory_in_words(device: torch.device) -> Iterator[None]:
+    """Say it in words when memory runs out inside the block where nothing smaller can be tried.
+
+    Raises:
+        UserError: it did.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"Memory ran out on {device}: the model with its trained parameters does not fit.",
+            _LESS_MEMORY[0].upper() + _LESS_MEMORY[1:],
+        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -22,6 +22,7 @@ from agents.errors import UserError
 from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
+from agents.trainer.compute import memory_in_words
 from agents.trainer.fingerprint import (
     fixed_part,
     hash_file,
@@ -135,7 +136,8 @@ def prepare(attempt: Attempt, group: Group, device: torch.device) -> Prepared:
         UserError: this rank or another one cannot train; the message names which, and why.
     """
     try:
-        prepared, report = _load(attempt, device)
+        with memory_in_words(device):
+            prepared, report = _load(attempt, device)
     except UserError as error:
         failure = {"message": error.message, "hint": error.hint}
         group.exchange("loaded", {"failure": failure})

@@ -10,7 +10,7 @@ import torch
 from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt, StopWish
 from agents.trainer.checkpoint import CheckpointFolder
-from agents.trainer.compute import Computer
+from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.failpoints import failpoints_from_environment
 from agents.trainer.group import Group, Ranks
 from agents.trainer.journal import Heartbeat, Journal
@@ -47,7 +47,8 @@ def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: Sto
     group.join(choose_backend(device), device)
     try:
         prepared = prepare(attempt, group, device)
-        _train(attempt, prepared, group, journal, heartbeat, wish)
+        with memory_in_words(device):
+            _train(attempt, prepared, group, journal, heartbeat, wish)
     finally:
         group.leave()
 

@@ -9,7 +9,7 @@ import torch
 from agents.errors import UserError
 from agents.spec import AdapterSpec
 from agents.trainer import compute as compute_module
-from agents.trainer.compute import Computer, is_out_of_memory
+from agents.trainer.compute import Computer, is_out_of_memory, memory_in_words
 from agents.trainer.flat import FlatParameters
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.tokens import Sample
@@ -144,6 +144,14 @@ def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer
     with pytest.raises(UserError, match="a single row of 30 tokens") as caught:
         gradients(make_computer())
     assert "sequence_tokens" in caught.value.hint
+
+
+def test_a_model_that_does_not_fit_is_told_in_words():
+    with pytest.raises(UserError, match="does not fit") as caught, memory_in_words(CPU):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert "qlora" in caught.value.hint
+    with pytest.raises(RuntimeError, match="shapes"), memory_in_words(CPU):
+        raise RuntimeError("shapes do not fit")
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(make_computer, monkeypatch):
