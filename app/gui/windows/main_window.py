@@ -5,6 +5,8 @@ It only lays out and connects. Pages know nothing of each other.
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -270,6 +272,7 @@ class MainWindow(QMainWindow):
 
     def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
         self._context.bridge.run(lambda core, report: core.connect())
+        self._context.bridge.run(lambda core, report: asyncio.to_thread(import_the_rest))
 
     # ------------------------------------------------------------ first and last
 
@@ -304,6 +307,12 @@ class MainWindow(QMainWindow):
         self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
         event.accept()
         self.finished.emit()
+
+
+def import_the_rest() -> None:
+    """Import what the first frame did not need, before a person asks for it."""
+    for name in ("pages.run", "windows.new_run_dialog", "windows.add_node_dialog"):
+        importlib.import_module(f"app.gui.{name}")
 
 
 async def store_theme(core: CoreSeam, name: str) -> None:
