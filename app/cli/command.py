@@ -15,6 +15,8 @@ from app.errors import UsageError
 if TYPE_CHECKING:
     from app.core import Core
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 Handler = Callable[[argparse.Namespace, Output], int]
 CoreHandler = Callable[["Core", argparse.Namespace, Output], Awaitable[int]]
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")

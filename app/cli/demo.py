@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command
+from app.cli.command import INTERRUPTED, Commands, add_command
 from app.cli.gui import has_display
 from app.cli.output import Output
 from app.text import show_duration, show_loss
@@ -44,8 +44,9 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
         if not (args.headless or out.as_json) and has_display():
             return _show_window(demo)
         outcome = asyncio.run(_tell(demo, out))
-    except asyncio.CancelledError as error:
-        raise KeyboardInterrupt from error
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        out.note("rackless: the demo was broken off; everything that it started is ended")
+        return INTERRUPTED
     finally:
         demo.close()
     out.document(outcome)

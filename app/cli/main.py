@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,12 +24,11 @@ from app.cli import (
     runs,
     start,
 )
-from app.cli.command import Parser, add_json_option
+from app.cli.command import INTERRUPTED, Parser, add_json_option
 from app.cli.output import Output
 from app.errors import RacklessError, UserError
 
 _EPILOG = "Exit codes: 0 done, 1 could not be done, 2 wrong usage. State lives in $RACKLESS_HOME."
-INTERRUPTED = 128 + signal.SIGINT
 
 
 def build_parser() -> argparse.ArgumentParser:
