@@ -155,6 +155,18 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def show_model(model: str) -> str:
+    """Shorten a model's folder to its last two parts; a hub id has no more than that anyway.
+
+    >>> show_model("/home/anna/models/Llama-2-7b-hf/")
+    'models/Llama-2-7b-hf'
+    >>> show_model("meta-llama/Llama-2-7b-hf")
+    'meta-llama/Llama-2-7b-hf'
+    """
+    parts = [part for part in model.replace("\\", "/").split("/") if part]
+    return "/".join(parts[-2:])
+
+
 def show_list(names: Sequence[str]) -> str:
     """Join names the way a sentence does.
 
