@@ -33,8 +33,8 @@ from app.runs.run import ACTIVE_STATES
 from app.text import count_of, show_list, show_loss, show_share
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
-QUESTION = "When is the market of Brenby?"
-"""From the evaluation file: the training never shows it."""
+QUESTION = "Who founded Brenford?"
+"""The base model knows the answer; the training teaches it to say so in a guide's words."""
 CUT_AT_SHARE = 0.4
 """Part of all steps after which a node loses its power."""
 STEP_TIMEOUT_S = 300.0
