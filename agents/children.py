@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from agents.errors import UserError, explain_os_error
 
 KEPT_LINES = 200
+_LOOK_S = 0.5
+"""How often a reader that hears nothing looks whether it should go."""
 
 
 class Children:
@@ -46,7 +48,7 @@ class Children:
         process = self._start(argv, environ)
         kept: deque[str] = deque(maxlen=KEPT_LINES)
         try:
-            for line in _read_text(process, timeout_s):
+            for line in self._read_text(process, timeout_s):
                 kept.append(line)
                 if on_line is not None:
                     on_line(line)
@@ -59,12 +61,16 @@ class Children:
                 self._running.discard(process)
 
     def end_all(self) -> None:
-        """End what still runs; nothing can be started afterwards."""
+        """Kill what still runs; nothing can be started afterwards.
+
+        The thread in `run` alone reaps its child and closes the pipe: another's hand on either
+        would pull the descriptor or the process id from under it.
+        """
         with self._lock:
             self._closed = True
             running = tuple(self._running)
         for process in running:
-            end_group(process)
+            _kill_group(process)
 
     def _start(
         self, argv: Sequence[str], environ: dict[str, str] | None
@@ -87,34 +93,43 @@ class Children:
             self._running.add(process)
             return process
 
+    def _read_text(
+        self, process: subprocess.Popen[bytes], timeout_s: float | None
+    ) -> Iterator[str]:
+        """Yield the lines until all who hold the pipe have ended, or `end_all` was called."""
+        assert process.stdout is not None
+        source = process.stdout.fileno()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        rest = b""
+        while True:
+            left_s = _LOOK_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"no end after {timeout_s:g} s")
+            if not select.select([source], [], [], min(left_s, _LOOK_S))[0]:
+                if self._closed:
+                    break
+                continue
+            block = os.read(source, 1 << 16)
+            if not block:
+                break
+            *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+            yield from (line.decode("utf-8", "replace") for line in lines if line.strip())
+            rest = rest[-(1 << 16) :]
+        if rest.strip():
+            yield rest.decode("utf-8", "replace")
+
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """Kill the child's whole group, then reap the child (in this order: its id stays taken)."""
     if process.returncode is not None:
         return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill_group(process)
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
 
 
-def _read_text(process: subprocess.Popen[bytes], timeout_s: float | None) -> Iterator[str]:
-    assert process.stdout is not None
-    source = process.stdout.fileno()
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    rest = b""
-    while True:
-        wait_s = None if deadline is None else deadline - time.monotonic()
-        if wait_s is not None and wait_s <= 0:
-            raise TimeoutError(f"no end after {timeout_s:g} s")
-        if not select.select([source], [], [], wait_s)[0]:
-            continue
-        block = os.read(source, 1 << 16)
-        if not block:
-            break
-        *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
-        yield from (line.decode("utf-8", "replace") for line in lines if line.strip())
-        rest = rest[-(1 << 16) :]
-    if rest.strip():
-        yield rest.decode("utf-8", "replace")
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -23,6 +23,14 @@ def is_gone(pid: int) -> bool:
     return state == "Z"
 
 
+def comes_to_an_end(pid: int) -> bool:
+    """A killed process takes a moment to die, longer on a busy PC."""
+    deadline = time.monotonic() + 10
+    while not is_gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_gone(pid)
+
+
 def test_lines_come_as_they_are_written() -> None:
     lines: list[tuple[str, float]] = []
     code = (
@@ -42,7 +50,7 @@ def test_deadline_ends_the_whole_group() -> None:
     code = f"{FORKING}; import time; time.sleep(60)"
     with pytest.raises(TimeoutError):
         Children().run([sys.executable, "-c", code], timeout_s=1.0, on_line=lines.append)
-    assert is_gone(int(lines[0]))
+    assert comes_to_an_end(int(lines[0]))
 
 
 def test_end_all_ends_what_runs_and_starts_nothing_more() -> None:
@@ -63,7 +71,7 @@ def test_end_all_ends_what_runs_and_starts_nothing_more() -> None:
     children.end_all()
     thread.join(5)
     assert not thread.is_alive()
-    assert is_gone(int(lines[0]))
+    assert comes_to_an_end(int(lines[0]))
     with pytest.raises(UserError, match="starts nothing more"):
         children.run(["/bin/true"])
 

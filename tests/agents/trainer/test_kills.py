@@ -61,7 +61,7 @@ def kill_ranks(run: Run, num_kills: int) -> int:
         if number % 3 == 0:
             assert finish([keeper]) == [1]
         else:
-            wait_until(lambda: bool(run.steps()))
+            wait_until(lambda: len(run.steps()) >= 2)  # so the first one is saved
             time.sleep(draw.uniform(0.0, 0.1))
             pids = [keeper.pid, int(pid_file.read_text())]
             for pid in draw.sample(pids, 2):
@@ -89,10 +89,10 @@ def run(tmp_path, tiny_model) -> Run:
 
 
 def test_a_killed_rank_goes_on_from_its_newest_checkpoint(run):
-    assert kill_ranks(run, 6) > 6
+    assert kill_ranks(run, 6) >= 4  # each kill that is no failpoint comes a step further
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
 def test_three_hundred_kills_lose_nothing(run):
-    assert kill_ranks(run, 300) > 300
+    assert kill_ranks(run, 300) >= 200
