@@ -168,7 +168,11 @@ class Supervisor:
         self._journal.write("stopping", grace_s=grace_s)
         for rank in self._ranks:
             rank.send_signal(signal.SIGTERM)
-        self._wait_for_all(grace_s)
+        began_s = time.monotonic()
+        # Read again and again: a second stop that gives no more time shall not wait for the first.
+        while (left_s := began_s + grace_s - time.monotonic()) > 0 and self._is_any_alive():
+            self._wait(min(left_s, TICK_S))
+            grace_s = self._read_grace_s()
         late = [rank.rank for rank in self._ranks if rank.exit_code is None]
         verdict = judge_end(self._ranks, self._intent, wished=True)
         if not late:
@@ -187,10 +191,13 @@ class Supervisor:
     def _is_stop_asked(self) -> bool:
         return self._stop_asked or self._attempt.file("stop.json").exists()
 
+    def _is_any_alive(self) -> bool:
+        return any(rank.exit_code is None for rank in self._ranks)
+
     def _wait_for_all(self, patience_s: float) -> None:
         """Wait until every rank has ended, at most so long."""
         deadline = time.monotonic() + patience_s
-        while any(rank.exit_code is None for rank in self._ranks):
+        while self._is_any_alive():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return

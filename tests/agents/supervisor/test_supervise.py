@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -63,6 +64,21 @@ def test_stop_kills_what_does_not_listen_after_the_grace(node: Node) -> None:
     assert "Rank 0 did not finish its step within 1 s" in status.message
     assert [rank.exit_code for rank in status.ranks] == [-signal.SIGKILL, 0]
     assert status.num_processes == 0
+
+
+def test_second_stop_without_time_does_not_wait_for_the_first(node: Node) -> None:
+    attempt = node.launch("deaf")
+    node.wait_step(attempt)
+    first = threading.Thread(target=stop, args=(attempt, 60.0))
+    first.start()
+    node.wait(attempt, lambda status: status.state == "stopping")
+    began_s = time.monotonic()
+    status = stop(attempt, grace_s=0.0)
+    assert time.monotonic() - began_s < 6.0
+    assert (status.state, status.num_processes) == ("stopped", 0)
+    assert "did not finish its step within 0 s" in status.message
+    first.join(10)
+    assert not first.is_alive()
 
 
 def test_stop_twice_and_after_the_end_changes_nothing(node: Node) -> None:
