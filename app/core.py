@@ -1,6 +1,7 @@
 """Every action of a person is one method of `Core`: the button, the command and the test call it.
 
-The one place where the parts are put together. It belongs to one event loop; nothing here blocks
+The one place where the parts are put together; the class is long because every action is here, and
+short in each, because the work is done elsewhere. It belongs to one event loop; nothing here blocks
 that loop for longer than a local disk takes. A run never depends on it: closing the core, or
 killing its process, changes nothing on any node.
 
@@ -270,11 +271,6 @@ class Core:
         """Return the mirrored output of a run's ranks (None: all), in the order of attempts."""
         run_id = self._book.get(run_id).run_id
         return find_logs(self._services.paths, run_id, rank, attempt)
-
-    def log(self, run_id: str, rank: int, attempt: int | None = None) -> bytes:
-        """Return the mirrored output of one rank (attempt None: the newest)."""
-        attempt = attempt or self._book.get(run_id).attempt
-        return b"".join(file.path.read_bytes() for file in self.logs(run_id, rank, attempt))
 
     # ------------------------------------------------------------ checkpoints, artifacts, files
 

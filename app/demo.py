@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -25,10 +24,8 @@ from typing import Literal
 from app.core import Core
 from app.errors import HostKeyUnknown, UserError
 from app.events import Event, RunChanged, RunSnapshot
-from app.filelock import try_locked
-from app.nodes.loopback import LoopbackNode, load_host_key, power_cut, start_loopback
-from app.nodes.node import SshAddress
-from app.paths import private_folder
+from app.nodes.loopback import LoopbackNode, power_cut
+from app.nodes.loopback_site import LoopbackSite
 from app.runs.run import ACTIVE_STATES
 from app.text import count_of, show_list, show_loss, show_share
 
@@ -89,8 +86,7 @@ class Demo:
     def __init__(self, folder: Path, num_nodes: int = 3) -> None:
         self._folder = folder
         self._names = NAMES[:num_nodes]
-        self._nodes: list[LoopbackNode] = []
-        self._lock: int | None = None
+        self._site = LoopbackSite(folder / "nodes", self._names)
         self._current = -1
         self._report: Report = lambda story: None
         self._run: RunSnapshot | None = None
@@ -106,27 +102,14 @@ class Demo:
         Raises:
             UserError: a demo is running in this folder now.
         """
-        private_folder(self._folder)
-        self._lock = try_locked(self._folder / "demo.lock")
-        if self._lock is None:
-            raise UserError("the demo is running already", "Close it first, then start it again.")
-        self._end_processes()
-        for name in ("master", "nodes", "model"):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+        self._site.open()
+        leftovers = [self._folder / "nodes" / name for name in NAMES]
+        for folder in (self.master_home, self._folder / "model", *leftovers):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """End every process of every node of the demo. Blocks for a moment."""
-        if self._lock is not None:
-            self._end_processes()
-            os.close(self._lock)
-            self._lock = None
-
-    async def end_nodes(self) -> None:
-        """End every process of every node, on the event loop that started them."""
-        await asyncio.to_thread(self._end_processes)
-        for node in self._nodes:
-            await node.process.wait()
-        self._nodes.clear()
+        self._site.close()
 
     async def tell(self, core: Core, report: Report) -> Outcome:
         """Tell the story from its beginning to its end.
@@ -135,7 +118,7 @@ class Demo:
             UserError: a step did not happen; its message says which and why.
         """
         self._report = report
-        core.at_end.append(self.end_nodes)
+        core.at_end.append(self._site.end)
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S * 2):
                 return await self._tell(core)
@@ -153,9 +136,9 @@ class Demo:
 
     async def _tell(self, core: Core) -> Outcome:
         self._next(f"{len(self._names)} SSH servers on loopback, each with a home of its own")
-        await self._start_nodes()
+        await self._site.start()
         self._next("their fingerprints are compared and confirmed")
-        await asyncio.gather(*(self._add(core, node) for node in self._nodes))
+        await asyncio.gather(*(self._add(core, node) for node in self._site.nodes))
         await core.connect()
         self._next(f"all train with {sys.executable}")
         await asyncio.gather(*(core.setup_node(name, sys.executable) for name in self._names))
@@ -183,29 +166,8 @@ class Demo:
             answer_after=after,
         )
 
-    async def _start_nodes(self) -> None:
-        # Each node believes that it has all the cores; together they would fight for them.
-        threads = max(1, (os.cpu_count() or 1) // len(self._names))
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-        public = await asyncio.to_thread(self._make_login_key)
-        self._nodes = list(
-            await asyncio.gather(
-                *(start_loopback(self._folder / "nodes" / name, public) for name in self._names)
-            )
-        )
-
-    def _make_login_key(self) -> Path:
-        public = self._login_key.with_suffix(".pub")
-        private_folder(self._login_key.parent)
-        public.write_bytes(load_host_key(self._login_key).export_public_key())
-        return public
-
-    @property
-    def _login_key(self) -> Path:
-        return self.master_home / "login_key"
-
     async def _add(self, core: Core, node: LoopbackNode) -> None:
-        address = SshAddress(host=node.address, port=node.port, user=node.user, key=self._login_key)
+        address = self._site.address(node)
         name = node.home.name
         try:
             await core.add_node(name, address)
@@ -235,7 +197,7 @@ class Demo:
 
     async def _train_and_cut(self, core: Core, run_id: str) -> str:
         await self._until(core, _is_far_enough)
-        lost = self._nodes[-1]
+        lost = self._site.nodes[-1]
         name = lost.home.name
         self._next(f"{name} loses its power")
         await asyncio.to_thread(power_cut, lost.home)
@@ -323,12 +285,6 @@ class Demo:
 
         steps = tuple((title, state_of(number)) for number, title in enumerate(self.TITLES))
         self._report(Story(steps=steps, note=note, run=self._run))
-
-    def _end_processes(self) -> None:
-        homes = [self._folder / "nodes" / name for name in NAMES]
-        for home in homes:
-            if home.exists():
-                power_cut(home)
 
 
 def _progress_text(run: RunSnapshot) -> str:
