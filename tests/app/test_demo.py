@@ -43,6 +43,8 @@ def start_demo(home: Path, *options: str) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
         env={**os.environ, "RACKLESS_HOME": str(home)},
+        # Whoever starts the tests in the background has SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

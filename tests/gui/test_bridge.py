@@ -134,19 +134,17 @@ def test_a_flood_never_holds_the_qt_thread_and_loses_no_event(application):
             core.put_sample("alpha", number)
 
     core.on_loop(flood)
-    last_s = time.perf_counter()
-    end_s = last_s + 20
+    end_s = time.perf_counter() + 20
     while len(events) < 3000 or not samples:
+        began_s = time.thread_time()
         application.processEvents()
-        now_s = time.perf_counter()
-        gaps.append(now_s - last_s)
-        last_s = now_s
-        assert now_s < end_s
+        gaps.append(time.thread_time() - began_s)
+        assert time.perf_counter() < end_s
     bridge.stop()
     bridge.join()
     assert [event.event.time_s for event in events] == list(range(3000))
     assert len(samples) <= max(MAX_SAMPLES, 3000)
-    assert sorted(gaps)[int(len(gaps) * 0.99)] < 0.05, "a slice of 8 ms, and some room for others"
+    assert max(gaps) < 0.05, "CPU time of one turn: a slice of 8 ms, and some room"
 
 
 def test_this_pyside_is_safe():
