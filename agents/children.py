@@ -21,6 +21,8 @@ from agents.errors import UserError, explain_os_error
 KEPT_LINES = 200
 _LOOK_S = 0.5
 """How often a reader that hears nothing looks whether it should go."""
+_REAP_S = 5.0
+"""How long the end waits until the readers have reaped what was killed."""
 
 
 class Children:
@@ -71,6 +73,9 @@ class Children:
             running = tuple(self._running)
         for process in running:
             _kill_group(process)
+        deadline = time.monotonic() + _REAP_S
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def _start(
         self, argv: Sequence[str], environ: dict[str, str] | None
