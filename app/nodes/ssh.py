@@ -44,6 +44,9 @@ _HOST_KEY_ALGORITHMS = {
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
 _ALL_HOST_KEY_ALGORITHMS = tuple(name for names in _HOST_KEY_ALGORITHMS.values() for name in names)
+_NO_COMMON_KEY_TYPE = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
+"""How a handshake ends when the host has none of the key types asked for; the server's hang-up may
+come before our own side has noticed."""
 
 
 async def connect_ssh(
@@ -190,13 +193,13 @@ async def _log_in(
 ) -> asyncssh.SSHClientConnection:
     try:
         return await _handshake(address, judge, keys, judge.algorithms())
-    except asyncssh.KeyExchangeFailed as error:
+    except _NO_COMMON_KEY_TYPE as error:
         # The host has no key of the confirmed type any more: see what it has, to name it.
         if judge.algorithms() == _ALL_HOST_KEY_ALGORITHMS:
             raise ssh_failed(address, error) from error
     try:
         return await _handshake(address, judge, keys, _ALL_HOST_KEY_ALGORITHMS)
-    except asyncssh.KeyExchangeFailed as error:
+    except _NO_COMMON_KEY_TYPE as error:
         raise ssh_failed(address, error) from error
 
 
@@ -230,7 +233,9 @@ async def _handshake(
                 connect_timeout=None,
                 login_timeout=LOGIN_TIMEOUT_S,
             )
-    except asyncssh.KeyExchangeFailed:
+    except _NO_COMMON_KEY_TYPE as error:
+        if judge.verdict is not None:
+            raise judge.verdict from error
         raise
     except (asyncssh.Error, OSError, TimeoutError, ValueError) as error:
         if judge.verdict is not None:
