@@ -53,7 +53,8 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
     for line in process.stdout:
         if text in line:
             return
-    pytest.fail(f"the demo ended before it said {text!r}")
+    assert process.stderr is not None
+    pytest.fail(f"the demo ended before it said {text!r}: {process.stderr.read()}")
 
 
 def test_question_is_one_that_the_training_teaches() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -552,14 +553,16 @@ def test_watch_publishes_steps_and_log_bytes_until_the_end(
             finish(cluster, run_id)
             await asyncio.wait_for(task, 10)
 
+    began_s = time.monotonic()
     asyncio.run(scenario())
+    took_s = time.monotonic() - began_s
     steps = [s.step for event in seen if isinstance(event, StepsArrived) for s in event.steps]
     assert steps == list(range(1, 30))
     log = sorted((e.offset, e.data) for e in seen if isinstance(e, LogArrived))
     assert b"".join(data for _, data in log) == b"".join(b"line %d\n" % n for n in range(1, 30))
     changes = [event for event in seen if isinstance(event, RunChanged)]
     assert changes[-1].run.state == "done"
-    assert len(changes) < 20, "changes of one run are told about ten times a second at most"
+    assert len(changes) < 10 * took_s + 5, "told more than ten times a second"
 
 
 def test_watch_names_the_node_that_fell_silent_for_good(
