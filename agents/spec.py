@@ -15,7 +15,10 @@ Objective = Literal["sft", "dpo"]
 AdapterKind = Literal["lora", "qlora", "full"]
 OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 Parallel = Literal["auto", "single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
-Precision = Literal["auto", "fp32", "bf16", "fp64"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "fp64"]
+Recompute = Literal["auto", "none", "all"]
+Compile = Literal["auto", "on", "off"]
+Compression = Literal["none", "bf16", "powersgd"]
 MAX_SEED = 2**63 - 1
 """Largest seed that every random number generator of the trainer takes."""
 
@@ -50,6 +53,10 @@ class AdapterSpec:
     """Share of the adapter's input zeroed in training, 0 to below 1."""
     targets: str | tuple[str, ...] = "all-linear"
     """`all-linear`, or the names of the linear layers that get an adapter."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732)."""
+    dora: bool = False
+    """Learn the length of each weight column apart (Liu et al. 2024, arXiv:2402.09353)."""
 
     def __post_init__(self) -> None:
         _at_least("rank", self.rank, 1)
@@ -88,11 +95,15 @@ class RunSpec:
     data: DataSpec
     name: str = "run"
     objective: Objective = "sft"
+    dpo_beta: float = 0.1
+    """How hard DPO holds on to the reference model (Rafailov et al. 2023, arXiv:2305.18290)."""
     adapter: AdapterSpec = field(default_factory=AdapterSpec)
     sequence_tokens: int = 2048
     """Longest sequence, in tokens; longer rows are cut and counted."""
+    packing: bool = False
+    """Put several short rows into one sequence; they never see each other. SFT only."""
     batch_sequences: int = 24
-    """Sequences per optimizer step over ALL GPUs."""
+    """Sequences (rows, or packs of rows, or pairs) per optimizer step over ALL GPUs."""
     epochs: float = 3.0
     max_steps: int | None = None
     """Stop after this many optimizer steps; None: `epochs` decides."""
@@ -105,17 +116,37 @@ class RunSpec:
     """Gradients are scaled down to this L2 norm."""
     optimizer: OptimizerKind = "adamw"
     precision: Precision = "auto"
-    """Arithmetic of the model; auto: bf16 on GPUs that have it, fp32 on CPUs."""
+    """Arithmetic of the model; auto: bf16 on GPUs that have it, else fp16; fp32 on CPUs."""
+    compile: Compile = "auto"
+    """Compile each decoder layer; auto: on GPUs where a compiler is found."""
+    recompute: Recompute = "auto"
+    """Which layers compute their activations a second time; auto: as few as memory allows."""
+    memory_gib: float | None = None
+    """Most GPU memory that a rank may use, in GiB; None: what is free."""
     seed: int = 42
     nodes: Literal["all"] | tuple[str, ...] = "all"
     parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
-    """Weight of each rank's part of a batch, in rank order; None: measured at the start."""
+    """Weight of each rank's part of a batch, in rank order; None: measured."""
+    rebalance: bool = True
+    """Measure shares again while training, and follow a rank that became slower or faster."""
+    compression: Compression = "none"
+    """What gradients travel as; none: fp32, exact. The others are for slow links, and lossy."""
+    evaluate_every_steps: int | None = None
+    """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
 
     def __post_init__(self) -> None:
         if not self.model:
             raise ValueError("model is empty; it must be a hub id or a folder")
+        if self.dpo_beta <= 0:
+            raise ValueError(f"dpo_beta is {self.dpo_beta}; it must be above 0")
+        if self.packing and self.objective == "dpo":
+            raise ValueError("packing is true; it must be false with objective dpo")
+        if self.memory_gib is not None and self.memory_gib <= 0:
+            raise ValueError(f"memory_gib is {self.memory_gib}; it must be above 0")
+        if self.evaluate_every_steps is not None:
+            _at_least("evaluate_every_steps", self.evaluate_every_steps, 1)
         _at_least("sequence_tokens", self.sequence_tokens, 8)
         _at_least("batch_sequences", self.batch_sequences, 1)
         if self.epochs <= 0:

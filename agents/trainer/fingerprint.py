@@ -20,7 +20,10 @@ from agents.wire import to_wire
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _NOT_THE_MODEL = ("README", "LICENSE", "manifest.json", "generation_config.json")
-_FREE_TO_CHANGE = ("name", "model", "nodes", "parallel", "shares", "checkpoint")
+_FREE_TO_CHANGE = (
+    "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint", "compile",
+    "recompute", "memory_gib", "evaluate_every_steps",
+)  # fmt: skip
 """Keys of the spec that may differ between the attempts of a run: they move no number."""
 _BLOCK_BYTES = 1 << 20
 
