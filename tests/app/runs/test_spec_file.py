@@ -91,7 +91,7 @@ def test_lists_become_tuples() -> None:
         (
             f"{RIGHT}adapter: {{zzz: 3}}\n",
             "run.yaml, line 3: adapter.zzz is not known; the keys under adapter are kind, rank, "
-            "alpha, dropout, targets",
+            "alpha, dropout, targets, rslora, dora",
         ),
         (
             f"{RIGHT}adapter: {{kind: lroa}}\n",
