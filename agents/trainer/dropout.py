@@ -2,20 +2,23 @@
 
 An ordinary dropout draws from one stream of random numbers per process, so that its masks change
 with the number of ranks and are lost in a resume. Here every element of a mask is a hash of its
-row's number, its token's place, its layer and its feature. The result is the same on one GPU or on
-seven of different kinds, in any split of the batch, after any resume, and when activations are
+example's number, its token's place, its layer and its feature. The result is the same on one GPU or
+on seven of different kinds, in any split of the batch, after any resume, and when activations are
 computed a second time to save memory.
 
 Integers are used instead of a seeded generator per row because a generator on CUDA gives other
 numbers on a GPU with another number of multiprocessors. One 32-bit hash decides two features; the
 shift keeps its sign, which costs one bit of the hash before the multiplication spreads the rest.
 
-Shape letters: B rows of the micro-batch, T tokens, F features, H half the features (rounded up).
+Shape letters: B rows of the micro-batch (one, flat), T its tokens, F features, H half the features
+(rounded up).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -37,17 +40,55 @@ class DropoutClock:
         self.tokens_BT1: Tensor | None = None
         """One odd random integer for each token of the micro-batch; None: evaluation."""
 
-    def set(self, positions: list[int], num_tokens: int, device: torch.device) -> None:
-        """Name the rows of the next micro-batch by their places in the global order of samples.
+    def set(
+        self,
+        positions: Sequence[int],
+        lengths: Sequence[int],
+        num_tokens: int,
+        device: torch.device,
+    ) -> None:
+        """Name the examples of the next flat row by their places in the global order of examples.
 
-        A place stands for both the step and the sample, because the order is a pure function.
+        A place stands for both the step and the example, because the order is a pure function.
+
+        Args:
+            positions: place of each example.
+            lengths: tokens of each example.
+            num_tokens: tokens of the flat row, its filling included.
+            device: where the masks are made.
         """
-        keys = np.stack([_draw(self._seed, position, num_tokens) for position in positions])
-        self.tokens_BT1 = torch.from_numpy(keys).to(device, non_blocking=True).unsqueeze(-1)
+        keys = np.ones(num_tokens, dtype=np.int32)
+        stop = 0
+        for position, length in zip(positions, lengths, strict=True):
+            start, stop = stop, stop + length
+            keys[start:stop] = _draw(self._seed, position, length)
+        host = torch.from_numpy(keys)
+        if device.type == "cuda":
+            host = host.pin_memory()
+        self.tokens_BT1 = host.to(device, non_blocking=True).reshape(1, -1, 1)
 
     def clear(self) -> None:
         """Switch dropout off."""
         self.tokens_BT1 = None
+
+    @contextmanager
+    def only(self, start: int, stop: int) -> Iterator[None]:
+        """Let only these tokens of the flat row be seen inside the block."""
+        seen_BT1 = None if self.tokens_BT1 is None else self.tokens_BT1[:, start:stop]
+        with self._show(seen_BT1):
+            yield
+
+    def again(self) -> AbstractContextManager[None]:
+        """Return a block in which the tokens seen now are seen again."""
+        return self._show(self.tokens_BT1)
+
+    @contextmanager
+    def _show(self, tokens_BT1: Tensor | None) -> Iterator[None]:
+        kept, self.tokens_BT1 = self.tokens_BT1, tokens_BT1
+        try:
+            yield
+        finally:
+            self.tokens_BT1 = kept
 
 
 class CountedDropout(nn.Module):

@@ -1,9 +1,9 @@
 """The training loop: one global batch after the other, the same on every rank.
 
-Each step: every rank adds the gradients of the SUM of token losses over its slice of the batch;
-one all-reduce sums them, a second small one sums the statistics; then all divide by the number of
-tokens that count in the whole batch, clip, and take the same optimizer step. So the gradient is the
-mean over the batch's tokens however the batch was cut (1e-15 from one process, in float64).
+Each step: every rank adds the gradients of the SUM of the losses over its slice of the batch; one
+all-reduce sums them, a second small one sums the statistics; then all divide by the weight of the
+whole batch (its tokens that count, or its pairs), clip, and take the same optimizer step. So the
+gradient is the batch's mean however the batch was cut (1e-15 from one process, in float64).
 
 The statistics carry what the ranks have to agree on, too: whether somebody wants to stop, whether a
 checkpoint is due by the clock of rank 0, and how big each rank's micro-batches are. They are the
@@ -13,7 +13,6 @@ only thing that a GPU's host waits for, once per step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +20,11 @@ from torch import Tensor
 
 from agents.errors import UserError
 from agents.trainer.attempt import Attempt, StopWish
-from agents.trainer.compute import Computer
+from agents.trainer.compute import Computer, Part
 from agents.trainer.group import Group
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.memory import read_memory_bytes
+from agents.trainer.objectives import LOSS, NUM_SUMS, name_sums
 from agents.trainer.optimizer import set_learning_rate
 from agents.trainer.order import choose_rows, epoch_at, hash_rows
 from agents.trainer.prepare import Prepared
@@ -32,7 +32,6 @@ from agents.trainer.saving import Saver
 from agents.trainer.schedule import learning_rate_at
 from agents.trainer.shares import split_batch
 from agents.trainer.stopwatch import Stopwatch
-from agents.trainer.tokens import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +50,11 @@ class Batch:
     step: int
     row_numbers: list[int]
     num_tokens: int
-    num_targets: int
-    mine: list[Sample]
-    positions: list[int]
-    """Place of each of `mine` in the global order of samples."""
+    weight: int
+    """What the sums are divided by; see `objectives`."""
+    mine: Part
+    my_tokens: int
+    my_weight: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,8 @@ class Agreed:
     """What all ranks know after a step."""
 
     loss: float
+    more: dict[str, float]
+    """What the objective tells beside the loss."""
     gradient_norm: float
     stop: bool
     save: bool
@@ -120,19 +122,25 @@ class Loop:
 
     def choose_batch(self, step: int) -> Batch:
         """Return the batch of a step, which all ranks cut alike."""
-        samples = self._prepared.train.samples
+        train = self._prepared.train
         size = self._spec.batch_sequences
-        chosen = choose_rows(seed=self._spec.seed, step=step, batch=size, num_rows=len(samples))
-        rows = [samples[index] for index in chosen]
-        lengths = [len(row.ids) for row in rows]
+        chosen = choose_rows(seed=self._spec.seed, step=step, batch=size, num_rows=len(train))
+        examples = [train[index] for index in chosen]
+        lengths = [int(train.num_tokens[index]) for index in chosen]
+        weights = [int(train.weights[index]) for index in chosen]
         mine = split_batch(lengths, self._plan.shares)[self._rank]
         return Batch(
             step=step,
-            row_numbers=[row.row for row in rows],
+            row_numbers=[row for example in examples for row in example.rows],
             num_tokens=sum(lengths),
-            num_targets=sum(row.num_targets for row in rows),
-            mine=[rows[place] for place in mine],
-            positions=[(step - 1) * size + place for place in mine],
+            weight=sum(weights),
+            mine=Part(
+                examples=[examples[place] for place in mine],
+                places=[chosen[place] for place in mine],
+                positions=[(step - 1) * size + place for place in mine],
+            ),
+            my_tokens=sum(lengths[place] for place in mine),
+            my_weight=sum(weights[place] for place in mine),
         )
 
     def _do_step(self, step: int) -> Agreed:
@@ -141,7 +149,7 @@ class Loop:
         batch = self.choose_batch(step)
         learning_rate = learning_rate_at(self._spec, step, self._plan.total_steps)
         set_learning_rate(self._prepared.optimizer, learning_rate)
-        self._computer.add_gradients(batch.mine, batch.positions)
+        self._computer.add_gradients(batch.mine)
         watch.mark()
         self._group.sum(self._prepared.flat.gradients)
         stats = self._make_stats(batch)
@@ -155,7 +163,7 @@ class Loop:
     def _update(self, batch: Batch) -> Tensor:
         """Turn the summed gradients into an optimizer step; return their norm before clipping."""
         gradients = self._prepared.flat.gradients
-        gradients.div_(batch.num_targets)
+        gradients.div_(batch.weight)
         norm = torch.linalg.vector_norm(gradients)
         gradients.mul_((self._spec.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
         self._prepared.optimizer.step()
@@ -163,21 +171,22 @@ class Loop:
 
     def _make_stats(self, batch: Batch) -> Tensor:
         world_size = len(self._plan.shares)
-        values = [0.0] * (4 + 2 * world_size)
-        values[1] = sum(sample.num_targets for sample in batch.mine)
-        values[2] = float(self._wish.wanted)
-        values[3] = float(self._saver.is_due_by_time())
-        values[4 + self._rank] = self._computer.micro_tokens
-        values[4 + world_size + self._rank] = float(self._computer.recompute)
+        values = [0.0] * (3 + 2 * world_size)
+        values[0] = batch.my_weight
+        values[1] = float(self._wish.wanted)
+        values[2] = float(self._saver.is_due_by_time())
+        values[3 + self._rank] = self._computer.micro_tokens
+        values[3 + world_size + self._rank] = float(self._computer.recompute)
         stats = torch.tensor(values, dtype=torch.float64).to(self._prepared.device)
-        stats[0] = self._computer.loss_sum
-        return stats
+        return torch.cat([self._computer.sums, stats])
 
     def _read_stats(self, batch: Batch, stats: Tensor) -> Agreed:
-        loss_sum, targets, stop, save, *rest, norm = stats.tolist()
-        if targets != batch.num_targets:
-            raise RuntimeError(f"{targets} tokens were computed, {batch.num_targets} planned")
-        loss = loss_sum / batch.num_targets
+        *values, norm = stats.tolist()
+        means = [value / batch.weight for value in values[:NUM_SUMS]]
+        weight, stop, save, *rest = values[NUM_SUMS:]
+        if weight != batch.weight:
+            raise RuntimeError(f"a weight of {weight} was computed, {batch.weight} planned")
+        loss = means[LOSS]
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
                 f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
@@ -188,6 +197,7 @@ class Loop:
         world_size = len(self._plan.shares)
         return Agreed(
             loss=loss,
+            more=name_sums(self._spec.objective, means),
             gradient_norm=norm,
             stop=stop > 0,
             save=save > 0,
@@ -197,7 +207,6 @@ class Loop:
 
     def _record(self, batch: Batch, agreed: Agreed, learning_rate: float, watch: Stopwatch) -> None:
         step_s, compute_s, wait_s = watch.read_s()
-        num_tokens = sum(len(sample.ids) for sample in batch.mine)
         self._saver.add_tokens(batch.num_tokens)
         self._heartbeat.beat(batch.step)
         self._journal.write(
@@ -206,18 +215,19 @@ class Loop:
             epoch=epoch_at(
                 step=batch.step,
                 batch=self._spec.batch_sequences,
-                num_rows=len(self._prepared.train.samples),
+                num_rows=len(self._prepared.train),
             ),
+            **agreed.more,
             loss=agreed.loss,
             loss_hex=agreed.loss.hex(),
             learning_rate=learning_rate,
             gradient_norm=agreed.gradient_norm,
-            tokens=num_tokens,
+            tokens=batch.my_tokens,
             global_tokens=batch.num_tokens,
             step_s=step_s,
             compute_s=compute_s,
             wait_s=wait_s,
-            tokens_per_s=num_tokens / step_s,
+            tokens_per_s=batch.my_tokens / step_s,
             memory_bytes=read_memory_bytes(self._prepared.device),
             samples=hash_rows(batch.row_numbers),
         )
@@ -225,19 +235,21 @@ class Loop:
     def _evaluation_is_due(self, step: int, last: bool) -> bool:
         if self._prepared.evaluation is None:
             return False
-        size, num_rows = self._spec.batch_sequences, len(self._prepared.train.samples)
+        size, num_rows = self._spec.batch_sequences, len(self._prepared.train)
         return last or step * size // num_rows > (step - 1) * size // num_rows
 
     def _evaluate(self, step: int) -> None:
         """Measure the loss on the evaluation rows, once per epoch and at the end."""
-        assert self._prepared.evaluation is not None
-        samples: Sequence[Sample] = self._prepared.evaluation.samples
-        mine = split_batch([len(s.ids) for s in samples], self._plan.shares)[self._rank]
-        self._computer.evaluate([samples[place] for place in mine])
-        loss_sum = self._computer.loss_sum.clone()
-        self._group.sum(loss_sum)
-        num_targets = sum(sample.num_targets for sample in samples)
-        self._journal.write("eval", step=step, loss=loss_sum.item() / num_targets)
+        examples = self._prepared.evaluation
+        assert examples is not None
+        mine = split_batch(examples.num_tokens.tolist(), self._plan.shares)[self._rank]
+        part = Part(examples=[examples[place] for place in mine], places=mine, positions=mine)
+        self._computer.evaluate(part)
+        sums = self._computer.sums.clone()
+        self._group.sum(sums)
+        means = (sums / int(examples.weights.sum())).tolist()
+        more = name_sums(self._spec.objective, means)
+        self._journal.write("eval", step=step, loss=means[LOSS], **more)
 
     def _save(self, step: int, agreed: Agreed, *, required: bool) -> None:
         self._enter("saving", step)

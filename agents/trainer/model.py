@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,13 @@ from agents.spec import AdapterSpec, RunSpec
 from agents.trainer.dropout import DropoutClock, replace_dropouts
 from agents.trainer.tokens import PLAIN_TEMPLATE
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
+_NARROW = (torch.bfloat16, torch.float16)
 _ADAPTER = ".default."
 """PEFT puts the adapter's name into every parameter's name, and takes it out in files."""
 
@@ -50,19 +57,26 @@ class TrainedModel:
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the trained parameters under the names that they have in files."""
         return [
-            (name.replace(_ADAPTER, "."), parameter)
+            (_name_in_files(name), parameter)
             for name, parameter in self.module.named_parameters()
             if parameter.requires_grad
         ]
+
+
+def _name_in_files(name: str) -> str:
+    """Return PEFT's name in files: without the adapter, and a length without `.weight`."""
+    short = name.replace(_ADAPTER, ".")
+    return short.removesuffix(".weight") if "lora_magnitude_vector" in short else short
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Return the arithmetic of the base model on this device."""
     if precision != "auto":
         return _DTYPES[precision]
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        return torch.bfloat16
-    return torch.float32
+    if device.type != "cuda":
+        return torch.float32
+    # Turing and older cards compute bfloat16 by emulation at best.
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
 def load_tokenizer(path: Path) -> tuple[Any, bool]:
@@ -98,8 +112,8 @@ def load_model(spec: RunSpec, path: Path, tokenizer: Any, device: torch.device) 
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
-    if full and dtype == torch.bfloat16:
-        dtype = torch.float32  # trained in full precision, computed in bfloat16 (autocast)
+    if full and dtype in _NARROW:
+        dtype = torch.float32  # trained in full precision, computed in the narrow one (autocast)
     settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
     if spec.adapter.kind == "qlora":
         settings["quantization_config"] = _nf4(dtype)
@@ -162,8 +176,10 @@ def make_trained(
         model = _add_adapter(model, lora, spec)
         _initialise(model, spec.seed, wide=dtype == torch.float64)
         replace_dropouts(model, spec.adapter.dropout, clock)
+        if spec.adapter.dora and spec.adapter.dropout:
+            _apply_dora_dropout(model)
     model.to(device)
-    autocast = dtype == torch.bfloat16
+    autocast = dtype in _NARROW
     if autocast:
         for module in model.modules():
             if isinstance(module, LoraLayer):
@@ -186,6 +202,8 @@ def _lora_config(adapter: AdapterSpec) -> LoraConfig:
         r=adapter.rank,
         lora_alpha=alpha,
         lora_dropout=adapter.dropout,
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
         target_modules=targets,
         task_type="CAUSAL_LM",
     )
@@ -206,30 +224,51 @@ def _add_adapter(model: nn.Module, lora: LoraConfig, spec: RunSpec) -> nn.Module
 
 
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
-    """Draw the adapter's first values, the same on every machine: A as PEFT does, B zero."""
+    """Draw the adapter's first values, the same on every machine: A as PEFT does, B zero.
+
+    The lengths of DoRA are those of the base weights, which PEFT has measured already.
+    """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         dtype = torch.float64 if wide else torch.float32
         first = torch.zeros(parameter.shape, dtype=dtype)
-        if "lora_A" in name:
+        if "lora_magnitude_vector" in name:
+            first = parameter.data.to(dtype)
+        elif "lora_A" in name:
             key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             draw = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
             nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=draw)
         parameter.data = first.to(parameter.device)
 
 
-def recompute_activations(model: nn.Module) -> bool:
+def _apply_dora_dropout(model: nn.Module) -> None:
+    """Let DoRA layers use their dropout: PEFT skips it in layers that are in evaluation mode.
+
+    The flag is set on the layers alone, so nothing else of the model trains.
+    """
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.training = True
+
+
+def recompute_activations(model: TrainedModel) -> bool:
     """Let decoder layers compute their activations a second time; False: this model cannot.
 
     Transformers' own switch works in training mode only, in which its dropouts would be on.
     """
     layers = [
-        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+        module
+        for module in model.module.modules()
+        if isinstance(module, GradientCheckpointingLayer)
     ]
     for layer in layers:
         layer.forward = partial(
-            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            checkpoint,
+            layer.forward,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), model.clock.again()),
         )
     return bool(layers)
 

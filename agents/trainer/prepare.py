@@ -23,6 +23,7 @@ from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.compute import memory_in_words
+from agents.trainer.examples import Example, ExampleList, Segment
 from agents.trainer.fingerprint import (
     fixed_part,
     hash_file,
@@ -31,13 +32,15 @@ from agents.trainer.fingerprint import (
     name_differences,
 )
 from agents.trainer.flat import FlatParameters
+from agents.trainer.forward import Forward
 from agents.trainer.group import Group
 from agents.trainer.micro import CPU_TOKENS, estimate_tokens
 from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_trained
+from agents.trainer.objectives import Objective, make_objective
 from agents.trainer.optimizer import make_optimizer
 from agents.trainer.rows import read_rows
 from agents.trainer.snapshot import Progress, load_snapshot, read_progress
-from agents.trainer.tokens import SampleSet, tokenize_rows
+from agents.trainer.tokens import tokenize_rows
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
 
@@ -47,9 +50,10 @@ class Prepared:
     """What a rank holds when it has loaded."""
 
     device: torch.device
-    train: SampleSet
-    evaluation: SampleSet | None
+    train: ExampleList
+    evaluation: ExampleList | None
     model: TrainedModel
+    objective: Objective
     flat: FlatParameters
     optimizer: torch.optim.Optimizer
     hashes: dict[str, str]
@@ -186,13 +190,14 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         future: Future[str] | None = None
         if attempt.placement.local_rank == 0:
             future = pool.submit(hash_model, folder, attempt.hashes_folder)
-        rows = read_rows(Path(intent.train_path), spec.data.format)
         tokenizer, plain_template = load_tokenizer(folder)
-        train = tokenize_rows(tokenizer, rows.rows, spec.sequence_tokens)
-        train = _add_skipped(train, rows.skipped)
-        evaluation = _load_evaluation(intent.eval_path, spec, tokenizer)
+        train = _load_examples(intent.train_path, spec, tokenizer)
+        evaluation = None
+        if intent.eval_path is not None:
+            evaluation = _load_examples(intent.eval_path, spec, tokenizer)
         base = load_model(spec, folder, tokenizer, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
+        forward = Forward(model, device)
         flat = FlatParameters(model.named_parameters(), device)
         optimizer = make_optimizer(spec, flat)
         hashes = {
@@ -211,6 +216,7 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         train=train,
         evaluation=evaluation,
         model=model,
+        objective=make_objective(spec, forward),
         flat=flat,
         optimizer=optimizer,
         hashes=hashes,
@@ -220,26 +226,17 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
     report = {
         **hashes,
         "checkpoint_sha256": hash_entries(list(checkpoint.manifest.files)) if checkpoint else "",
-        "num_samples": len(train.samples),
+        "num_samples": len(train),
     }
     return prepared, report
 
 
-def _add_skipped(samples: SampleSet, skipped: tuple[Any, ...]) -> SampleSet:
-    both = sorted((*samples.skipped, *skipped), key=lambda item: item.row)
-    return SampleSet(
-        samples=samples.samples,
-        skipped=tuple(both),
-        num_truncated=samples.num_truncated,
-        num_tokens=samples.num_tokens,
-    )
-
-
-def _load_evaluation(path: str | None, spec: RunSpec, tokenizer: Any) -> SampleSet | None:
-    if path is None:
-        return None
+def _load_examples(path: str, spec: RunSpec, tokenizer: Any) -> ExampleList:
     rows = read_rows(Path(path), spec.data.format)
-    return tokenize_rows(tokenizer, rows.rows, spec.sequence_tokens)
+    samples = tokenize_rows(tokenizer, rows.rows, spec.sequence_tokens)
+    skipped = sorted((*samples.skipped, *rows.skipped), key=lambda item: item.row)
+    segments = [Segment(one.row, one.ids, one.is_target) for one in samples.samples]
+    return ExampleList([Example((one,)) for one in segments], skipped, samples.num_truncated)
 
 
 def _find_checkpoint(attempt: Attempt) -> Checkpoint | None:
@@ -284,7 +281,7 @@ def _versions() -> dict[str, str]:
 
 def choose_micro_tokens(prepared: Prepared) -> int:
     """Return how many tokens this rank computes at once to begin with."""
-    longest = max(len(sample.ids) for sample in prepared.train.samples)
+    longest = int(prepared.train.num_tokens.max())
     if prepared.device.type != "cuda":
         return max(longest, CPU_TOKENS)
     free_bytes, _ = torch.cuda.mem_get_info(prepared.device)

@@ -26,7 +26,7 @@ from agents.trainer.prepare import (
 from agents.trainer.saving import Saver
 from agents.trainer.shares import shares_from_speeds
 from agents.trainer.snapshot import Progress
-from agents.trainer.warmup import choose_samples, measure_speed
+from agents.trainer.warmup import choose_examples, measure_speed
 
 _WARMUP_TOKENS = {"cpu": 256, "cuda": 4096}
 """Enough to be busy with for a moment, on either kind of device."""
@@ -85,6 +85,7 @@ def _train(
     computer = Computer(
         prepared.model,
         prepared.flat,
+        prepared.objective,
         prepared.device,
         micro_tokens=resumed.micro_tokens[attempt.rank]
         if resumed
@@ -98,8 +99,8 @@ def _train(
     if shares is None and group.world_size > 1:
         journal.write("phase", phase="warmup")
         heartbeat.beat(0, "warmup")
-        samples = choose_samples(prepared.train.samples, _WARMUP_TOKENS[prepared.device.type])
-        speed = measure_speed(computer, samples, prepared.device)
+        part = choose_examples(prepared.train, _WARMUP_TOKENS[prepared.device.type])
+        speed = measure_speed(computer, part, prepared.device)
     reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wish.wanted})
     if shares is None:
         shares = shares_from_speeds([report["tokens_per_s"] or 1.0 for report in reports])
@@ -137,7 +138,7 @@ def _make_plan(spec: RunSpec, prepared: Prepared, shares: tuple[float, ...]) -> 
         first_step=prepared.resumed.step + 1 if prepared.resumed else 1,
         total_steps=count_steps(
             epochs=spec.epochs,
-            num_rows=len(prepared.train.samples),
+            num_rows=len(prepared.train),
             batch=spec.batch_sequences,
             max_steps=spec.max_steps,
         ),
@@ -158,10 +159,10 @@ def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Jou
 
 def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
     train = prepared.train
-    if len(train.samples) < len(plan.shares):
+    if len(train) < len(plan.shares):
         journal.write(
             "warning",
-            message=f"There are {len(train.samples)} rows for {len(plan.shares)} ranks.",
+            message=f"There are {len(train)} rows for {len(plan.shares)} ranks.",
             hint="Rows come again in every epoch; with so few, one GPU is as fast",
         )
     journal.write(
@@ -170,8 +171,8 @@ def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
         total_steps=plan.total_steps,
         shares=list(plan.shares),
         world_size=len(plan.shares),
-        num_rows=len(train.samples),
-        num_tokens=train.num_tokens,
+        num_rows=len(train),
+        num_tokens=int(train.num_tokens.sum()),
         skipped=[
             {"row": item.row, "reason": item.reason} for item in train.skipped[:_NUM_SKIPPED_TOLD]
         ],

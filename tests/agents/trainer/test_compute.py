@@ -1,4 +1,4 @@
-"""One rank's slice: exact padding, smaller pieces when memory runs out, recomputing."""
+"""One rank's slice: exact in any grouping, smaller when memory runs out, recomputing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import torch
 from agents.errors import UserError
 from agents.spec import AdapterSpec
 from agents.trainer import compute as compute_module
-from agents.trainer.compute import Computer, is_out_of_memory, memory_in_words
+from agents.trainer.compute import Computer, Part, is_out_of_memory, memory_in_words
+from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
+from agents.trainer.forward import Forward
 from agents.trainer.model import load_model, load_tokenizer, make_trained
-from agents.trainer.tokens import Sample
+from agents.trainer.objectives import Supervised
 from tests.agents.trainer.ranks import make_spec
 
 CPU = torch.device("cpu")
@@ -21,7 +23,7 @@ CPU = torch.device("cpu")
 def sample(row, length):
     ids = np.arange(length, dtype=np.int32) * 7 % 700 + 6
     is_target = np.arange(length) % 3 != 0
-    return Sample(row, ids, is_target)
+    return Example((Segment(row, ids, is_target),))
 
 
 SAMPLES = [sample(1, 30), sample(2, 5), sample(3, 17), sample(4, 9)]
@@ -41,6 +43,7 @@ def make_computer(tiny_model):
         return Computer(
             model,
             flat,
+            Supervised(Forward(model, CPU)),
             CPU,
             micro_tokens=micro_tokens,
             recompute=recompute,
@@ -51,8 +54,12 @@ def make_computer(tiny_model):
     return make
 
 
+def part(samples, positions):
+    return Part(examples=samples, places=[0] * len(samples), positions=positions)
+
+
 def gradients(computer, samples=SAMPLES, positions=POSITIONS):
-    computer.add_gradients(samples, positions)
+    computer.add_gradients(part(samples, positions))
     return computer._flat.gradients.clone(), computer.loss_sum.item()
 
 
@@ -62,7 +69,7 @@ def assert_same(found, expected):
     assert found[1] == pytest.approx(expected[1], rel=1e-12)
 
 
-def test_padding_counts_for_nothing(make_computer):
+def test_what_stands_beside_a_row_counts_for_nothing(make_computer):
     computer = make_computer()
     together = gradients(computer)
     parts = [gradients(computer, [s], [p]) for s, p in zip(SAMPLES, POSITIONS, strict=True)]
@@ -71,11 +78,13 @@ def test_padding_counts_for_nothing(make_computer):
 
 def test_the_loss_is_that_of_transformers(make_computer):
     computer = make_computer()
-    computer.evaluate(SAMPLES)
+    computer.evaluate(part(SAMPLES, POSITIONS))
     expected = 0.0
     for one in SAMPLES:
-        ids = torch.from_numpy(one.ids.astype(np.int64))[None]
-        labels = ids.masked_fill(~torch.from_numpy(one.is_target)[None], -100)
+        (segment,) = one.segments
+        ids = torch.from_numpy(segment.ids.astype(np.int64))[None]
+        labels = ids.masked_fill(~torch.from_numpy(segment.is_target)[None], -100)
+        computer._model.module.get_base_model().set_attn_implementation("sdpa")
         with torch.no_grad():
             mean = computer._model.module(input_ids=ids, labels=labels).loss.item()
         expected += mean * one.num_targets
@@ -107,15 +116,15 @@ def test_no_rows_give_no_gradient(make_computer):
 
 def limit_memory(monkeypatch, fits):
     """Let a forward pass run out of memory unless `fits` says otherwise."""
-    loss = compute_module.Computer._loss
+    compute = compute_module.Computer._compute
 
-    def limited(self, samples, positions):
-        result = loss(self, samples, positions)
-        if not fits(self, samples):
+    def limited(self, part, *, dropout):
+        result = compute(self, part, dropout=dropout)
+        if not fits(self, part.examples):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return result
 
-    monkeypatch.setattr(compute_module.Computer, "_loss", limited)
+    monkeypatch.setattr(compute_module.Computer, "_compute", limited)
 
 
 def test_less_memory_means_smaller_pieces_of_the_same_batch(make_computer, monkeypatch):
@@ -124,9 +133,9 @@ def test_less_memory_means_smaller_pieces_of_the_same_batch(make_computer, monke
     warnings: list[str] = []
     computer = make_computer(warnings=warnings)
     assert_same(gradients(computer), expected)
-    assert computer.micro_tokens == 60
+    assert computer.micro_tokens == 30
     assert warnings == [
-        "Memory ran out; from now on at most 60 tokens are computed at once on this rank. "
+        "Memory ran out; from now on at most 30 tokens are computed at once on this rank. "
         "The batch stays the same."
     ]
 
@@ -141,7 +150,7 @@ def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer
     assert "computed twice" in warnings[-1]
 
     limit_memory(monkeypatch, lambda computer, samples: False)
-    with pytest.raises(UserError, match="a single row of 30 tokens") as caught:
+    with pytest.raises(UserError, match="a single example of 30 tokens") as caught:
         gradients(make_computer())
     assert "sequence_tokens" in caught.value.hint
 
@@ -155,10 +164,10 @@ def test_a_model_that_does_not_fit_is_told_in_words():
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(make_computer, monkeypatch):
-    def broken(self, samples, positions):
+    def broken(self, part, *, dropout):
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr(compute_module.Computer, "_loss", broken)
+    monkeypatch.setattr(compute_module.Computer, "_compute", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         gradients(make_computer())
     assert is_out_of_memory(MemoryError())

@@ -18,9 +18,10 @@ def make(share=0.1, name="layer.0", features=257, seed=1):
 
 def mask(positions, tokens=64, **settings):
     clock, dropout = make(**settings)
-    clock.set(positions, tokens, CPU)
-    ones = torch.ones(len(positions), tokens, settings.get("features", 257), dtype=torch.float64)
-    return dropout(ones)
+    clock.set(positions, [tokens] * len(positions), tokens * len(positions), CPU)
+    features = settings.get("features", 257)
+    ones = torch.ones(1, len(positions) * tokens, features, dtype=torch.float64)
+    return dropout(ones).reshape(len(positions), tokens, features)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.5])
@@ -58,7 +59,7 @@ def test_position_layer_and_seed_each_change_the_mask():
 
 def test_the_gradient_has_the_mask_of_the_value():
     clock, dropout = make()
-    clock.set([1], 8, CPU)
+    clock.set([1], [8], 8, CPU)
     x = torch.ones(1, 8, 257, requires_grad=True)
     y = dropout(x)
     y.sum().backward()
@@ -71,11 +72,21 @@ def test_evaluation_changes_nothing():
     assert dropout(x) is x
 
 
+def test_examples_of_any_length_keep_their_masks_side_by_side():
+    clock, dropout = make()
+    clock.set([5, 9], [3, 4], 10, CPU)  # three tokens of filling
+    together = dropout(torch.ones(1, 10, 257, dtype=torch.float64))[0]
+    assert torch.equal(together[:3], mask([5], tokens=3)[0])
+    assert torch.equal(together[3:7], mask([9], tokens=4)[0])
+    with clock.only(3, 7):
+        assert torch.equal(dropout(torch.ones(1, 4, 257, dtype=torch.float64))[0], together[3:7])
+
+
 def test_flattened_tokens_are_matched_and_others_refused():
     clock, dropout = make()
-    clock.set([1, 2], 8, CPU)
+    clock.set([1, 2], [8, 8], 16, CPU)
     flat = dropout(torch.ones(16, 257))
-    assert torch.equal(flat, dropout(torch.ones(2, 8, 257)).reshape(16, 257))
+    assert torch.equal(flat, dropout(torch.ones(1, 16, 257)).reshape(16, 257))
     with pytest.raises(UserError, match="mixture of experts"):
         dropout(torch.ones(5, 257))
 

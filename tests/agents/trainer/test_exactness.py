@@ -43,6 +43,7 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     computer = Computer(
         prepared.model,
         prepared.flat,
+        prepared.objective,
         device,
         micro_tokens=100,
         recompute=False,
@@ -62,11 +63,11 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     sums = []
     for step in steps:
         batch = loop.choose_batch(step)
-        computer.add_gradients(batch.mine, batch.positions)
+        computer.add_gradients(batch.mine)
         group.sum(prepared.flat.gradients)
         loss = computer.loss_sum.clone()
         group.sum(loss)
-        sums.append(np.append(prepared.flat.gradients.numpy(), loss.item()) / batch.num_targets)
+        sums.append(np.append(prepared.flat.gradients.numpy(), loss.item()) / batch.weight)
     np.save(Path(folder) / f"gradients-{ranks.rank}.npy", np.stack(sums))
     group.leave()
 

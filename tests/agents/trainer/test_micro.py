@@ -1,26 +1,57 @@
-"""A slice is cut into micro-batches that hold every row once and fit the budget."""
+"""A slice is cut into micro-batches that hold every example once, fit the budget, and lie flat."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.trainer.micro import estimate_tokens, group_rows
+from agents.trainer.examples import Example, Segment
+from agents.trainer.micro import (
+    build_micro_batch,
+    estimate_tokens,
+    group_examples,
+    round_up_tokens,
+)
 
 
 @given(lengths=st.lists(st.integers(1, 300), max_size=40), budget=st.integers(1, 900))
-def test_every_row_is_in_one_group_that_fits(lengths, budget):
-    groups = group_rows(lengths, budget)
+def test_every_example_is_in_one_group_that_fits(lengths, budget):
+    groups = group_examples(lengths, budget)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     for group in groups:
-        padded = max(lengths[row] for row in group) * len(group)
-        assert padded <= budget or len(group) == 1
+        assert sum(lengths[place] for place in group) <= budget or len(group) == 1
 
 
-def test_the_longest_rows_come_first():
-    assert group_rows([1, 5, 3], max_tokens=5) == [[1], [2], [0]]
+def test_the_longest_come_first_and_gaps_are_filled():
+    assert group_examples([1, 5, 3, 2], max_tokens=6) == [[1, 0], [2, 3]]
+
+
+def test_examples_lie_end_to_end():
+    def segment(length):
+        ids = np.arange(length, dtype=np.int32) + 10 * length
+        return Segment(1, ids, np.arange(length) == length - 1)
+
+    pair = Example((segment(3), segment(2)))
+    batch = build_micro_batch([pair, Example((segment(4),))], torch.device("cpu"))
+    assert batch.ids_1M.tolist() == [[30, 31, 32, 20, 21, 40, 41, 42, 43]]
+    assert batch.position_1M.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
+    assert batch.segments.bounds == (0, 3, 5, 9)
+    assert batch.lengths == (5, 4)
+    assert batch.predicted_at_N.tolist() == [1, 3, 7]
+    assert batch.label_N.tolist() == [32, 21, 43]
+    assert batch.segment_N.tolist() == [0, 1, 2]
+
+
+@given(num_tokens=st.integers(1, 100_000))
+def test_filling_is_at_most_an_eighth_and_sizes_are_few(num_tokens):
+    size = round_up_tokens(num_tokens)
+    assert num_tokens <= size <= max(64, num_tokens * 1.125 + 8)
+    assert size % 8 == 0
+    assert round_up_tokens(size) == size
 
 
 def test_a_card_gets_as_many_tokens_as_it_holds():
