@@ -37,7 +37,7 @@ class Part:
 
     examples: Sequence[Example]
     places: Sequence[int]
-    """Index of each example in the data."""
+    """Index of each example in the data; those of evaluation come after all training examples."""
     positions: Sequence[int]
     """Place of each example in the global order, for the dropout."""
 

@@ -27,6 +27,7 @@ from agents.trainer.memory import read_memory_bytes
 from agents.trainer.objectives import LOSS, NUM_SUMS, name_sums
 from agents.trainer.optimizer import set_learning_rate
 from agents.trainer.order import choose_rows, epoch_at, hash_rows
+from agents.trainer.precision import first_scale
 from agents.trainer.prepare import Prepared
 from agents.trainer.saving import Saver
 from agents.trainer.schedule import learning_rate_at
@@ -97,6 +98,9 @@ class Loop:
         self._journal = journal
         self._heartbeat = heartbeat
         self._wish = wish
+        self._scales = prepared.model.dtype == torch.float16
+        resumed = prepared.resumed
+        self._scale = resumed.loss_scale if resumed else first_scale(prepared.model.dtype)
 
     def run(self) -> tuple[int, str]:
         """Train to the end or to a wish to stop; return the last step, and which of them it was."""
@@ -149,6 +153,9 @@ class Loop:
         batch = self.choose_batch(step)
         learning_rate = learning_rate_at(self._spec, step, self._plan.total_steps)
         set_learning_rate(self._prepared.optimizer, learning_rate)
+        if self._scales:
+            # That of the mean: a sum over a large batch would overflow at once.
+            self._computer.gradient_scale = self._scale.factor / batch.weight
         self._computer.add_gradients(batch.mine)
         watch.mark()
         self._group.sum(self._prepared.flat.gradients)
@@ -163,11 +170,31 @@ class Loop:
     def _update(self, batch: Batch) -> Tensor:
         """Turn the summed gradients into an optimizer step; return their norm before clipping."""
         gradients = self._prepared.flat.gradients
-        gradients.div_(batch.weight)
+        gradients.div_(self._scale.factor if self._scales else batch.weight)
         norm = torch.linalg.vector_norm(gradients)
+        if self._scales and not self._scale_again(norm.item()):
+            return norm
         gradients.mul_((self._spec.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
         self._prepared.optimizer.step()
         return norm
+
+    def _scale_again(self, norm: float) -> bool:
+        """Follow the loss scale of fp16; return whether the gradients can be used."""
+        before, self._scale = self._scale, self._scale.after(norm)
+        if self._scale.is_hopeless:
+            raise UserError(
+                "The gradients are not finite in fp16 however small the loss is scaled.",
+                "Lower learning_rate, or use precision: bf16 or fp32",
+            )
+        skipped = self._scale.num_skipped > before.num_skipped
+        if skipped:
+            self._journal.write(
+                "warning",
+                message=f"A step was skipped, as its gradients overflowed fp16 (skipped so far: "
+                f"{self._scale.num_skipped}); the loss scale is now {self._scale.factor:g}.",
+                hint="",
+            )
+        return not skipped
 
     def _make_stats(self, batch: Batch) -> Tensor:
         world_size = len(self._plan.shares)
@@ -187,7 +214,8 @@ class Loop:
         if weight != batch.weight:
             raise RuntimeError(f"a weight of {weight} was computed, {batch.weight} planned")
         loss = means[LOSS]
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        skipped = self._scales and not math.isfinite(norm)
+        if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
             raise UserError(
                 f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
                 "the training has diverged.",
@@ -243,7 +271,12 @@ class Loop:
         examples = self._prepared.evaluation
         assert examples is not None
         mine = split_batch(examples.num_tokens.tolist(), self._plan.shares)[self._rank]
-        part = Part(examples=[examples[place] for place in mine], places=mine, positions=mine)
+        first = len(self._prepared.train)  # the reference table holds the training pairs first
+        part = Part(
+            examples=[examples[place] for place in mine],
+            places=[first + place for place in mine],
+            positions=mine,
+        )
         self._computer.evaluate(part)
         sums = self._computer.sums.clone()
         self._group.sum(sums)
@@ -259,6 +292,7 @@ class Loop:
             total_steps=self._plan.total_steps,
             micro_tokens=agreed.micro_tokens,
             recompute=agreed.recompute,
+            loss_scale=self._scale,
             required=required,
         )
         self._enter("training", step)

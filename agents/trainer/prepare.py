@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from agents.checkpoints import hash_entries
@@ -38,6 +39,7 @@ from agents.trainer.micro import CPU_TOKENS, estimate_tokens
 from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Objective, make_objective
 from agents.trainer.optimizer import make_optimizer
+from agents.trainer.reference import ask_reference, needs_reference
 from agents.trainer.rows import read_rows
 from agents.trainer.snapshot import Progress, load_snapshot, read_progress
 from agents.trainer.tokens import tokenize_rows
@@ -54,6 +56,8 @@ class Prepared:
     evaluation: ExampleList | None
     model: TrainedModel
     objective: Objective
+    reference_P2: Tensor | None
+    """What the objective compares with, if that is a table; see `reference`."""
     flat: FlatParameters
     optimizer: torch.optim.Optimizer
     hashes: dict[str, str]
@@ -153,7 +157,20 @@ def prepare(attempt: Attempt, group: Group, device: torch.device) -> Prepared:
     reports = group.exchange("loaded", report)
     _compare(reports, attempt.rank_names)
     prepared.hashes["model_sha256"] = reports[0]["model_sha256"]
+    _make_equal(prepared, group)
     return prepared
+
+
+def _make_equal(prepared: Prepared, group: Group) -> None:
+    """Complete on every rank what they have computed apart before the first step."""
+    if prepared.reference_P2 is not None:
+        whole_P2 = prepared.reference_P2.to(prepared.device)
+        group.sum(whole_P2)
+        prepared.reference_P2.copy_(whole_P2)
+    lora = prepared.model.lora
+    if lora is not None and lora.use_dora and group.world_size > 1:
+        # The lengths of the base weights: other kinds of processors round them otherwise.
+        group.copy_from_first(prepared.flat.values)
 
 
 def _tell_crash(group: Group, failure: dict[str, str]) -> None:
@@ -199,6 +216,16 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
         forward = Forward(model, device)
         flat = FlatParameters(model.named_parameters(), device)
+        reference_P2 = None
+        if needs_reference(spec):
+            reference_P2 = ask_reference(
+                spec,
+                forward,
+                (train, evaluation),
+                rank=attempt.rank,
+                world_size=len(intent.ranks),
+                device=device,
+            )
         optimizer = make_optimizer(spec, flat)
         hashes = {
             "spec_sha256": hash_spec(spec),
@@ -216,7 +243,8 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         train=train,
         evaluation=evaluation,
         model=model,
-        objective=make_objective(spec, forward),
+        objective=make_objective(spec, forward, reference_P2),
+        reference_P2=reference_P2,
         flat=flat,
         optimizer=optimizer,
         hashes=hashes,

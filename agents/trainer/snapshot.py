@@ -8,7 +8,7 @@ The adapter's two files are PEFT's own, so that plain Transformers and PEFT load
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from agents.trainer.checkpoint import Checkpoint
 from agents.trainer.flat import FlatParameters
 from agents.trainer.model import TrainedModel
 from agents.trainer.optimizer import export_state, import_state
+from agents.trainer.precision import LossScale
 from agents.wire import WireError, from_wire, to_wire
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -49,6 +50,7 @@ class Progress:
     tokens_seen: int
     plain_template: bool
     """The tokenizer had no chat template: the merged model gets the plain one."""
+    loss_scale: LossScale = field(default_factory=LossScale)
     optimizer: dict[str, Any]
     """The part of the optimizer's state that is not tensors."""
 
