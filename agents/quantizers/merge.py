@@ -183,7 +183,7 @@ def _copy_rest(job: Job, checkpoint: Checkpoint, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
     state = json.loads((checkpoint.path / "state.json").read_bytes())
     if state.get("plain_template"):
-        from agents.trainer.tokens import PLAIN_TEMPLATE
+        from agents.trainer.data.tokens import PLAIN_TEMPLATE
 
         (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE, encoding="ascii")
     if (checkpoint.path / ADAPTER_FILES[0]).exists():

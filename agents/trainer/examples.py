@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from agents.trainer.rows import Skipped
+from agents.trainer.data.rows import Skipped
 
 
 @dataclass(frozen=True, slots=True)

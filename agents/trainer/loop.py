@@ -21,12 +21,12 @@ from torch import Tensor
 from agents.errors import UserError
 from agents.trainer.attempt import Attempt, StopWish
 from agents.trainer.compute import Computer, Part
+from agents.trainer.data.order import choose_rows, epoch_at, hash_rows
 from agents.trainer.group import Group
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.memory import read_memory_bytes
 from agents.trainer.objectives import LOSS, NUM_SUMS, name_sums
 from agents.trainer.optimizer import set_learning_rate
-from agents.trainer.order import choose_rows, epoch_at, hash_rows
 from agents.trainer.precision import first_scale
 from agents.trainer.prepare import Prepared
 from agents.trainer.saving import Saver

@@ -24,8 +24,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.errors import UserError
 from agents.spec import AdapterSpec, RunSpec
+from agents.trainer.data.tokens import PLAIN_TEMPLATE
 from agents.trainer.dropout import DropoutClock, replace_dropouts
-from agents.trainer.tokens import PLAIN_TEMPLATE
 
 _DTYPES = {
     "fp32": torch.float32,

@@ -24,6 +24,8 @@ from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.compute import memory_in_words
+from agents.trainer.data.rows import read_rows
+from agents.trainer.data.tokens import tokenize_rows
 from agents.trainer.examples import Example, ExampleList, Segment
 from agents.trainer.fingerprint import (
     fixed_part,
@@ -40,9 +42,7 @@ from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_
 from agents.trainer.objectives import Objective, make_objective
 from agents.trainer.optimizer import make_optimizer
 from agents.trainer.reference import ask_reference, needs_reference
-from agents.trainer.rows import read_rows
 from agents.trainer.snapshot import Progress, load_snapshot, read_progress
-from agents.trainer.tokens import tokenize_rows
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
 

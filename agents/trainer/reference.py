@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from agents.spec import RunSpec
+from agents.trainer.data.order import choose_rows, count_steps
 from agents.trainer.examples import Examples
 from agents.trainer.forward import Forward
 from agents.trainer.micro import CPU_TOKENS, build_micro_batch, group_examples
 from agents.trainer.objectives import sum_log_probabilities
-from agents.trainer.order import choose_rows, count_steps
 
 
 def needs_reference(spec: RunSpec) -> bool:

@@ -11,11 +11,11 @@ from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt, StopWish
 from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
+from agents.trainer.data.order import count_steps
 from agents.trainer.failpoints import failpoints_from_environment
 from agents.trainer.group import Group, Ranks
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.loop import Loop, Plan
-from agents.trainer.order import count_steps
 from agents.trainer.prepare import (
     Prepared,
     choose_device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.trainer.order import choose_rows, count_steps, epoch_at, hash_rows, shuffle_epoch
+from agents.trainer.data.order import choose_rows, count_steps, epoch_at, hash_rows, shuffle_epoch
 
 
 @given(

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from jinja2.exceptions import TemplateError
 
 from agents.errors import UserError
-from agents.trainer.conversations import Row, Turn
-from agents.trainer.rows import Skipped
+from agents.trainer.data.conversations import Row, Turn
+from agents.trainer.data.rows import Skipped
 
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError, explain_os_error
-from agents.trainer.conversations import Row, choose_format, read_row
+from agents.trainer.data.conversations import Row, choose_format, read_row
 
 _MAX_CSV_FIELD = 1 << 27
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")

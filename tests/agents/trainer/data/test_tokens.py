@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agents.errors import UserError
-from agents.trainer.conversations import Row, Turn
+from agents.trainer.data.conversations import Row, Turn
+from agents.trainer.data.tokens import PLAIN_TEMPLATE, mark_targets, tokenize_rows
 from agents.trainer.model import load_tokenizer
-from agents.trainer.tokens import PLAIN_TEMPLATE, mark_targets, tokenize_rows
 from tests.agents.trainer.ranks import DEMO
 
 

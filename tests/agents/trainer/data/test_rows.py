@@ -7,8 +7,8 @@ import json
 import pytest
 
 from agents.errors import UserError
-from agents.trainer.conversations import Turn
-from agents.trainer.rows import read_rows
+from agents.trainer.data.conversations import Turn
+from agents.trainer.data.rows import read_rows
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
 
