@@ -21,18 +21,27 @@ from torch import Tensor
 from agents.errors import UserError
 from agents.trainer.attempt import Attempt, StopWish
 from agents.trainer.compute import Computer, Part
+<<<<<<< HEAD
 from agents.trainer.data.order import choose_rows, epoch_at, hash_rows
+=======
+from agents.trainer.evaluation import evaluate, is_due
+>>>>>>> a8a36a9 (trainer: tell MFU, efficiency, the parts of a step, and perplexity)
 from agents.trainer.group import Group
 from agents.trainer.journal import Heartbeat, Journal
-from agents.trainer.memory import read_memory_bytes
-from agents.trainer.objectives import LOSS, NUM_SUMS, name_sums
+from agents.trainer.objectives import LOSS, SUMS, name_sums
 from agents.trainer.optimizer import set_learning_rate
 from agents.trainer.precision import first_scale
 from agents.trainer.prepare import Prepared
+from agents.trainer.record import Speeds, Work, describe_speed
 from agents.trainer.saving import Saver
 from agents.trainer.schedule import learning_rate_at
 from agents.trainer.shares import split_batch
-from agents.trainer.stopwatch import Stopwatch
+from agents.trainer.stats import Stats, StatsLayout
+from agents.trainer.stopwatch import StepTimes, Stopwatch
+
+_SUMS = (*SUMS, "weight", "stop", "save")
+_PER_RANK = ("micro_tokens", "recompute", "compute_s")
+"""`compute_s` is of the step before: a GPU tells it when a step is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +51,7 @@ class Plan:
     first_step: int
     total_steps: int
     shares: tuple[float, ...]
+    speeds: Speeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +111,11 @@ class Loop:
         self._scales = prepared.model.dtype == torch.float16
         resumed = prepared.resumed
         self._scale = resumed.loss_scale if resumed else first_scale(prepared.model.dtype)
+        self._layout = StatsLayout(
+            sums=_SUMS, per_rank=_PER_RANK, rank=attempt.rank, world_size=len(plan.shares)
+        )
+        self._times: StepTimes | None = None
+        """Of the newest step."""
 
     def run(self) -> tuple[int, str]:
         """Train to the end or to a wish to stop; return the last step, and which of them it was."""
@@ -108,7 +123,9 @@ class Loop:
         for step in range(self._plan.first_step, self._plan.total_steps + 1):
             agreed = self._do_step(step)
             last = step == self._plan.total_steps
-            if self._evaluation_is_due(step, last):
+            num_rows = len(self._prepared.train)
+            due = is_due(self._spec, step, num_rows, last=last)
+            if self._prepared.evaluation is not None and due:
                 self._evaluate(step)
             if agreed.save or agreed.stop or last or self._is_periodic(step):
                 self._save(step, agreed, required=agreed.stop or last)
@@ -156,15 +173,18 @@ class Loop:
         if self._scales:
             # That of the mean: a sum over a large batch would overflow at once.
             self._computer.gradient_scale = self._scale.factor / batch.weight
+        watch.mark()
         self._computer.add_gradients(batch.mine)
         watch.mark()
         self._group.sum(self._prepared.flat.gradients)
-        stats = self._make_stats(batch)
-        self._group.sum(stats)
+        stats_S = self._layout.fill(self._tell(batch), self._prepared.device)
+        self._group.sum(stats_S)
         watch.mark()
         norm = self._update(batch)
-        agreed = self._read_stats(batch, torch.cat([stats, norm.double().reshape(1)]))
-        self._record(batch, agreed, learning_rate, watch)
+        watch.mark()
+        agreed = self._agree(batch, self._layout.read(stats_S, norm))
+        self._times = watch.read()
+        self._record(batch, agreed, learning_rate, self._times)
         return agreed
 
     def _update(self, batch: Batch) -> Tensor:
@@ -196,24 +216,25 @@ class Loop:
             )
         return not skipped
 
-    def _make_stats(self, batch: Batch) -> Tensor:
-        world_size = len(self._plan.shares)
-        values = [0.0] * (3 + 2 * world_size)
-        values[0] = batch.my_weight
-        values[1] = float(self._wish.wanted)
-        values[2] = float(self._saver.is_due_by_time())
-        values[3 + self._rank] = self._computer.micro_tokens
-        values[3 + world_size + self._rank] = float(self._computer.recompute)
-        stats = torch.tensor(values, dtype=torch.float64).to(self._prepared.device)
-        return torch.cat([self._computer.sums, stats])
+    def _tell(self, batch: Batch) -> dict[str, float | Tensor]:
+        """Return what this rank has to tell the others about the step."""
+        return {
+            **dict(zip(SUMS, self._computer.sums, strict=True)),
+            "weight": batch.my_weight,
+            "stop": self._wish.wanted,
+            "save": self._saver.is_due_by_time(),
+            "micro_tokens": self._computer.micro_tokens,
+            "recompute": self._computer.recompute,
+            "compute_s": self._times.compute_s if self._times else 0.0,
+        }
 
-    def _read_stats(self, batch: Batch, stats: Tensor) -> Agreed:
-        *values, norm = stats.tolist()
-        means = [value / batch.weight for value in values[:NUM_SUMS]]
-        weight, stop, save, *rest = values[NUM_SUMS:]
+    def _agree(self, batch: Batch, stats: Stats) -> Agreed:
+        weight = stats.sums["weight"]
         if weight != batch.weight:
             raise RuntimeError(f"a weight of {weight} was computed, {batch.weight} planned")
+        means = [stats.sums[name] / batch.weight for name in SUMS]
         loss = means[LOSS]
+        (norm,) = stats.local
         skipped = self._scales and not math.isfinite(norm)
         if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
             raise UserError(
@@ -222,21 +243,26 @@ class Loop:
                 "Lower learning_rate or raise warmup_share, then start again; "
                 "checkpoints before this step are whole",
             )
-        world_size = len(self._plan.shares)
         return Agreed(
             loss=loss,
             more=name_sums(self._spec.objective, means),
             gradient_norm=norm,
-            stop=stop > 0,
-            save=save > 0,
-            micro_tokens=tuple(int(value) for value in rest[:world_size]),
-            recompute=tuple(value > 0 for value in rest[world_size:]),
+            stop=stats.sums["stop"] > 0,
+            save=stats.sums["save"] > 0,
+            micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
+            recompute=tuple(value > 0 for value in stats.per_rank["recompute"]),
         )
 
-    def _record(self, batch: Batch, agreed: Agreed, learning_rate: float, watch: Stopwatch) -> None:
-        step_s, compute_s, wait_s = watch.read_s()
+    def _record(self, batch: Batch, agreed: Agreed, learning_rate: float, times: StepTimes) -> None:
         self._saver.add_tokens(batch.num_tokens)
         self._heartbeat.beat(batch.step)
+        segments = [segment for example in batch.mine.examples for segment in example.segments]
+        work = Work(
+            lengths=tuple(len(segment.ids) for segment in segments),
+            num_targets=sum(segment.num_targets for segment in segments),
+            global_tokens=batch.num_tokens,
+            recompute=self._computer.recompute,
+        )
         self._journal.write(
             "step",
             step=batch.step,
@@ -250,39 +276,17 @@ class Loop:
             loss_hex=agreed.loss.hex(),
             learning_rate=learning_rate,
             gradient_norm=agreed.gradient_norm,
-            tokens=batch.my_tokens,
-            global_tokens=batch.num_tokens,
-            step_s=step_s,
-            compute_s=compute_s,
-            wait_s=wait_s,
-            tokens_per_s=batch.my_tokens / step_s,
-            memory_bytes=read_memory_bytes(self._prepared.device),
             samples=hash_rows(batch.row_numbers),
+            **describe_speed(work, times, self._plan.speeds, self._prepared),
         )
-
-    def _evaluation_is_due(self, step: int, last: bool) -> bool:
-        if self._prepared.evaluation is None:
-            return False
-        size, num_rows = self._spec.batch_sequences, len(self._prepared.train)
-        return last or step * size // num_rows > (step - 1) * size // num_rows
 
     def _evaluate(self, step: int) -> None:
-        """Measure the loss on the evaluation rows, once per epoch and at the end."""
         examples = self._prepared.evaluation
         assert examples is not None
-        mine = split_batch(examples.num_tokens.tolist(), self._plan.shares)[self._rank]
         first = len(self._prepared.train)  # the reference table holds the training pairs first
-        part = Part(
-            examples=[examples[place] for place in mine],
-            places=[first + place for place in mine],
-            positions=mine,
-        )
-        self._computer.evaluate(part)
-        sums = self._computer.sums.clone()
-        self._group.sum(sums)
-        means = (sums / int(examples.weights.sum())).tolist()
-        more = name_sums(self._spec.objective, means)
-        self._journal.write("eval", step=step, loss=means[LOSS], **more)
+        found = evaluate(self._computer, self._group, examples, self._plan.shares, first)
+        told = found.tell(self._spec.objective)
+        self._journal.write("eval", step=step, **told)
 
     def _save(self, step: int, agreed: Agreed, *, required: bool) -> None:
         self._enter("saving", step)

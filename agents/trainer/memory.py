@@ -16,3 +16,8 @@ def read_memory_bytes(device: torch.device) -> int | None:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
+
+
+def read_reserved_bytes(device: torch.device) -> int | None:
+    """Return the most that torch ever took from the driver, free pieces included; None on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None

@@ -30,7 +30,8 @@ from agents.trainer.micro import MicroBatch
 
 LOSS, MARGIN, CORRECT = range(3)
 """Slots of what an objective sums over a batch: loss, reward margin, pairs ranked rightly."""
-NUM_SUMS = 3
+SUMS = ("loss", "margin", "correct")
+NUM_SUMS = len(SUMS)
 
 
 class Objective(Protocol):

@@ -13,9 +13,11 @@ from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.data.order import count_steps
 from agents.trainer.failpoints import failpoints_from_environment
+from agents.trainer.flops import read_flops
 from agents.trainer.group import Group, Ranks
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.loop import Loop, Plan
+from agents.trainer.peaks import find_peak
 from agents.trainer.prepare import (
     Prepared,
     choose_device,
@@ -23,6 +25,7 @@ from agents.trainer.prepare import (
     prepare,
     refuse_unsupported,
 )
+from agents.trainer.record import Speeds
 from agents.trainer.saving import Saver
 from agents.trainer.shares import shares_from_speeds
 from agents.trainer.snapshot import Progress
@@ -96,15 +99,20 @@ def _train(
     )
     shares = attempt.intent.spec.shares or (resumed.shares if resumed else None)
     speed = None
-    if shares is None and group.world_size > 1:
+    if group.world_size > 1:
         journal.write("phase", phase="warmup")
         heartbeat.beat(0, "warmup")
         part = choose_examples(prepared.train, _WARMUP_TOKENS[prepared.device.type])
         speed = measure_speed(computer, part, prepared.device)
     reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wish.wanted})
-    if shares is None:
-        shares = shares_from_speeds([report["tokens_per_s"] or 1.0 for report in reports])
-    plan = _make_plan(attempt.intent.spec, prepared, shares)
+    solo = tuple(r["tokens_per_s"] for r in reports) if group.world_size > 1 else None
+    shares = shares or shares_from_speeds(solo or [1.0])
+    speeds = Speeds(
+        flops=read_flops(prepared.model.module),
+        peak=find_peak(prepared.device, prepared.model.dtype),
+        solo_tokens_per_s=solo,
+    )
+    plan = _make_plan(attempt.intent.spec, prepared, shares, speeds)
     _tell_start(journal, plan, prepared)
     saver = _make_saver(attempt, prepared, group, journal)
     loop = Loop(
@@ -133,7 +141,9 @@ def _resumed_alike(attempt: Attempt, prepared: Prepared) -> Progress | None:
     return resumed if resumed and resumed.devices == devices else None
 
 
-def _make_plan(spec: RunSpec, prepared: Prepared, shares: tuple[float, ...]) -> Plan:
+def _make_plan(
+    spec: RunSpec, prepared: Prepared, shares: tuple[float, ...], speeds: Speeds
+) -> Plan:
     return Plan(
         first_step=prepared.resumed.step + 1 if prepared.resumed else 1,
         total_steps=count_steps(
@@ -143,6 +153,7 @@ def _make_plan(spec: RunSpec, prepared: Prepared, shares: tuple[float, ...]) -> 
             max_steps=spec.max_steps,
         ),
         shares=shares,
+        speeds=speeds,
     )
 
 
@@ -170,6 +181,9 @@ def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
         step=plan.first_step - 1,
         total_steps=plan.total_steps,
         shares=list(plan.shares),
+        solo_tokens_per_s=plan.speeds.solo_tokens_per_s,
+        peak_flops_per_s=plan.speeds.peak.flops_per_s if plan.speeds.peak else None,
+        peak_measured=plan.speeds.peak.measured if plan.speeds.peak else None,
         world_size=len(plan.shares),
         num_rows=len(train),
         num_tokens=int(train.num_tokens.sum()),

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Seconds of one step on one rank."""
+
+    step_s: float
+    """All of it; a little more than the parts."""
+    input_s: float
+    """Choosing the batch and getting its rows."""
+    compute_s: float
+    """Forward and backward passes."""
+    wait_s: float
+    """Waiting for the other ranks and the network."""
+    optimizer_s: float
+
+
 class Stopwatch:
-    """Started when made; `mark` ends the computing, then the waiting for other ranks."""
+    """Started when made; each `mark` ends a part: input, computing, waiting, optimizer."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._started_s = time.perf_counter()
         self._events: list[torch.cuda.Event] = []
-        self._marks_s: list[float] = []
+        self._marks_s: list[float] = [self._started_s]
         if self._cuda:
             self._mark_event()
 
@@ -24,17 +40,26 @@ class Stopwatch:
             self._mark_event()
         self._marks_s.append(time.perf_counter())
 
-    def read_s(self) -> tuple[float, float, float]:
-        """Return seconds of the whole step, of computing and of waiting.
+    def read(self) -> StepTimes:
+        """Return the seconds of the step and of its four parts.
 
         To be called when the GPU has done all of it, that is after its results were read.
         """
         step_s = time.perf_counter() - self._started_s
         if self._cuda:
-            start, computed, waited = self._events
-            return step_s, start.elapsed_time(computed) / 1e3, computed.elapsed_time(waited) / 1e3
-        computed_s, waited_s = self._marks_s
-        return step_s, computed_s - self._started_s, waited_s - computed_s
+            pairs = zip(self._events, self._events[1:], strict=False)
+            parts = [start.elapsed_time(end) / 1e3 for start, end in pairs]
+        else:
+            marks = zip(self._marks_s, self._marks_s[1:], strict=False)
+            parts = [end - start for start, end in marks]
+        input_s, compute_s, wait_s, optimizer_s = parts
+        return StepTimes(
+            step_s=step_s,
+            input_s=input_s,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            optimizer_s=optimizer_s,
+        )
 
     def _mark_event(self) -> None:
         event = torch.cuda.Event(enable_timing=True)

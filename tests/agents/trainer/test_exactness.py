@@ -51,8 +51,8 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
         beat=lambda: None,
     )
     shares = attempt.intent.spec.shares or (1.0,)
-    plan = Plan(first_step=1, total_steps=9, shares=shares)
     nothing: Any = None
+    plan = Plan(first_step=1, total_steps=9, shares=shares, speeds=nothing)
     loop = Loop(
         attempt, prepared, plan, group=group, computer=computer,
         saver=nothing, journal=nothing, heartbeat=nothing, wish=nothing,

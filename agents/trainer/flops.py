@@ -1,0 +1,142 @@
+"""How much arithmetic a training step has to do, by formula.
+
+Model FLOPs as in PaLM (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): a matrix of P weights
+costs 2 P per token in the forward pass, 2 P in the backward pass for its input, and 2 P for the
+weights themselves where they are trained: a frozen weight counts 4 per token, a trained one 6.
+Attention counts only the half that a causal model looks at, and only within a segment: 6 x layers x
+width x length per token for both passes. The head counts where a prediction is learned. What is
+computed a second time to save memory is no model FLOP: it counts in HFU alone (Korthikanti et al.
+2022, arXiv:2205.05198).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+_FROZEN, _TRAINED = 4, 6
+_AGAIN = 2
+_ATTENTION, _ATTENTION_AGAIN = 6, 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFlops:
+    """What a model costs. Weights are those of matrices that every token meets.
+
+    Llama-2-7B with LoRA r=16 on q, k, v and o, one sequence of 2,048 tokens:
+
+    >>> llama = ModelFlops(frozen=6_476_005_376, trained=16_777_216, head=131_072_000,
+    ...                    head_trained=False, attention_width=4096, num_layers=32)
+    >>> round(llama.count([2048], num_targets=2047) / 1e12, 2)
+    57.63
+    >>> round(llama.count_again([2048]) / 1e12, 2)
+    27.69
+    """
+
+    frozen: int
+    """Weights below the head that stay as they are."""
+    trained: int
+    """Weights below the head that are trained."""
+    head: int
+    """Weights that turn a hidden state into one score per word."""
+    head_trained: bool
+    attention_width: int
+    """Query heads times their width."""
+    num_layers: int
+
+    def count(self, lengths: Iterable[int], num_targets: int) -> float:
+        """Return the model FLOPs of a forward and a backward pass.
+
+        Args:
+            lengths: tokens of each segment.
+            num_targets: tokens whose prediction is learned.
+        """
+        sizes = list(lengths)
+        body = (_FROZEN * self.frozen + _TRAINED * self.trained) * sum(sizes)
+        head = (_TRAINED if self.head_trained else _FROZEN) * self.head * num_targets
+        return float(body + head + _ATTENTION * self._attended(sizes))
+
+    def count_again(self, lengths: Iterable[int]) -> float:
+        """Return what computing the activations of all layers a second time adds."""
+        sizes = list(lengths)
+        body = _AGAIN * (self.frozen + self.trained) * sum(sizes)
+        return float(body + _ATTENTION_AGAIN * self._attended(sizes))
+
+    def _attended(self, lengths: list[int]) -> int:
+        return self.num_layers * self.attention_width * sum(size * size for size in lengths)
+
+
+def read_flops(module: nn.Module) -> ModelFlops:
+    """Count the weights of a model as it is trained, adapters and quantized layers included.
+
+    Experts of a mixture count by the share of them that a token meets.
+    """
+    head_module = _head_of(module)
+    inside_head = {id(part) for part in head_module.modules()} if head_module else set()
+    config = getattr(module, "config", None)
+    frozen = trained = head = 0
+    head_trained = False
+    for part in module.modules():
+        size, is_trained = _matrix(part)
+        if id(part) in inside_head:
+            head += size
+            head_trained = head_trained or (is_trained and size > 0)
+        elif is_trained:
+            trained += size
+        else:
+            frozen += size
+    in_frozen, in_trained = _experts(module, config)
+    return ModelFlops(
+        frozen=frozen + in_frozen,
+        trained=trained + in_trained,
+        head=head,
+        head_trained=head_trained,
+        attention_width=_attention_width(config),
+        num_layers=int(getattr(config, "num_hidden_layers", 0) or 0),
+    )
+
+
+def _head_of(module: nn.Module) -> nn.Module | None:
+    get = getattr(module, "get_output_embeddings", None)
+    if get is None:
+        get = getattr(getattr(module, "base_model", None), "get_output_embeddings", None)
+    head = get() if get is not None else None
+    return head if isinstance(head, nn.Module) else None
+
+
+def _matrix(part: nn.Module) -> tuple[int, bool]:
+    """Return the weights of one linear layer by its shape: a quantized one stores fewer numbers."""
+    width_in, width_out = getattr(part, "in_features", None), getattr(part, "out_features", None)
+    weight = getattr(part, "weight", None)
+    is_leaf = isinstance(weight, nn.Parameter) and not hasattr(part, "base_layer")
+    if not (is_leaf and isinstance(width_in, int) and isinstance(width_out, int)):
+        return 0, False
+    assert isinstance(weight, nn.Parameter)
+    return width_in * width_out, weight.requires_grad
+
+
+def _experts(module: nn.Module, config: Any) -> tuple[int, int]:
+    """Return frozen and trained weights of experts kept as one tensor (E, out, in) per matrix."""
+    num_experts = 0
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        num_experts = num_experts or int(getattr(config, name, 0) or 0)
+    met = int(getattr(config, "num_experts_per_tok", 0) or 0)
+    if not num_experts or not met:
+        return 0, 0
+    sizes = [
+        (parameter.numel() * met // num_experts, parameter.requires_grad)
+        for parameter in module.parameters()
+        if parameter.dim() == 3 and parameter.shape[0] == num_experts
+    ]
+    return sum(s for s, on in sizes if not on), sum(s for s, on in sizes if on)
+
+
+def _attention_width(config: Any) -> int:
+    heads = int(getattr(config, "num_attention_heads", 0) or 0)
+    width = getattr(config, "head_dim", None)
+    if width is None and heads:
+        width = int(getattr(config, "hidden_size", 0)) // heads
+    return heads * int(width or 0)
