@@ -21,11 +21,8 @@ from torch import Tensor
 from agents.errors import UserError
 from agents.trainer.attempt import Attempt, StopWish
 from agents.trainer.compute import Computer, Part
-<<<<<<< HEAD
 from agents.trainer.data.order import choose_rows, epoch_at, hash_rows
-=======
 from agents.trainer.evaluation import evaluate, is_due
->>>>>>> a8a36a9 (trainer: tell MFU, efficiency, the parts of a step, and perplexity)
 from agents.trainer.group import Group
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.objectives import LOSS, SUMS, name_sums
