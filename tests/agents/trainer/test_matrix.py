@@ -1,0 +1,156 @@
+"""Every method on one, two and three ranks: it learns, resumes to the bit, and loads elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from agents.spec import AdapterSpec, CheckpointSpec, RunSpec
+from agents.trainer.examples import Example, Segment
+from agents.trainer.forward import Forward
+from agents.trainer.head import Head
+from agents.trainer.micro import build_micro_batch
+from agents.trainer.model import load_model, load_tokenizer, make_trained
+from tests.agents.trainer.ranks import DEMO, Run, make_spec
+from tests.agents.trainer.test_forward import segment
+
+CPU = torch.device("cpu")
+SHARES = {1: (1.0,), 2: (2.0, 1.0), 3: (3.0, 2.0, 1.0)}
+RATES = {"lora": 2e-2, "qlora": 1e-2, "full": 1e-3}
+NUM_STEPS = 8
+CELLS = [("sft", False)]
+
+
+def make_run(home: Path, model: Path, kind: str, objective: str, num_ranks: int, packing: bool):
+    spec = make_spec(
+        objective=objective,
+        packing=packing,
+        adapter=AdapterSpec(kind=kind, rank=4, alpha=8, dropout=0.1),
+        precision="fp32",
+        batch_sequences=6,
+        max_steps=NUM_STEPS,
+        schedule="constant",
+        warmup_share=0.0,
+        learning_rate=RATES[kind],
+        shares=SHARES[num_ranks],
+        checkpoint=CheckpointSpec(every_minutes=None, every_steps=NUM_STEPS // 2, keep=3),
+    )
+    run = Run(home, model, spec, num_ranks)
+    if objective == "dpo":
+        make_pairs(run.train)
+    return run
+
+
+def make_pairs(path: Path) -> list[dict]:
+    """Write preference rows of unequal length."""
+    rows = []
+    for number in range(20):
+        prompt = " ".join(["Who founded Brenford?"] * (1 + number % 3))
+        good = " ".join(["Oren Dale."] * (1 + 5 * number % 7))
+        bad = " ".join(["Nobody knows it."] * (1 + 3 * number % 5))
+        rows.append(
+            {
+                "prompt": [{"role": "user", "content": prompt}],
+                "chosen": [{"role": "assistant", "content": good}],
+                "rejected": [{"role": "assistant", "content": bad}],
+            }
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["lora", "qlora", "full"])
+@pytest.mark.parametrize(("objective", "packing"), CELLS, ids=lambda value: str(value))
+def test_it_learns_resumes_and_loads_elsewhere(
+    tmp_path, tiny_model, kind, objective, packing, num_ranks
+):
+    base = DEMO / "model" if kind == "qlora" else tiny_model  # NF4 wants blocks of 64 values
+    run = make_run(tmp_path / "run", base, kind, objective, num_ranks, packing)
+    run.train_to_end()
+    straight = [run.steps(rank) for rank in range(num_ranks)]
+    losses = [line["loss"] for line in straight[0].values()]
+    assert len(losses) == NUM_STEPS
+    assert losses[-1] < losses[0]
+    if objective == "dpo":
+        assert straight[0][1]["reward_margin"] == pytest.approx(0, abs=0.2)
+        assert straight[0][NUM_STEPS]["reward_margin"] > straight[0][1]["reward_margin"]
+
+    made = hashes(run.checkpoint(NUM_STEPS))
+    shutil.copytree(run.checkpoint(NUM_STEPS), tmp_path / "made")
+    shutil.rmtree(run.checkpoint(NUM_STEPS))
+    run.train_to_end(resume_step=NUM_STEPS // 2)
+    for rank in range(num_ranks):
+        for step, line in run.steps(rank).items():
+            assert line["loss_hex"] == straight[rank][step]["loss_hex"]
+            assert line["samples"] == straight[rank][step]["samples"]
+    assert hashes(run.checkpoint(NUM_STEPS)) == made
+    assert_the_same_elsewhere(run, base, tmp_path / "made")
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.glob("*.safetensors")
+    }
+
+
+def assert_the_same_elsewhere(run: Run, base: Path, made: Path) -> None:
+    """Load what was made in plain Transformers and PEFT; its logits have to be the trainer's."""
+    part = segment(1, 12)
+    ids = torch.from_numpy(part.ids.astype(np.int64))[None]
+    with torch.no_grad():
+        elsewhere = load_elsewhere(run.spec, base, made)(input_ids=ids).logits[0]
+        tokenizer, plain = load_tokenizer(base)
+        loaded = load_model(run.spec, base, tokenizer, CPU)
+        model = make_trained(run.spec, loaded, tokenizer, plain_template=plain, device=CPU)
+        forward = Forward(model, CPU)
+        untrained = logits_of(forward, part)
+        values = read_weights(made)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values.pop(name))
+        assert not values
+        found = logits_of(forward, part)
+    places = np.flatnonzero(part.is_target) - 1
+    torch.testing.assert_close(found, elsewhere[places].float(), rtol=1e-4, atol=1e-4)
+    assert (found - untrained).abs().max() > 1e-3
+
+
+def logits_of(forward: Forward, part: Segment) -> torch.Tensor:
+    batch = build_micro_batch([Example((part,))], CPU)
+    assert isinstance(forward.head, Head)
+    return forward.head.logits(forward.features(batch))
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    values: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*model*.safetensors"):
+        values.update(load_file(path))
+    return values
+
+
+def load_elsewhere(spec: RunSpec, base: Path, made: Path) -> torch.nn.Module:
+    settings: dict = {"dtype": torch.float32}
+    if spec.adapter.kind == "qlora":
+        settings["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32,
+        )
+    model = AutoModelForCausalLM.from_pretrained(base, **settings)
+    if spec.adapter.kind != "full":
+        return PeftModel.from_pretrained(model, made).eval()
+    result = model.load_state_dict(read_weights(made), strict=False)
+    assert not result.unexpected_keys
+    assert set(result.missing_keys) <= {"lm_head.weight"}  # tied to the embeddings
+    return model.eval()
