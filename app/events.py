@@ -49,10 +49,18 @@ class RankProgress:
     phase: str | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None
+    input_s: float | None = None
+    """Part of the step spent choosing the batch and getting its rows."""
     compute_s: float | None = None
     wait_s: float | None = None
     """Part of the step spent waiting for other ranks and the network."""
+    optimizer_s: float | None = None
+    mfu: float | None = None
+    """Model FLOPs over what the device could have done in the step, 0 to 1."""
     memory_bytes: int | None = None
+    """Peak that training held."""
+    memory_reserved_bytes: int | None = None
+    """Peak that was taken from the device, held or kept for later."""
     share: float | None = None
     """Part of each batch, 0 to 1."""
 
@@ -77,6 +85,13 @@ class RunSnapshot:
     learning_rate: float | None = None
     tokens_per_s: float | None = None
     """Over all ranks."""
+    mfu: float | None = None
+    """Model FLOPs over what all devices together could have done in the step, 0 to 1."""
+    eta: float | None = None
+    """Tokens per second of the cluster over the sum of what its ranks do alone."""
+    evaluation_loss: float | None = None
+    perplexity: float | None = None
+    """exp of the newest evaluation's loss."""
     remaining_s: float | None = None
     ranks: tuple[RankProgress, ...] = ()
     newest_checkpoint_step: int | None = None
@@ -96,6 +111,7 @@ class StepRecord:
     tokens_per_s: float | None
     step_s: float | None
     wait_s: float | None
+    eta: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,13 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
-from app.text import count_of, show_duration, show_list, show_loss, show_moment, show_rate
+from app.telemetry.step_parts import split_step
+from app.text import (
+    count_of,
+    show_bytes,
+    show_duration,
+    show_list,
+    show_loss,
+    show_moment,
+    show_rate,
+    show_share,
+)
 
 if TYPE_CHECKING:
     from app.core import Core
     from app.events import RunEvent, RunSnapshot
 
 SHOWN_EVENTS = 30
+_RANK_HEAD = [
+    "RANK", "NODE", "DEVICE", "STATE", "STEP", "TOKENS/S", "SHARE", "MFU",
+    "IN/COMP/WAIT/OPT %", "MEMORY",
+]  # fmt: skip
 
 
 def add_parser(commands: Commands) -> None:
@@ -80,7 +94,7 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
         out.text(f"{name:<14}{value}")
     if run.ranks:
         out.text("")
-        out.table(["RANK", "NODE", "DEVICE", "STATE", "STEP", "TOKENS/S", "SHARE"], _ranks(run))
+        out.table(_RANK_HEAD, _ranks(run))
     _tell_events(events, now_s, out)
     return 0
 
@@ -106,10 +120,24 @@ def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
         ("step", _steps(run)),
         ("loss", f"{show_loss(run.loss)} (it began at {show_loss(run.first_loss)})"),
         ("speed", show_rate(run.tokens_per_s)),
+        ("MFU", "" if run.mfu is None else show_share(run.mfu, 1)),
+        ("efficiency", _efficiency(run)),
+        ("evaluation", _evaluation(run)),
         ("left", show_duration(run.remaining_s)),
         ("checkpoint", f"step {run.newest_checkpoint_step}" if run.newest_checkpoint_step else ""),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _efficiency(run: RunSnapshot) -> str:
+    return "" if run.eta is None else f"{show_share(run.eta)} of the ranks' speed alone"
+
+
+def _evaluation(run: RunSnapshot) -> str:
+    if run.evaluation_loss is None:
+        return ""
+    words = f"loss {show_loss(run.evaluation_loss)}"
+    return words + (f", perplexity {show_loss(run.perplexity)}" if run.perplexity else "")
 
 
 def _ranks(run: RunSnapshot) -> list[list[str]]:
@@ -122,6 +150,9 @@ def _ranks(run: RunSnapshot) -> list[list[str]]:
             "" if rank.step is None else str(rank.step),
             show_rate(rank.tokens_per_s, ""),
             "" if rank.share is None else f"{rank.share:.1%}",
+            "" if rank.mfu is None else show_share(rank.mfu, 1),
+            "/".join(f"{part.share * 100:.0f}" for part in split_step(rank)),
+            "" if rank.memory_bytes is None else show_bytes(rank.memory_bytes),
         ]
         for rank in run.ranks
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.output import Output, plain
 from app.events import Event, RunChanged, RunHappened, RunSnapshot, StepsArrived
-from app.text import show_duration, show_loss, show_rate
+from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
     from app.core import Core
@@ -86,7 +86,12 @@ class Watching:
 
 def progress_text(run: RunSnapshot) -> str:
     """Return one line of progress."""
-    return (
-        f"step {run.step} of {run.total_steps}  loss {show_loss(run.loss)}  "
-        f"{show_rate(run.tokens_per_s)}  {show_duration(run.remaining_s)} left"
-    )
+    parts = [
+        f"step {run.step} of {run.total_steps}",
+        f"loss {show_loss(run.loss)}",
+        show_rate(run.tokens_per_s),
+        *([f"MFU {show_share(run.mfu)}"] if run.mfu is not None else []),
+        *([f"efficiency {show_share(run.eta)}"] if run.eta is not None else []),
+        f"{show_duration(run.remaining_s)} left",
+    ]
+    return "  ".join(parts)

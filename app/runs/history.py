@@ -37,9 +37,15 @@ class RankHistory:
     step: int | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None
+    input_s: float | None = None
     compute_s: float | None = None
     wait_s: float | None = None
+    optimizer_s: float | None = None
+    mfu: float | None = None
+    model_flops: float | None = None
+    peak_flops_per_s: float | None = None
     memory_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +56,9 @@ class AttemptHistory:
     total_steps: int | None = None
     first_step: int | None = None
     """The step after which training began; None: it has not begun."""
+    evaluation_step: int | None = None
+    evaluation_loss: float | None = None
+    perplexity: float | None = None
     checkpoint_step: int | None = None
     first: StepRecord | None = None
     newest: StepRecord | None = None
@@ -152,18 +161,34 @@ def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHis
         attempt.first_step = whole_of(line, "step")
         attempt.shares = shares_of(line) or attempt.shares
         rank.step = attempt.first_step
+        rank.peak_flops_per_s = number_of(line, "peak_flops_per_s")
     elif kind == "checkpoint":
         step = whole_of(line, "step")
         if step is not None:
             attempt.checkpoint_step = max(step, attempt.checkpoint_step or 0)
+    elif kind == "eval":
+        _take_evaluation(line, attempt)
     elif kind == "step":
         _take_step(line, rank)
+
+
+def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory) -> None:
+    step = whole_of(line, "step")
+    if step is not None and step > (attempt.evaluation_step or 0):
+        attempt.evaluation_step = step
+        attempt.evaluation_loss = number_of(line, "loss")
+        attempt.perplexity = number_of(line, "perplexity")
 
 
 def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
     rank.step = whole_of(line, "step")
     rank.tokens_per_s = number_of(line, "tokens_per_s")
     rank.step_s = number_of(line, "step_s")
+    rank.input_s = number_of(line, "input_s")
     rank.compute_s = number_of(line, "compute_s")
     rank.wait_s = number_of(line, "wait_s")
+    rank.optimizer_s = number_of(line, "optimizer_s")
+    rank.mfu = number_of(line, "mfu")
+    rank.model_flops = number_of(line, "model_flops")
     rank.memory_bytes = whole_of(line, "memory_bytes")
+    rank.memory_reserved_bytes = whole_of(line, "memory_reserved_bytes")

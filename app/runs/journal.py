@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.events import RunEvent, StepRecord
-from app.text import count_of, show_duration, show_loss
+from app.text import count_of, show_duration, show_loss, show_share
 
 MAX_READ_BYTES = 8 << 20
 Line = Mapping[str, Any]
@@ -110,6 +110,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
         tokens_per_s=tokens / step_s if tokens is not None and step_s else None,
         step_s=step_s,
         wait_s=number_of(line, "wait_s"),
+        eta=number_of(line, "eta"),
     )
 
 
@@ -172,8 +173,13 @@ def _tell_checkpoint(line: Line, node: str, rank: int | None) -> Told:
 
 
 def _tell_eval(line: Line, node: str, rank: int | None) -> Told:
-    loss = show_loss(number_of(line, "loss"))
-    return "info", f"evaluation after step {whole_of(line, 'step')}: loss {loss}", False
+    told = [f"loss {show_loss(number_of(line, 'loss'))}"]
+    perplexity, right = number_of(line, "perplexity"), number_of(line, "reward_accuracy")
+    if perplexity is not None:
+        told.append(f"perplexity {show_loss(perplexity)}")
+    if right is not None:
+        told.append(f"{show_share(right)} of pairs ranked rightly")
+    return "info", f"evaluation after step {whole_of(line, 'step')}: {', '.join(told)}", False
 
 
 def _tell_finished(line: Line, node: str, rank: int | None) -> Told:

@@ -41,6 +41,7 @@ def make_snapshot(
     recent = tuple(attempt.recent) if active else ()
     last = recent[-1] if recent else None
     progress = make_progress(history, run.attempt) if history else run.progress
+    evaluated = _evaluated(history)
     return RunSnapshot(
         run_id=run.run_id,
         name=run.name,
@@ -59,11 +60,38 @@ def make_snapshot(
         first_loss=progress.first_loss,
         learning_rate=last.learning_rate if last else None,
         tokens_per_s=last.tokens_per_s if last else None,
+        mfu=_mfu(attempt, len(placements)) if active else None,
+        eta=last.eta if last else None,
+        evaluation_loss=evaluated.evaluation_loss,
+        perplexity=evaluated.perplexity,
         remaining_s=_remaining_s(progress, recent),
         ranks=tuple(_rank(place, attempt, active) for place in placements),
         newest_checkpoint_step=progress.newest_checkpoint_step,
         phase=_phase(attempt) if active else None,
     )
+
+
+def _evaluated(history: RunHistory | None) -> AttemptHistory:
+    """Return the newest attempt that was evaluated; else one that knows nothing."""
+    attempts = history.attempts if history else {}
+    for number in sorted(attempts, reverse=True):
+        if attempts[number].evaluation_step is not None:
+            return attempts[number]
+    return AttemptHistory()
+
+
+def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:
+    """Return the work of all ranks over what they could do; None while one of them is not known.
+
+    The ranks' newest steps may be neighbours for a moment, which changes next to nothing.
+    """
+    done = possible = 0.0
+    for rank in attempt.ranks.values():
+        if rank.model_flops is None or not rank.peak_flops_per_s or not rank.step_s:
+            return None
+        done += rank.model_flops
+        possible += rank.peak_flops_per_s * rank.step_s
+    return done / possible if possible and len(attempt.ranks) == world_size else None
 
 
 def _remaining_s(progress: Progress, recent: Sequence[StepRecord]) -> float | None:
@@ -96,8 +124,12 @@ def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankPr
         phase=told.phase,
         tokens_per_s=told.tokens_per_s if active else None,
         step_s=told.step_s,
+        input_s=told.input_s,
         compute_s=told.compute_s,
         wait_s=told.wait_s,
+        optimizer_s=told.optimizer_s,
+        mfu=told.mfu if active else None,
         memory_bytes=told.memory_bytes,
+        memory_reserved_bytes=told.memory_reserved_bytes,
         share=share,
     )

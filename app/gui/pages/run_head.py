@@ -104,7 +104,10 @@ class RunProgress(QFrame):
         ("step", "Step", "Optimizer steps done, of all"),
         ("left", "Time left", "At the speed of the last steps"),
         ("loss", "Loss", "Of the newest step, over all ranks"),
+        ("perplexity", "Perplexity", "exp of the loss of the newest evaluation"),
         ("speed", "Throughput", "Tokens trained on per second, all devices together"),
+        ("mfu", "MFU", "Arithmetic of the model over what all devices could do in that time"),
+        ("eta", "Efficiency", "Tokens per second over the sum of what each rank does alone"),
         ("rate", "Learning rate", "Of the newest step"),
         ("checkpoint", "Newest checkpoint", "The step that a resume would start from"),
     )
@@ -147,6 +150,12 @@ class RunProgress(QFrame):
         first = show_loss(run.first_loss)
         self._captions["loss"].setText(f"Loss, first {first}" if run.first_loss else "Loss")
         self._show("speed", show_rate(run.tokens_per_s if is_running else None))
+        self._show("perplexity", show_loss(run.perplexity))
+        self.figures["perplexity"].setToolTip(
+            f"Loss of the newest evaluation: {show_loss(run.evaluation_loss)}"
+        )
+        self._show("mfu", show_share(run.mfu if is_running else None, 1))
+        self._show("eta", show_share(run.eta if is_running else None))
         rate = run.learning_rate
         self._show("rate", DASH if rate is None else f"{rate:.2e}")
         self._show("checkpoint", show_number(run.newest_checkpoint_step))

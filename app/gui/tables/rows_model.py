@@ -20,6 +20,8 @@ STATUS_ROLE = SORT_ROLE + 1
 """A Status, drawn with its glyph."""
 PROGRESS_ROLE = SORT_ROLE + 2
 """A share from 0 to 1, drawn as a bar beside the text."""
+SPLIT_ROLE = SORT_ROLE + 3
+"""Shares of a whole, drawn as one bar; the text is its tip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,7 @@ class Column(Generic[T]):
     stretches: bool = False
     status: Callable[[T], Any] | None = None
     progress: Callable[[T], float | None] | None = None
+    split: Callable[[T], tuple[float, ...]] | None = None
 
 
 def number_first(value: float | None) -> float:
@@ -124,6 +127,8 @@ class RowsModel(QAbstractTableModel, Generic[T]):
             return column.status(row) if column.status else None
         if role == PROGRESS_ROLE:
             return column.progress(row) if column.progress else None
+        if role == SPLIT_ROLE:
+            return (column.split(row) or None) if column.split else None
         if role == Qt.ItemDataRole.TextAlignmentRole:
             side = Qt.AlignmentFlag.AlignRight if column.is_number else Qt.AlignmentFlag.AlignLeft
             return int(side | Qt.AlignmentFlag.AlignVCenter)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
 from app.gui.tables.rows_model import Column, number_first
 from app.telemetry.state import Status, Tone, describe_run
+from app.telemetry.step_parts import describe_split, split_step
 from app.telemetry.stream import ACTIVE_STATES
 from app.text import (
     DASH,
@@ -129,6 +130,21 @@ def rank_columns() -> list[Column[RankProgress]]:
             width_px=88,
         ),
         Column(
+            title="MFU",
+            text=lambda r: show_share(r.mfu, 1),
+            sort=lambda r: number_first(r.mfu),
+            is_number=True,
+            width_px=72,
+            tip="Arithmetic of the model over what the device could do in the same time",
+        ),
+        Column(
+            title="Time split",
+            text=describe_split,
+            split=lambda r: tuple(part.share for part in split_step(r)),
+            width_px=104,
+            tip="Where a step's time goes: input, compute, waiting, optimizer, from left to right",
+        ),
+        Column(
             title="Waiting",
             text=lambda r: show_share(wait_share(r)),
             sort=lambda r: number_first(wait_share(r)),
@@ -142,7 +158,7 @@ def rank_columns() -> list[Column[RankProgress]]:
             sort=lambda r: number_first(r.memory_bytes),
             is_number=True,
             width_px=88,
-            tip="Memory that training holds on the device",
+            tip="Most memory that training held on the device",
         ),
         Column(
             title="Share",

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 from app.gui.tables.rows_model import (
     PROGRESS_ROLE,
     SORT_ROLE,
+    SPLIT_ROLE,
     STATUS_ROLE,
     Index,
     RowsModel,
@@ -30,6 +31,8 @@ T = TypeVar("T")
 ROW_HEIGHT_PX = 36
 CELL_PAD_PX = 13
 BAR_WIDTH_PX = 64
+SPLIT_COLORS = ("chart_temperature", "chart_utilisation", "chart_muted", "chart_memory")
+"""Of the parts of a bar, in their order."""
 
 
 class CellDelegate(QStyledItemDelegate):
@@ -41,11 +44,15 @@ class CellDelegate(QStyledItemDelegate):
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         status, share = index.data(STATUS_ROLE), index.data(PROGRESS_ROLE)
+        split = index.data(SPLIT_ROLE)
         style: Any = option  # the stubs hide the fields of the C++ struct
-        if status is None and share is None:
+        is_plain = status is None and share is None and split is None
+        if is_plain:
             super().paint(painter, option, index)
         painter.save()
-        if status is not None or share is not None:
+        if split is not None:
+            self._paint_split(painter, style, split)
+        elif not is_plain:
             self._paint_cell(painter, style, status, share, str(index.data()))
         painter.setPen(self._theme.palette.color("chart_grid"))
         painter.drawLine(style.rect.bottomLeft(), style.rect.bottomRight())
@@ -64,6 +71,19 @@ class CellDelegate(QStyledItemDelegate):
         else:
             self._paint_progress(painter, area, share or 0.0, text)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+
+    def _paint_split(self, painter: QPainter, style: Any, parts: tuple[float, ...]) -> None:
+        colors = self._theme.palette
+        if style.state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(style.rect, colors.color("selected"))
+        area = QRectF(style.rect).adjusted(CELL_PAD_PX, 0, -CELL_PAD_PX, 0)
+        bar = QRectF(area.left(), area.center().y() - 4, area.width(), 8)
+        painter.fillRect(bar, colors.color("chart_grid"))
+        left = bar.left()
+        for share, name in zip(parts, SPLIT_COLORS, strict=True):
+            width = share * bar.width()
+            painter.fillRect(QRectF(left, bar.top(), width, bar.height()), colors.color(name))
+            left += width
 
     def _paint_progress(self, painter: QPainter, area: QRectF, share: float, text: str) -> None:
         colors = self._theme.palette

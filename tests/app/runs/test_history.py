@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.protocol import RankPlacement
+from agents.spec import DataSpec, RunSpec
 from app.runs.history import RunHistory
 from app.runs.journal import JournalTail, happening, shares_of, step_record
+from app.runs.snapshot import make_snapshot
+from app.storage.runs import RunRecord
+from app.telemetry.step_parts import describe_split, split_step
+from app.text import DASH
 
 
 def step(number: int, loss: float = 2.0, **more: Any) -> dict[str, Any]:
@@ -241,3 +248,40 @@ def test_other_files_in_the_folder_are_left_alone(history: RunHistory, journals:
     journals.add("alpha", "rank-0.jsonl", b'{"kind":"step","st')
     assert history.refresh().steps == ()
     assert history.steps() == []
+
+
+def test_an_evaluation_tells_what_its_loss_means() -> None:
+    told = happening({"kind": "eval", "step": 8, "loss": 1.5, "perplexity": 4.4817}, 1, "a", 0)
+    assert told is not None
+    assert told.text == "evaluation after step 8: loss 1.500, perplexity 4.482"
+    line = {"kind": "eval", "step": 8, "loss": 0.6, "reward_accuracy": 0.75}
+    told = happening(line, 1, "a", 0)
+    assert told is not None
+    assert told.text == "evaluation after step 8: loss 0.600, 75 % of pairs ranked rightly"
+
+
+def test_figures_of_all_ranks_become_those_of_the_cluster(
+    journals: Journals, history: RunHistory
+) -> None:
+    started = {"kind": "started", "step": 0, "total_steps": 9, "peak_flops_per_s": 1e12}
+    split = {"input_s": 0.05, "optimizer_s": 0.05, "eta": 0.9}
+    journals.add("a", "rank-0.jsonl", started, step(1, model_flops=1e11, mfu=0.2, **split))
+    evaluation = {"kind": "eval", "step": 1, "loss": 1.5, "perplexity": 4.48}
+    journals.add("b", "rank-1.jsonl", started, step(1, model_flops=3e11, mfu=0.6), evaluation)
+    history.refresh()
+    places = [RankPlacement(rank=r, local_rank=0, node="ab"[r], device="cuda:0") for r in (0, 1)]
+    spec = RunSpec(model="m", data=DataSpec(train="t"))
+    run = RunRecord(
+        run_id="r", name="r", state="running", spec=spec, attempt=1, nodes=("a", "b"), created_s=1.0
+    )
+    shown = make_snapshot(run, places, history)
+    assert (shown.eta, shown.mfu) == (0.9, pytest.approx(0.4))
+    assert (shown.evaluation_loss, shown.perplexity) == (1.5, 4.48)
+    first, second = shown.ranks
+    assert [round(part.share, 2) for part in split_step(first)] == [0.1, 0.6, 0.2, 0.1]
+    assert describe_split(first) == "input 10 %, compute 60 %, waiting 20 %, optimizer 10 %"
+    assert split_step(second) == ()
+    assert describe_split(second) == DASH
+    assert (first.mfu, first.memory_reserved_bytes) == (0.2, None)
+    alone = make_snapshot(run, [*places, replace(places[0], rank=2)], history)
+    assert alone.mfu is None

@@ -1,0 +1,37 @@
+"""Where the time of a step goes on one rank, as shares of it. No Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.events import RankProgress
+from app.text import DASH, show_share
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    name: str
+    share: float
+    """Of the whole step, 0 to 1."""
+
+
+def split_step(rank: RankProgress) -> tuple[StepPart, ...]:
+    """Return input, compute, waiting and optimizer; empty while one of them is not known."""
+    parts = {
+        "input": rank.input_s,
+        "compute": rank.compute_s,
+        "waiting": rank.wait_s,
+        "optimizer": rank.optimizer_s,
+    }
+    if not rank.step_s or None in parts.values():
+        return ()
+    return tuple(
+        StepPart(name, min(1.0, max(0.0, (seconds or 0.0) / rank.step_s)))
+        for name, seconds in parts.items()
+    )
+
+
+def describe_split(rank: RankProgress) -> str:
+    """Return the parts in words; a dash while they are not known."""
+    parts = split_step(rank)
+    return ", ".join(f"{part.name} {show_share(part.share)}" for part in parts) or DASH
