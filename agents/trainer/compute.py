@@ -23,6 +23,7 @@ from agents.trainer.flat import FlatParameters
 from agents.trainer.micro import build_micro_batch, group_examples
 from agents.trainer.model import TrainedModel, recompute_activations
 from agents.trainer.objectives import LOSS, NUM_SUMS, Objective
+from agents.trainer.reducer import Reducer
 
 Warn = Callable[[str, str], None]
 _LESS_MEMORY = (
@@ -83,29 +84,38 @@ class Computer:
         """The sum of the losses."""
         return self.sums[LOSS]
 
-    def add_gradients(self, part: Part) -> None:
+    def add_gradients(self, part: Part, reducer: Reducer | None = None) -> None:
         """Start from zero and do the forward and backward passes of a slice, which may be empty.
+
+        With a reducer the last backward pass begins to sum the gradients over the ranks; its
+        `finish` has to follow.
 
         Raises:
             UserError: a single example does not fit the memory.
         """
         while True:
+            if reducer is not None:
+                reducer.begin()
             self._flat.gradients.zero_()
             self.sums.zero_()
             groups = self._group(part)
-            if self._try_groups(part, groups):
+            if self._try_groups(part, groups, reducer):
                 return
             self._shrink(part, groups)
 
     def _group(self, part: Part) -> list[list[int]]:
         return group_examples([e.num_tokens for e in part.examples], self.micro_tokens)
 
-    def _try_groups(self, part: Part, groups: list[list[int]]) -> bool:
+    def _try_groups(
+        self, part: Part, groups: list[list[int]], reducer: Reducer | None
+    ) -> bool:
         """Return False when memory ran out. The frame that held the tensors is gone by then."""
         try:
             for group in groups:
                 self._beat()
                 loss, sums = self._compute(part.pick(group), dropout=True)
+                if reducer is not None and group is groups[-1]:
+                    reducer.arm()
                 loss.backward()
                 self.sums += sums
         except (RuntimeError, MemoryError) as error:

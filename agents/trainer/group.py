@@ -181,15 +181,29 @@ class Group:
             return
         self._collect(lambda: dist.all_reduce(tensor))
 
+    def start_sum(self, tensor: Tensor) -> Callable[[], None]:
+        """Begin what `sum` does; the answer waits for it, and raises PeerLost like `sum`.
+
+        All ranks have to begin their sums in the same order.
+        """
+        if self._store is None:
+            return lambda: None
+        work = self._collect(lambda: dist.all_reduce(tensor, async_op=True))
+
+        def wait() -> None:
+            self._collect(work.wait)
+
+        return wait
+
     def copy_from_first(self, tensor: Tensor) -> None:
         """Replace the tensor by that of rank 0. Raises PeerLost like `sum`."""
         if self._store is None:
             return
         self._collect(lambda: dist.broadcast(tensor, src=0))
 
-    def _collect(self, work: Callable[[], Any]) -> None:
+    def _collect(self, work: Callable[[], Any]) -> Any:
         try:
-            work()
+            return work()
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
                 raise

@@ -1,0 +1,158 @@
+"""Send gradients in fewer bytes over slow links; lossy, so never the default.
+
+What the wire loses in a step is kept on its rank and added to the gradients of the next step (error
+feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. It is not part
+of a checkpoint: a resumed run begins with nothing kept, and is then not the same to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agents.spec import Compression
+from agents.trainer.flat import FlatParameters
+from agents.trainer.group import Group
+from agents.trainer.reducer import ExactWire, Finish, Wire
+
+_RANK = 4
+"""Of PowerSGD: Vogels et al. 2019 (arXiv:1905.13727) need 1 to 4."""
+_LEAST_SAVING = 2
+"""A matrix that would shrink by less travels as it is (torch: `min_compression_rate`)."""
+_EPSILON = 1e-8
+
+
+def make_wire(kind: Compression, flat: FlatParameters, group: Group, seed: int) -> Wire:
+    """Return the wire that the spec names; the seed begins PowerSGD's approximation."""
+    if kind == "bf16":
+        return Bf16Wire(flat, group)
+    if kind == "powersgd":
+        return PowerSgdWire(flat, group, seed)
+    return ExactWire(group)
+
+
+class Bf16Wire:
+    """Half the bytes: rounded to bf16, and summed in it."""
+
+    overlaps = True
+
+    def __init__(self, flat: FlatParameters, group: Group) -> None:
+        self._group = group
+        self._errors = [flat.gradients.new_zeros(b.stop - b.start) for b in flat.buckets]
+
+    def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
+        """Begin to sum; see `Wire`."""
+        error = self._errors[index]
+        gradients.add_(error, alpha=divisor)
+        sent = gradients.to(torch.bfloat16)
+        _keep(error, gradients - sent, divisor)
+        wait = self._group.start_sum(sent)
+
+        def finish() -> None:
+            wait()
+            gradients.copy_(sent)
+
+        return finish
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Matrix:
+    """A gradient that travels as the product of two thin ones."""
+
+    cut: slice
+    """Its place in the bucket."""
+    rows: int
+    columns: int
+    right: Tensor
+    """(columns, rank): where the last step's approximation ended."""
+
+
+class PowerSgdWire:
+    """Matrices as products of rank 4, one power iteration per step (Vogels et al. 2019).
+
+    Unlike torch's hook it sums instead of averaging, and compresses from the first step on.
+    """
+
+    overlaps = False  # two rounds, of which the second needs the first one's sum
+
+    def __init__(self, flat: FlatParameters, group: Group, seed: int) -> None:
+        self._group = group
+        self._errors = [flat.gradients.new_zeros(b.stop - b.start) for b in flat.buckets]
+        generator = torch.Generator().manual_seed(seed)
+        self._matrices: list[list[_Matrix]] = []
+        self._rest: list[list[slice]] = []
+        """Of each bucket: what travels as it is."""
+        for bucket in flat.buckets:
+            self._matrices.append([])
+            self._rest.append([])
+            start = 0
+            for name in bucket.names:
+                view = flat.views[name]
+                cut = slice(start, start + view.numel())
+                start = cut.stop
+                rows = view.shape[0] if view.dim() >= 2 else 1
+                columns = view.numel() // rows
+                if _LEAST_SAVING * _RANK * (rows + columns) > view.numel():
+                    self._rest[-1].append(cut)
+                    continue
+                right = torch.randn(columns, _RANK, generator=generator).to(view)
+                self._matrices[-1].append(
+                    _Matrix(cut=cut, rows=rows, columns=columns, right=right)
+                )
+
+    def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
+        """Begin the first round; the second follows in what is returned."""
+        error = self._errors[index]
+        gradients.add_(error, alpha=divisor)
+        mine = gradients.clone()
+        matrices, rest = self._matrices[index], self._rest[index]
+        lefts = [mine[m.cut].view(m.rows, m.columns) @ m.right for m in matrices]
+        first = _pack([*lefts, *(mine[cut] for cut in rest)], mine)
+        wait = self._group.start_sum(first)
+
+        def finish() -> None:
+            wait()
+            parts = _unpack(first, [*lefts, *(mine[cut] for cut in rest)])
+            sums, whole = parts[: len(lefts)], parts[len(lefts) :]
+            for left, matrix in zip(sums, matrices, strict=True):
+                _orthogonalize(left)
+                torch.mm(mine[matrix.cut].view(matrix.rows, -1).T, left, out=matrix.right)
+                # What this rank's part of the product leaves out.
+                mine[matrix.cut].view(matrix.rows, -1).sub_(left @ matrix.right.T)
+            rights = [matrix.right for matrix in matrices]
+            second = _pack(rights, mine)
+            self._group.start_sum(second)()
+            for left, right, matrix in zip(sums, _unpack(second, rights), matrices, strict=True):
+                matrix.right.copy_(right)
+                gradients[matrix.cut].view(matrix.rows, -1).copy_(left @ right.T)
+            for cut, values in zip(rest, whole, strict=True):
+                gradients[cut] = values
+                mine[cut] = 0
+            _keep(error, mine, divisor)
+
+        return finish
+
+
+def _keep(error: Tensor, lost: Tensor, divisor: float) -> None:
+    torch.div(lost, divisor, out=error)
+    error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed in fp16 is skipped
+
+
+def _pack(tensors: list[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([like.new_zeros(0), *(tensor.reshape(-1) for tensor in tensors)])
+
+
+def _unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
+    parts = packed.split([tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _orthogonalize(matrix: Tensor) -> None:
+    """Make the columns orthonormal, by Gram and Schmidt."""
+    for place in range(matrix.shape[1]):
+        column = matrix[:, place : place + 1]
+        column.div_(torch.linalg.vector_norm(column) + _EPSILON)
+        rest = matrix[:, place + 1 :]
+        rest.sub_(column @ (column.T @ rest))
