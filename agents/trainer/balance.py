@@ -29,6 +29,7 @@ class Balancer:
         self.shares = tuple(shares)
         self._active = active and len(self.shares) > 1
         self._token_s: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in self.shares]
+        self._num_steps = 0
         self._num_better = 0
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> bool:
@@ -41,17 +42,25 @@ class Balancer:
         for known, needed_s, count in zip(self._token_s, seconds, tokens, strict=True):
             if count > 0 and needed_s > 0:
                 known.append(needed_s / count)
-        if any(len(known) < _WINDOW for known in self._token_s):
+        self._num_steps += 1
+        if self._num_steps < _WINDOW or not any(self._token_s):
             return False
-        token_s = [statistics.median(known) for known in self._token_s]
+        token_s = self._estimate_token_s()
         better = shares_from_speeds([1 / value for value in token_s])
-        gain = predict_s(self.shares, token_s) / predict_s(better, token_s) - 1
-        self._num_better = self._num_better + 1 if gain > _LEAST_GAIN else 0
+        is_better = better != self.shares and find_gain(self.shares, token_s) > _LEAST_GAIN
+        self._num_better = self._num_better + 1 if is_better else 0
         if self._num_better < _STEPS_IN_A_ROW:
             return False
         self._num_better = 0
         self.shares = better
         return True
+
+    def _estimate_token_s(self) -> list[float]:
+        """Return the seconds per token of each rank; one that never had work is as its share."""
+        found = [statistics.median(known) if known else None for known in self._token_s]
+        pairs = list(zip(found, self.shares, strict=True))
+        usual = statistics.median(one * share for one, share in pairs if one is not None)
+        return [usual / share if one is None else one for one, share in pairs]
 
 
 def predict_s(shares: Sequence[float], token_s: Sequence[float]) -> float:
@@ -64,6 +73,15 @@ def predict_s(shares: Sequence[float], token_s: Sequence[float]) -> float:
     return max(share / total * value for share, value in zip(shares, token_s, strict=True))
 
 
+def find_gain(shares: Sequence[float], token_s: Sequence[float]) -> float:
+    """Return by how much the best shares would be faster.
+
+    >>> find_gain((1, 1), (0.5, 0.5)), find_gain((1, 1), (0.5, 1.0))
+    (0.0, 0.5)
+    """
+    return predict_s(shares, token_s) * sum(1 / value for value in token_s) - 1
+
+
 def choose_first_shares(tokens_per_s: Sequence[float]) -> tuple[float, ...]:
     """Return the shares to begin with; equal ones where others would gain next to nothing.
 
@@ -71,7 +89,6 @@ def choose_first_shares(tokens_per_s: Sequence[float]) -> tuple[float, ...]:
     ((1.0, 1.0), (0.667, 0.333))
     """
     token_s = [1 / speed for speed in tokens_per_s]
-    better = shares_from_speeds(tokens_per_s)
     equal = (1.0,) * len(token_s)
-    gain = predict_s(equal, token_s) / predict_s(better, token_s) - 1
-    return better if gain > _LEAST_GAIN else equal
+    better = find_gain(equal, token_s) > _LEAST_GAIN
+    return shares_from_speeds(tokens_per_s) if better else equal

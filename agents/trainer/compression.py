@@ -98,9 +98,7 @@ class PowerSgdWire:
                     self._rest[-1].append(cut)
                     continue
                 right = torch.randn(columns, _RANK, generator=generator).to(view)
-                self._matrices[-1].append(
-                    _Matrix(cut=cut, rows=rows, columns=columns, right=right)
-                )
+                self._matrices[-1].append(_Matrix(cut=cut, rows=rows, columns=columns, right=right))
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
         """Begin the first round; the second follows in what is returned."""

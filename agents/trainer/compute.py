@@ -106,9 +106,7 @@ class Computer:
     def _group(self, part: Part) -> list[list[int]]:
         return group_examples([e.num_tokens for e in part.examples], self.micro_tokens)
 
-    def _try_groups(
-        self, part: Part, groups: list[list[int]], reducer: Reducer | None
-    ) -> bool:
+    def _try_groups(self, part: Part, groups: list[list[int]], reducer: Reducer | None) -> bool:
         """Return False when memory ran out. The frame that held the tensors is gone by then."""
         try:
             for group in groups:

@@ -83,7 +83,7 @@ class FlatParameters:
 
 
 def cut_buckets(sizes: dict[str, int], least: int) -> tuple[Bucket, ...]:
-    """Cut parameters of these sizes into buckets of at least `least` values; the last may have less.
+    """Cut parameters of these sizes into buckets of `least` values or more; the last may have less.
 
     >>> [(b.start, b.stop) for b in cut_buckets({"c": 4, "b": 4, "a": 4}, 5)]
     [(0, 8), (8, 12)]

@@ -1,9 +1,10 @@
 """The training loop: one global batch after the other, the same on every rank.
 
-Each step: every rank adds the gradients of the SUM of the losses over its slice of the batch; one
-all-reduce sums them, a second small one sums the statistics; then all divide by the weight of the
-whole batch (its tokens that count, or its pairs), clip, and take the same optimizer step. So the
-gradient is the batch's mean however the batch was cut (1e-15 from one process, in float64).
+Each step: every rank adds the gradients of the SUM of the losses over its slice of the batch; they
+are summed over the ranks in buckets (see `reducer`), and a small all-reduce sums the statistics;
+then all divide by the weight of the whole batch (its tokens that count, or its pairs), clip, and
+take the same optimizer step. So the gradient is the batch's mean however the batch was cut (1e-15
+from one process, in float64).
 
 The statistics carry what the ranks have to agree on, too: whether somebody wants to stop, whether a
 checkpoint is due by the clock of rank 0, and how big each rank's micro-batches are. They are the
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from agents.errors import UserError
 from agents.trainer.attempt import Attempt, StopWish
+from agents.trainer.balance import Balancer
+from agents.trainer.compression import make_wire
 from agents.trainer.compute import Computer, Part
 from agents.trainer.data.order import choose_rows, epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
@@ -30,6 +33,7 @@ from agents.trainer.optimizer import set_learning_rate
 from agents.trainer.precision import first_scale
 from agents.trainer.prepare import Prepared
 from agents.trainer.record import Speeds, Work, describe_speed
+from agents.trainer.reducer import Reducer
 from agents.trainer.saving import Saver
 from agents.trainer.schedule import learning_rate_at
 from agents.trainer.shares import split_batch
@@ -37,8 +41,8 @@ from agents.trainer.stats import Stats, StatsLayout
 from agents.trainer.stopwatch import StepTimes, Stopwatch
 
 _SUMS = (*SUMS, "weight", "stop", "save")
-_PER_RANK = ("micro_tokens", "recompute", "compute_s")
-"""`compute_s` is of the step before: a GPU tells it when a step is over."""
+_PER_RANK = ("micro_tokens", "recompute", "compute_s", "compute_tokens")
+"""The last two are of the step before: a GPU tells the time when a step is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +52,7 @@ class Plan:
     first_step: int
     total_steps: int
     shares: tuple[float, ...]
+    """To begin with."""
     speeds: Speeds
 
 
@@ -113,6 +118,12 @@ class Loop:
         )
         self._times: StepTimes | None = None
         """Of the newest step."""
+        self._num_tokens = 0
+        """Of this rank in the newest step."""
+        spec = self._spec
+        self._balancer = Balancer(plan.shares, active=spec.rebalance and spec.shares is None)
+        wire = make_wire(spec.compression, prepared.flat, group, spec.seed)
+        self._reducer = Reducer(prepared.flat, wire, world_size=group.world_size)
 
     def run(self) -> tuple[int, str]:
         """Train to the end or to a wish to stop; return the last step, and which of them it was."""
@@ -146,7 +157,7 @@ class Loop:
         examples = [train[index] for index in chosen]
         lengths = [int(train.num_tokens[index]) for index in chosen]
         weights = [int(train.weights[index]) for index in chosen]
-        mine = split_batch(lengths, self._plan.shares)[self._rank]
+        mine = split_batch(lengths, self._balancer.shares)[self._rank]
         return Batch(
             step=step,
             row_numbers=[row for example in examples for row in example.rows],
@@ -170,24 +181,31 @@ class Loop:
         if self._scales:
             # That of the mean: a sum over a large batch would overflow at once.
             self._computer.gradient_scale = self._scale.factor / batch.weight
+        self._reducer.divisor = self._divisor(batch)
         watch.mark()
-        self._computer.add_gradients(batch.mine)
+        self._computer.add_gradients(batch.mine, self._reducer)
         watch.mark()
-        self._group.sum(self._prepared.flat.gradients)
+        self._reducer.finish()
         stats_S = self._layout.fill(self._tell(batch), self._prepared.device)
         self._group.sum(stats_S)
         watch.mark()
         norm = self._update(batch)
         watch.mark()
-        agreed = self._agree(batch, self._layout.read(stats_S, norm))
-        self._times = watch.read()
+        stats = self._layout.read(stats_S, norm)
+        agreed = self._agree(batch, stats)
+        self._times, self._num_tokens = watch.read(), batch.my_tokens
         self._record(batch, agreed, learning_rate, self._times)
+        self._balancer.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
         return agreed
+
+    def _divisor(self, batch: Batch) -> float:
+        """Return what turns the sum of the gradients into those of the batch's mean."""
+        return self._scale.factor if self._scales else batch.weight
 
     def _update(self, batch: Batch) -> Tensor:
         """Turn the summed gradients into an optimizer step; return their norm before clipping."""
         gradients = self._prepared.flat.gradients
-        gradients.div_(self._scale.factor if self._scales else batch.weight)
+        gradients.div_(self._divisor(batch))
         norm = torch.linalg.vector_norm(gradients)
         if self._scales and not self._scale_again(norm.item()):
             return norm
@@ -223,6 +241,7 @@ class Loop:
             "micro_tokens": self._computer.micro_tokens,
             "recompute": self._computer.recompute,
             "compute_s": self._times.compute_s if self._times else 0.0,
+            "compute_tokens": self._num_tokens,
         }
 
     def _agree(self, batch: Batch, stats: Stats) -> Agreed:
@@ -274,6 +293,7 @@ class Loop:
             learning_rate=learning_rate,
             gradient_norm=agreed.gradient_norm,
             samples=hash_rows(batch.row_numbers),
+            shares=list(self._balancer.shares),
             **describe_speed(work, times, self._plan.speeds, self._prepared),
         )
 
@@ -281,7 +301,7 @@ class Loop:
         examples = self._prepared.evaluation
         assert examples is not None
         first = len(self._prepared.train)  # the reference table holds the training pairs first
-        found = evaluate(self._computer, self._group, examples, self._plan.shares, first)
+        found = evaluate(self._computer, self._group, examples, self._balancer.shares, first)
         told = found.tell(self._spec.objective)
         self._journal.write("eval", step=step, **told)
 
@@ -289,7 +309,7 @@ class Loop:
         self._enter("saving", step)
         self._saver.save(
             step,
-            shares=self._plan.shares,
+            shares=self._balancer.shares,
             total_steps=self._plan.total_steps,
             micro_tokens=agreed.micro_tokens,
             recompute=agreed.recompute,

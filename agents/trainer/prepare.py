@@ -34,7 +34,7 @@ from agents.trainer.fingerprint import (
     hash_spec,
     name_differences,
 )
-from agents.trainer.flat import FlatParameters
+from agents.trainer.flat import FlatParameters, Layout
 from agents.trainer.forward import Forward
 from agents.trainer.group import Group
 from agents.trainer.micro import CPU_TOKENS, estimate_tokens
@@ -215,7 +215,10 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         base = load_model(spec, folder, tokenizer, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
         forward = Forward(model, device)
-        flat = FlatParameters(model.named_parameters(), device)
+        checkpoint = _find_checkpoint(attempt)
+        resumed = read_progress(checkpoint) if checkpoint else None
+        layout: Layout = resumed.layout if resumed else "backward"
+        flat = FlatParameters(model.named_parameters(), device, layout=layout)
         reference_P2 = None
         if needs_reference(spec):
             reference_P2 = ask_reference(
@@ -232,10 +235,7 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
             "data_sha256": hash_file(Path(intent.train_path)),
             "model_sha256": future.result() if future else "",
         }
-    checkpoint = _find_checkpoint(attempt)
-    resumed = None
-    if checkpoint is not None:
-        resumed = read_progress(checkpoint)
+    if checkpoint is not None and resumed is not None:
         refuse_other_run(checkpoint, resumed, spec, hashes)
         load_snapshot(checkpoint, flat=flat, optimizer=optimizer)
     prepared = Prepared(

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from agents.trainer.flat import FlatParameters

@@ -9,6 +9,7 @@ import torch
 
 from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt, StopWish
+from agents.trainer.balance import choose_first_shares
 from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.data.order import count_steps
@@ -27,7 +28,6 @@ from agents.trainer.prepare import (
 )
 from agents.trainer.record import Speeds
 from agents.trainer.saving import Saver
-from agents.trainer.shares import shares_from_speeds
 from agents.trainer.snapshot import Progress
 from agents.trainer.warmup import choose_examples, measure_speed
 
@@ -106,7 +106,7 @@ def _train(
         speed = measure_speed(computer, part, prepared.device)
     reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wish.wanted})
     solo = tuple(r["tokens_per_s"] for r in reports) if group.world_size > 1 else None
-    shares = shares or shares_from_speeds(solo or [1.0])
+    shares = shares or choose_first_shares(solo or [1.0])
     speeds = Speeds(
         flops=read_flops(prepared.model.module),
         peak=find_peak(prepared.device, prepared.model.dtype),
@@ -114,6 +114,13 @@ def _train(
     )
     plan = _make_plan(attempt.intent.spec, prepared, shares, speeds)
     _tell_start(journal, plan, prepared)
+    if prepared.resumed and attempt.intent.spec.compression != "none" and group.world_size > 1:
+        journal.write(
+            "warning",
+            message="What the compression of gradients left over before is not in the checkpoint: "
+            "the losses will differ a little from those of an uninterrupted run.",
+            hint="Use compression: none where a resumed run has to be the same to the bit",
+        )
     saver = _make_saver(attempt, prepared, group, journal)
     loop = Loop(
         attempt,

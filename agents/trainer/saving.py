@@ -103,6 +103,7 @@ class Saver:
             tokens_seen=self._tokens_seen,
             plain_template=self._prepared.model.plain_template,
             optimizer={},
+            layout=self._prepared.flat.layout,
             **fields,
         )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from agents.errors import UserError
 from agents.spec import RunSpec
 from agents.trainer.checkpoint import Checkpoint
-from agents.trainer.flat import FlatParameters
+from agents.trainer.flat import FlatParameters, Layout
 from agents.trainer.model import TrainedModel
 from agents.trainer.optimizer import export_state, import_state
 from agents.trainer.precision import LossScale
@@ -53,6 +53,8 @@ class Progress:
     loss_scale: LossScale = field(default_factory=LossScale)
     optimizer: dict[str, Any]
     """The part of the optimizer's state that is not tensors."""
+    layout: Layout = "sorted"
+    """Order of the parameters in the optimizer's tensors; the default is that of older ones."""
 
 
 def write_snapshot(

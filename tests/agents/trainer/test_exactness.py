@@ -63,8 +63,8 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     sums = []
     for step in steps:
         batch = loop.choose_batch(step)
-        computer.add_gradients(batch.mine)
-        group.sum(prepared.flat.gradients)
+        computer.add_gradients(batch.mine, loop._reducer)
+        loop._reducer.finish()
         loss = computer.loss_sum.clone()
         group.sum(loss)
         sums.append(np.append(prepared.flat.gradients.numpy(), loss.item()) / batch.weight)
