@@ -1,0 +1,91 @@
+"""Unlike cards: a rank that slows down gets less work, and ranks may come and go between attempts.
+
+A rank is slowed from outside: its process puts a sleep before each micro-batch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+import pytest
+
+from tests.agents.trainer.ranks import Run, finish, free_port, make_spec, start
+
+SLOW_FROM = 8
+TOKEN_S = 0.0005
+
+
+def train_slowly(environ: dict[str, str], slowed: bool) -> None:
+    """Be a rank that needs so long per token, and twice that from one step on when `slowed`."""
+    os.environ.update(environ)
+    from agents.trainer.__main__ import main
+    from agents.trainer.compute import Computer
+    from agents.trainer.loop import Loop
+
+    compute, choose = Computer._compute, Loop.choose_batch
+    factor = [1.0]
+
+    def choose_batch(self, step):
+        factor[0] = 2.0 if slowed and step >= SLOW_FROM else 1.0
+        return choose(self, step)
+
+    def compute_slowly(self, part, **options):
+        time.sleep(factor[0] * TOKEN_S * sum(example.num_tokens for example in part.examples))
+        return compute(self, part, **options)
+
+    Computer._compute, Loop.choose_batch = compute_slowly, choose_batch
+    os._exit(main())
+
+
+def test_a_slowed_rank_gets_less_within_ten_steps_and_the_loss_stays(tmp_path, tiny_model):
+    spec = make_spec(precision="fp64", max_steps=SLOW_FROM + 12, rebalance=True)
+    run = Run(tmp_path / "run", tiny_model, spec, 2)
+    intent = run.intend()
+    common = {
+        "RACKLESS_ATTEMPT_DIR": str(run.attempt_folder),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(intent.master_port or free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        start(train_slowly, {**common, "RANK": str(r), "LOCAL_RANK": str(r)}, r == 0)
+        for r in range(2)
+    ]
+    assert finish(ranks) == [0, 0], run.read_log(0)
+    shares = {step: line["shares"] for step, line in run.steps(0).items()}
+    assert shares == {step: line["shares"] for step, line in run.steps(1).items()}
+    first = shares[SLOW_FROM - 1]
+    assert first[0] / sum(first) == pytest.approx(0.5, abs=0.06)
+    late = shares[SLOW_FROM + 10]
+    assert late[0] / sum(late) == pytest.approx(1 / 3, abs=0.05)
+    alone = Run(tmp_path / "alone", tiny_model, spec)
+    alone.train_to_end()
+    for step, line in alone.steps().items():
+        found = run.steps(0)[step]
+        assert found["samples"] == line["samples"]
+        assert found["loss"] == pytest.approx(line["loss"], rel=1e-9)
+
+
+def test_two_then_three_then_one_rank_see_the_rows_of_one_run(tmp_path, tiny_model):
+    spec = make_spec(precision="fp64", max_steps=6)
+    straight = Run(tmp_path / "straight", tiny_model, spec)
+    straight.train_to_end()
+    run = Run(tmp_path / "run", tiny_model, spec, 2)
+    run.train_to_end()
+    for num_ranks, step in ((3, 2), (1, 4)):
+        for later in range(step + 2, 7, 2):
+            shutil.rmtree(run.checkpoint(later))
+        run.num_ranks = num_ranks
+        run.train_to_end(resume_step=step)
+    found = {s: line for attempt in (1, 2, 3) for s, line in run.steps(0, attempt).items()}
+    assert [len(run.steps(0, attempt)) for attempt in (1, 2, 3)] == [6, 4, 2]
+    expected = straight.steps()
+    assert list(found) == list(expected)
+    for step, line in found.items():
+        assert line["samples"] == expected[step]["samples"]
+        assert line["loss"] == pytest.approx(expected[step]["loss"], rel=1e-9)
