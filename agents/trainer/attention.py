@@ -32,9 +32,8 @@ except ImportError:  # torch before 2.10
 NAME = "rackless_segments"
 _WIDEST_HEAD = 256
 """FlashAttention knows no wider heads."""
-_VARLEN_GROUPS = varlen_attn is not None and "enable_gqa" in (
-    inspect.signature(varlen_attn).parameters
-)
+_VARLEN_KNOWS = inspect.signature(varlen_attn).parameters if varlen_attn is not None else {}
+"""torch 2.11 takes a scale and a window, 2.12 fewer heads of keys than of queries, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def attend_segments(
     )
     if flash and segments.equal and window is None:
         return _attend_equal(query, key, value, segments.equal, scaling), None
-    if flash and varlen_attn is not None and segments.bounds_S is not None:
+    if flash and "window_size" in _VARLEN_KNOWS and segments.bounds_S is not None:
         return _attend_flash(query, key, value, segments, scaling, window), None
     parts = []
     for start, stop in pairwise(segments.bounds):
@@ -147,7 +146,7 @@ def _attend_flash(
     if window is not None:
         settings["window_size"] = (window - 1, 0)
     if query.shape[1] != key.shape[1]:
-        if _VARLEN_GROUPS:
+        if "enable_gqa" in _VARLEN_KNOWS:
             settings["enable_gqa"] = True
         else:
             key, value = (_repeat_heads(x, query.shape[1]) for x in (key, value))

@@ -130,6 +130,8 @@ def load_model(spec: RunSpec, path: Path, tokenizer: Any, device: torch.device) 
         ) from error
     model.eval()
     model.requires_grad_(False)
+    if spec.adapter.kind == "qlora":
+        _keep_layout(model)
     num_words = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > num_words:
         raise UserError(
@@ -156,6 +158,17 @@ def _nf4(dtype: torch.dtype) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
+
+
+def _keep_layout(model: nn.Module) -> None:
+    """Stop bitsandbytes from laying 4-bit weights out anew on CPUs.
+
+    It does so in evaluation mode, for a kernel without gradients; whoever unpacks the weights after
+    that, such as PEFT's DoRA, gets others. The flag means nothing else to a linear layer.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            module.training = True
 
 
 def make_trained(

@@ -1,4 +1,10 @@
-"""The optimizer over the flat parameters, and its state as plain tensors and numbers."""
+"""The optimizer over the flat parameters, and its state as plain tensors and numbers.
+
+The 8-bit optimizers keep the moments in blocks of 256 values, each with a scale of its own
+(Dettmers et al. 2021, arXiv:2110.02861). bitsandbytes leaves tensors of fewer than 4,096 values in
+32 bits; ours are one tensor of all matrices and one of all vectors, so that concerns the smallest
+adapters, and norms and biases, only.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from agents.trainer.examples import Example, Segment
 from agents.trainer.forward import Forward
 from agents.trainer.head import Head
 from agents.trainer.micro import build_micro_batch
-from agents.trainer.model import load_model, load_tokenizer, make_trained
+from agents.trainer.model import _keep_layout, load_model, load_tokenizer, make_trained
 from tests.agents.trainer.ranks import DEMO, Run, make_spec
 from tests.agents.trainer.test_forward import segment
 
@@ -76,7 +77,29 @@ def test_it_learns_resumes_and_loads_elsewhere(
 ):
     base = DEMO / "model" if kind == "qlora" else tiny_model  # NF4 wants blocks of 64 values
     run = make_run(tmp_path / "run", base, kind, objective, num_ranks, packing)
+    check(run, base, tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        AdapterSpec(rank=4, dropout=0.1, dora=True),
+        AdapterSpec(kind="qlora", rank=4, dropout=0.1, dora=True),
+        AdapterSpec(rank=4, dropout=0.1, rslora=True, targets=("q_proj", "down_proj")),
+    ],
+    ids=["dora", "qlora-dora", "rslora-targets"],
+)
+def test_variants_of_adapters_do_so_too(tmp_path, tiny_model, adapter):
+    base = DEMO / "model" if adapter.kind == "qlora" else tiny_model
+    run = make_run(tmp_path / "run", base, adapter.kind, "sft", 2, packing=False)
+    run.spec = replace(run.spec, adapter=adapter)
+    check(run, base, tmp_path / "made")
+
+
+def check(run: Run, base: Path, copied: Path) -> None:
+    """Train, resume, and load what was made."""
     run.train_to_end()
+    num_ranks, objective = run.num_ranks, run.spec.objective
     straight = [run.steps(rank) for rank in range(num_ranks)]
     losses = [line["loss"] for line in straight[0].values()]
     assert len(losses) == NUM_STEPS
@@ -86,7 +109,7 @@ def test_it_learns_resumes_and_loads_elsewhere(
         assert straight[0][NUM_STEPS]["reward_margin"] > straight[0][1]["reward_margin"]
 
     made = hashes(run.checkpoint(NUM_STEPS))
-    shutil.copytree(run.checkpoint(NUM_STEPS), tmp_path / "made")
+    shutil.copytree(run.checkpoint(NUM_STEPS), copied)
     shutil.rmtree(run.checkpoint(NUM_STEPS))
     run.train_to_end(resume_step=NUM_STEPS // 2)
     for rank in range(num_ranks):
@@ -94,7 +117,7 @@ def test_it_learns_resumes_and_loads_elsewhere(
             assert line["loss_hex"] == straight[rank][step]["loss_hex"]
             assert line["samples"] == straight[rank][step]["samples"]
     assert hashes(run.checkpoint(NUM_STEPS)) == made
-    assert_the_same_elsewhere(run, base, tmp_path / "made")
+    assert_the_same_elsewhere(run, base, copied)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -149,7 +172,9 @@ def load_elsewhere(spec: RunSpec, base: Path, made: Path) -> torch.nn.Module:
         )
     model = AutoModelForCausalLM.from_pretrained(base, **settings)
     if spec.adapter.kind != "full":
-        return PeftModel.from_pretrained(model, made).eval()
+        adapted = PeftModel.from_pretrained(model, made).eval()
+        _keep_layout(adapted)
+        return adapted
     result = model.load_state_dict(read_weights(made), strict=False)
     assert not result.unexpected_keys
     assert set(result.missing_keys) <= {"lm_head.weight"}  # tied to the embeddings

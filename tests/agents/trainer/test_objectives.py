@@ -17,7 +17,7 @@ from agents.trainer.forward import Forward
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import NUM_SUMS, make_objective
 from agents.trainer.reference import ask_reference
-from tests.agents.trainer.ranks import make_spec
+from tests.agents.trainer.ranks import DEMO, make_spec
 
 CPU = torch.device("cpu")
 BETA = 0.3
@@ -184,3 +184,20 @@ def test_dora_starts_as_the_base_model(tiny_model):
     lengths = [name for name, _ in model.named_parameters() if "magnitude" in name]
     assert len(lengths) == 14
     assert all(name.endswith(".lora_magnitude_vector") for name in lengths)
+
+
+def test_weights_of_four_bits_give_the_gradient_of_what_they_stand_for():
+    from peft.utils.integrations import dequantize_module_weight
+
+    spec = make_spec(precision="fp32", adapter=AdapterSpec(kind="qlora", rank=4, dropout=0.0))
+    tokenizer, plain = load_tokenizer(DEMO / "model")
+    base = load_model(spec, DEMO / "model", tokenizer, CPU)
+    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    Forward(model, CPU)  # tries the model without gradients first
+    layer = base.model.layers[1].mlp.up_proj.base_layer
+    x = torch.randn(5, layer.in_features, requires_grad=True)
+    factor = torch.randn(5, layer.out_features)
+    layer(x).backward(factor)
+    weight = dequantize_module_weight(layer).float()
+    torch.testing.assert_close(layer(x), x @ weight.T, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(x.grad, factor @ weight, rtol=1e-3, atol=1e-3)
