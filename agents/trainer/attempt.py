@@ -40,6 +40,13 @@ class Attempt:
         return runs.parent / "hashes" if runs.name == "runs" else None
 
     @property
+    def tokens_folder(self) -> Path:
+        """Where tokenized data is kept: in the agent's home, else beside the run."""
+        runs = self.run_folder.parent
+        home = runs.parent if runs.name == "runs" else self.run_folder
+        return home / "cache" / "tokens"
+
+    @property
     def rank_names(self) -> list[str]:
         """What each rank is called in a message."""
         return [f"rank {r.rank} (node {r.node}, {r.device})" for r in self.intent.ranks]

@@ -7,14 +7,11 @@ sees itself only: attention never crosses its ends, whatever stands beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from agents.trainer.data.rows import Skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +64,3 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Example: ...
-
-
-class ExampleList:
-    """Examples of supervised fine-tuning that are all in memory."""
-
-    def __init__(
-        self, examples: Sequence[Example], skipped: Sequence[Skipped], num_truncated: int
-    ) -> None:
-        self._examples = examples
-        self.skipped = skipped
-        self.num_truncated = num_truncated
-        self.num_tokens = np.array([e.num_tokens for e in examples], dtype=np.int32)
-        self.weights = np.array([e.num_targets for e in examples], dtype=np.int32)
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,25 @@ def hash_file(path: Path) -> str:
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
     return digest.hexdigest()
+
+
+def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
+    """Return the sha256 of one file, or that of the hashes of several, in their order.
+
+    Args:
+        paths: the files.
+        memory: folder where the hashes of files are remembered; None: nowhere.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    try:
+        hashes = [_remembered_hash(path, memory) for path in paths]
+    except OSError as error:
+        raise explain_os_error(error, f"reading {error.filename}") from error
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode("ascii")).hexdigest()
 
 
 def hash_model(folder: Path, memory: Path | None) -> str:

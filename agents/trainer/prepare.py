@@ -24,12 +24,12 @@ from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.compute import memory_in_words
-from agents.trainer.data.rows import read_rows
-from agents.trainer.data.tokens import tokenize_rows
-from agents.trainer.examples import Example, ExampleList, Segment
+from agents.trainer.data.cache import load_examples
+from agents.trainer.data.hub import find_data
+from agents.trainer.data.store import ExampleSet
 from agents.trainer.fingerprint import (
     fixed_part,
-    hash_file,
+    hash_files,
     hash_model,
     hash_spec,
     name_differences,
@@ -52,8 +52,8 @@ class Prepared:
     """What a rank holds when it has loaded."""
 
     device: torch.device
-    train: ExampleList
-    evaluation: ExampleList | None
+    train: ExampleSet
+    evaluation: ExampleSet | None
     model: TrainedModel
     objective: Objective
     reference_P2: Tensor | None
@@ -208,10 +208,12 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         if attempt.placement.local_rank == 0:
             future = pool.submit(hash_model, folder, attempt.hashes_folder)
         tokenizer, plain_template = load_tokenizer(folder)
-        train = _load_examples(intent.train_path, spec, tokenizer)
+        files = find_data(intent.train_path)
+        data_sha256 = hash_files(files.paths, attempt.hashes_folder)
+        train = load_examples(files, data_sha256, spec, tokenizer, attempt.tokens_folder)
         evaluation = None
         if intent.eval_path is not None:
-            evaluation = _load_examples(intent.eval_path, spec, tokenizer)
+            evaluation = _load_evaluation(intent.eval_path, attempt, tokenizer)
         base = load_model(spec, folder, tokenizer, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
         forward = Forward(model, device)
@@ -232,7 +234,7 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         optimizer = make_optimizer(spec, flat)
         hashes = {
             "spec_sha256": hash_spec(spec),
-            "data_sha256": hash_file(Path(intent.train_path)),
+            "data_sha256": data_sha256,
             "model_sha256": future.result() if future else "",
         }
     if checkpoint is not None and resumed is not None:
@@ -259,12 +261,10 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
     return prepared, report
 
 
-def _load_examples(path: str, spec: RunSpec, tokenizer: Any) -> ExampleList:
-    rows = read_rows(Path(path), spec.data.format)
-    samples = tokenize_rows(tokenizer, rows.rows, spec.sequence_tokens)
-    skipped = sorted((*samples.skipped, *rows.skipped), key=lambda item: item.row)
-    segments = [Segment(one.row, one.ids, one.is_target) for one in samples.samples]
-    return ExampleList([Example((one,)) for one in segments], skipped, samples.num_truncated)
+def _load_evaluation(path: str, attempt: Attempt, tokenizer: Any) -> ExampleSet:
+    files = find_data(path)
+    sha256 = hash_files(files.paths, attempt.hashes_folder)
+    return load_examples(files, sha256, attempt.intent.spec, tokenizer, attempt.tokens_folder)
 
 
 def _find_checkpoint(attempt: Attempt) -> Checkpoint | None:

@@ -33,7 +33,6 @@ from agents.trainer.warmup import choose_examples, measure_speed
 
 _WARMUP_TOKENS = {"cpu": 256, "cuda": 4096}
 """Enough to be busy with for a moment, on either kind of device."""
-_NUM_SKIPPED_TOLD = 20
 
 
 def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: StopWish) -> None:
@@ -192,12 +191,15 @@ def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
         peak_flops_per_s=plan.speeds.peak.flops_per_s if plan.speeds.peak else None,
         peak_measured=plan.speeds.peak.measured if plan.speeds.peak else None,
         world_size=len(plan.shares),
-        num_rows=len(train),
+        num_rows=train.num_rows - train.num_skipped,
+        num_examples=len(train),
         num_tokens=int(train.num_tokens.sum()),
         skipped=[
-            {"row": item.row, "reason": item.reason} for item in train.skipped[:_NUM_SKIPPED_TOLD]
+            {"row": item.row, "reason": item.reason, "file": item.file} for item in train.skipped
         ],
-        num_skipped=len(train.skipped),
+        num_skipped=train.num_skipped,
+        num_malformed=train.num_malformed,
+        format=train.format,
         truncated=train.num_truncated,
         versions=prepared.versions,
     )

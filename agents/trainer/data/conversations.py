@@ -1,22 +1,31 @@
-"""What one row means: a conversation, or plain text.
+"""What one row means: a conversation, plain text, or a pair of conversations.
 
-Every shape that people's files have becomes one of the two. Instruction rows (Alpaca) become a
-conversation of one question and one answer, so that there is one way to turn rows into tokens.
+Every shape that people's files have becomes one of the three. Instruction rows (Alpaca) become a
+conversation of one question and one answer, so that there is one way to turn rows into tokens. In a
+preference pair both conversations begin alike, and only what differs is learned.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
-
-from agents.errors import UserError
 
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+_ROLE_NAMES |= {"function": "tool", "observation": "tool"}
 _QUESTION_KEYS = ("instruction", "prompt", "question")
 _ANSWER_KEYS = ("output", "response", "completion", "answer")
-_SHAPES = "chat rows have 'messages', instruction rows 'instruction' and 'output', text rows 'text'"
+_SHAPES = (
+    "chat rows have 'messages', instruction rows 'instruction' and 'output', text rows 'text', "
+    "preference rows 'chosen' and 'rejected'"
+)
+KNOWN_KEYS = frozenset(
+    {*_QUESTION_KEYS, *_ANSWER_KEYS, "messages", "conversations", "text", "input", "system"}
+    | {"chosen", "rejected"}
+)
+"""Names of columns that mean something here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +36,16 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One thing to learn from: either turns or text."""
+    """One thing to learn from: turns, text, or two conversations."""
 
     number: int
     """Line of the file, or place in its list, from 1."""
     turns: tuple[Turn, ...] = ()
     text: str = ""
+    rejected: tuple[Turn, ...] = ()
+    """In a pair the whole conversation that is worse; `turns` then is the better one."""
+    num_common: int = 0
+    """How many turns a pair has in common; nothing of them is learned."""
 
 
 def choose_format(value: Any) -> str:
@@ -58,15 +71,10 @@ def read_row(number: int, value: Any, data_format: str) -> Row | str:
 
     Raises:
         ValueError: it does not have the shape of its format.
-        UserError: this version does not read the format.
     """
-    if data_format == "preference":
-        raise UserError(
-            "Preference data (chosen and rejected answers) needs objective dpo, "
-            "which this version does not train.",
-            "Give chat, instruction or text rows, with objective: sft",
-        )
     keys = _keys(value)
+    if data_format == "preference":
+        return _read_pair(number, value, keys)
     if data_format == "chat":
         return _read_chat(number, value, keys)
     if data_format == "alpaca":
@@ -99,11 +107,16 @@ def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
 
 
 def _whole(text: str, key: str) -> str:
-    """Return `text` when it can be written as UTF-8; JSON can smuggle in half a character."""
+    """Return `text` when it is one; JSON can smuggle in half a character, a torn file NULs."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:  # how `files` marks a byte that it could not read
+            raise ValueError(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
         raise ValueError(f"'{key}' holds half a character (a lone surrogate)") from error
+    if "\0" in text:
+        raise ValueError(f"'{key}' holds a NUL byte")
     return text
 
 
@@ -127,15 +140,7 @@ def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
     key = "messages" if "messages" in keys else "conversations"
     if key not in keys:
         raise ValueError(f"'messages' is missing; the row has the keys {sorted(keys)}")
-    messages = value[key]
-    if isinstance(messages, str):  # a column of a CSV file
-        try:
-            messages = json.loads(messages)
-        except ValueError as error:
-            raise ValueError(f"'{key}' is a string that is not JSON") from error
-    if not isinstance(messages, list):
-        raise ValueError(f"'{key}' should be a list, but is {_name(messages)}")
-    turns = tuple(_read_turn(place, message) for place, message in enumerate(messages, start=1))
+    turns = _read_turns(value[key], key)
     if not turns:
         return "the conversation is empty"
     if not any(turn.role == "assistant" and turn.content.strip() for turn in turns):
@@ -143,11 +148,63 @@ def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
     return Row(number=number, turns=turns)
 
 
+def _read_turns(messages: Any, key: str) -> tuple[Turn, ...]:
+    if isinstance(messages, str):  # a column of a CSV file
+        try:
+            messages = json.loads(messages)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"'{key}' is a string that is not JSON") from error
+    if not isinstance(messages, list):
+        raise ValueError(f"'{key}' should be a list, but is {_name(messages)}")
+    return tuple(_read_turn(place, message) for place, message in enumerate(messages, start=1))
+
+
+def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
+    asked = _first(keys, _QUESTION_KEYS)
+    prompt: tuple[Turn, ...] = ()
+    if asked is not None and value[asked]:
+        prompt = _read_side(value, asked, "user", keys)
+    if value.get("system"):
+        prompt = (Turn(role="system", content=_text(value, "system", keys)), *prompt)
+    chosen = _read_side(value, "chosen", "assistant", keys)
+    rejected = _read_side(value, "rejected", "assistant", keys)
+    if prompt and chosen[: len(prompt)] != prompt:
+        chosen, rejected = prompt + chosen, prompt + rejected
+    if chosen == rejected:
+        return "'chosen' and 'rejected' are the same"
+    both = zip(chosen, rejected, strict=False)
+    num_common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
+    if not num_common:
+        raise ValueError("there is no 'prompt', and 'chosen' and 'rejected' do not begin alike")
+    for name, turns in (("chosen", chosen), ("rejected", rejected)):
+        if not any(t.role == "assistant" and t.content.strip() for t in turns[num_common:]):
+            return f"'{name}' is empty"
+    return Row(number=number, turns=chosen, rejected=rejected, num_common=num_common)
+
+
+def _read_side(value: dict[str, Any], key: str, role: str, keys: set[str]) -> tuple[Turn, ...]:
+    """Return a part of a pair as turns: it is a text, one message, or a list of messages."""
+    part = value.get(key)
+    if isinstance(part, dict):
+        part = [part]
+    if isinstance(part, list):
+        return _read_turns(part, key)
+    text = _text(value, key, keys)
+    if text.lstrip().startswith("[{"):  # a column of a CSV file
+        try:
+            return _read_turns(text, key)
+        except ValueError:
+            return (Turn(role=role, content=text),)
+    return (Turn(role=role, content=text),)
+
+
 def _read_turn(place: int, message: Any) -> Turn:
     if not isinstance(message, dict):
         raise ValueError(f"message {place} should be an object, but is {_name(message)}")
     role = message.get("role", message.get("from"))
     role = _ROLE_NAMES.get(role, role) if isinstance(role, str) else role
+    if role is None:
+        raise ValueError(f"message {place} has no role")
     if role not in ROLES:
         raise ValueError(f"message {place} has the role {role!r}; it must be one of {list(ROLES)}")
     content = message.get("content", message.get("value"))

@@ -1,210 +1,140 @@
-"""Read the rows of a data file, with nothing but the standard library.
+"""Read the rows of data: of a file, or of all files of a folder, one after the other.
 
-Files: `.jsonl`, `.json` (a list, or one object per line), `.csv`, `.tsv`, and `.txt` with one row
-per line. A row that is broken ends the reading with an error that names file, line and reason: data
-that is wrong is for a person to look at. A row that is merely empty is left out and counted.
+Rows are numbered through all files. What is left out goes to the tally, which holds the rule.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import UserError
 from agents.trainer.data.conversations import Row, choose_format, read_row
+from agents.trainer.data.files import KINDS, read_file
+from agents.trainer.data.tally import Skipped, Tally
 
-_MAX_CSV_FIELD = 1 << 27
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
-_KINDS |= {".txt": "text", ".text": "text", ".md": "text"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Skipped:
-    """A row that was left out."""
-
-    row: int
-    """Line of the file, or place in its list, from 1."""
-    reason: str
+_NOT_DATA = ("readme", "license", "dataset_info", "manifest.json", "state.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowFile:
-    """What a data file holds."""
+class DataFiles:
+    """The files of one set of data, in the order in which they are read."""
 
-    rows: tuple[Row, ...]
-    skipped: tuple[Skipped, ...]
-    format: str
-    """`chat`, `alpaca` or `text`: as asked for, or as found."""
+    name: str
+    """What messages call it."""
+    paths: tuple[Path, ...]
 
 
-def read_rows(path: Path, data_format: str) -> RowFile:
-    """Read and check every row of the file.
+def find_files(path: Path) -> DataFiles:
+    """Return the file, or the data files in and below the folder in the order of their names.
 
     Raises:
-        UserError: the file cannot be read, a row is broken, or no row is left.
+        UserError: there is none, or those of a folder are of several kinds.
     """
-    text = _read_text(path)
-    rows: list[Row] = []
-    skipped: list[Skipped] = []
-    for number, value in _parse(path, text):
-        if value is None:
-            skipped.append(Skipped(row=number, reason="the line is empty"))
-            continue
-        try:
-            if data_format == "auto":
-                data_format = choose_format(value)
-            row = read_row(number, value, data_format)
-        except ValueError as error:
-            raise _broken(path, number, str(error)) from error
-        if isinstance(row, str):
-            skipped.append(Skipped(row=number, reason=row))
-        else:
-            rows.append(row)
-    if not rows:
-        raise _no_rows(path, skipped)
-    return RowFile(rows=tuple(rows), skipped=tuple(skipped), format=data_format)
+    if not path.is_dir():
+        return DataFiles(name=str(path), paths=(path,))
+    found = [file for file in sorted(path.rglob("*")) if _is_data(file.relative_to(path), file)]
+    return DataFiles(name=str(path), paths=one_kind(str(path), found))
 
 
-def _no_rows(path: Path, skipped: list[Skipped]) -> UserError:
-    hint = "Give a file with at least one row to learn from"
-    if not skipped:
-        return UserError(f"{path} is empty.", hint)
-    first = skipped[0]
-    return UserError(
-        f"{path} has no usable row: all {len(skipped)} were left out "
-        f"(the first, row {first.row}: {first.reason}).",
-        hint,
-    )
+def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the files when all are of one kind.
 
-
-def _broken(path: Path, number: int, reason: str) -> UserError:
-    return UserError(
-        f"{path}, line {number}: {reason}.",
-        f"Correct or delete line {number}; nothing was trained",
-    )
-
-
-def _read_text(path: Path) -> str:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder.", "Name one data file in it")
-    if path.suffix.lower() == ".parquet":
+    Raises:
+        UserError: they are not, or there are none.
+    """
+    if not found:
         raise UserError(
-            f"{path} is a Parquet file, which this version does not read.",
-            "Save it as JSON lines: pandas.read_parquet(...).to_json(..., orient='records', "
-            "lines=True)",
+            f"{name} holds no data file.", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet files"
         )
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist.", "Check data.train of the run file") from error
-    except OSError as error:
-        raise explain_os_error(error, f"reading {path}") from error
-    if data.startswith(_UTF16_MARKS):
-        raise UserError(f"{path} is UTF-16 text.", "Save it as UTF-8 and start again")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        reason = f"byte 0x{data[error.start]:02x} is not UTF-8 text"
-        raise _broken(path, line, reason) from error
+    kinds = Counter(KINDS[file.suffix.lower()] for file in found)
+    if len(kinds) > 1:
+        said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise UserError(
+            f"{name} holds data files of several kinds: {said}.", "Keep files of one kind in it"
+        )
+    return tuple(found)
 
 
-def _parse(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Yield line or place, and the parsed value; None for an empty line."""
-    kind = _KINDS.get(path.suffix.lower()) or _guess_kind(path, text)
-    if kind == "jsonl":
-        return _parse_json_lines(path, text)
-    if kind == "json":
-        return _parse_json(path, text)
-    if kind == "csv":
-        return _parse_csv(path, text)
-    return _parse_lines(text)
+def _is_data(relative: Path, file: Path) -> bool:
+    hidden = any(part.startswith(".") for part in relative.parts)
+    named = file.name.lower().startswith(_NOT_DATA)
+    return not hidden and not named and file.suffix.lower() in KINDS and file.is_file()
 
 
-def _guess_kind(path: Path, text: str) -> str:
-    start = text.lstrip()[:1]
-    if start in ("{", "["):
-        return "jsonl" if start == "{" else "json"
-    raise UserError(
-        f"{path}: '{path.suffix}' is not a kind of data file that Rackless reads.",
-        "Use .jsonl, .json, .csv, .tsv or .txt",
-    )
+class RowReader:
+    """Reads the rows once, from the first to the last.
 
+    Args:
+        files: what to read.
+        data_format: `auto`, or the format that all rows have.
+        objective: `dpo` wants pairs, `sft` anything else.
+        tally: takes what is left out.
+    """
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    # Only \n ends a line: str.splitlines would also cut at U+2028, which JSON allows in a string.
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    for number, line in enumerate(lines, start=1):
-        yield number, line.rstrip("\r")
+    def __init__(self, files: DataFiles, data_format: str, objective: str, tally: Tally) -> None:
+        self._files = files
+        self._objective = objective
+        self._tally = tally
+        self._starts: list[tuple[int, str]] = []
+        self.format = data_format
+        """As asked for, or as found in the first row that shows it."""
 
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows that have something to learn.
 
-def _parse_lines(text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in _lines(text):
-        yield number, {"text": line} if line.strip() else None
+        Raises:
+            UserError: a file cannot be read, or is of no use for the objective.
+        """
+        if self.format != "auto":
+            self._expect_format()
+        last = 0
+        for path in self._files.paths:
+            self._starts.append((last, path.name))
+            start = last
+            for number, value in read_file(path):
+                last = start + number
+                self._tally.num_rows += 1
+                row = self._read(last, value)
+                if isinstance(row, Row):
+                    yield row
+                else:
+                    self.skip(row)
 
-
-def _parse_json_lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in _lines(text):
-        if not line.strip():
-            yield number, None
-            continue
+    def _read(self, number: int, value: Any) -> Row | Skipped:
+        if value is None:
+            return Skipped(row=number, reason="the line is empty")
         try:
-            yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _broken(path, number, f"not valid JSON: {_say(error)}") from error
+            if isinstance(value, ValueError):
+                raise value
+            if self.format == "auto":
+                self.format = choose_format(value)
+                self._expect_format()
+            row = read_row(number, value, self.format)
+        except ValueError as error:
+            return Skipped(row=number, reason=str(error), malformed=True)
+        return Skipped(row=number, reason=row) if isinstance(row, str) else row
 
+    def skip(self, skipped: Skipped) -> None:
+        """Count a row that is left out, with the name of its file where there are several."""
+        if len(self._files.paths) > 1:
+            start, name = next(s for s in reversed(self._starts) if s[0] < skipped.row)
+            skipped = replace(skipped, row=skipped.row - start, file=name)
+        self._tally.skip(skipped)
 
-def _say(error: ValueError | RecursionError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.colno}"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def _parse_json(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        if text.lstrip().startswith("{"):
-            yield from _parse_json_lines(path, text)
-            return
-        if not text.strip():
-            return
-        raise _broken(path, error.lineno, f"not valid JSON: {_say(error)}") from error
-    except RecursionError as error:
-        raise _broken(path, 1, f"not valid JSON: {_say(error)}") from error
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list):
-        raise UserError(f"{path} holds no list of rows.", "Write [{...}, {...}] or use .jsonl")
-    yield from enumerate(value, start=1)
-
-
-def _parse_csv(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    csv.field_size_limit(_MAX_CSV_FIELD)
-    header = text.split("\n", 1)[0]
-    delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    names: list[str] = []
-    start = 1
-    try:
-        for fields in reader:
-            if not any(field.strip() for field in fields):
-                yield start, None
-            elif not names:
-                names = [name.strip() for name in fields]
-            elif len(fields) != len(names):
-                reason = f"{len(fields)} fields, but the first line names {len(names)} columns"
-                raise _broken(path, start, reason)
-            else:
-                yield start, dict(zip(names, fields, strict=True))
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise _broken(path, start, f"not valid CSV: {error}") from error
+    def _expect_format(self) -> None:
+        if self._objective == "dpo" and self.format != "preference":
+            raise UserError(
+                f"objective dpo needs preference rows, but {self._files.name} holds "
+                f"{self.format} rows.",
+                "Give rows with 'prompt', 'chosen' and 'rejected', or use objective: sft",
+            )
+        if self._objective == "sft" and self.format == "preference":
+            raise UserError(
+                f"{self._files.name} holds preference rows (chosen and rejected answers), "
+                "which need objective dpo.",
+                "Use objective: dpo, or give chat, instruction or text rows",
+            )

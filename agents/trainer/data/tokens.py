@@ -4,23 +4,25 @@ A conversation is rendered by the tokenizer's own chat template, or by a plain o
 none, and only the assistant's answers are learned. They are found as character ranges: the text up
 to a question (with the opening of an answer) and the text up to its answer are both beginnings of
 the whole text. Some templates write earlier answers differently (reasoning is left out, say); there
-the answer is searched for. The whole text is tokenized once, so the ids are exactly those that a
-chat with the model would produce. Plain text is learned wholly.
+the answer is searched for. In a preference pair both conversations are rendered like this, and what
+they have in common is not learned. The whole text is tokenized once, so the ids are exactly those
+that a chat with the model would produce. Plain text is learned wholly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from jinja2.exceptions import TemplateError
 
-from agents.errors import UserError
 from agents.trainer.data.conversations import Row, Turn
-from agents.trainer.data.rows import Skipped
+from agents.trainer.data.tally import Skipped
+from agents.trainer.examples import Segment
 
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -34,78 +36,59 @@ _ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Tokenized:
     """One row as the model sees it."""
 
-    row: int
-    """Number of the row in its file."""
-    ids: npt.NDArray[np.int32]
-    is_target: npt.NDArray[np.bool_]
-    """Whether the prediction of this token counts; never true for the first one."""
-
-    @property
-    def num_targets(self) -> int:
-        return int(self.is_target.sum())
+    segments: tuple[Segment, ...]
+    """One; of a pair the chosen and the rejected conversation."""
+    truncated: bool
+    """Whether it was longer than the longest sequence and lost its end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleSet:
-    samples: tuple[Sample, ...]
-    skipped: tuple[Skipped, ...]
-    num_truncated: int
-    """Rows that were longer than the longest sequence and lost their end."""
-    num_tokens: int
+def tokenize_rows(
+    tokenizer: Any, rows: Iterable[Row], max_tokens: int
+) -> Iterator[Tokenized | Skipped]:
+    """Yield what each row has to learn within `max_tokens`, or why it is left out."""
+    iterator = iter(rows)
+    while some := list(islice(iterator, _ROWS_AT_ONCE)):
+        yield from _tokenize(tokenizer, some, max_tokens)
 
 
-def tokenize_rows(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> SampleSet:
-    """Return a sample for each row that has something to learn within `max_tokens`.
-
-    Raises:
-        UserError: the chat template refuses a row, or no row is left.
-    """
-    samples: list[Sample] = []
-    skipped: list[Skipped] = []
-    num_truncated = 0
-    for row, ids, is_target in _encode(tokenizer, rows):
-        num_truncated += len(ids) > max_tokens
-        sample = Sample(row.number, ids[:max_tokens], is_target[:max_tokens])
-        if sample.num_targets:
-            samples.append(sample)
-        else:
-            cut = len(ids) > max_tokens
-            reason = f"nothing to learn is left within {max_tokens} tokens" if cut else "no answer"
-            skipped.append(Skipped(row=row.number, reason=reason))
-    if not samples:
-        raise UserError(
-            f"None of the {len(rows)} rows has anything to learn: row {skipped[0].row}: "
-            f"{skipped[0].reason}.",
-            "Raise sequence_tokens, or check that the rows have answers",
-        )
-    return SampleSet(
-        samples=tuple(samples),
-        skipped=tuple(skipped),
-        num_truncated=num_truncated,
-        num_tokens=sum(len(sample.ids) for sample in samples),
-    )
-
-
-def _encode(
-    tokenizer: Any, rows: Sequence[Row]
-) -> Iterator[tuple[Row, npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        some = rows[start : start + _ROWS_AT_ONCE]
-        rendered = [_render_row(tokenizer, row) for row in some]
-        encoding = tokenizer(
-            [text for text, _ in rendered],
+def _tokenize(tokenizer: Any, rows: list[Row], max_tokens: int) -> Iterator[Tokenized | Skipped]:
+    drawn = [_draw_row(tokenizer, row) for row in rows]
+    texts = [text for one in drawn if not isinstance(one, Skipped) for text, _ in one]
+    encoding = (
+        {"input_ids": [], "offset_mapping": []}
+        if not texts
+        else tokenizer(
+            texts,
             add_special_tokens=False,
             return_offsets_mapping=True,
             return_attention_mask=False,
         )
-        for row, (_, spans), ids, offsets in zip(
-            some, rendered, encoding["input_ids"], encoding["offset_mapping"], strict=True
-        ):
+    )
+    encoded = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    for row, one in zip(rows, drawn, strict=True):
+        if isinstance(one, Skipped):
+            yield one
+            continue
+        segments = []
+        for _, spans in one:
+            ids, offsets = next(encoded)
             is_target = mark_targets(offsets, spans)
-            yield row, np.array(ids, dtype=np.int32), is_target
+            segments.append(Segment(row.number, np.array(ids, dtype=np.int32), is_target))
+        yield _cut(segments, max_tokens)
+
+
+def _cut(segments: list[Segment], max_tokens: int) -> Tokenized | Skipped:
+    truncated = any(len(segment.ids) > max_tokens for segment in segments)
+    cut = tuple(
+        Segment(one.row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in segments
+    )
+    if all(one.num_targets for one in cut):
+        return Tokenized(cut, truncated)
+    left = f"nothing to learn is left within {max_tokens} tokens"
+    return Skipped(row=cut[0].row, reason=left if truncated else "no answer")
 
 
 def mark_targets(
@@ -120,63 +103,67 @@ def mark_targets(
     return is_target
 
 
-def _render_row(tokenizer: Any, row: Row) -> tuple[str, list[range]]:
-    """Return the whole text of a row, and the parts of it that are learned."""
-    if not row.turns:
-        text = f"{tokenizer.bos_token or ''}{row.text}{tokenizer.eos_token or ''}"
-        return text, [range(len(text))]
-    turns = _fold_system(tokenizer, row)
-    text = _render(tokenizer, row, turns, ask=False)
+def _draw_row(tokenizer: Any, row: Row) -> list[tuple[str, list[range]]] | Skipped:
+    """Return the text of each conversation of a row, and the parts of it that are learned."""
+    try:
+        if not row.turns:
+            text = f"{tokenizer.bos_token or ''}{row.text}{tokenizer.eos_token or ''}"
+            return [(text, [range(len(text))])]
+        sides = [row.turns, row.rejected] if row.rejected else [row.turns]
+        return [_draw(tokenizer, turns, row.num_common) for turns in sides]
+    except ValueError as error:
+        return Skipped(row=row.number, reason=str(error), malformed=True)
+
+
+def _draw(tokenizer: Any, turns: tuple[Turn, ...], num_common: int) -> tuple[str, list[range]]:
+    folded = _fold_system(tokenizer, turns)
+    num_common -= len(turns) - len(folded)
+    text = _render(tokenizer, folded, ask=False)
     spans: list[range] = []
-    for place, turn in enumerate(turns):
-        if turn.role == "assistant" and turn.content.strip():
+    for place, turn in enumerate(folded):
+        if turn.role == "assistant" and turn.content.strip() and place >= num_common:
             start = spans[-1].stop if spans else 0
-            spans.append(_find_answer(tokenizer, row, turns, place, text, start))
+            spans.append(_find_answer(tokenizer, folded, place, text, start))
     return text, spans
 
 
 def _find_answer(
-    tokenizer: Any, row: Row, turns: tuple[Turn, ...], place: int, text: str, start: int
+    tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str, start: int
 ) -> range:
-    asked = _render(tokenizer, row, turns[:place], ask=True) if place else ""
-    answered = _render(tokenizer, row, turns[: place + 1], ask=False)
+    asked = _render(tokenizer, turns[:place], ask=True) if place else ""
+    answered = _render(tokenizer, turns[: place + 1], ask=False)
     if text.startswith(answered) and answered.startswith(asked):
         return range(len(asked), len(answered))
     content = turns[place].content.strip()
     found = text.find(content, start)
     if found < 0:
-        raise UserError(
-            f"Row {row.number}: the chat template of this model changes the assistant's answer, "
-            "so it cannot be told what should be learned.",
-            "Delete that row, or give the model a chat template that keeps answers as they are",
+        raise ValueError(
+            "the chat template of this model changes the assistant's answer, "
+            "so it cannot be told what should be learned"
         )
     end = found + len(content)
     eos = tokenizer.eos_token or ""
     return range(found, end + len(eos) if eos and text.startswith(eos, end) else end)
 
 
-def _fold_system(tokenizer: Any, row: Row) -> tuple[Turn, ...]:
+def _fold_system(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
     """Return the turns; a system turn moves into the first question where templates refuse it."""
-    turns = row.turns
     if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
         return turns
     try:
-        _render(tokenizer, row, turns, ask=False)
-    except UserError:
+        _render(tokenizer, turns, ask=False)
+    except ValueError:
         first = Turn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
         return (first, *turns[2:])
     return turns
 
 
-def _render(tokenizer: Any, row: Row, turns: tuple[Turn, ...], *, ask: bool) -> str:
+def _render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str:
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
     try:
         text: str = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=ask
         )
     except TemplateError as error:
-        raise UserError(
-            f"Row {row.number}: the chat template of this model refuses it: {error}.",
-            "Correct the order of the roles in that row, or delete it",
-        ) from error
+        raise ValueError(f"the chat template of this model refuses it: {error}") from error
     return text

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agents.errors import UserError
+from agents.trainer.data import files
 from agents.trainer.data.conversations import Turn
-from agents.trainer.data.rows import read_rows
+from agents.trainer.data.rows import RowReader, find_files
+from agents.trainer.data.tally import Tally
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
 
@@ -19,9 +24,17 @@ def write(tmp_path, name, content):
     return path
 
 
-def refuse(path, data_format="auto"):
+def read_rows(path, data_format, objective="sft"):
+    tally = Tally(name=str(path))
+    reader = RowReader(find_files(path), data_format, objective, tally)
+    rows = list(reader)
+    tally.judge(len(rows))
+    return SimpleNamespace(rows=rows, skipped=tally.named, format=reader.format, tally=tally)
+
+
+def refuse(path, data_format="auto", objective="sft"):
     with pytest.raises(UserError) as caught:
-        read_rows(path, data_format)
+        read_rows(path, data_format, objective)
     assert caught.value.hint
     return caught.value.message
 
@@ -80,9 +93,15 @@ def test_a_line_separator_inside_a_string_ends_no_line(tmp_path):
     assert found.rows[0].text == "one\u2028two"
 
 
-def test_a_csv_field_may_hold_line_breaks_and_the_error_after_it_its_line(tmp_path):
-    path = write(tmp_path, "a.csv", 'text,id\n"one\ntwo",1\nthree\n')
-    assert "line 4: 1 fields, but the first line names 2 columns" in refuse(path)
+def test_a_csv_field_may_hold_line_breaks_and_what_follows_keeps_its_line(tmp_path):
+    found = read_rows(write(tmp_path, "a.csv", 'text,id\n"one\ntwo",1\nthree\n'), "auto")
+    assert [row.text for row in found.rows] == ["one\ntwo"]
+    reason = "1 fields, but the first line names 2 columns"
+    assert [(item.row, item.reason) for item in found.skipped] == [(4, reason)]
+
+
+def test_a_csv_quote_that_never_ends_is_refused(tmp_path):
+    assert "line 3: not valid CSV" in refuse(write(tmp_path, "a.csv", 'text\none\n"two\nthree\n'))
 
 
 def test_empty_rows_are_left_out_and_named(tmp_path):
@@ -113,17 +132,43 @@ def test_a_chat_without_an_answer_is_left_out(tmp_path):
         ("{'text': 'two'}", "not valid JSON"),
     ],
 )
-def test_a_broken_line_is_named_with_its_reason(tmp_path, line, reason):
+def test_a_broken_line_is_left_out_and_named_with_its_reason(tmp_path, line, reason):
     path = write(tmp_path, "a.jsonl", f'{{"text": "one"}}\n{line}\n{{"text": "three"}}\n')
+    found = read_rows(path, "auto")
+    assert [row.number for row in found.rows] == [1, 3]
+    (skipped,) = found.skipped
+    assert (skipped.row, skipped.malformed) == (2, True)
+    assert reason in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_broken", "fine"),
+    [
+        (20, 10, True),
+        (20, 11, False),
+        (1000, 50, True),
+        (1000, 51, False),
+    ],
+)
+def test_too_many_broken_rows_are_refused(tmp_path, num_rows, num_broken, fine):
+    lines = ['{"text": "one"}'] * (num_rows - num_broken) + ["{"] * num_broken
+    path = write(tmp_path, "a.jsonl", "\n".join(lines))
+    if fine:
+        found = read_rows(path, "auto")
+        assert found.tally.num_malformed == num_broken
+        assert len(found.skipped) == min(num_broken, 20)
+        return
     message = refuse(path)
-    assert f"{path}, line 2: " in message
-    assert reason in message
+    assert f"{num_broken} of {num_rows} rows are malformed, the first in row " in message
+    assert "not valid JSON" in message
 
 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
         ({"role": "oracle", "content": "x"}, "message 2 has the role 'oracle'"),
+        ({"content": "x"}, "message 2 has no role"),
+        ({"role": "assistant", "content": "x\0"}, "'message 2' holds a NUL byte"),
         ({"role": "assistant", "content": None}, "message 2 has no text: 'content' is null"),
         ({"role": "assistant", "content": [{"type": "image"}]}, "has a part without text"),
         ("hello", "message 2 should be an object, but is a string"),
@@ -134,18 +179,120 @@ def test_a_broken_message_is_named(tmp_path, message, reason):
     assert reason in refuse(write(tmp_path, "a.jsonl", json.dumps(row)), "chat")
 
 
-def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path):
-    path = write(tmp_path, "a.txt", b"one\ntwo \xff\nthree")
-    assert "line 2: byte 0xff is not UTF-8" in refuse(path)
-    path = write(tmp_path, "b.txt", "one".encode("utf-16"))
-    assert "UTF-16" in refuse(path)
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_bytes_that_are_no_text_cost_only_their_row(tmp_path, name):
+    rows = {"a.jsonl": b'{"text": "one"}\n{"text": "\xff"}\n{"text": "three"}'}
+    found = read_rows(write(tmp_path, name, rows.get(name, b"text\ntwo \xff\nthree")), "auto")
+    assert [item.reason for item in found.skipped] == ["byte 0xff in 'text' is not UTF-8"]
+    assert found.rows[-1].text == "three"
+
+
+def test_utf_16_is_refused(tmp_path):
+    assert "UTF-16" in refuse(write(tmp_path, "b.txt", "one".encode("utf-16")))
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
     assert "does not exist" in refuse(tmp_path / "none.jsonl")
-    assert "is a folder" in refuse(tmp_path)
-    assert "Parquet" in refuse(write(tmp_path, "a.parquet", b"PAR1"))
+    assert "no whole Parquet file" in refuse(write(tmp_path, "a.parquet", b"PAR1"))
     assert "'.xlsx' is not a kind" in refuse(write(tmp_path, "a.xlsx", b"PK"))
+
+
+def test_a_folder_is_read_in_the_order_of_its_names_and_names_the_file_of_a_bad_row(tmp_path):
+    folder = tmp_path / "d"
+    (folder / "deep").mkdir(parents=True)
+    write(folder, "b.jsonl", '{"text": "three"}\n{"text": 4}\n')
+    write(folder, "a.jsonl", '{"text": "one"}\n{"text": "two"}\n')
+    write(folder, "README.md", "about")
+    write(folder, ".hidden.jsonl", "no")
+    write(folder / "deep", "c.jsonl", '{"text": "five"}')
+    found = read_rows(folder, "auto")
+    assert [(row.number, row.text) for row in found.rows] == [
+        (1, "one"),
+        (2, "two"),
+        (3, "three"),
+        (5, "five"),
+    ]
+    assert [(item.file, item.row) for item in found.skipped] == [("b.jsonl", 2)]
+
+
+def test_a_folder_of_nothing_or_of_several_kinds_is_refused(tmp_path):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    assert "holds no data file" in refuse(folder)
+    write(folder, "a.jsonl", "")
+    write(folder, "b.csv", "")
+    assert "several kinds: 1 csv, 1 jsonl" in refuse(folder)
+
+
+def test_parquet_is_read_and_only_the_columns_that_mean_something(tmp_path):
+    columns = {
+        "messages": [CHAT["messages"], None, CHAT["messages"]],
+        "picture": [b"\xff\xd8", b"", b""],
+        "score": [1.5, None, 2.0],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1)
+    found = read_rows(tmp_path / "a.parquet", "auto")
+    assert found.format == "chat"
+    assert [row.number for row in found.rows] == [1, 3]
+    assert found.skipped[0].reason == "'messages' should be a list, but is null"
+
+
+def test_parquet_without_a_known_column_is_refused(tmp_path):
+    pq.write_table(pa.table({"picture": [b"x"]}), tmp_path / "a.parquet")
+    assert "has no column to learn from; it has ['picture']" in refuse(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "b.parquet")
+    assert "b.parquet is empty" in refuse(tmp_path / "b.parquet")
+
+
+USER = {"role": "user", "content": "Hi"}
+GOOD = {"role": "assistant", "content": "good"}
+BAD = {"role": "assistant", "content": "bad"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", "chosen": "good", "rejected": "bad"},
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": [USER], "chosen": GOOD, "rejected": "bad"},
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    ],
+)
+def test_pairs_of_every_shape_are_the_same(tmp_path, row):
+    found = read_rows(write(tmp_path, "a.jsonl", json.dumps(row)), "auto", "dpo")
+    assert found.format == "preference"
+    (pair,) = found.rows
+    assert [turn.content for turn in pair.turns] == ["Hi", "good"]
+    assert [turn.content for turn in pair.rejected] == ["Hi", "bad"]
+    assert pair.num_common == 1
+
+
+def test_pairs_that_teach_nothing_or_do_not_belong_together_are_left_out(tmp_path):
+    rows = [
+        {"prompt": "Hi", "chosen": "good", "rejected": "bad"},
+        {"prompt": "Hi", "chosen": "good", "rejected": "good"},
+        {"prompt": "Hi", "chosen": "good", "rejected": " "},
+        {"chosen": [GOOD], "rejected": [BAD]},
+    ]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    found = read_rows(path, "auto", "dpo")
+    assert [(item.row, item.malformed) for item in found.skipped] == [
+        (2, False),
+        (3, False),
+        (4, True),
+    ]
+
+
+def test_a_list_of_json_objects_is_read_as_a_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BLOCK_CHARS", 16)
+    rows = [{"text": f"row {i} " + "[{]}" * i} for i in range(40)]
+    for text in (json.dumps(rows), json.dumps(rows, indent=1), json.dumps(rows[0], indent=2)):
+        found = read_rows(write(tmp_path, "a.json", text), "auto")
+        assert [row.text for row in found.rows] == [row["text"] for row in rows][: len(found.rows)]
+        assert len(found.rows) in (40, 1)
+    assert "row 2: not valid JSON" in refuse(write(tmp_path, "a.json", '[{"text": "a"}, {"te'))
+    assert "the list has no end" in refuse(write(tmp_path, "a.json", '[{"text": "a"}'))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
@@ -161,4 +308,6 @@ def test_a_file_of_empty_rows_is_refused(tmp_path):
 def test_unknown_keys_and_preferences_are_refused(tmp_path):
     assert "have 'messages'" in refuse(write(tmp_path, "a.jsonl", '{"a": 1}'))
     row = '{"prompt": "a", "chosen": "b", "rejected": "c"}'
-    assert "objective dpo" in refuse(write(tmp_path, "a.jsonl", row))
+    assert "which need objective dpo" in refuse(write(tmp_path, "a.jsonl", row))
+    path = write(tmp_path, "a.jsonl", '{"text": "a"}')
+    assert "objective dpo needs preference rows" in refuse(path, objective="dpo")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agents.errors import UserError
 from agents.trainer.data.conversations import Row, Turn
+from agents.trainer.data.tally import Skipped
 from agents.trainer.data.tokens import PLAIN_TEMPLATE, mark_targets, tokenize_rows
 from agents.trainer.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
@@ -24,7 +24,8 @@ def chat(*contents, number=1, system=None):
 
 
 def learned(tokenizer, row, max_tokens=500):
-    sample = tokenize_rows(tokenizer, [row], max_tokens).samples[0]
+    (tokenized,) = tokenize_rows(tokenizer, [row], max_tokens)
+    (sample,) = tokenized.segments
     return tokenizer.decode(sample.ids[sample.is_target]), tokenizer.decode(sample.ids)
 
 
@@ -74,25 +75,43 @@ def test_a_template_without_system_gets_it_in_the_first_question(tokenizer):
 
 def test_a_row_that_the_template_refuses_is_named(tokenizer):
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match=r"Row 7: .*roles must alternate"):
-        tokenize_rows(tokenizer, [chat("Hi", "Ho", number=7)], 100)
+    (found,) = tokenize_rows(tokenizer, [chat("Hi", "Ho", number=7)], 100)
+    assert isinstance(found, Skipped)
+    assert (found.row, found.malformed) == (7, True)
+    assert found.reason == "the chat template of this model refuses it: roles must alternate"
 
 
-def test_long_rows_are_cut_and_counted(tokenizer):
+def test_long_rows_are_cut_and_said_to_be(tokenizer):
     rows = [chat("Hi", "word " * 50), chat("Hi", "Ho", number=2), chat("why " * 50, "Ho", number=3)]
-    found = tokenize_rows(tokenizer, rows, 24)
-    assert found.num_truncated == 2
-    assert [sample.row for sample in found.samples] == [1, 2]
-    assert len(found.samples[0].ids) == 24
-    assert [(item.row, item.reason) for item in found.skipped] == [
-        (3, "nothing to learn is left within 24 tokens")
-    ]
-    assert found.num_tokens == sum(len(sample.ids) for sample in found.samples)
+    first, second, third = tokenize_rows(tokenizer, rows, 24)
+    assert (first.truncated, second.truncated) == (True, False)
+    assert len(first.segments[0].ids) == 24
+    assert third == Skipped(row=3, reason="nothing to learn is left within 24 tokens")
 
 
-def test_nothing_left_to_learn_is_refused(tokenizer):
-    with pytest.raises(UserError, match="row 3: nothing to learn is left within 8 tokens"):
-        tokenize_rows(tokenizer, [chat("why " * 50, "Ho", number=3)], 8)
+def test_a_row_of_200_000_tokens_is_cut(tokenizer):
+    (found,) = tokenize_rows(tokenizer, [Row(number=1, text="river " * 200_000)], 2048)
+    assert found.truncated
+    assert len(found.segments[0].ids) == 2048
+
+
+def test_a_tool_speaks_in_its_own_role_and_is_not_learned(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    roles = ("user", "assistant", "tool", "assistant")
+    turns = tuple(Turn(role=role, content=f"{role} {i}") for i, role in enumerate(roles))
+    part, whole = learned(tokenizer, Row(number=1, turns=turns))
+    assert part == "assistant 1<|end|>assistant 3<|end|>"
+    assert "<|tool|>tool 2<|end|>" in whole
+
+
+def test_text_of_every_plane_comes_back_whole(tokenizer):
+    text = "".join(chr((plane << 16) + 0x1F600 % 0x10000) for plane in range(17))
+    text += "".join(chr((plane << 16) + 0x0391) for plane in range(17))
+    _, whole = learned(tokenizer, Row(number=1, text=text))
+    assert whole == f"<|begin|>{text}<|end|>"
 
 
 def test_a_token_that_touches_a_range_counts():

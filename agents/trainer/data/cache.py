@@ -1,0 +1,134 @@
+"""Tokenized data by content: made once per node, found again by every rank and every later run.
+
+The name of an entry is the hash of all that decides it: the bytes of the data, the tokenizer with
+its chat template, the settings, and this package's own source. One process per node writes, under a
+lock; the others wait for it and map the same files. Entries not used for longest make room.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pkgutil
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agents.errors import explain_os_error
+from agents.spec import RunSpec
+from agents.trainer.data.rows import DataFiles, RowReader
+from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
+from agents.trainer.data.tally import Skipped, Tally
+from agents.trainer.data.tokens import Tokenized, tokenize_rows
+
+MOST_BYTES = 50 << 30
+"""Above this size, entries that were not used for longest are deleted."""
+_SOURCES = ("conversations", "files", "packing", "rows", "store", "tally", "tokens")
+
+
+def load_examples(
+    files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any, cache: Path
+) -> ExampleSet:
+    """Return the examples of the data, tokenized now or by an earlier run.
+
+    Args:
+        files: the data.
+        data_sha256: hash of its content.
+        spec: names format, objective, length and packing.
+        tokenizer: of the model, with its chat template.
+        cache: folder of all entries; it is created.
+
+    Raises:
+        UserError: the data is of no use; see `rows` and `tally`.
+    """
+    key = make_key(data_sha256, spec, tokenizer)
+    with _lock(cache, key):
+        examples = open_examples(cache / key)
+        if examples is None:
+            _write(files, spec, tokenizer, cache / key)
+            examples = ExampleSet(cache / key)
+            prune(cache, MOST_BYTES, keep=key)
+    return examples
+
+
+def make_key(data_sha256: str, spec: RunSpec, tokenizer: Any) -> str:
+    """Return the name of the entry: a hash of all that decides its content."""
+    ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
+    parts = {
+        "data": data_sha256,
+        "tokenizer": tokenizer.backend_tokenizer.to_str(),
+        "words": [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token],
+        "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],
+        "code": hashlib.sha256(b"\0".join(ours)).hexdigest(),
+        "versions": [version("tokenizers"), version("transformers")],
+    }
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+
+@contextmanager
+def _lock(cache: Path, key: str) -> Iterator[None]:
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(cache / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise explain_os_error(error, f"writing tokens to {cache}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path) -> None:
+    unfinished = entry.with_suffix(".unfinished")
+    for folder in (entry, unfinished):  # of a process that was killed, or a damaged disk
+        shutil.rmtree(folder, ignore_errors=True)
+    tally = Tally(name=files.name)
+    reader = RowReader(files, spec.data.format, spec.objective, tally)
+    rows = _kept(reader, tokenizer, spec.sequence_tokens, tally)
+    capacity = spec.sequence_tokens if spec.packing else None
+    try:
+        sizes = write_examples(unfinished, rows, capacity=capacity)
+        tally.judge(sizes["rows"])
+        write_about(unfinished, sizes, reader.format, tally)
+        unfinished.rename(entry)
+    except OSError as error:
+        raise explain_os_error(error, f"writing tokens to {entry}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _kept(reader: RowReader, tokenizer: Any, max_tokens: int, tally: Tally) -> Iterator[Tokenized]:
+    for row in tokenize_rows(tokenizer, reader, max_tokens):
+        if isinstance(row, Skipped):
+            reader.skip(row)
+        else:
+            tally.num_truncated += row.truncated
+            yield row
+
+
+def prune(cache: Path, most_bytes: int, *, keep: str) -> None:
+    """Delete entries that were not used for longest until `most_bytes` are left, never `keep`.
+
+    Ranks that have an entry mapped keep what they see.
+    """
+    entries = []
+    for about in cache.glob("*/about.json"):
+        try:
+            size = sum(file.stat().st_size for file in about.parent.iterdir())
+            entries.append((about.stat().st_mtime_ns, size, about.parent))
+        except OSError:
+            continue  # another process deletes it
+    total = sum(size for _, size, _ in entries)
+    for _, size, folder in sorted(entries):
+        if total <= most_bytes:
+            return
+        if folder.name != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+            total -= size

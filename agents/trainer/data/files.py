@@ -1,0 +1,212 @@
+"""Cut data files into rows, one after the other, without ever holding a whole file.
+
+`.jsonl`, `.json` (a list, or one object after the other), `.csv`, `.tsv`, `.txt` with one row per
+line, and `.parquet` by way of pyarrow. Bytes that are no UTF-8 become lone surrogates here, and
+whoever reads the text finds them: so one bad byte costs its row, not the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agents.errors import UserError, explain_os_error
+from agents.trainer.data.conversations import KNOWN_KEYS
+
+Raw = tuple[int, Any]
+"""Line or place from 1, and the value: an object, None for an empty line, or ValueError."""
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
+KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
+_MAX_CSV_FIELD = 1 << 27
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_BLOCK_CHARS = 1 << 20
+_MOST_CHARS = 1 << 28
+"""Longest object in a JSON list, in characters."""
+_GAP = re.compile(r"[ \t\r\n,]*")
+_ROWS_AT_ONCE = 256
+
+
+def read_file(path: Path) -> Iterator[Raw]:
+    """Yield the rows of one file.
+
+    Raises:
+        UserError: it cannot be read, or cannot be cut into rows.
+    """
+    with _words_for(path):
+        kind = find_kind(path)
+        if kind == "parquet":
+            yield from _read_parquet(path)
+            return
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            if kind == "jsonl":
+                yield from _read_json_lines(file)
+            elif kind == "json":
+                yield from _read_json(path, file)
+            elif kind == "text":
+                yield from _read_text(file)
+        if kind == "csv":
+            yield from _read_csv(path)
+
+
+@contextmanager
+def _words_for(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist.", "Check data.train of the run file") from error
+    except OSError as error:
+        raise explain_os_error(error, f"reading {path}") from error
+
+
+def find_kind(path: Path) -> str:
+    """Return how a file is cut into rows: one of the values of `KINDS`.
+
+    Raises:
+        UserError: in no way that Rackless knows.
+    """
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start.startswith(_UTF16_MARKS):
+        raise UserError(f"{path} is UTF-16 text.", "Save it as UTF-8 and start again")
+    kind = KINDS.get(path.suffix.lower())
+    first = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if kind is None and first in (b"{", b"["):
+        kind = "json"
+    if kind is None:
+        raise UserError(
+            f"{path}: '{path.suffix}' is not a kind of data file that Rackless reads.",
+            "Use .jsonl, .json, .csv, .tsv, .txt or .parquet",
+        )
+    return kind
+
+
+def _read_text(file: io.TextIOWrapper) -> Iterator[Raw]:
+    # Only \n ends a line: U+2028 and its like may stand in a text.
+    for number, line in enumerate(file, start=1):
+        text = line.rstrip("\r\n")
+        yield number, {"text": text} if text.strip() else None
+
+
+def _read_json_lines(file: io.TextIOWrapper) -> Iterator[Raw]:
+    for number, line in enumerate(file, start=1):
+        text = line.rstrip("\r\n")
+        yield number, _parse(text) if text.strip() else None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return ValueError(f"not valid JSON: {_say(error)}")
+
+
+def _say(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.colno}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
+    line = "\n"
+    while line and not line.strip():
+        line = file.readline(_BLOCK_CHARS)
+    if line.lstrip().startswith("{") and isinstance(_parse(line), dict):
+        file.seek(0)
+        if file.read(1) != "\ufeff":
+            file.seek(0)
+        yield from _read_json_lines(file)
+    elif line:
+        yield from _read_json_values(path, line, file)
+
+
+def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[Raw]:
+    """Yield the values of a list, or those that stand one after the other."""
+    decoder = json.JSONDecoder()
+    text = start.lstrip()
+    is_list = text.startswith("[")
+    if not is_list and not text.startswith("{"):
+        raise UserError(f"{path} holds no list of rows.", "Write [{...}, {...}] or use .jsonl")
+    place, number, ended = int(is_list), 0, False
+    while True:
+        place = _GAP.match(text, place).end()  # type: ignore[union-attr] # it matches nothing, too
+        if (is_list and text.startswith("]", place)) or (ended and place == len(text)):
+            if is_list and place == len(text):
+                raise _broken(path, number + 1, ValueError("the list has no end"))
+            return
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            if ended or isinstance(error, RecursionError) or len(text) - place > _MOST_CHARS:
+                raise _broken(path, number + 1, error) from error
+            block = file.read(max(_BLOCK_CHARS, len(text) - place))
+            text, place, ended = text[place:] + block, 0, not block
+            continue
+        if not isinstance(value, (dict, list)) and end == len(text) and not ended:
+            block = file.read(_BLOCK_CHARS)  # a number may go on there
+            text, place, ended = text[place:] + block, 0, not block
+            continue
+        number, place = number + 1, end
+        yield number, value
+
+
+def _broken(path: Path, number: int, error: ValueError | RecursionError) -> UserError:
+    return UserError(
+        f"{path}, row {number}: not valid JSON: {_say(error)}.",
+        "Correct it there; what follows cannot be told apart. Nothing was trained",
+    )
+
+
+def _read_csv(path: Path) -> Iterator[Raw]:
+    csv.field_size_limit(_MAX_CSV_FIELD)
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        header = file.readline()
+    delimiter = max(",;\t", key=header.count)
+    names: list[str] = []
+    start = 1
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            for fields in reader:
+                if not any(field.strip() for field in fields):
+                    yield start, None
+                elif not names:
+                    names = [name.strip() for name in fields]
+                elif len(fields) != len(names):
+                    counted = f"{len(fields)} fields, but the first line names {len(names)} columns"
+                    yield start, ValueError(counted)
+                else:
+                    yield start, dict(zip(names, fields, strict=True))
+                start = reader.line_num + 1
+        except csv.Error as error:
+            raise UserError(
+                f"{path}, line {start}: not valid CSV: {error}.",
+                f"Correct line {start}: what follows cannot be told apart. Nothing was trained",
+            ) from error
+
+
+def _read_parquet(path: Path) -> Iterator[Raw]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if name in KNOWN_KEYS]
+            if not names and file.metadata.num_rows:
+                raise UserError(
+                    f"{path} has no column to learn from; it has {file.schema_arrow.names}.",
+                    "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
+                )
+            number = 0
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield number, value
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        words = str(error).strip().splitlines()[0]
+        raise UserError(f"{path} is no whole Parquet file: {words}", "Write it anew") from error

@@ -1,0 +1,78 @@
+"""Fetch a data set of the Hugging Face hub: the training split, as files.
+
+The hub keeps most data sets as Parquet too (revision `refs/convert/parquet`, files
+`CONFIG/train/0000.parquet`), which needs no code of the data set; else its own files are taken.
+https://huggingface.co/docs/dataset-viewer/parquet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agents.errors import UserError
+from agents.trainer.data.files import KINDS
+from agents.trainer.data.rows import DataFiles, find_files, one_kind
+
+_CONVERTED = "refs/convert/parquet"
+_CONVERTED_FILES = ["*/train/*.parquet", "*/partial-train/*.parquet"]
+_OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
+Download = Callable[..., str]
+"""As `huggingface_hub.snapshot_download`."""
+
+
+def find_data(name: str, download: Download | None = None) -> DataFiles:
+    """Return the files of a path on this node, or of a data set `org/name` or `org/name:config`.
+
+    Raises:
+        UserError: there is neither.
+    """
+    path = Path(name)
+    if path.exists() or path.is_absolute() or name.count("/") != 1 or name.startswith("."):
+        return find_files(path)
+    download = download or _download
+    dataset, _, config = name.partition(":")
+    converted = _try_converted(dataset, download)
+    if converted:
+        return DataFiles(name=name, paths=_choose_config(name, config, converted))
+    try:
+        folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
+    except Exception as error:
+        raise UserError(
+            f"{name} is no file on this node and cannot be fetched from the hub: "
+            f"{str(error).strip().splitlines()[0]}",
+            "Check the spelling and the network, or name a file or folder",
+        ) from error
+    found = list(find_files(folder / config if config else folder).paths)
+    train = [file for file in found if "train" in file.relative_to(folder).as_posix().lower()]
+    return DataFiles(name=name, paths=one_kind(name, train or found))
+
+
+def _download(dataset: str, **options: Any) -> str:
+    from huggingface_hub import snapshot_download
+
+    return str(snapshot_download(dataset, **options))
+
+
+def _try_converted(dataset: str, download: Download) -> list[Path]:
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = download(
+            dataset, repo_type="dataset", revision=_CONVERTED, allow_patterns=_CONVERTED_FILES
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError):
+        return []  # not every data set was converted
+    return sorted(Path(folder).glob("*/*train/*.parquet"))
+
+
+def _choose_config(name: str, config: str, files: list[Path]) -> tuple[Path, ...]:
+    known = sorted({file.parent.parent.name for file in files})
+    wanted = config or ("default" if "default" in known else known[0])
+    if wanted not in known or (not config and len(known) > 1 and wanted != "default"):
+        raise UserError(
+            f"{name} has the parts {', '.join(known)}.",
+            f"Name one of them, such as {name.partition(':')[0]}:{known[0]}",
+        )
+    return tuple(file for file in files if file.parent.parent.name == wanted)

@@ -1,0 +1,212 @@
+"""Tokenized data on disk: written once as a stream, then mapped into memory by every rank.
+
+A folder of plain arrays. `tokens` holds all ids, int32; a token that counts is stored as its
+complement, so it is negative. `starts` (S + 1) and `rows` (S) say where each segment begins and
+which row it is; `order` (S) and `first` (N + 1) which segments make an example. `about.json` is
+written last and the folder renamed into place, so what has a name is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from agents.errors import UserError, explain_os_error
+from agents.trainer.data.packing import pack
+from agents.trainer.data.tally import Skipped, Tally
+from agents.trainer.data.tokens import Tokenized
+from agents.trainer.examples import Example, Segment
+
+_ABOUT = "about.json"
+_ARRAYS = {
+    "tokens": np.int32,
+    "starts": np.int64,
+    "rows": np.int64,
+    "order": np.int64,
+    "first": np.int64,
+    "num_tokens": np.int32,
+    "num_targets": np.int32,
+}
+_BUFFER_BYTES = 1 << 20
+
+
+class ExampleSet:
+    """The examples of a run, mapped from disk; see `agents.trainer.examples.Examples`.
+
+    Args:
+        folder: as `ExampleWriter` left it.
+
+    Raises:
+        OSError: it is not there, or not whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        about: dict[str, Any] = json.loads((folder / _ABOUT).read_bytes())
+        sizes = about["sizes"]
+        arrays = {name: _map(folder / name, kind, sizes[name]) for name, kind in _ARRAYS.items()}
+        self.folder = folder
+        self.format: str = about["format"]
+        """`chat`, `alpaca`, `text` or `preference`: as asked for, or as found."""
+        self.num_rows: int = about["num_rows"]
+        """Rows of the data, with those left out."""
+        self.num_skipped: int = about["num_skipped"]
+        self.num_malformed: int = about["num_malformed"]
+        self.num_truncated: int = about["num_truncated"]
+        self.skipped = tuple(Skipped(**one) for one in about["skipped"])
+        """The first rows that were left out."""
+        self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
+        self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
+        pairs = self.format == "preference"
+        self.weights = np.ones_like(self.num_targets) if pairs else self.num_targets
+        self._tokens, self._starts = arrays["tokens"], arrays["starts"]
+        self._rows, self._order, self._first = arrays["rows"], arrays["order"], arrays["first"]
+
+    def __len__(self) -> int:
+        return len(self.num_tokens)
+
+    def __getitem__(self, index: int) -> Example:
+        places = self._order[self._first[index] : self._first[index + 1]]
+        return Example(tuple(self._segment(int(place)) for place in places))
+
+    def _segment(self, place: int) -> Segment:
+        stored = self._tokens[self._starts[place] : self._starts[place + 1]]
+        is_target = np.asarray(stored < 0)
+        return Segment(int(self._rows[place]), np.where(is_target, ~stored, stored), is_target)
+
+
+def _map(path: Path, kind: type, size: int) -> npt.NDArray[Any]:
+    if path.stat().st_size != size * np.dtype(kind).itemsize:
+        raise OSError(f"{path} has not the size that {_ABOUT} names")
+    return np.memmap(path, dtype=kind, mode="r", shape=(size,)).view(np.ndarray)
+
+
+class _Column:
+    """Writes one array bit by bit."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._file: BinaryIO = (folder / name).open("wb", buffering=_BUFFER_BYTES)
+        self._kind = np.dtype(_ARRAYS[name])
+        self.size = 0
+
+    def add(self, values: npt.ArrayLike) -> None:
+        array = np.asarray(values, dtype=self._kind).reshape(-1)
+        self._file.write(array.tobytes())
+        self.size += len(array)
+
+    def close(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def write_examples(
+    folder: Path, rows: Iterator[Tokenized], *, capacity: int | None
+) -> dict[str, int]:
+    """Write all arrays into the new `folder`; return the size of each.
+
+    Args:
+        rows: what becomes the examples.
+        capacity: tokens of a pack; None: each row is an example.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    with _words_for(folder):
+        folder.mkdir(parents=True)
+        sizes = _write_segments(folder, rows)
+        _write_examples(folder, sizes, capacity)
+    return sizes
+
+
+@contextmanager
+def _words_for(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise explain_os_error(error, f"writing tokens to {folder}") from error
+
+
+def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
+    names = ("tokens", "starts", "rows", "first", "num_targets")
+    columns = {name: _Column(folder, name) for name in names}
+    columns["starts"].add(0)
+    columns["first"].add(0)
+    num_segments = 0
+    for row in rows:
+        for segment in row.segments:
+            ids = segment.ids
+            columns["tokens"].add(np.where(segment.is_target, ~ids, ids))
+            columns["starts"].add(columns["tokens"].size)
+            columns["rows"].add(segment.row)
+            num_segments += 1
+        columns["first"].add(num_segments)
+        columns["num_targets"].add(sum(segment.num_targets for segment in row.segments))
+    for column in columns.values():
+        column.close()
+    return {name: column.size for name, column in columns.items()}
+
+
+def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -> None:
+    """Write which segments make an example, and what each example counts."""
+    if not sizes["rows"]:
+        return
+    lengths = np.diff(_map(folder / "starts", np.int64, sizes["starts"])).astype(np.int32)
+    first = _map(folder / "first", np.int64, sizes["first"])
+    num_targets = np.array(_map(folder / "num_targets", np.int32, sizes["num_targets"]))
+    order = np.arange(len(lengths), dtype=np.int64)
+    if capacity is not None:
+        order, first = pack(lengths, capacity)
+        num_targets = np.add.reduceat(num_targets[order], first[:-1]).astype(np.int32)
+    num_tokens = np.add.reduceat(lengths[order], first[:-1]).astype(np.int32)
+    made: dict[str, npt.NDArray[Any]] = {
+        "order": order,
+        "num_tokens": num_tokens,
+        "num_targets": num_targets,
+    }
+    made["first"] = np.array(first)
+    for name, values in made.items():
+        (folder / name).unlink(missing_ok=True)
+        column = _Column(folder, name)
+        column.add(values)
+        column.close()
+        sizes[name] = column.size
+
+
+def write_about(folder: Path, sizes: dict[str, int], data_format: str, tally: Tally) -> None:
+    """Make the folder whole: tell what its arrays are, and what was left out."""
+    about = {
+        "format": data_format,
+        "sizes": sizes,
+        "num_rows": tally.num_rows,
+        "num_skipped": tally.num_skipped,
+        "num_malformed": tally.num_malformed,
+        "num_truncated": tally.num_truncated,
+        "skipped": [asdict(one) for one in tally.named],
+    }
+    try:
+        with (folder / _ABOUT).open("w", encoding="ascii") as file:
+            json.dump(about, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise explain_os_error(error, f"writing tokens to {folder}") from error
+
+
+def open_examples(folder: Path) -> ExampleSet | None:
+    """Return what is stored in the folder; None: nothing whole."""
+    try:
+        examples = ExampleSet(folder)
+        os.utime(folder / _ABOUT)  # it was of use now
+    except (OSError, ValueError, KeyError, UserError):
+        return None
+    return examples

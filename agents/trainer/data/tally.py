@@ -1,0 +1,86 @@
+"""What was left out of the data, and when that is too much.
+
+The one rule: a row without anything to learn, or one that is malformed, is left out, counted, and
+named with its reason (the first 20). Where more than 10 rows and more than 5 % of all are
+malformed, the file is not what its reader takes it for, and nothing is trained. A file that cannot
+be cut into rows at all (an open quote in a CSV file, say) is refused by its reader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agents.errors import UserError
+
+MOST_MALFORMED = 10
+MOST_MALFORMED_SHARE = 0.05
+NUM_NAMED = 20
+"""How many rows that were left out are named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """A row that was left out."""
+
+    row: int
+    """Line of the file, or place in its list, from 1."""
+    reason: str
+    malformed: bool = False
+    """Whether the row is broken; else it has nothing to learn."""
+    file: str = ""
+    """Name of its file, where there are several."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts the rows of one set of data while they are read."""
+
+    name: str
+    """Of the data, for messages."""
+    num_rows: int = 0
+    num_skipped: int = 0
+    num_malformed: int = 0
+    num_truncated: int = 0
+    """Rows that were longer than the longest sequence and lost their end."""
+    named: list[Skipped] = field(default_factory=list)
+    first_malformed: Skipped | None = None
+
+    def skip(self, skipped: Skipped) -> None:
+        """Count a row that is left out."""
+        self.num_skipped += 1
+        if skipped.malformed:
+            self.num_malformed += 1
+            self.first_malformed = self.first_malformed or skipped
+        if len(self.named) < NUM_NAMED:
+            self.named.append(skipped)
+
+    def judge(self, num_kept: int) -> None:
+        """Check at the end that what is left is worth training on.
+
+        Raises:
+            UserError: no row is left, or too many are malformed.
+        """
+        too_many = max(MOST_MALFORMED, MOST_MALFORMED_SHARE * self.num_rows)
+        first = self.first_malformed
+        if first is not None and self.num_malformed > too_many and num_kept:
+            raise UserError(
+                f"{self.name}: {self.num_malformed} of {self.num_rows} rows are malformed, the "
+                f"first in {_place(first)}: {first.reason}.",
+                "Correct them, or name the right data.format; up to 5 % may be malformed "
+                "and are left out",
+            )
+        if num_kept:
+            return
+        hint = "Give data with at least one row to learn from"
+        if not self.named:
+            raise UserError(f"{self.name} is empty.", hint)
+        worst = first or self.named[0]
+        raise UserError(
+            f"{self.name} has no usable row: all {self.num_skipped} were left out "
+            f"(the first, {_place(worst)}: {worst.reason}).",
+            hint,
+        )
+
+
+def _place(skipped: Skipped) -> str:
+    return f"{skipped.file}, row {skipped.row}" if skipped.file else f"row {skipped.row}"

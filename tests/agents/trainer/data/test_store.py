@@ -1,0 +1,141 @@
+"""Examples on disk: the same as in memory, made once, whole or not there; packed tightly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agents.errors import UserError
+from agents.spec import DataSpec, RunSpec
+from agents.trainer.data import cache
+from agents.trainer.data.cache import load_examples, make_key, prune
+from agents.trainer.data.packing import pack
+from agents.trainer.data.rows import find_files
+from agents.trainer.data.store import open_examples
+from agents.trainer.model import load_tokenizer
+from tests.agents.trainer.ranks import DEMO
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(DEMO / "model")[0]
+
+
+def make_spec(**changes):
+    spec = RunSpec(model="m", data=DataSpec(train="d"), sequence_tokens=64)
+    return replace(spec, **changes)
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def load(path, tokenizer, folder, sha256="0", **changes):
+    return load_examples(find_files(path), sha256, make_spec(**changes), tokenizer, folder)
+
+
+def texts(num_rows):
+    return [{"text": f"The river {'runs ' * (i % 7)}on, {i}."} for i in range(num_rows)]
+
+
+def decode(tokenizer, example):
+    return [tokenizer.decode(segment.ids) for segment in example.segments]
+
+
+def test_examples_come_back_as_they_were_written(tmp_path, tokenizer):
+    found = load(write_rows(tmp_path / "a.jsonl", texts(20)), tokenizer, tmp_path / "c")
+    assert len(found) == 20
+    assert found.format == "text"
+    assert decode(tokenizer, found[3]) == ["<|begin|>The river runs runs runs on, 3.<|end|>"]
+    assert found[3].rows == (4,)
+    assert found.num_tokens.tolist() == [example.num_tokens for example in found]
+    assert found.weights.tolist() == [example.num_targets for example in found]
+    assert found[3].segments[0].is_target.tolist() == [False] + [True] * (found.num_tokens[3] - 1)
+
+
+def test_a_second_reader_maps_what_the_first_one_made(tmp_path, tokenizer, monkeypatch):
+    path = write_rows(tmp_path / "a.jsonl", texts(5))
+    load(path, tokenizer, tmp_path / "c")
+    monkeypatch.setattr(cache, "write_examples", None)
+    assert len(load(path, tokenizer, tmp_path / "c")) == 5
+
+
+def test_whatever_decides_the_content_makes_another_entry(tokenizer):
+    spec = make_spec()
+    keys = {make_key("0", spec, tokenizer), make_key("1", spec, tokenizer)}
+    for change in ({"packing": True}, {"sequence_tokens": 65}, {"objective": "dpo"}):
+        keys.add(make_key("0", replace(spec, **change), tokenizer))
+    tokenizer = load_tokenizer(DEMO / "model")[0]
+    tokenizer.chat_template += " "
+    keys.add(make_key("0", spec, tokenizer))
+    assert len(keys) == 6
+    again = make_key("0", replace(spec, seed=7), load_tokenizer(DEMO / "model")[0])
+    assert again == make_key("0", spec, load_tokenizer(DEMO / "model")[0])
+
+
+def test_what_a_killed_writer_left_is_never_taken(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", texts(5))
+    folder = tmp_path / "c"
+    key = make_key("0", make_spec(), tokenizer)
+    (folder / f"{key}.unfinished").mkdir(parents=True)
+    (folder / f"{key}.unfinished" / "tokens").write_bytes(b"half")
+    assert len(load(path, tokenizer, folder)) == 5
+    (folder / key / "tokens").write_bytes(b"torn")
+    assert open_examples(folder / key) is None
+    assert len(load(path, tokenizer, folder)) == 5
+    assert sorted(file.name for file in folder.iterdir()) == [key, f"{key}.lock"]
+
+
+def test_a_refused_file_leaves_nothing(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", [{"text": " "}])
+    with pytest.raises(UserError, match="no usable row"):
+        load(path, tokenizer, tmp_path / "c")
+    assert not [file for file in (tmp_path / "c").iterdir() if file.is_dir()]
+
+
+def test_entries_unused_for_longest_make_room(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", texts(5))
+    for sha256 in "123":
+        load(path, tokenizer, tmp_path / "c", sha256)
+    keys = [make_key(sha256, make_spec(), tokenizer) for sha256 in "123"]
+    load(path, tokenizer, tmp_path / "c", "1")  # used again
+    prune(tmp_path / "c", 0, keep=keys[0])
+    assert [(tmp_path / "c" / key).is_dir() for key in keys] == [True, False, False]
+
+
+def test_packs_hold_every_row_once_and_no_more_than_fits(tmp_path, tokenizer):
+    path = write_rows(tmp_path / "a.jsonl", texts(50))
+    found = load(path, tokenizer, tmp_path / "c", packing=True)
+    assert sorted(row for example in found for row in example.rows) == list(range(1, 51))
+    assert found.num_tokens.max() <= 64
+    assert found.num_tokens.tolist() == [example.num_tokens for example in found]
+    assert found.num_targets.tolist() == [example.num_targets for example in found]
+    assert len(found) < 25
+
+
+@pytest.mark.parametrize("spread", [0.5, 0.9, 1.3])
+def test_ordinary_lengths_fill_packs_to_95_percent(spread):
+    random = np.random.default_rng(1)
+    lengths = np.clip(random.lognormal(5.5, spread, 20_000), 4, 2048).astype(np.int32)
+    order, first = pack(lengths, 2048)
+    sizes = np.add.reduceat(lengths[order], first[:-1])
+    assert sizes.max() <= 2048
+    assert sorted(order.tolist()) == list(range(20_000))
+    assert sizes.mean() / 2048 >= 0.95
+
+
+def test_pairs_become_two_segments_that_learn_only_what_differs(tmp_path, tokenizer):
+    row = {"prompt": "Hi", "chosen": "Hello you", "rejected": "Go"}
+    found = load(
+        write_rows(tmp_path / "a.jsonl", [row]), tokenizer, tmp_path / "c", objective="dpo"
+    )
+    chosen, rejected = found[0].segments
+    assert tokenizer.decode(chosen.ids[chosen.is_target]) == "Hello you<|end|>"
+    assert tokenizer.decode(rejected.ids[rejected.is_target]) == "Go<|end|>"
+    assert tokenizer.decode(rejected.ids) == "<|begin|><|user|>Hi<|end|><|assistant|>Go<|end|>"
+    assert found.weights.tolist() == [1]
+    assert found[0].rows == (1,)
