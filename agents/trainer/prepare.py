@@ -73,10 +73,6 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
     Raises:
         UserError: the spec asks for it.
     """
-    if spec.objective != "sft":
-        raise UserError(
-            f"objective: {spec.objective} is not trained by this version.", "Use objective: sft"
-        )
     if spec.parallel not in ("auto", "single", "data"):
         raise UserError(
             f"parallel: {spec.parallel} is not trained by this version.",

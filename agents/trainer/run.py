@@ -194,9 +194,7 @@ def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
         num_rows=train.num_rows - train.num_skipped,
         num_examples=len(train),
         num_tokens=int(train.num_tokens.sum()),
-        skipped=[
-            {"row": item.row, "reason": item.reason, "file": item.file} for item in train.skipped
-        ],
+        skipped=[{"row": item.row, "reason": item.in_words} for item in train.skipped],
         num_skipped=train.num_skipped,
         num_malformed=train.num_malformed,
         format=train.format,

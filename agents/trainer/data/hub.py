@@ -29,7 +29,8 @@ def find_data(name: str, download: Download | None = None) -> DataFiles:
         UserError: there is neither.
     """
     path = Path(name)
-    if path.exists() or path.is_absolute() or name.count("/") != 1 or name.startswith("."):
+    plain = name.count("/") != 1 or name.startswith((".", "~")) or path.suffix.lower() in KINDS
+    if path.exists() or path.is_absolute() or plain:
         return find_files(path)
     download = download or _download
     dataset, _, config = name.partition(":")

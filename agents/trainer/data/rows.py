@@ -34,6 +34,8 @@ def find_files(path: Path) -> DataFiles:
     Raises:
         UserError: there is none, or those of a folder are of several kinds.
     """
+    if not path.exists():
+        raise UserError(f"{path} does not exist.", "Check data.train of the run file")
     if not path.is_dir():
         return DataFiles(name=str(path), paths=(path,))
     found = [file for file in sorted(path.rglob("*")) if _is_data(file.relative_to(path), file)]

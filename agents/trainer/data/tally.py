@@ -30,6 +30,11 @@ class Skipped:
     file: str = ""
     """Name of its file, where there are several."""
 
+    @property
+    def in_words(self) -> str:
+        """The reason, with the name of the file where there are several."""
+        return f"{self.file}: {self.reason}" if self.file else self.reason
+
 
 @dataclass(slots=True)
 class Tally:

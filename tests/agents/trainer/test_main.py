@@ -93,7 +93,7 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"objective": "dpo"}, "objective: dpo is not trained"),
+        ({"objective": "dpo"}, "objective dpo needs preference rows"),
         ({"parallel": "pipeline"}, "parallel: pipeline is not trained"),
         ({"shares": (1.0, 2.0)}, "shares has 2 values, but the run has 1 ranks"),
         ({"adapter": AdapterSpec(targets=("q_porj",))}, "'q_porj'"),
@@ -120,13 +120,13 @@ def test_a_missing_package_is_named(run, changes):
     assert "bitsandbytes" in failure(run)["message"]
 
 
-def test_a_broken_line_ends_every_rank_with_its_number(tmp_path, tiny_model):
+def test_too_many_broken_lines_end_every_rank_with_the_first_number(tmp_path, tiny_model):
     run = Run(tmp_path / "run", tiny_model, make_spec(), 2)
     lines = run.train.read_text().splitlines()
-    lines[16] = lines[16][:-3]
+    lines[16:28] = [line[:-3] for line in lines[16:28]]
     run.train.write_text("\n".join(lines))
     message = refuse(run)
-    assert f"{run.train}, line 17: not valid JSON" in message
+    assert f"{run.train}: 12 of 40 rows are malformed, the first in row 17: not valid" in message
 
 
 def test_a_rank_that_cannot_load_ends_the_others_at_once(tmp_path, tiny_model):

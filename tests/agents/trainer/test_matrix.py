@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 SHARES = {1: (1.0,), 2: (2.0, 1.0), 3: (3.0, 2.0, 1.0)}
 RATES = {"lora": 2e-2, "qlora": 1e-2, "full": 1e-3}
 NUM_STEPS = 8
-CELLS = [("sft", False)]
+CELLS = [("sft", False), ("sft", True), ("dpo", False)]
 
 
 def make_run(home: Path, model: Path, kind: str, objective: str, num_ranks: int, packing: bool):
