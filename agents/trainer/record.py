@@ -18,7 +18,7 @@ class Speeds:
 
     flops: ModelFlops
     peak: Peak | None
-    solo_tokens_per_s: tuple[float, ...] | None
+    solo_tokens_per_s: tuple[float, ...]
     """Tokens per second of each rank by itself, as measured before the first step."""
 
 
@@ -56,7 +56,7 @@ def describe_speed(
         "model_flops": model_flops,
         "mfu": model_flops / possible if possible else None,
         "hfu": (model_flops + again) / possible if possible else None,
-        "eta": rate / sum(solo) if solo else None,
+        "eta": rate / sum(solo),
         "memory_bytes": read_memory_bytes(prepared.device),
         "memory_reserved_bytes": read_reserved_bytes(prepared.device),
     }

@@ -97,15 +97,13 @@ def _train(
         beat=heartbeat.touch,
     )
     shares = attempt.intent.spec.shares or (resumed.shares if resumed else None)
-    speed = None
-    if group.world_size > 1:
-        journal.write("phase", phase="warmup")
-        heartbeat.beat(0, "warmup")
-        part = choose_examples(prepared.train, _WARMUP_TOKENS[prepared.device.type])
-        speed = measure_speed(computer, part, prepared.device)
+    journal.write("phase", phase="warmup")
+    heartbeat.beat(0, "warmup")
+    part = choose_examples(prepared.train, _WARMUP_TOKENS[prepared.device.type])
+    speed = measure_speed(computer, part, prepared.device)
     reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wish.wanted})
-    solo = tuple(r["tokens_per_s"] for r in reports) if group.world_size > 1 else None
-    shares = shares or choose_first_shares(solo or [1.0])
+    solo = tuple(report["tokens_per_s"] for report in reports)
+    shares = shares or choose_first_shares(solo)
     speeds = Speeds(
         flops=read_flops(prepared.model.module),
         peak=find_peak(prepared.device, prepared.model.dtype),

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from agents.trainer.stats import StatsLayout
+from tests.agents.trainer.ranks import Run, make_spec
+
+PARTS = ("input", "compute", "wait", "optimizer")
 
 CPU = torch.device("cpu")
 
@@ -36,3 +39,13 @@ def test_a_rank_number_keeps_every_bit():
 def test_an_unknown_name_is_a_mistake():
     with pytest.raises(KeyError, match="lost"):
         layout(0).fill({"lost": 1.0}, CPU)
+
+
+def test_a_single_rank_is_held_against_its_own_speed(tmp_path, tiny_model):
+    run = Run(tmp_path / "run", tiny_model, make_spec(max_steps=2))
+    run.train_to_end()
+    started = next(line for line in run.journal(0) if line["kind"] == "started")
+    (solo,) = started["solo_tokens_per_s"]
+    for step in run.steps(0).values():
+        assert step["eta"] == pytest.approx(step["tokens_per_s"] / solo)
+        assert sum(step[f"{name}_s"] for name in PARTS) <= step["step_s"]
