@@ -69,7 +69,8 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
         assert kinds.count("checkpoint") == (2 if rank == 0 else 0)
         started = next(line for line in lines if line["kind"] == "started")
         assert started["world_size"] == 2
-        assert sum(started["shares"]) == pytest.approx(1.0, abs=0.01)
+        assert len(started["shares"]) == 2  # weights: equal ranks get 1 each
+        assert min(started["shares"]) > 0
         assert started["total_steps"] == 4
         assert started["num_rows"] == 40
         assert started["skipped"] == [{"row": 41, "reason": "the line is empty"}]
