@@ -15,6 +15,7 @@ import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec
 from tests.agents.trainer.ranks import Run, make_spec
+from tests.agents.trainer.test_matrix import make_pairs
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 20
@@ -121,3 +122,28 @@ def test_supervised_losses_are_those_of_trl(tmp_path, tiny_model):
     assert len(expected) == len(found) == NUM_STEPS
     assert found[-1] < found[0] - 0.3
     assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) <= TOLERANCE
+
+
+def test_preference_losses_are_those_of_trl(tmp_path, tiny_model):
+    spec = comparable_spec(objective="dpo", dpo_beta=0.2)
+    run = Run(tmp_path / "run", tiny_model, spec)
+    rows = make_pairs(run.train)
+    run.train_to_end()
+    from trl import DPOConfig, DPOTrainer
+
+    model, tokenizer = same_start(spec, tiny_model)
+    trainer = DPOTrainer(
+        model=model,
+        args=DPOConfig(**settings(tmp_path / "trl"), beta=0.2),
+        train_dataset=in_order(rows, spec.seed),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    found = list(run.steps().values())
+    assert len(lines) == len(found) == NUM_STEPS
+    assert found[-1]["loss"] < 0.5 * found[0]["loss"]
+    for ours, theirs in zip(found, lines, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=TOLERANCE)
+        assert ours["reward_margin"] == pytest.approx(theirs["rewards/margins"], abs=10 * TOLERANCE)
+        assert ours["reward_accuracy"] == pytest.approx(theirs["rewards/accuracies"])
