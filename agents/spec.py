@@ -133,8 +133,8 @@ class RunSpec:
     shares change the last bits of the loss: false keeps a resumed run the same to the bit even
     where speeds vary. Given `shares` stay, too."""
     compression: Compression = "none"
-    """What gradients travel as; none: fp32, exact. For slow links and lossy, with what is lost added
-    to the next step: bf16 (half the bytes), powersgd (matrices as products of rank 4)."""
+    """What gradients travel as; none: fp32, exact. For slow links and lossy, with what is lost
+    added to the next step: bf16 (half the bytes), powersgd (matrices as products of rank 4)."""
     evaluate_every_steps: int | None = None
     """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
