@@ -4,7 +4,8 @@ The loss is a SUM (see `objectives`), so sums over micro-batches and ranks add u
 the batch exactly; the division by the batch's weight comes after the all-reduce.
 
 When memory runs out, the slice is done again in smaller pieces: half the tokens at once, down to
-single examples, then with activations computed a second time. The batch stays the same.
+single examples, then with the activations of a quarter, half or all of the layers computed twice.
+The batch stays the same.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from agents.errors import UserError
 from agents.trainer.examples import Example
 from agents.trainer.flat import FlatParameters
 from agents.trainer.micro import build_micro_batch, group_examples
-from agents.trainer.model import TrainedModel, recompute_activations
+from agents.trainer.model import TrainedModel
 from agents.trainer.objectives import LOSS, NUM_SUMS, Objective
+from agents.trainer.recompute import Recomputing
 from agents.trainer.reducer import Reducer
 
 Warn = Callable[[str, str], None]
@@ -62,7 +64,8 @@ class Computer:
         device: torch.device,
         *,
         micro_tokens: int,
-        recompute: bool,
+        num_recomputed: int,
+        may_recompute: bool = True,
         warn: Warn,
         beat: Callable[[], None],
     ) -> None:
@@ -73,11 +76,23 @@ class Computer:
         self._warn = warn
         self._beat = beat
         self.micro_tokens = micro_tokens
-        self.recompute = recompute and recompute_activations(model)
+        self._recomputing = Recomputing(model)
+        self._recomputing.set(num_recomputed)
+        self._may_recompute = may_recompute
         self.gradient_scale = 1.0
         """The gradients are this many times the true ones (fp16)."""
         self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
         """What the objective sums over this rank's examples; see `objectives`."""
+
+    @property
+    def num_recomputed(self) -> int:
+        """How many decoder layers compute their activations twice."""
+        return self._recomputing.num_layers
+
+    @property
+    def recomputed_share(self) -> float:
+        """The part of the decoder layers that does, 0 to 1."""
+        return self.num_recomputed / max(1, self._recomputing.most_layers)
 
     @property
     def loss_sum(self) -> Tensor:
@@ -136,17 +151,19 @@ class Computer:
                 "once on this rank. The batch stays the same.",
                 "",
             )
-        elif not self.recompute and recompute_activations(self._model):
-            self.recompute = True
+        elif self._may_recompute and self._recomputing.do_more():
             self._warn(
-                "Memory ran out with a single example; from now on activations are computed twice "
-                "on this rank, which is slower and needs less.",
+                f"Memory ran out with a single example; from now on {self.num_recomputed} of "
+                f"{self._recomputing.most_layers} layers compute their activations twice on this "
+                "rank, which is slower and needs less.",
                 "",
             )
         else:
+            first = "" if self._may_recompute else "set recompute: auto, "
+            hint = f"{first}lower sequence_tokens, or {_LESS_MEMORY}"
             raise UserError(
                 f"Memory ran out on {self._device} with a single example of {most} tokens.",
-                f"Lower sequence_tokens, or {_LESS_MEMORY}",
+                hint[0].upper() + hint[1:],
             )
 
     def evaluate(self, part: Part) -> None:

@@ -41,7 +41,7 @@ from agents.trainer.stats import Stats, StatsLayout
 from agents.trainer.stopwatch import StepTimes, Stopwatch
 
 _SUMS = (*SUMS, "weight", "stop", "save")
-_PER_RANK = ("micro_tokens", "recompute", "compute_s", "compute_tokens")
+_PER_RANK = ("micro_tokens", "num_recomputed", "compute_s", "compute_tokens")
 """The last two are of the step before: a GPU tells the time when a step is over."""
 
 
@@ -81,7 +81,7 @@ class Agreed:
     stop: bool
     save: bool
     micro_tokens: tuple[int, ...]
-    recompute: tuple[bool, ...]
+    num_recomputed: tuple[int, ...]
 
 
 class Loop:
@@ -239,7 +239,7 @@ class Loop:
             "stop": self._wish.wanted,
             "save": self._saver.is_due_by_time(),
             "micro_tokens": self._computer.micro_tokens,
-            "recompute": self._computer.recompute,
+            "num_recomputed": self._computer.num_recomputed,
             "compute_s": self._times.compute_s if self._times else 0.0,
             "compute_tokens": self._num_tokens,
         }
@@ -266,7 +266,7 @@ class Loop:
             stop=stats.sums["stop"] > 0,
             save=stats.sums["save"] > 0,
             micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
-            recompute=tuple(value > 0 for value in stats.per_rank["recompute"]),
+            num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
         )
 
     def _record(self, batch: Batch, agreed: Agreed, learning_rate: float, times: StepTimes) -> None:
@@ -277,7 +277,7 @@ class Loop:
             lengths=tuple(len(segment.ids) for segment in segments),
             num_targets=sum(segment.num_targets for segment in segments),
             global_tokens=batch.num_tokens,
-            recompute=self._computer.recompute,
+            recomputed_share=self._computer.recomputed_share,
         )
         self._journal.write(
             "step",
@@ -312,7 +312,7 @@ class Loop:
             shares=self._balancer.shares,
             total_steps=self._plan.total_steps,
             micro_tokens=agreed.micro_tokens,
-            recompute=agreed.recompute,
+            num_recomputed=agreed.num_recomputed,
             loss_scale=self._scale,
             required=required,
         )

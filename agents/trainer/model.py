@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agents.errors import UserError
 from agents.spec import AdapterSpec, RunSpec
@@ -263,27 +259,6 @@ def _apply_dora_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.training = True
-
-
-def recompute_activations(model: TrainedModel) -> bool:
-    """Let decoder layers compute their activations a second time; False: this model cannot.
-
-    Transformers' own switch works in training mode only, in which its dropouts would be on.
-    """
-    layers = [
-        module
-        for module in model.module.modules()
-        if isinstance(module, GradientCheckpointingLayer)
-    ]
-    for layer in layers:
-        layer.forward = partial(
-            checkpoint,
-            layer.forward,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), model.clock.again()),
-        )
-    return bool(layers)
 
 
 def _first(error: Exception) -> str:

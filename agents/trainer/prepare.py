@@ -109,6 +109,14 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def limit_memory(device: torch.device, most_gib: float | None) -> None:
+    """Let this process take no more of its GPU than that, in GiB; None: all of it."""
+    if device.type == "cuda" and most_gib is not None:
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        share = min(1.0, most_gib * 2**30 / total_bytes)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 def find_model(path: str) -> Path:
     """Return the model's folder, fetched from the hub where `path` is a hub id.
 
@@ -308,5 +316,7 @@ def choose_micro_tokens(prepared: Prepared) -> int:
     longest = int(prepared.train.num_tokens.max())
     if prepared.device.type != "cuda":
         return max(longest, CPU_TOKENS)
-    free_bytes, _ = torch.cuda.mem_get_info(prepared.device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(prepared.device)
+    cap_bytes = int(torch.cuda.get_per_process_memory_fraction(prepared.device) * total_bytes)
+    free_bytes = min(free_bytes, cap_bytes - torch.cuda.memory_allocated(prepared.device))
     return estimate_tokens(prepared.model.module.config, free_bytes, longest)

@@ -30,7 +30,8 @@ class Work:
     """Tokens of each segment of this rank."""
     num_targets: int
     global_tokens: int
-    recompute: bool
+    recomputed_share: float
+    """The part of the layers whose activations were computed twice, 0 to 1."""
 
 
 def describe_speed(
@@ -44,7 +45,7 @@ def describe_speed(
     """
     num_tokens = sum(work.lengths)
     model_flops = speeds.flops.count(work.lengths, work.num_targets)
-    again = speeds.flops.count_again(work.lengths) if work.recompute else 0.0
+    again = speeds.flops.count_again(work.lengths) * work.recomputed_share
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
     solo = speeds.solo_tokens_per_s
     rate = work.global_tokens / times.step_s

@@ -23,6 +23,7 @@ from agents.trainer.prepare import (
     Prepared,
     choose_device,
     choose_micro_tokens,
+    limit_memory,
     prepare,
     refuse_unsupported,
 )
@@ -33,6 +34,8 @@ from agents.trainer.warmup import choose_examples, measure_speed
 
 _WARMUP_TOKENS = {"cpu": 256, "cuda": 4096}
 """Enough to be busy with for a moment, on either kind of device."""
+_ALL_LAYERS = 1 << 20
+"""More than any model has."""
 
 
 def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: StopWish) -> None:
@@ -44,6 +47,7 @@ def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: Sto
     ranks = Ranks.from_environment()
     refuse_unsupported(attempt.intent.spec, ranks.world_size)
     device = choose_device(attempt.placement.device)
+    limit_memory(device, attempt.intent.spec.memory_gib)
     _settle(attempt, ranks, device)
     group = Group(ranks, attempt.rank_names)
     group.join(choose_backend(device), device)
@@ -92,7 +96,8 @@ def _train(
         micro_tokens=resumed.micro_tokens[attempt.rank]
         if resumed
         else choose_micro_tokens(prepared),
-        recompute=resumed is not None and resumed.recompute[attempt.rank],
+        num_recomputed=_choose_recomputed(attempt, resumed),
+        may_recompute=attempt.intent.spec.recompute != "none",
         warn=lambda message, hint: journal.write("warning", message=message, hint=hint),
         beat=heartbeat.touch,
     )
@@ -136,6 +141,14 @@ def _train(
     journal.write("finished", step=step, reason=reason)
     heartbeat.beat(step, "done")
     journal.write("phase", phase="done")
+
+
+def _choose_recomputed(attempt: Attempt, resumed: Progress | None) -> int:
+    """Return how many layers compute their activations twice to begin with."""
+    wanted = attempt.intent.spec.recompute
+    if wanted != "auto":
+        return _ALL_LAYERS if wanted == "all" else 0
+    return resumed.num_recomputed[attempt.rank] if resumed else 0
 
 
 def _resumed_alike(attempt: Attempt, prepared: Prepared) -> Progress | None:

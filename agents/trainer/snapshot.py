@@ -45,8 +45,8 @@ class Progress:
     shares: tuple[float, ...]
     micro_tokens: tuple[int, ...]
     """Largest micro-batch of each rank, in padded tokens."""
-    recompute: tuple[bool, ...]
-    """Whether each rank computes activations a second time to save memory."""
+    num_recomputed: tuple[int, ...]
+    """How many layers of each rank compute activations a second time to save memory."""
     tokens_seen: int
     plain_template: bool
     """The tokenizer had no chat template: the merged model gets the plain one."""

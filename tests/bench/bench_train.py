@@ -70,7 +70,7 @@ def run_ranks(folder: Path, intent: AttemptIntent, threads: int) -> float:
         "MASTER_ADDR": intent.master_address,
         "MASTER_PORT": str(intent.master_port),
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
     }
     ranks = [
         subprocess.Popen(

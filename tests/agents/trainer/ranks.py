@@ -164,11 +164,16 @@ def start_rank(
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:
-    context = multiprocessing.get_context("forkserver")
+    # bitsandbytes asks the GPU for its kind when it is imported, and CUDA cannot be forked.
+    context = multiprocessing.get_context("spawn" if _has_gpu() else "forkserver")
     context.set_forkserver_preload(["agents.trainer.run", "agents.trainer.__main__"])
     process = context.Process(target=target, args=args, daemon=True)
     process.start()
     return process
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
 
 
 def run_trainer(environ: dict[str, str]) -> None:

@@ -32,7 +32,7 @@ POSITIONS = [11, 12, 13, 14]
 
 @pytest.fixture
 def make_computer(tiny_model):
-    def make(micro_tokens=1000, recompute=False, warnings=None):
+    def make(micro_tokens=1000, num_recomputed=0, warnings=None, may_recompute=True):
         spec = make_spec(precision="fp64", adapter=AdapterSpec(rank=4, dropout=0.2))
         tokenizer, plain = load_tokenizer(tiny_model)
         base = load_model(spec, tiny_model, tokenizer, CPU)
@@ -46,7 +46,8 @@ def make_computer(tiny_model):
             Supervised(Forward(model, CPU)),
             CPU,
             micro_tokens=micro_tokens,
-            recompute=recompute,
+            num_recomputed=num_recomputed,
+            may_recompute=may_recompute,
             warn=lambda message, hint: told.append(message),
             beat=lambda: None,
         )
@@ -93,17 +94,19 @@ def test_the_loss_is_that_of_transformers(make_computer):
 
 
 def test_recomputing_changes_nothing_with_dropout_on(make_computer):
-    assert_same(gradients(make_computer(recompute=True)), gradients(make_computer()))
+    expected = gradients(make_computer())
+    assert_same(gradients(make_computer(num_recomputed=1)), expected)
+    assert_same(gradients(make_computer(num_recomputed=2)), expected)
 
 
 def test_recomputing_is_really_on(make_computer):
     calls = []
-    computer = make_computer(recompute=True)
-    assert computer.recompute
-    layer = computer._model.module.get_base_model().model.layers[0].mlp
-    layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    computer = make_computer(num_recomputed=1)
+    assert (computer.num_recomputed, computer.recomputed_share) == (1, 0.5)
+    for place, layer in enumerate(computer._model.module.get_base_model().model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, place=place: calls.append(place))
     gradients(computer)
-    assert len(calls) == 2
+    assert calls == [0, 1, 0], "only the first of two layers is computed twice"
 
 
 def test_no_rows_give_no_gradient(make_computer):
@@ -142,17 +145,23 @@ def test_less_memory_means_smaller_pieces_of_the_same_batch(make_computer, monke
 
 def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer, monkeypatch):
     expected = gradients(make_computer())
-    limit_memory(monkeypatch, lambda computer, samples: computer.recompute and len(samples) == 1)
+    limit_memory(
+        monkeypatch, lambda computer, samples: computer.num_recomputed == 2 and len(samples) == 1
+    )
     warnings: list[str] = []
     computer = make_computer(warnings=warnings)
     assert_same(gradients(computer), expected)
-    assert computer.recompute
-    assert "computed twice" in warnings[-1]
+    assert computer.num_recomputed == 2
+    told = [w for w in warnings if "twice" in w]
+    assert [w.partition(" layers")[0][-6:] for w in told] == ["1 of 2", "2 of 2"]
 
     limit_memory(monkeypatch, lambda computer, samples: False)
     with pytest.raises(UserError, match="a single example of 30 tokens") as caught:
         gradients(make_computer())
     assert "sequence_tokens" in caught.value.hint
+    with pytest.raises(UserError) as caught:
+        gradients(make_computer(may_recompute=False))
+    assert "recompute: auto" in caught.value.hint.lower()
 
 
 def test_a_model_that_does_not_fit_is_told_in_words():

@@ -46,7 +46,7 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
         prepared.objective,
         device,
         micro_tokens=100,
-        recompute=False,
+        num_recomputed=0,
         warn=lambda message, hint: None,
         beat=lambda: None,
     )

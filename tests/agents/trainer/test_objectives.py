@@ -47,7 +47,7 @@ class Pairs:
         return PAIRS[index]
 
 
-def make(tiny_model, adapter, micro_tokens=1000, recompute=False, objective="dpo"):
+def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dpo"):
     spec = make_spec(precision="fp64", objective=objective, dpo_beta=BETA, adapter=adapter)
     tokenizer, plain = load_tokenizer(tiny_model)
     base = load_model(spec, tiny_model, tokenizer, CPU)
@@ -69,7 +69,7 @@ def make(tiny_model, adapter, micro_tokens=1000, recompute=False, objective="dpo
         make_objective(spec, forward, reference),
         CPU,
         micro_tokens=micro_tokens,
-        recompute=recompute,
+        num_recomputed=num_recomputed,
         warn=lambda message, hint: None,
         beat=lambda: None,
     )
@@ -157,7 +157,7 @@ def test_a_full_run_compares_with_the_weights_it_began_with(tiny_model):
 def test_neither_grouping_nor_recomputing_moves_a_number(tiny_model, changes, objective):
     adapter = adapter_of(changes, dropout=0.2)
     expected = compute(make(tiny_model, adapter, objective=objective))
-    for settings in ({"micro_tokens": 1}, {"recompute": True}):
+    for settings in ({"micro_tokens": 1}, {"num_recomputed": 2}):
         found = compute(make(tiny_model, adapter, objective=objective, **settings))
         for one, other in zip(found, expected, strict=True):
             error = (one - other).abs().max() / other.abs().max()
