@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import NotAvailableYet, UserError
+from app.errors import UserError
 from app.library.data import check_form, find_data
 from app.library.models import find_model
 from app.storage.database import open_database
@@ -114,20 +114,24 @@ def test_good_data_is_found_and_sent(tmp_path: Path, hashes: HashStore, name: st
 
 
 BAD = [
-    ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2: not valid JSON: Expecting value at character 7"),
-    ("a.jsonl", '{"a": 1}\n3\n', "line 2: a row is not an object"),
+    (
+        "a.jsonl",
+        '{"a": 1}\n' + '{"a": \n' * 11,
+        "line 2: not valid JSON: Expecting value",
+    ),
+    ("a.jsonl", '{"a": 1}\n' + "3\n" * 11, "line 2: a row is not an object"),
     ("a.jsonl", "", "is empty"),
     ("a.jsonl", "\n\n", "is empty"),
     ("a.jsonl", "[" * 100_000, "line 1: not valid JSON: nested too deeply"),
     ("a.json", '[{"a": 1},\n{"a": }]', "line 2: not valid JSON"),
-    ("a.json", '{"a": 1}\n{"a": ', "line 2: not valid JSON"),
+    ("a.json", '{"a": 1}\n' + '{"a": \n' * 11, "line 2: not valid JSON"),
     ("a.json", '"text"', "holds no list of rows"),
     ("a.json", "[]", "is empty"),
-    ("a.csv", "a,b\n1,2\n3\n", "line 3: 1 fields, but the first line names 2 columns"),
+    ("a.csv", "a,b\n1,2\n" + "3\n" * 11, "line 3: 1 fields, but the first line names 2 columns"),
     ("a.csv", 'a,b\n"1,2\n', "line 2: not valid CSV"),
     ("a.csv", "a,b\n", "is empty"),
     ("a.txt", " \n", "is empty"),
-    ("a.parquet", "PAR1", "'.parquet' is not a kind of data file"),
+    ("a.parquet", "PAR1", "is no whole Parquet file"),
     ("a", "x", "'' is not a kind of data file"),
 ]
 
@@ -144,7 +148,7 @@ def test_bad_data_is_told_with_its_line(tmp_path: Path, name: str, text: str, me
 
 def test_data_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes('{"text": "\u00e4"}'.encode("latin-1"))
+    path.write_bytes('{"text": "\u00e4"}'.encode("utf-16"))
     with pytest.raises(UserError, match="not text in UTF-8"):
         check_form(path)
 
@@ -152,7 +156,21 @@ def test_data_in_another_encoding(tmp_path: Path) -> None:
 def test_data_that_is_not_there(tmp_path: Path, hashes: HashStore) -> None:
     with pytest.raises(UserError, match=r"the data file x\.jsonl \(data\.eval\) does not exist"):
         find_data("x.jsonl", "data.eval", hashes)
-    with pytest.raises(UserError, match="is the folder"):
+    with pytest.raises(UserError, match="holds no data file"):
         find_data(str(tmp_path), "data.train", hashes)
-    with pytest.raises(NotAvailableYet, match="data sets of the hub"):
-        find_data("tatsu-lab/alpaca", "data.train", hashes)
+
+
+def test_a_data_set_of_the_hub_is_left_to_the_nodes(hashes: HashStore) -> None:
+    source = find_data("tatsu-lab/alpaca", "data.train", hashes)
+    assert (source.value, source.destination) == ("tatsu-lab/alpaca", None)
+
+
+def test_a_folder_is_sent_with_its_data_files_only(tmp_path: Path, hashes: HashStore) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "b.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": \n')
+    for name in ("README.md", ".hidden.jsonl", "photo.png"):
+        (tmp_path / name).write_text("x")
+    source = find_data(str(tmp_path), "data.train", hashes)
+    assert [entry.path for entry in source.files] == ["a.jsonl", "deep/b.jsonl"]
+    assert source.path_on_node("/agent/data/x") == "/agent/data/x"
