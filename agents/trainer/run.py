@@ -13,6 +13,7 @@ from agents.trainer.balance import choose_first_shares
 from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.data.order import count_steps
+from agents.trainer.data.preview import NUM_SHOWN, show_row
 from agents.trainer.failpoints import failpoints_from_environment
 from agents.trainer.flops import read_flops
 from agents.trainer.group import Group, Ranks
@@ -115,6 +116,8 @@ def _train(
         solo_tokens_per_s=solo,
     )
     plan = _make_plan(attempt.intent.spec, prepared, shares, speeds)
+    if attempt.rank == 0:
+        _tell_preview(journal, prepared)
     _tell_start(journal, plan, prepared)
     if prepared.resumed and attempt.intent.spec.compression != "none" and group.world_size > 1:
         journal.write(
@@ -183,6 +186,17 @@ def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Jou
         failpoints=failpoints_from_environment(),
     )
     return Saver(attempt, prepared, group=group, folder=folder, journal=journal)
+
+
+def _tell_preview(journal: Journal, prepared: Prepared) -> None:
+    """Show the first rows with what is learned of them; of a pack its first row."""
+    train = prepared.train
+    num_shown = 2 if train.format == "preference" else 1
+    rows = [
+        show_row(prepared.model.tokenizer, train[index].segments[:num_shown])
+        for index in range(min(NUM_SHOWN, len(train)))
+    ]
+    journal.write("preview", format=train.format, rows=rows)
 
 
 def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:

@@ -62,10 +62,12 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
     for rank in range(2):
         lines = run.journal(rank)
         kinds = [line["kind"] if line["kind"] != "phase" else line["phase"] for line in lines]
-        assert [kind for kind in kinds if kind not in ("step", "eval", "checkpoint")] == [
+        many = ("step", "eval", "checkpoint", "preview")
+        assert [kind for kind in kinds if kind not in many] == [
             "loading", "imported", "warmup", "started", "training",
             "saving", "training", "saving", "training", "finished", "done",
         ]  # fmt: skip
+        assert kinds.count("preview") == (1 if rank == 0 else 0)
         assert kinds.count("checkpoint") == (2 if rank == 0 else 0)
         started = next(line for line in lines if line["kind"] == "started")
         assert started["world_size"] == 2
