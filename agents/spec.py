@@ -17,7 +17,6 @@ OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
 Parallel = Literal["auto", "single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp64"]
 Recompute = Literal["auto", "none", "all"]
-Compile = Literal["auto", "on", "off"]
 Compression = Literal["none", "bf16", "powersgd"]
 MAX_SEED = 2**63 - 1
 """Largest seed that every random number generator of the trainer takes."""
@@ -117,8 +116,6 @@ class RunSpec:
     optimizer: OptimizerKind = "adamw"
     precision: Precision = "auto"
     """Arithmetic of the model; auto: bf16 on GPUs that have it, else fp16; fp32 on CPUs."""
-    compile: Compile = "auto"
-    """Compile each decoder layer; auto: on GPUs where a compiler is found."""
     recompute: Recompute = "auto"
     """Which layers compute their activations a second time; auto: as few as memory allows."""
     memory_gib: float | None = None

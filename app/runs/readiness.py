@@ -58,17 +58,11 @@ def expect_supported(spec: RunSpec) -> None:
     Raises:
         NotAvailableYet: naming the key and what can be used instead.
     """
-    wanted = {
-        "objective": (spec.objective, ("sft",)),
-        "optimizer": (spec.optimizer, ("adamw",)),
-        "parallel": (spec.parallel, ("auto", "single", "data")),
-        "data.format": (spec.data.format, ("auto", "chat", "alpaca", "text")),
-    }
-    for key, (value, supported) in wanted.items():
-        if value not in supported:
-            raise NotAvailableYet(
-                f"{key}: {value} is not available yet", f"Use {' or '.join(supported)}."
-            )
+    supported = ("auto", "single", "data")
+    if spec.parallel not in supported:
+        raise NotAvailableYet(
+            f"parallel: {spec.parallel} is not available yet", f"Use {' or '.join(supported)}."
+        )
 
 
 async def look_over(services: Services, spec: RunSpec, nodes: Sequence[str]) -> Plan:

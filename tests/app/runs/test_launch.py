@@ -12,6 +12,7 @@ from agents.protocol import AttemptStatus, EnvironmentReport, GpuFacts
 from agents.spec import DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.launch import make_run_id, start_run
+from app.runs.readiness import expect_supported
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_facts
 
@@ -162,20 +163,20 @@ def test_shares_must_fit_the_ranks(services: Services, spec: RunSpec) -> None:
     assert "shares has 2 values, but the run has 3 ranks" in error.message
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"objective": "dpo"}, "objective: dpo"),
-        ({"optimizer": "adamw_8bit"}, "optimizer: adamw_8bit"),
-        ({"parallel": "pipeline"}, "parallel: pipeline"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_at_once(
-    services: Services, spec: RunSpec, change: dict[str, object], message: str
-) -> None:
-    error = refused(services, replace(spec, **change))
+def test_what_is_not_there_yet_is_refused_at_once(services: Services, spec: RunSpec) -> None:
+    error = refused(services, replace(spec, parallel="pipeline"))
     assert isinstance(error, NotAvailableYet)
-    assert message in error.message
+    assert "parallel: pipeline" in error.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"objective": "dpo"}, {"optimizer": "paged_adamw_8bit"}, {"precision": "fp16"}],
+)
+def test_every_method_of_the_trainer_may_be_asked_for(
+    spec: RunSpec, change: dict[str, object]
+) -> None:
+    expect_supported(replace(spec, **change))
 
 
 def test_broken_data_line_is_named_before_anything_happens(
