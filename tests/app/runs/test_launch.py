@@ -183,7 +183,7 @@ def test_broken_data_line_is_named_before_anything_happens(
     services: Services, spec: RunSpec, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"text": "a"}\n{"text": \n')
+    broken.write_text('{"text": "a"}\n' + '{"text": \n' * 11)
     error = refused(services, replace(spec, data=DataSpec(train=str(broken))))
     assert f"{broken}, line 2: not valid JSON" in error.message
 
