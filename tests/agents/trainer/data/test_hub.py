@@ -1,0 +1,54 @@
+"""Data sets of the hub: Parquet as the hub converts it, else the files of the data set itself."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from agents.errors import UserError
+from agents.trainer.data.hub import find_data
+
+
+def fake_download(folder, names, *, converted):
+    def download(dataset, *, repo_type, allow_patterns, revision=None):
+        assert (dataset, repo_type) == ("org/name", "dataset")
+        if (revision is not None) != converted:
+            raise LocalEntryNotFoundError("404 Not Found")
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("x")
+        return str(folder)
+
+    return download
+
+
+def names_of(found, folder):
+    return [path.relative_to(folder).as_posix() for path in found.paths]
+
+
+def test_the_converted_training_split_comes_first(tmp_path):
+    names = ["default/train/0001.parquet", "default/train/0000.parquet"]
+    found = find_data("org/name", fake_download(tmp_path, names, converted=True))
+    assert names_of(found, tmp_path) == sorted(names)
+
+
+def test_one_of_several_parts_has_to_be_named(tmp_path):
+    names = ["de/train/0.parquet", "en/partial-train/0.parquet"]
+    download = fake_download(tmp_path, names, converted=True)
+    with pytest.raises(UserError, match="has the parts de, en"):
+        find_data("org/name", download)
+    assert names_of(find_data("org/name:en", download), tmp_path) == names[1:]
+
+
+def test_else_the_files_of_the_data_set_are_taken(tmp_path):
+    names = ["data/train.jsonl", "data/test.jsonl", "README.md"]
+    found = find_data("org/name", fake_download(tmp_path, names, converted=False))
+    assert names_of(found, tmp_path) == ["data/train.jsonl"]
+
+
+def test_what_cannot_be_fetched_is_said():
+    def download(dataset, **options):
+        raise LocalEntryNotFoundError("no network")
+
+    with pytest.raises(UserError, match="cannot be fetched from the hub: no network"):
+        find_data("org/name", download)
