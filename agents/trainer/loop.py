@@ -40,7 +40,7 @@ from agents.trainer.shares import split_batch
 from agents.trainer.stats import Stats, StatsLayout
 from agents.trainer.stopwatch import StepTimes, Stopwatch
 
-_SUMS = (*SUMS, "weight", "stop", "save")
+_SUMS = (*SUMS, "weight", "stop", "save", "uncommitted")
 _PER_RANK = ("micro_tokens", "num_recomputed", "compute_s", "compute_tokens")
 """The last two are of the step before: a GPU tells the time when a step is over."""
 
@@ -193,6 +193,7 @@ class Loop:
         watch.mark()
         stats = self._layout.read(stats_S, norm)
         agreed = self._agree(batch, stats)
+        self._saver.learn(int(stats.sums["uncommitted"]))
         self._times, self._num_tokens = watch.read(), batch.my_tokens
         self._record(batch, agreed, learning_rate, self._times)
         self._balancer.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
@@ -238,6 +239,7 @@ class Loop:
             "weight": batch.my_weight,
             "stop": self._wish.wanted,
             "save": self._saver.is_due_by_time(),
+            "uncommitted": self._saver.has_uncommitted,
             "micro_tokens": self._computer.micro_tokens,
             "num_recomputed": self._computer.num_recomputed,
             "compute_s": self._times.compute_s if self._times else 0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 
@@ -140,7 +141,8 @@ def _train(
     )
     step, reason = plan.first_step - 1, "stopped"
     if not any(report["stop"] for report in reports):
-        step, reason = loop.run()
+        with contextlib.closing(saver):
+            step, reason = loop.run()
     journal.write("finished", step=step, reason=reason)
     heartbeat.beat(step, "done")
     journal.write("phase", phase="done")

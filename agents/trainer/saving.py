@@ -1,16 +1,21 @@
 """Save the run's state on the nodes that keep copies, together with all other ranks.
 
+The step only copies the state to the host; a thread writes, hashes and commits it while training
+goes on. A save that finds the one before still being written waits for it: so every step that
+should have a checkpoint gets one, on every node, and the host holds the state once. The save at
+the end of a run, or at a stop, waits until its own files are committed.
+
 A checkpoint is also where ranks are made equal: GPUs of different kinds may round the last bit of
 a norm differently, and such differences would grow. When the states differ, all take that of rank
 0, which is the one that a resume would start from anyway. Older checkpoints are deleted only after
-every copy of the new one has been committed.
+every copy of the new one has been committed, which the ranks tell each other with the statistics
+of later steps, or at the next save.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,14 +23,12 @@ from torch import Tensor
 
 from agents.trainer.attempt import Attempt
 from agents.trainer.checkpoint import CannotWrite, CheckpointFolder
+from agents.trainer.digest import digest
 from agents.trainer.group import Group
 from agents.trainer.journal import Journal
 from agents.trainer.optimizer import export_state
 from agents.trainer.prepare import Prepared
-from agents.trainer.snapshot import Progress, write_snapshot
-
-_DIGEST_BYTES = 6
-"""A float64 carries 48 bits exactly."""
+from agents.trainer.snapshot import HostCopy, Progress, write_snapshot
 
 
 class Saver:
@@ -49,6 +52,12 @@ class Saver:
         self._saved_s = time.monotonic()
         self._saved_step = prepared.resumed.step if prepared.resumed else -1
         self._tokens_seen = prepared.resumed.tokens_seen if prepared.resumed else 0
+        self._copy = HostCopy()
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
+        self._writing: Future[CannotWrite | None] | None = None
+        """The newest save of this rank."""
+        self._may_prune = False
+        """A save has begun after which nothing was pruned yet."""
         if self._writes:
             folder.clean()
 
@@ -63,12 +72,32 @@ class Saver:
             return False
         return time.monotonic() - self._saved_s >= minutes * 60
 
+    @property
+    def has_uncommitted(self) -> bool:
+        """Tell whether the newest save of this rank is not committed, or has failed.
+
+        Raises:
+            UserError: this attempt may not write any more.
+        """
+        if self._writing is None:
+            return False
+        return not self._writing.done() or self._writing.result() is not None
+
+    def learn(self, num_uncommitted: int) -> None:
+        """Take in how many ranks had an uncommitted save; with none, old checkpoints go."""
+        if num_uncommitted or not self._may_prune:
+            return
+        self._may_prune = False
+        if self._writes:
+            self._pool.submit(self._folder.prune, self._attempt.intent.spec.checkpoint.keep)
+
     def save(self, step: int, *, required: bool, **fields: Any) -> None:
         """Save the state after `step`; all ranks call this together.
 
         Args:
             step: optimizer steps done.
-            required: the run ends here, so that a failure is one; otherwise it is a warning.
+            required: the run ends here, so that this waits for the files and a failure is one;
+                otherwise they are written in the background and a failure is a warning.
             fields: the rest of `Progress`.
 
         Raises:
@@ -77,67 +106,90 @@ class Saver:
         if step == self._saved_step:
             return
         started_s = time.monotonic()
+        self._wait()
         self._make_equal()
-        problem = self._write(step, fields) if self._writes else None
-        num_problems = self._count(problem is not None)
-        if problem is not None and required:
-            raise problem
-        if problem is None and self._writes:
-            self._journal.write(
-                "checkpoint",
-                step=step,
-                seconds=time.monotonic() - started_s,
-                path=str(self._folder.path_of(step)),
-            )
-            if not num_problems:
-                self._folder.prune(self._attempt.intent.spec.checkpoint.keep)
-        self._saved_s = time.monotonic()
+        if self._writes:
+            self._begin(step, fields, started_s, waits=required)
+        self._may_prune = True
         self._saved_step = step
+        if required:
+            self._finish()
+        self._saved_s = time.monotonic()
 
-    def _write(self, step: int, fields: dict[str, Any]) -> CannotWrite | None:
-        spec = self._attempt.intent.spec
-        progress = Progress(
+    def _begin(self, step: int, fields: dict[str, Any], started_s: float, *, waits: bool) -> None:
+        self._copy.take(self._prepared.flat, self._prepared.optimizer)
+        progress = self._describe(step, fields)
+        stall_s = None if waits else time.monotonic() - started_s
+        self._writing = self._pool.submit(self._write, progress, started_s, stall_s)
+
+    def _wait(self) -> CannotWrite | None:
+        return self._writing.result() if self._writing else None
+
+    def _finish(self) -> None:
+        problem = self._wait()
+        failed = torch.tensor([float(problem is not None)], device=self._prepared.device)
+        self._group.sum(failed)
+        if problem is not None:
+            raise problem
+        self.learn(int(failed.item()))
+
+    def close(self) -> None:
+        """Wait until what has begun is written, also when the training ends with an error."""
+        self._pool.shutdown()
+
+    def _describe(self, step: int, fields: dict[str, Any]) -> Progress:
+        return Progress(
             step=step,
-            spec=spec,
+            spec=self._attempt.intent.spec,
             devices=tuple((r.node, r.device_id) for r in self._attempt.intent.ranks),
             tokens_seen=self._tokens_seen,
             plain_template=self._prepared.model.plain_template,
-            optimizer={},
+            optimizer=self._copy.plain,
             layout=self._prepared.flat.layout,
             **fields,
         )
 
-        def write_files(folder: Path) -> None:
-            write_snapshot(
-                folder,
-                model=self._prepared.model,
-                flat=self._prepared.flat,
-                optimizer=self._prepared.optimizer,
-                progress=progress,
-            )
-
+    def _write(
+        self, progress: Progress, started_s: float, stall_s: float | None
+    ) -> CannotWrite | None:
+        """Commit what was copied; in the saver's thread. Without a stall, the step waits for it."""
         about = {**self._prepared.hashes, "versions": self._prepared.versions}
         try:
-            self._folder.commit(step, write_files, about)
+            self._folder.commit(
+                progress.step,
+                lambda folder: write_snapshot(
+                    folder, model=self._prepared.model, copy=self._copy, progress=progress
+                ),
+                about,
+            )
         except CannotWrite as error:
             self._journal.write("warning", message=error.message, hint=error.hint)
             return error
+        seconds = time.monotonic() - started_s
+        self._journal.write(
+            "checkpoint",
+            step=progress.step,
+            seconds=seconds,
+            stall_s=seconds if stall_s is None else stall_s,
+            path=str(self._folder.path_of(progress.step)),
+        )
         return None
 
-    def _count(self, failed: bool) -> int:
-        count = torch.tensor([float(failed)], device=self._prepared.device)
-        self._group.sum(count)
-        return int(count.item())
-
     def _make_equal(self) -> None:
-        if self._group.world_size == 1:
+        """Compare the states of all ranks; also how the save before this one went."""
+        world_size = self._group.world_size
+        if world_size == 1:
+            self.learn(int(self.has_uncommitted))
             return
         tensors = [self._prepared.flat.values, *_state_tensors(self._prepared.optimizer)]
-        digests = torch.zeros(self._group.world_size, dtype=torch.float64)
-        digests[self._group.rank] = _digest(tensors)
-        digests = digests.to(self._prepared.device)
-        self._group.sum(digests)
-        if len(set(digests.tolist())) == 1:
+        halves_2 = digest(tensors)
+        told = torch.zeros(2 * world_size + 1, dtype=torch.float64, device=halves_2.device)
+        told[2 * self._group.rank : 2 * self._group.rank + 2] = halves_2
+        told[-1] = float(self.has_uncommitted)
+        self._group.sum(told)
+        *digests, num_uncommitted = told.tolist()
+        self.learn(int(num_uncommitted))
+        if len(set(zip(digests[::2], digests[1::2], strict=True))) == 1:
             return
         for tensor in tensors:
             self._group.copy_from_first(tensor)
@@ -147,10 +199,3 @@ def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the optimizer's tensors that lie where the parameters do; the rest are counters."""
     tensors, _ = export_state(optimizer)
     return [tensors[name] for name in sorted(tensors) if tensors[name].dim()]
-
-
-def _digest(tensors: list[Tensor]) -> int:
-    sha256 = hashlib.sha256()
-    for tensor in tensors:
-        sha256.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return int.from_bytes(sha256.digest()[:_DIGEST_BYTES], "little")

@@ -57,23 +57,52 @@ class Progress:
     """Order of the parameters in the optimizer's tensors; the default is that of older ones."""
 
 
+class HostCopy:
+    """The trained values and the optimizer's state in host memory, ready to be written.
+
+    The buffers are allocated by the first copy, pinned where the state is on a GPU, and used again
+    by all later ones: the host holds the state once.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        """The parameters by name."""
+        self.optimizer: dict[str, Tensor] = {}
+        self.plain: dict[str, Any] = {}
+        """The part of the optimizer's state that is not tensors."""
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, flat: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the state as it is now; returns when all of it has arrived."""
+        whole = self._fetch("", flat.values)
+        self.values, start = {}, 0
+        for name, view in flat.views.items():
+            self.values[name] = whole[start : start + view.numel()].view_as(view)
+            start += view.numel()
+        tensors, self.plain = export_state(optimizer)
+        self.optimizer = {name: self._fetch(name, tensor) for name, tensor in tensors.items()}
+        if flat.values.is_cuda:
+            torch.cuda.synchronize(flat.values.device)
+
+    def _fetch(self, name: str, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[name] = buffer
+        return buffer.copy_(tensor.detach(), non_blocking=True)
+
+
 def write_snapshot(
-    folder: Path,
-    *,
-    model: TrainedModel,
-    flat: FlatParameters,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
+    folder: Path, *, model: TrainedModel, copy: HostCopy, progress: Progress
 ) -> None:
     """Write every file of a checkpoint but its manifest."""
+    metadata = {"format": "pt"}
     name = FULL_FILE if model.lora is None else ADAPTER_FILE
-    _save(flat.views, folder / name)
-    tensors, plain = export_state(optimizer)
-    _save(tensors, folder / OPTIMIZER_FILE)
+    save_file(copy.values, folder / name, metadata=metadata)
+    save_file(copy.optimizer, folder / OPTIMIZER_FILE, metadata=metadata)
     if model.lora is not None:
         _write_json(folder / ADAPTER_CONFIG, adapter_config(model, progress.spec))
-    state = {**to_wire(progress), "optimizer": plain}
-    _write_json(folder / STATE_FILE, state)
+    _write_json(folder / STATE_FILE, to_wire(progress))
 
 
 def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
@@ -86,12 +115,6 @@ def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
     plain["base_model_name_or_path"] = spec.model
     plain["inference_mode"] = True
     return plain
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    # A view into the flat buffer would make safetensors refuse "shared memory".
-    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-    save_file(copies, path, metadata={"format": "pt"})
 
 
 def _write_json(path: Path, value: Any) -> None:

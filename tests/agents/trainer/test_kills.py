@@ -61,7 +61,7 @@ def kill_ranks(run: Run, num_kills: int) -> int:
         if number % 3 == 0:
             assert finish([keeper]) == [1]
         else:
-            wait_until(lambda: len(run.steps()) >= 2)  # so the first one is saved
+            wait_until(lambda: len(run.steps()) >= 3)  # the second save waits for the first
             time.sleep(draw.uniform(0.0, 0.1))
             pids = [keeper.pid, int(pid_file.read_text())]
             for pid in draw.sample(pids, 2):

@@ -1,0 +1,27 @@
+"""The digest shows every difference between two ranks' states, of any type of number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agents.trainer.digest import digest
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+def test_one_bit_more_and_swapped_values_show(dtype):
+    first = torch.arange(1, 102).to(dtype)
+    one_more, swapped = first.clone(), first.clone()
+    one_more.view(torch.uint8)[-1] ^= 1
+    swapped[[0, 1]] = swapped[[1, 0]]
+    found = {tuple(digest([t, first]).tolist()) for t in (first, one_more, swapped)}
+    assert len(found) == 3
+    assert digest([first, first]).tolist() == digest([first.clone(), first]).tolist()
+
+
+def test_what_lies_beyond_one_row_and_the_order_of_tensors_count(monkeypatch):
+    monkeypatch.setattr("agents.trainer.digest._ROW", 8)
+    a, b = torch.ones(20), torch.ones(20)
+    a[5] = b[17] = 2
+    assert digest([a, b]).tolist() != digest([b, a]).tolist()
+    assert digest([a]).tolist() != digest([b]).tolist()

@@ -1,0 +1,44 @@
+"""Training goes on while a checkpoint is written; the end of a run waits for its own."""
+
+from __future__ import annotations
+
+from tests.agents.trainer.ranks import Run, finish, make_spec, start
+
+COMMIT_S = 0.5
+
+
+def run_with_slow_disk(environ: dict[str, str]) -> None:
+    """Be a rank whose commits take half a second more."""
+    import os
+    import time
+
+    os.environ.update(environ)
+    from agents.trainer.checkpoint import CheckpointFolder
+
+    sync = CheckpointFolder._check_fence
+
+    def slow(self):
+        time.sleep(COMMIT_S)
+        sync(self)
+
+    CheckpointFolder._check_fence = slow  # type: ignore[method-assign]
+    from agents.trainer.__main__ import main
+
+    os._exit(main())
+
+
+def test_only_the_copy_stops_the_training_and_the_end_waits(tmp_path, tiny_model):
+    run = Run(tmp_path / "run", tiny_model, make_spec())
+    run.intend()
+    assert finish(
+        [start(run_with_slow_disk, {"RACKLESS_ATTEMPT_DIR": str(run.attempt_folder)})]
+    ) == [0]
+    lines = run.journal()
+    first, last = (line for line in lines if line["kind"] == "checkpoint")
+    assert first["seconds"] > COMMIT_S > 5 * first["stall_s"]
+    assert last["stall_s"] == last["seconds"] > COMMIT_S
+    began_s = first["time_s"] - first["seconds"]
+    meanwhile = [line for line in lines if line["kind"] == "step" and line["time_s"] > began_s]
+    assert meanwhile[0]["time_s"] < first["time_s"]
+    assert run.checkpoint(first["step"]).is_dir()
+    assert run.checkpoint(last["step"]).is_dir()
