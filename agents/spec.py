@@ -65,6 +65,9 @@ class AdapterSpec:
             raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
         if not self.targets:
             raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
+        for name in ("rslora", "dora"):
+            if self.kind == "full" and getattr(self, name):
+                raise ValueError(f"{name} is true; it must be false with kind full")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +146,16 @@ class RunSpec:
             raise ValueError(f"dpo_beta is {self.dpo_beta}; it must be above 0")
         if self.packing and self.objective == "dpo":
             raise ValueError("packing is true; it must be false with objective dpo")
+        pairs, wanted = ("auto", "preference"), self.data.format
+        if self.objective == "dpo" and wanted not in pairs:
+            raise ValueError(
+                f"data.format is {wanted}; with objective dpo it must be auto or preference"
+            )
+        if self.objective == "sft" and wanted == "preference":
+            raise ValueError(
+                "data.format is preference; with objective sft it must be auto, chat, alpaca or "
+                "text, or set objective: dpo"
+            )
         if self.memory_gib is not None and self.memory_gib <= 0:
             raise ValueError(f"memory_gib is {self.memory_gib}; it must be above 0")
         if self.evaluate_every_steps is not None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from agents.protocol import AttemptIntent, RankPlacement, to_wire
 from agents.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
+from app.runs.advice import advise
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
 from app.runs.parts import stop_parts
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
@@ -124,6 +125,8 @@ def record_intent(
     services.book.tell(
         run.run_id, "info", f"attempt {run.attempt} is launched on {show_list(plan.nodes)}{at}"
     )
+    for advice in advise(run.spec, [place.device for place in plan.ranks]):
+        services.book.tell(run.run_id, "warning", f"{advice.key}: {advice.text}")
 
 
 def _intent(

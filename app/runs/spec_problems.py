@@ -150,7 +150,7 @@ def _value_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Prob
 def _limit_problem(path: KeyPath, entry: Any, lines: dict[KeyPath, int]) -> Problem:
     """A limit that `__post_init__` checked: its text begins with the field's name."""
     text = str(entry["ctx"]["error"])
-    key = (*path, text.split(" ", 1)[0])
+    key = (*path, *text.split(" ", 1)[0].split("."))
     prefix = dotted(path)
     return Problem(lines.get(key) or lines.get(path), f"{prefix}.{text}" if prefix else text)
 

@@ -138,6 +138,48 @@ def test_lists_become_tuples() -> None:
             "run.yaml, line 5: checkpoint.keep is 0; it must be at least 1",
         ),
         (f"{RIGHT}model: other\n", "run.yaml, line 3: model stands twice"),
+        (f"{RIGHT}dpo_beta: 0\n", "run.yaml, line 3: dpo_beta is 0.0; it must be above 0"),
+        (f"{RIGHT}memory_gib: -1\n", "run.yaml, line 3: memory_gib is -1.0; it must be above 0"),
+        (
+            f"{RIGHT}evaluate_every_steps: 0\n",
+            "run.yaml, line 3: evaluate_every_steps is 0; it must be at least 1",
+        ),
+        (
+            f"{RIGHT}recompute: some\n",
+            'run.yaml, line 3: recompute is "some"; it must be one of auto, none, all; '
+            "did you mean none?",
+        ),
+        (
+            f"{RIGHT}compression: bf61\n",
+            'run.yaml, line 3: compression is "bf61"; it must be one of none, bf16, powersgd; '
+            "did you mean bf16?",
+        ),
+        (
+            f"{RIGHT}optimizer: adam_8bit\n",
+            'run.yaml, line 3: optimizer is "adam_8bit"; it must be one of adamw, adamw_8bit, '
+            "paged_adamw_8bit; did you mean adamw_8bit?",
+        ),
+        (f"{RIGHT}paking: true\n", "run.yaml, line 3: paking is not known; did you mean packing?"),
+        (f"{RIGHT}packing: 1\n", "run.yaml, line 3: packing is 1; it must be true or false"),
+        (f"{RIGHT}dora: true\n", "run.yaml, line 3: dora is not known; did you mean adapter.dora?"),
+        (
+            f"{RIGHT}adapter: {{kind: full, dora: true}}\n",
+            "run.yaml, line 3: adapter.dora is true; it must be false with kind full",
+        ),
+        (
+            f"{RIGHT}objective: dpo\npacking: true\n",
+            "run.yaml, line 4: packing is true; it must be false with objective dpo",
+        ),
+        (
+            "model: m\nobjective: dpo\ndata:\n  train: t\n  format: alpaca\n",
+            "run.yaml, line 5: data.format is alpaca; with objective dpo it must be auto or "
+            "preference",
+        ),
+        (
+            "model: m\ndata:\n  train: t\n  format: preference\n",
+            "run.yaml, line 4: data.format is preference; with objective sft it must be auto, chat, "
+            "alpaca or text, or set objective: dpo",
+        ),
         (
             "model: m\ndata: {train: a, train: b}\n",
             "run.yaml, line 2: data.train stands twice",
