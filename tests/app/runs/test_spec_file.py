@@ -177,8 +177,8 @@ def test_lists_become_tuples() -> None:
         ),
         (
             "model: m\ndata:\n  train: t\n  format: preference\n",
-            "run.yaml, line 4: data.format is preference; with objective sft it must be auto, chat, "
-            "alpaca or text, or set objective: dpo",
+            "run.yaml, line 4: data.format is preference; with objective sft it must be auto, "
+            "chat, alpaca or text, or set objective: dpo",
         ),
         (
             "model: m\ndata: {train: a, train: b}\n",
