@@ -22,9 +22,10 @@ from torch import Tensor
 from agents.errors import UserError
 from agents.trainer.attempt import Attempt, StopWish
 from agents.trainer.balance import Balancer
+from agents.trainer.batch import Batch, choose_batch
 from agents.trainer.compression import make_wire
-from agents.trainer.compute import Computer, Part
-from agents.trainer.data.order import choose_rows, epoch_at, hash_rows
+from agents.trainer.compute import Computer
+from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
 from agents.trainer.group import Group
 from agents.trainer.journal import Heartbeat, Journal
@@ -36,7 +37,6 @@ from agents.trainer.record import Speeds, Work, describe_speed
 from agents.trainer.reducer import Reducer
 from agents.trainer.saving import Saver
 from agents.trainer.schedule import learning_rate_at
-from agents.trainer.shares import split_batch
 from agents.trainer.stats import Stats, StatsLayout
 from agents.trainer.stopwatch import StepTimes, Stopwatch
 
@@ -54,20 +54,6 @@ class Plan:
     shares: tuple[float, ...]
     """To begin with."""
     speeds: Speeds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """The global batch of one step, and this rank's slice of it."""
-
-    step: int
-    row_numbers: list[int]
-    num_tokens: int
-    weight: int
-    """What the sums are divided by; see `objectives`."""
-    mine: Part
-    my_tokens: int
-    my_weight: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,25 +137,8 @@ class Loop:
 
     def choose_batch(self, step: int) -> Batch:
         """Return the batch of a step, which all ranks cut alike."""
-        train = self._prepared.train
-        size = self._spec.batch_sequences
-        chosen = choose_rows(seed=self._spec.seed, step=step, batch=size, num_rows=len(train))
-        examples = [train[index] for index in chosen]
-        lengths = [int(train.num_tokens[index]) for index in chosen]
-        weights = [int(train.weights[index]) for index in chosen]
-        mine = split_batch(lengths, self._balancer.shares)[self._rank]
-        return Batch(
-            step=step,
-            row_numbers=[row for example in examples for row in example.rows],
-            num_tokens=sum(lengths),
-            weight=sum(weights),
-            mine=Part(
-                examples=[examples[place] for place in mine],
-                places=[chosen[place] for place in mine],
-                positions=[(step - 1) * size + place for place in mine],
-            ),
-            my_tokens=sum(lengths[place] for place in mine),
-            my_weight=sum(weights[place] for place in mine),
+        return choose_batch(
+            self._spec, self._prepared.train, step, shares=self._balancer.shares, rank=self._rank
         )
 
     def _do_step(self, step: int) -> Agreed:
