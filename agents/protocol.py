@@ -20,6 +20,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     attempt.list      {}                              -> {attempts: [AttemptStatus]}, the newest of
                       each run with its spec; the oldest are left out when they do not fit
     attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, when no process is left
+    attempt.wish      {run_id, attempt, wish: Wish}   -> {}; to the node of rank 0, whose journal
+                      tells by a `wish` record after which step all ranks act on it
     stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
     stream.read       {run_id, attempt, stream, offset, max_bytes} -> StreamChunk
     stream.follow     {run_id, attempt, offsets: {name: offset}} -> {follow}; events `stream.data`,
@@ -314,6 +316,16 @@ class AttemptIntent:
     num_threads: int | None = None
     """CPU threads per rank; None: the cores divided by the ranks of this node."""
     environ: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """Something that is asked of an attempt while it trains."""
+
+    wish_id: str
+    """Made up by whoever asks, to know the answer by."""
+    kind: Literal["save"]
+    """`save`: a checkpoint at the end of the present step."""
 
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]

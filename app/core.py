@@ -27,12 +27,13 @@ from app.events import (
     RunEvent,
     RunSnapshot,
     SampleArrived,
+    SavedNow,
     StepRecord,
 )
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
-from app.runs import checkpoints, export, launch, reconcile, resume, stop
+from app.runs import checkpoints, export, launch, reconcile, resume, stop, wishes
 from app.runs.book import RunBook
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
@@ -195,6 +196,14 @@ class Core:
         await stop.stop_run(self._services, run_id)
         return self._book.full_snapshot(run_id)
 
+    async def save_run(self, run_id: str) -> SavedNow:
+        """Have a run save a checkpoint at the end of its present step, and go on training.
+
+        Raises:
+            UserError: it is not running, or could not save.
+        """
+        return await wishes.save_now(self._services, self._book.get(run_id).run_id)
+
     async def resume_run(
         self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None
     ) -> RunSnapshot:
@@ -287,7 +296,7 @@ class Core:
         copies = await checkpoints.find_copies(self._services, run_id, self._fleet.names())
         if verify:
             copies = await checkpoints.verify(self._services.cluster, copies)
-        return checkpoints.group(copies)
+        return checkpoints.with_stalls(self._services, checkpoints.group(copies))
 
     async def export_run(
         self,

@@ -125,6 +125,20 @@ class CheckpointSnapshot:
     verified: bool | None
     """All listed copies were hashed and are equal; None: not looked at."""
     problem: str = ""
+    stall_s: float | None = None
+    """For how long training stood still for it, on the rank that waited longest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedNow:
+    """What became of the wish for a checkpoint."""
+
+    step: int | None
+    """After which step; None: no rank has come to the end of its step yet."""
+    stall_s: float | None = None
+    """For how long training stood still."""
+    seconds: float | None = None
+    """Until it was written and hashed; None: it is still being written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,6 +276,7 @@ __all__ = [
     "RunSnapshot",
     "RunState",
     "SampleArrived",
+    "SavedNow",
     "StepRecord",
     "StepsArrived",
     "TransportKind",

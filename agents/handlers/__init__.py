@@ -23,6 +23,7 @@ ROUTES = {
     "attempt.status": "attempts.status",
     "attempt.list": "attempts.list_all",
     "attempt.stop": "attempts.stop",
+    "attempt.wish": "attempts.wish",
     "stream.list": "streams.list_streams",
     "stream.read": "streams.read",
     "stream.follow": "streams.follow",

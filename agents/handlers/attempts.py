@@ -1,4 +1,4 @@
-"""Requests about attempts: launch, status, list, stop."""
+"""Requests about attempts: launch, status, list, stop, wish."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.channel import Call
-from agents.protocol import MAX_LINE_BYTES, AttemptIntent, AttemptStatus
-from agents.supervisor.attempt import Attempt, find_attempts, read_status
+from agents.errors import UserError
+from agents.protocol import MAX_LINE_BYTES, AttemptIntent, AttemptStatus, Wish
+from agents.supervisor.attempt import Attempt, find_attempts, is_over, read_status
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.stop import stop as stop_attempt
 from agents.supervisor.sweep import read_tagged
 from agents.wire import from_wire, to_wire
+from agents.wishes import leave_wish
 
 MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
 
@@ -28,6 +30,13 @@ class StopArgs:
     run_id: str
     attempt: int
     grace_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class WishArgs:
+    run_id: str
+    attempt: int
+    wish: Wish
 
 
 def launch(call: Call) -> AttemptStatus:
@@ -75,3 +84,14 @@ def stop(call: Call) -> AttemptStatus:
     """End an attempt here; answer once no tagged process is left."""
     args = from_wire(StopArgs, call.args, "args")
     return stop_attempt(Attempt(call.home, args.run_id, args.attempt), args.grace_s)
+
+
+def wish(call: Call) -> dict[str, Any]:
+    """Leave a wish for the trainer, which looks for it once per step."""
+    args = from_wire(WishArgs, call.args, "args")
+    attempt = Attempt(call.home, args.run_id, args.attempt)
+    attempt.require()
+    if is_over(attempt):
+        raise UserError(f"Attempt {args.attempt} of run {args.run_id} has ended on this node.")
+    leave_wish(attempt.folder, args.wish)
+    return {}

@@ -13,8 +13,9 @@ import traceback
 from pathlib import Path
 
 from agents.errors import UserError
-from agents.trainer.attempt import StopWish, read_attempt, redirect_output
+from agents.trainer.attempt import read_attempt, redirect_output
 from agents.trainer.journal import Heartbeat, Journal
+from agents.trainer.wishes import Wishes
 
 EXIT_USER_ERROR = 3
 EXIT_FAULT = 1
@@ -32,12 +33,12 @@ def main() -> int:
         sys.stderr.write(f"RACKLESS_ATTEMPT_DIR: {folder} does not exist\n")
         return EXIT_USER_ERROR
     redirect_output(folder / f"rank-{rank}.log")
-    wish = StopWish()
-    wish.listen()
+    wishes = Wishes(folder, rank)
+    wishes.listen()
     journal = Journal(folder / f"rank-{rank}.jsonl")
     heartbeat = Heartbeat(folder / f"rank-{rank}.heartbeat")
     try:
-        return _run(folder, rank, journal, heartbeat, wish)
+        return _run(folder, rank, journal, heartbeat, wishes)
     finally:
         heartbeat.close()
         journal.close()
@@ -45,14 +46,14 @@ def main() -> int:
         sys.stderr.flush()
 
 
-def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wish: StopWish) -> int:
+def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes: Wishes) -> int:
     try:
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
         from agents.trainer.run import run_rank  # torch, transformers and peft come with it
 
         journal.write("phase", phase="imported")
-        run_rank(attempt, journal, heartbeat, wish)
+        run_rank(attempt, journal, heartbeat, wishes)
     except UserError as error:
         traceback.print_exc()
         journal.write("failed", message=error.message, hint=error.hint)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from agents.errors import UserError
 from agents.protocol import AttemptIntent, RankPlacement
@@ -70,21 +68,6 @@ def read_attempt(folder: Path, rank: int, world_size: int) -> Attempt:
             f"torchrun --nproc-per-node {len(intent.ranks)} -m agents.trainer",
         )
     return Attempt(folder=folder, intent=intent, rank=rank)
-
-
-@dataclass(slots=True)
-class StopWish:
-    """Whether somebody wants this rank to end: it then finishes its step and saves."""
-
-    wanted: bool = field(default=False)
-
-    def listen(self) -> None:
-        """Take SIGTERM and SIGINT as the wish to stop."""
-        signal.signal(signal.SIGTERM, self._hear)
-        signal.signal(signal.SIGINT, self._hear)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.wanted = True
 
 
 def redirect_output(path: Path) -> None:

@@ -6,9 +6,9 @@ then all divide by the weight of the whole batch (its tokens that count, or its 
 take the same optimizer step. So the gradient is the batch's mean however the batch was cut (1e-15
 from one process, in float64).
 
-The statistics carry what the ranks have to agree on, too: whether somebody wants to stop, whether a
-checkpoint is due by the clock of rank 0, and how big each rank's micro-batches are. They are the
-only thing that a GPU's host waits for, once per step.
+The statistics carry what the ranks have to agree on, too: what somebody wishes (see `wishes`),
+whether a checkpoint is due by the clock of rank 0, and how big each rank's micro-batches are. They
+are the only thing that a GPU's host waits for, once per step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from agents.errors import UserError
-from agents.trainer.attempt import Attempt, StopWish
+from agents.trainer.attempt import Attempt
 from agents.trainer.balance import Balancer
 from agents.trainer.batch import Batch, choose_batch
 from agents.trainer.compression import make_wire
@@ -39,8 +39,9 @@ from agents.trainer.saving import Saver
 from agents.trainer.schedule import learning_rate_at
 from agents.trainer.stats import Stats, StatsLayout
 from agents.trainer.stopwatch import StepTimes, Stopwatch
+from agents.trainer.wishes import SLOTS, Granted, Wishes
 
-_SUMS = (*SUMS, "weight", "stop", "save", "uncommitted")
+_SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
 _PER_RANK = ("micro_tokens", "num_recomputed", "compute_s", "compute_tokens")
 """The last two are of the step before: a GPU tells the time when a step is over."""
 
@@ -64,8 +65,9 @@ class Agreed:
     more: dict[str, float]
     """What the objective tells beside the loss."""
     gradient_norm: float
-    stop: bool
-    save: bool
+    granted: Granted
+    is_due: bool
+    """The clock asks for a checkpoint."""
     micro_tokens: tuple[int, ...]
     num_recomputed: tuple[int, ...]
 
@@ -84,7 +86,7 @@ class Loop:
         saver: Saver,
         journal: Journal,
         heartbeat: Heartbeat,
-        wish: StopWish,
+        wishes: Wishes,
     ) -> None:
         self._spec = attempt.intent.spec
         self._rank = attempt.rank
@@ -95,7 +97,7 @@ class Loop:
         self._saver = saver
         self._journal = journal
         self._heartbeat = heartbeat
-        self._wish = wish
+        self._wishes = wishes
         self._scales = prepared.model.dtype == torch.float16
         resumed = prepared.resumed
         self._scale = resumed.loss_scale if resumed else first_scale(prepared.model.dtype)
@@ -121,9 +123,10 @@ class Loop:
             due = is_due(self._spec, step, num_rows, last=last)
             if self._prepared.evaluation is not None and due:
                 self._evaluate(step)
-            if agreed.save or agreed.stop or last or self._is_periodic(step):
-                self._save(step, agreed, required=agreed.stop or last)
-            if agreed.stop and not last:
+            ends = agreed.granted.stop or last
+            if ends or agreed.granted.save or agreed.is_due or self._is_periodic(step):
+                self._save(step, agreed, required=ends)
+            if agreed.granted.stop and not last:
                 return step, "stopped"
         return self._plan.total_steps, "completed"
 
@@ -165,6 +168,7 @@ class Loop:
         self._saver.learn(int(stats.sums["uncommitted"]))
         self._times, self._num_tokens = watch.read(), batch.my_tokens
         self._record(batch, agreed, learning_rate, self._times)
+        self._wishes.tell_granted(self._journal, step)
         self._balancer.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
         return agreed
 
@@ -206,8 +210,8 @@ class Loop:
         return {
             **dict(zip(SUMS, self._computer.sums, strict=True)),
             "weight": batch.my_weight,
-            "stop": self._wish.wanted,
-            "save": self._saver.is_due_by_time(),
+            **self._wishes.poll(),
+            "due": self._saver.is_due_by_time(),
             "uncommitted": self._saver.has_uncommitted,
             "micro_tokens": self._computer.micro_tokens,
             "num_recomputed": self._computer.num_recomputed,
@@ -234,8 +238,8 @@ class Loop:
             loss=loss,
             more=name_sums(self._spec.objective, means),
             gradient_norm=norm,
-            stop=stats.sums["stop"] > 0,
-            save=stats.sums["save"] > 0,
+            granted=Granted.read(stats.sums),
+            is_due=stats.sums["due"] > 0,
             micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
             num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
         )

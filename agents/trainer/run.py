@@ -9,7 +9,7 @@ import warnings
 import torch
 
 from agents.spec import RunSpec
-from agents.trainer.attempt import Attempt, StopWish
+from agents.trainer.attempt import Attempt
 from agents.trainer.balance import choose_first_shares
 from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
@@ -33,6 +33,7 @@ from agents.trainer.record import Speeds
 from agents.trainer.saving import Saver
 from agents.trainer.snapshot import Progress
 from agents.trainer.warmup import choose_examples, measure_speed
+from agents.trainer.wishes import Wishes
 
 _WARMUP_TOKENS = {"cpu": 256, "cuda": 4096}
 """Enough to be busy with for a moment, on either kind of device."""
@@ -40,7 +41,7 @@ _ALL_LAYERS = 1 << 20
 """More than any model has."""
 
 
-def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: StopWish) -> None:
+def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wishes: Wishes) -> None:
     """Train this rank's part of the attempt.
 
     Raises:
@@ -56,7 +57,7 @@ def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wish: Sto
     try:
         prepared = prepare(attempt, group, device)
         with memory_in_words(device):
-            _train(attempt, prepared, group, journal, heartbeat, wish)
+            _train(attempt, prepared, group, journal, heartbeat, wishes)
     finally:
         group.leave()
 
@@ -87,7 +88,7 @@ def _train(
     group: Group,
     journal: Journal,
     heartbeat: Heartbeat,
-    wish: StopWish,
+    wishes: Wishes,
 ) -> None:
     resumed = _resumed_alike(attempt, prepared)
     computer = Computer(
@@ -108,7 +109,7 @@ def _train(
     heartbeat.beat(0, "warmup")
     part = choose_examples(prepared.train, _WARMUP_TOKENS[prepared.device.type])
     speed = measure_speed(computer, part, prepared.device)
-    reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wish.wanted})
+    reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wishes.stop_wanted})
     solo = tuple(report["tokens_per_s"] for report in reports)
     shares = shares or choose_first_shares(solo)
     speeds = Speeds(
@@ -137,7 +138,7 @@ def _train(
         saver=saver,
         journal=journal,
         heartbeat=heartbeat,
-        wish=wish,
+        wishes=wishes,
     )
     step, reason = plan.first_step - 1, "stopped"
     if not any(report["stop"] for report in reports):

@@ -163,7 +163,9 @@ class Saver:
                 about,
             )
         except CannotWrite as error:
-            self._journal.write("warning", message=error.message, hint=error.hint)
+            self._journal.write(
+                "checkpoint_failed", step=progress.step, message=error.message, hint=error.hint
+            )
             return error
         seconds = time.monotonic() - started_s
         self._journal.write(

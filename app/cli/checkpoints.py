@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
-from app.text import show_bytes, show_moment
+from app.text import show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
     from app.core import Core
@@ -32,13 +32,14 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.document(found)
     now_s = time.time()
     out.table(
-        ["RUN", "STEP", "SAVED", "SIZE", "NODES", "VERIFIED", "PROBLEM"],
+        ["RUN", "STEP", "SAVED", "SIZE", "STALL", "NODES", "VERIFIED", "PROBLEM"],
         [
             [
                 item.run_id,
                 str(item.step),
                 show_moment(item.created_s, now_s),
                 show_bytes(item.size_bytes),
+                show_duration(item.stall_s) if item.stall_s is not None else "",
                 ", ".join(item.nodes),
                 _VERIFIED[item.verified],
                 item.problem,

@@ -1,4 +1,4 @@
-"""`rackless runs`: list, show, logs, stop, resume, delete."""
+"""`rackless runs`: list, show, logs, save, stop, resume, delete."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
 from app.telemetry.step_parts import split_step
+from app.telling import describe_saved
 from app.text import (
     count_of,
     show_bytes,
@@ -33,12 +34,13 @@ _RANK_HEAD = [
 
 
 def add_parser(commands: Commands) -> None:
-    verbs = add_verbs(add_command(commands, "runs", "list, show, stop, resume and delete runs"))
+    verbs = add_verbs(add_command(commands, "runs", "list, show, save, stop, resume, delete runs"))
     add_command(verbs, "list", "list all runs", with_core(_list))
     _with_id(verbs, "show", "show a run and what happened to it", _show)
     logs = _with_id(verbs, "logs", "print the output of a run's ranks", _logs)
     logs.add_argument("--rank", type=int, metavar="R", help="none: all ranks")
     logs.add_argument("--follow", action="store_true", help="go on until the run ends")
+    _with_id(verbs, "save", "save a checkpoint now and go on training", _save)
     _with_id(verbs, "stop", "save a checkpoint and stop; a second time: stop at once", _stop)
     resume = _with_id(verbs, "resume", "go on from a checkpoint", _resume)
     resume.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
@@ -164,6 +166,14 @@ async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.follow:
         return await follow_logs(core, args.run, args.rank, out)
     return await print_logs(core, args.run, args.rank, out)
+
+
+async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
+    out.note("asked; it is saved at the end of the present step")
+    saved = await core.save_run(args.run)
+    out.document(saved)
+    out.text(describe_saved(saved))
+    return 0
 
 
 async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:

@@ -1,4 +1,4 @@
-"""Stop, resume, delete, export: the same from the table and from the run's own page."""
+"""Save, stop, resume, delete, export: the same from the table and from the run's own page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
 from app.gui.windows.resume_dialog import ResumeDialog
 from app.telemetry.stream import ACTIVE_STATES
+from app.telling import describe_saved
 
 
 def can_stop(run: RunSnapshot) -> bool:
     return run.state in ("launching", "running")
+
+
+def can_save(run: RunSnapshot) -> bool:
+    return run.state == "running"
 
 
 def can_resume(run: RunSnapshot) -> bool:
@@ -35,6 +40,17 @@ class RunActions:
 
     def __init__(self, context: Context, parent: QWidget, banner: Banner) -> None:
         self._context, self._parent, self._banner = context, parent, banner
+
+    def save(self, run: RunSnapshot) -> None:
+        title = f"Saving {run.name}"
+        self._banner.show_message("busy", title, "At the end of the present step; it trains on.")
+        self._context.bridge.run(
+            lambda core, report: core.save_run(run.run_id),
+            success=lambda saved: self._banner.show_message(
+                "good", run.name, describe_saved(saved)
+            ),
+            failure=self._banner.show_error,
+        )
 
     def stop(self, run: RunSnapshot) -> None:
         text = (

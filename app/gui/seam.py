@@ -15,6 +15,7 @@ from app.events import (
     NodeSnapshot,
     RunEvent,
     RunSnapshot,
+    SavedNow,
     StepRecord,
 )
 
@@ -71,6 +72,7 @@ class CoreSeam(Protocol):
         self, spec: RunSpec, announced: Callable[[str], None] | None = None
     ) -> RunSnapshot: ...
     async def stop_run(self, run_id: str) -> Any: ...
+    async def save_run(self, run_id: str) -> SavedNow: ...
     async def resume_run(
         self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None
     ) -> Any: ...

@@ -27,6 +27,7 @@ from agents.protocol import (
     NodeFacts,
     StreamChunk,
     WireError,
+    Wish,
     from_wire,
     to_wire,
 )
@@ -155,6 +156,11 @@ class NodeClient:
         """Stop this node's part of an attempt; returns once no process of it is left."""
         args = {"run_id": run_id, "attempt": attempt, "grace_s": grace_s}
         return await self._ask(AttemptStatus, "attempt.stop", args, grace_s + STOP_MARGIN_S)
+
+    async def leave_wish(self, run_id: str, attempt: int, wish: Wish) -> None:
+        """Ask the trainer for something; its journal tells what becomes of it."""
+        args = {"run_id": run_id, "attempt": attempt, "wish": to_wire(wish)}
+        await self._request("attempt.wish", args, QUICK_TIMEOUT_S)
 
     # ------------------------------------------------------------ logs and journals
 

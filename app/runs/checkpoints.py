@@ -85,6 +85,21 @@ def group(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
     return tuple(sorted(snapshots, key=lambda s: (s.run_id, s.step), reverse=True))
 
 
+def with_stalls(
+    services: Services, found: Iterable[CheckpointSnapshot]
+) -> tuple[CheckpointSnapshot, ...]:
+    """Add how long training stood still for each, where a mirrored journal tells it."""
+    return tuple(replace(one, stall_s=_find_stall_s(services, one)) for one in found)
+
+
+def _find_stall_s(services: Services, checkpoint: CheckpointSnapshot) -> float | None:
+    if services.book.store.get(checkpoint.run_id) is None:
+        return None
+    attempts = services.book.history(checkpoint.run_id).attempts
+    told = [attempts[number].checkpoints.get(checkpoint.step) for number in sorted(attempts)]
+    return next((times.stall_s for times in reversed(told) if times is not None), None)
+
+
 def _snapshot(copies: Sequence[Copy]) -> CheckpointSnapshot:
     newest = max(copies, key=lambda copy: (copy.info.attempt, copy.info.created_s))
     hashes = {copy.info.manifest_sha256 for copy in copies}

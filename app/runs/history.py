@@ -48,6 +48,16 @@ class RankHistory:
     memory_reserved_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SaveTimes:
+    """How long a checkpoint took, on the rank that was slowest."""
+
+    seconds: float
+    """Until it was written and hashed."""
+    stall_s: float
+    """For how long training stood still."""
+
+
 @dataclass(slots=True)
 class AttemptHistory:
     ranks: dict[int, RankHistory] = field(default_factory=dict)
@@ -60,6 +70,12 @@ class AttemptHistory:
     evaluation_loss: float | None = None
     perplexity: float | None = None
     checkpoint_step: int | None = None
+    checkpoints: dict[int, SaveTimes] = field(default_factory=dict)
+    """By step."""
+    failed_saves: dict[int, str] = field(default_factory=dict)
+    """Why, by step."""
+    wishes: dict[str, int] = field(default_factory=dict)
+    """After which step the ranks acted on each wish, by its id."""
     first: StepRecord | None = None
     newest: StepRecord | None = None
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
@@ -163,13 +179,27 @@ def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHis
         rank.step = attempt.first_step
         rank.peak_flops_per_s = number_of(line, "peak_flops_per_s")
     elif kind == "checkpoint":
-        step = whole_of(line, "step")
-        if step is not None:
-            attempt.checkpoint_step = max(step, attempt.checkpoint_step or 0)
+        _take_checkpoint(line, attempt)
+    elif kind == "checkpoint_failed":
+        attempt.failed_saves[whole_of(line, "step") or 0] = text_of(line, "message")
+    elif kind == "wish":
+        attempt.wishes[text_of(line, "wish_id")] = whole_of(line, "step") or 0
     elif kind == "eval":
         _take_evaluation(line, attempt)
     elif kind == "step":
         _take_step(line, rank)
+
+
+def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
+    step = whole_of(line, "step")
+    if step is None:
+        return
+    attempt.checkpoint_step = max(step, attempt.checkpoint_step or 0)
+    before = attempt.checkpoints.get(step, SaveTimes(0.0, 0.0))
+    attempt.checkpoints[step] = SaveTimes(
+        seconds=max(before.seconds, number_of(line, "seconds") or 0.0),
+        stall_s=max(before.stall_s, number_of(line, "stall_s") or 0.0),
+    )
 
 
 def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory) -> None:

@@ -136,12 +136,13 @@ def happening(line: Line, attempt: int, node: str, rank: int | None) -> Happenin
     if told is None:
         return None
     severity, text, own = told
-    key = (attempt, kind, whole_of(line, "step"), *((node, rank) if own else ()))
+    key = (attempt, kind, whole_of(line, "step"), *((text,) if own else ()))
     return Happening(key, severity, time_s, text)
 
 
 Told = tuple[Severity, str, bool] | None
-"""Severity, sentence, and whether it is one rank's own (else all ranks tell the same event)."""
+"""Severity, sentence, and whether the sentence makes the event (else all that have its kind and
+step are the same one, whatever the numbers in their sentences)."""
 
 
 def _tell_started(line: Line, node: str, rank: int | None) -> Told:
@@ -169,7 +170,19 @@ def _reason(line: Line) -> str:
 def _tell_checkpoint(line: Line, node: str, rank: int | None) -> Told:
     seconds = number_of(line, "seconds")
     took = f" in {show_duration(seconds)}" if seconds is not None else ""
-    return "info", f"checkpoint of step {whole_of(line, 'step')} saved{took}", False
+    stall_s = number_of(line, "stall_s")
+    stood = f"; training stood still for {show_duration(stall_s)}" if stall_s is not None else ""
+    return "info", f"checkpoint of step {whole_of(line, 'step')} saved{took}{stood}", False
+
+
+def _tell_checkpoint_failed(line: Line, node: str, rank: int | None) -> Told:
+    step, message = whole_of(line, "step"), text_of(line, "message")
+    return "warning", f"the checkpoint of step {step} failed on {node}: {message}", True
+
+
+def _tell_warning(line: Line, node: str, rank: int | None) -> Told:
+    words = " ".join(text for text in (text_of(line, "message"), text_of(line, "hint")) if text)
+    return ("warning", words, True) if words else None
 
 
 def _tell_eval(line: Line, node: str, rank: int | None) -> Told:
@@ -209,6 +222,8 @@ def _tell_exit(line: Line, node: str, rank: int | None) -> Told:
 _RANK_TELLERS = {
     "started": _tell_started,
     "checkpoint": _tell_checkpoint,
+    "checkpoint_failed": _tell_checkpoint_failed,
+    "warning": _tell_warning,
     "eval": _tell_eval,
     "finished": _tell_finished,
     "failed": _tell_failed,

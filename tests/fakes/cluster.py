@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from agents.protocol import (
     NodeFacts,
     RankStatus,
     StreamChunk,
+    Wish,
 )
 from app.errors import NodeUnreachable, UserError
 from app.events import EventHub
@@ -72,6 +73,9 @@ class FakeNode:
     fences: dict[str, int] = field(default_factory=dict)
     intents: list[AttemptIntent] = field(default_factory=list)
     stops: list[tuple[str, int, float]] = field(default_factory=list)
+    wishes: list[Wish] = field(default_factory=list)
+    grant: Callable[[str, int, Wish], None] | None = None
+    """What the trainer does with a wish."""
     deleted: list[str] = field(default_factory=list)
     pushed: list[str] = field(default_factory=list)
     merges: list[MergeJob] = field(default_factory=list)
@@ -159,6 +163,12 @@ class FakeNode:
         if status.state in ("starting", "running", "stopping"):
             self.set_state(run_id, attempt, "stopped")
         return self.attempts[run_id, attempt]
+
+    async def leave_wish(self, run_id: str, attempt: int, wish: Wish) -> None:
+        self._answer("leave_wish")
+        self.wishes.append(wish)
+        if self.grant is not None:
+            self.grant(run_id, attempt, wish)
 
     async def stream_list(self, run_id: str, attempt: int) -> dict[str, int]:
         self._answer("stream_list")

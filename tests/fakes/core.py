@@ -38,6 +38,7 @@ from app.events import (
     RunHappened,
     RunSnapshot,
     SampleArrived,
+    SavedNow,
     StepRecord,
     StepsArrived,
 )
@@ -448,6 +449,10 @@ class FakeCore:
         await self._act("stop_run", run_id)
         self.put_run(replace(self.run_map[run_id], state="stopped", remaining_s=None))
 
+    async def save_run(self, run_id: str) -> SavedNow:
+        await self._act("save_run", run_id)
+        return SavedNow(step=412, stall_s=0.018, seconds=2.1)
+
     async def resume_run(
         self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None
     ) -> None:
@@ -478,6 +483,7 @@ class FakeCore:
                 size_bytes=164 * 1024**2,
                 nodes=("alpha", "beta"),
                 verified=True if verify else None,
+                stall_s=0.018,
             )
             for step in (400, 320, 240)
         )

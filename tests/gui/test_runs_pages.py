@@ -197,6 +197,15 @@ def test_stop_asks_and_tells_the_end(busy, page):
     assert not page.head.buttons["stop"].isVisible()
 
 
+def test_save_now_tells_the_step_and_the_stall(busy, page):
+    press(page.head, "Save now")
+    busy.wait_for(lambda: "checkpoint of step 412 is saved" in page.banner.message())
+    assert "stood still for 18 ms" in page.banner.message()
+    assert busy.called("save_run") == [(RUN,)]
+    busy.core.on_loop(busy.core.put_run, replace(running_run(), state="stopped"))
+    busy.wait_for(lambda: not page.head.buttons["save"].isVisible())
+
+
 def test_resume_on_other_nodes_from_an_older_checkpoint(busy):
     from PySide6.QtCore import QTimer
 

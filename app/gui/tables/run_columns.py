@@ -210,6 +210,14 @@ def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
             is_number=True,
             width_px=88,
         ),
+        Column(
+            title="Stall",
+            text=lambda c: DASH if c.stall_s is None else show_duration(c.stall_s),
+            sort=lambda c: number_first(c.stall_s),
+            is_number=True,
+            width_px=88,
+            tip="For how long training stood still; it is written in the background",
+        ),
         Column(title="Copies on", text=lambda c: ", ".join(c.nodes) or DASH, stretches=True),
         Column(
             title="Verified",

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from agents.handlers import ROUTES, find_handler
+from agents.protocol import Wish
 from agents.wire import to_wire
+from agents.wishes import take_wishes
 from tests.agents.supervisor.conftest import Node, make_node
 from tests.agents.test_checkpoints import make
 from tests.agents.test_server import Agent
@@ -50,7 +52,14 @@ def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
     assert ask(agent, "attempt.list")["attempts"][0]["run_id"] == "run-1"
     error = agent.ask("run.delete", run_id="run-1")["error"]
     assert error["message"] == "Run run-1 is still running on this node."
+    wish = {"wish_id": "w1", "kind": "save"}
+    assert ask(agent, "attempt.wish", run_id="run-1", attempt=1, wish=wish) == {}
+    assert take_wishes(node.home.attempt("run-1", 1)) == [Wish(wish_id="w1", kind="save")]
+    error = agent.ask("attempt.wish", run_id="run-1", attempt=1, wish={**wish, "kind": "fly"})
+    assert "kind" in error["error"]["message"]
     status = ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
+    error = agent.ask("attempt.wish", run_id="run-1", attempt=1, wish=wish)["error"]
+    assert error["message"] == "Attempt 1 of run run-1 has ended on this node."
     assert (status["state"], status["num_processes"]) == ("stopped", 0)
     assert "supervisor.jsonl" in ask(agent, "stream.list", run_id="run-1", attempt=1)["streams"]
     assert ask(agent, "run.fence", run_id="run-1", attempt=3) == {"attempt": 3}

@@ -227,7 +227,7 @@ def test_a_full_disk_pauses_checkpoints_and_not_the_training(tmp_path, tiny_mode
         ranks = run.start()
         wait_until(lambda: run.checkpoint(2).is_dir())
         filler = fill(disk, leave_bytes=60_000)
-        wait_until(lambda: any(line["kind"] == "warning" for line in run.journal()))
+        wait_until(lambda: any(line["kind"] == "checkpoint_failed" for line in run.journal()))
         reached = max(run.steps())
         filler.unlink()
         wait_until(
@@ -238,7 +238,7 @@ def test_a_full_disk_pauses_checkpoints_and_not_the_training(tmp_path, tiny_mode
         assert ranks[0].pid
         os.kill(ranks[0].pid, signal.SIGTERM)
         assert finish(ranks) == [0]
-        warning = next(line for line in run.journal() if line["kind"] == "warning")
+        warning = next(line for line in run.journal() if line["kind"] == "checkpoint_failed")
         assert "disk is full" in warning["message"]
         assert warning["hint"]
         left = list((run.folder / "checkpoints").iterdir())

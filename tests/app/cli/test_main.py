@@ -37,6 +37,7 @@ PRODUCT_COMMANDS = [
     "runs list",
     "runs show ID",
     "runs logs ID --rank 2 --follow",
+    "runs save ID",
     "runs stop ID",
     "runs resume ID --checkpoint 100 --nodes a,b",
     "runs delete ID",
@@ -109,6 +110,7 @@ def test_wrong_usage_exits_with_2_and_says_what_to_do(
     [
         ("chat ID --prompt hello", "chat is not available yet"),
         ("runs show ID", "there is no run ID"),
+        ("runs save ID", "there is no run ID"),
         ("runs stop ID", "there is no run ID"),
         ("runs resume ID", "there is no run ID"),
         ("runs delete ID", "there is no run ID"),

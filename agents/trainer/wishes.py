@@ -1,0 +1,65 @@
+"""What is asked of this rank while it trains: to stop, to save now.
+
+Stopping is a signal, which any rank may get. Everything else is left as a file by the agent (see
+`agents.wishes`), and only rank 0 looks for it. Both become slots of the step's statistics, so that
+all ranks know of them after the same step and nothing more is sent or waited for.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from agents.protocol import Wish
+from agents.trainer.journal import Journal
+from agents.wishes import take_wishes
+
+SLOTS = ("stop", "save")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Granted:
+    """What all ranks do after a step."""
+
+    stop: bool = False
+    save: bool = False
+
+    @classmethod
+    def read(cls, sums: Mapping[str, float]) -> Granted:
+        """Read it from the slots, summed over the ranks."""
+        return cls(stop=sums["stop"] > 0, save=sums["save"] > 0)
+
+
+@dataclass(slots=True)
+class Wishes:
+    """The wishes that this rank has heard and that are not granted yet."""
+
+    folder: Path
+    """Of the attempt."""
+    rank: int
+    stop_wanted: bool = field(default=False)
+    _heard: list[Wish] = field(default_factory=list)
+
+    def listen(self) -> None:
+        """Take SIGTERM and SIGINT as the wish to stop."""
+        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGINT, self._hear)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.stop_wanted = True
+
+    def poll(self) -> dict[str, float]:
+        """Look for new wishes; return this rank's values of `SLOTS`. Once per step."""
+        if self.rank == 0:
+            self._heard += take_wishes(self.folder)
+        kinds = {wish.kind for wish in self._heard}
+        return {"stop": self.stop_wanted, "save": "save" in kinds}
+
+    def tell_granted(self, journal: Journal, step: int) -> None:
+        """Note for whoever asked that all ranks act on the wishes, after `step`."""
+        for wish in self._heard:
+            journal.write("wish", wish_id=wish.wish_id, wish=wish.kind, step=step)
+        self._heard.clear()

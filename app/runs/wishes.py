@@ -1,0 +1,118 @@
+"""Ask a running run for something, and wait until its journal tells what became of it.
+
+The wish goes to the node of rank 0, whose trainer finds it in its next step and lets all ranks act
+alike. The answer comes back the way that everything does, through the mirrored journal; so a master
+that is closed in between misses nothing, and the wish is granted anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from agents.protocol import Wish
+from app.errors import UserError
+from app.events import SavedNow
+from app.runs.history import AttemptHistory
+from app.runs.reconcile import reconcile_run, sync_run
+from app.runs.run import ACTIVE_STATES, RESUMABLE_STATES
+from app.runs.services import Services
+from app.storage.runs import RunRecord
+
+ANSWER_S = 300.0
+"""How long an answer is waited for; a step of a slow cluster may take a minute."""
+LOOK_EVERY_S = 0.3
+JUDGE_EVERY_S = 5.0
+T = TypeVar("T")
+
+
+async def save_now(services: Services, run_id: str) -> SavedNow:
+    """Have a checkpoint written at the end of the present step, while training goes on.
+
+    Raises:
+        UserError: the run is not running, its first node cannot be reached, it ended before it
+            could save, or its disk refused.
+    """
+    run = await _expect_running(services, run_id, "save a checkpoint")
+    wish_id = await _leave(services, run, Wish(wish_id=_make_id(), kind="save"))
+    services.book.tell(run_id, "info", "asked to save a checkpoint now")
+
+    def find(attempt: AttemptHistory) -> SavedNow | None:
+        step = attempt.wishes.get(wish_id)
+        if step is None:
+            return None
+        if step in attempt.failed_saves:
+            raise UserError(
+                f"run {run_id} could not save after step {step}: {attempt.failed_saves[step]}",
+                "It trains on and tries again at its usual time.",
+            )
+        saved = attempt.checkpoints.get(step)
+        return SavedNow(step=step, stall_s=saved.stall_s, seconds=saved.seconds) if saved else None
+
+    found = await _wait(services, run, find)
+    if found is not None:
+        return found
+    return SavedNow(step=services.book.history(run_id).attempt(run.attempt).wishes.get(wish_id))
+
+
+def _make_id() -> str:
+    return secrets.token_hex(6)
+
+
+async def _expect_running(services: Services, run_id: str, what: str) -> RunRecord:
+    """Return the run as its nodes tell it now.
+
+    Raises:
+        UserError: it does not run.
+    """
+    await reconcile_run(services, run_id)
+    run = services.book.get(run_id)
+    if run.state == "running":
+        return run
+    hint = "Wait until it runs."
+    if run.state in RESUMABLE_STATES:
+        hint = f"Resume it first: rackless runs resume {run_id}"
+    elif run.state not in ACTIVE_STATES:
+        hint = f"Its checkpoints are listed by: rackless checkpoints {run_id}"
+    raise UserError(f"run {run_id} is {run.state}: only a running run can {what}", hint)
+
+
+async def _leave(services: Services, run: RunRecord, wish: Wish) -> str:
+    placements = services.book.placements(run)
+    node = placements[0].node if placements else run.nodes[0]
+    await services.cluster.agent(node).leave_wish(run.run_id, run.attempt, wish)
+    return wish.wish_id
+
+
+async def _wait(
+    services: Services, run: RunRecord, find: Callable[[AttemptHistory], T | None]
+) -> T | None:
+    """Return what `find` sees in the attempt's journals; None after `ANSWER_S`.
+
+    Raises:
+        UserError: the run ended before, or `find` raised it.
+    """
+    deadline = time.monotonic() + ANSWER_S
+    judged_s = time.monotonic()
+    while True:
+        now = services.book.get(run.run_id)
+        is_over = now.attempt != run.attempt or now.state not in ACTIVE_STATES
+        await sync_run(services, run, run.nodes)
+        services.book.refresh(run.run_id)
+        found = find(services.book.history(run.run_id).attempt(run.attempt))
+        if found is not None:
+            return found
+        if is_over:
+            raise UserError(
+                f"run {run.run_id} ended before it could do that: it is {now.state}",
+                f"Look at it with: rackless runs show {run.run_id}",
+            )
+        if time.monotonic() > deadline:
+            return None
+        if time.monotonic() - judged_s > JUDGE_EVERY_S:
+            judged_s = time.monotonic()
+            await reconcile_run(services, run.run_id)
+        await asyncio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,98 @@
+"""What is asked of a running run, over nodes that grant it, fail, or end meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from agents.protocol import Wish
+from agents.spec import RunSpec
+from app.errors import NodeUnreachable, UserError
+from app.events import SavedNow
+from app.runs import wishes
+from app.runs.launch import start_run
+from app.runs.services import Services
+from tests.fakes.cluster import FakeCluster
+
+
+@pytest.fixture
+def run_id(services: Services, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(wishes, "LOOK_EVERY_S", 0.01)
+    return asyncio.run(start_run(services, spec))
+
+
+def answer(cluster: FakeCluster, *lines: dict[str, Any], node: str = "alpha") -> None:
+    """Let the trainer on alpha write these lines when it is asked for something."""
+
+    def grant(run_id: str, attempt: int, wish: Wish) -> None:
+        for line in ({"kind": "wish", "wish_id": wish.wish_id, "step": 7}, *lines):
+            cluster["alpha"].write(
+                run_id, attempt, "rank-0.jsonl", json.dumps(line).encode() + b"\n"
+            )
+
+    cluster[node].grant = grant
+
+
+def test_a_checkpoint_that_is_asked_for_is_told_with_its_stall(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    answer(cluster, {"kind": "checkpoint", "step": 7, "seconds": 1.5, "stall_s": 0.03})
+    saved = asyncio.run(wishes.save_now(services, run_id))
+    assert saved == SavedNow(step=7, stall_s=0.03, seconds=1.5)
+    assert [wish.kind for wish in cluster["alpha"].wishes] == ["save"]
+    assert not cluster["beta"].wishes
+    texts = [event.text for event in services.book.events(run_id)]
+    assert "asked to save a checkpoint now" in texts
+    assert any("training stood still for 30 ms" in text for text in texts)
+
+
+def test_a_refusing_disk_is_told(services: Services, cluster: FakeCluster, run_id: str) -> None:
+    answer(cluster, {"kind": "checkpoint_failed", "step": 7, "message": "The disk is full."})
+    with pytest.raises(UserError, match="could not save after step 7: The disk is full"):
+        asyncio.run(wishes.save_now(services, run_id))
+    assert any("failed on alpha" in event.text for event in services.book.events(run_id))
+
+
+def test_patience_ends_with_what_is_known(
+    services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wishes, "ANSWER_S", 0.05)
+    assert asyncio.run(wishes.save_now(services, run_id)) == SavedNow(step=None)
+    answer(cluster)
+    assert asyncio.run(wishes.save_now(services, run_id)) == SavedNow(step=7)
+
+
+def test_a_run_that_ends_meanwhile_is_told(
+    services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wishes, "JUDGE_EVERY_S", 0.0)
+
+    def end(run_id: str, attempt: int, wish: Wish) -> None:
+        for node in cluster.nodes.values():
+            node.set_state(run_id, attempt, "done")
+
+    cluster["alpha"].grant = end
+    with pytest.raises(UserError, match="ended before it could do that: it is done"):
+        asyncio.run(wishes.save_now(services, run_id))
+
+
+def test_only_a_running_run_can_save(services: Services, cluster: FakeCluster, run_id: str) -> None:
+    for node in cluster.nodes.values():
+        node.set_state(run_id, 1, "stopped")
+    with pytest.raises(UserError, match="is stopped: only a running run can save") as refused:
+        asyncio.run(wishes.save_now(services, run_id))
+    assert refused.value.hint == f"Resume it first: rackless runs resume {run_id}"
+    assert not cluster["alpha"].wishes
+
+
+def test_a_first_node_that_is_silent_is_told(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    cluster["alpha"].reachable = False
+    for name in ("beta", "gamma"):
+        cluster[name].set_rank(run_id, 1, phase="training", step=5, heartbeat_age_s=0.2)
+    with pytest.raises(NodeUnreachable):
+        asyncio.run(wishes.save_now(services, run_id))
