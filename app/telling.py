@@ -19,7 +19,7 @@ def describe_saved(saved: SavedNow) -> str:
         )
     if saved.seconds is None:
         return f"the checkpoint of step {saved.step} is being written"
-    stood = f"; training stood still for {show_duration(saved.stall_s)}"
-    return (
-        f"the checkpoint of step {saved.step} is saved{stood if saved.stall_s is not None else ''}"
-    )
+    text = f"the checkpoint of step {saved.step} is saved"
+    if saved.stall_s is None:
+        return text
+    return f"{text}; training stood still for {show_duration(saved.stall_s)}"
