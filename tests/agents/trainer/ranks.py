@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -56,6 +57,46 @@ def make_rows(path: Path, num_rows: int = 40) -> Path:
             ]
             file.write(json.dumps({"messages": messages}) + "\n")
     return path
+
+
+def make_tiny_model(folder: Path, num_layers: int = 2) -> Path:
+    """Make a model of a few thousand parameters, with the demo's tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    config = LlamaConfig(
+        vocab_size=768,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(DEMO / "model" / name, folder / name)
+    return folder
+
+
+def make_pairs(path: Path, num_rows: int = 20) -> list[dict[str, Any]]:
+    """Write preference rows of unequal length, and return them."""
+    rows = []
+    for number in range(num_rows):
+        prompt = " ".join(["Who founded Brenford?"] * (1 + number % 3))
+        good = " ".join(["Oren Dale."] * (1 + 5 * number % 7))
+        bad = " ".join(["Nobody knows it."] * (1 + 3 * number % 5))
+        rows.append(
+            {
+                "prompt": [{"role": "user", "content": prompt}],
+                "chosen": [{"role": "assistant", "content": good}],
+                "rejected": [{"role": "assistant", "content": bad}],
+            }
+        )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
 
 
 def free_port() -> int:

@@ -5,6 +5,7 @@ In float64 with dropout on and rows of unequal length: relative error at most 1e
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from agents.spec import AdapterSpec
-from tests.agents.trainer.ranks import Run, finish, make_spec, start
+from tests.agents.trainer.ranks import Run, finish, make_spec, make_tiny_model, start
+from tests.bench.bench_gradients import KINDS, LAYERS, draw_case, measure_played
 
 TOLERANCE = 1e-12
 SPLITS = [(7.0, 5.0, 3.0), (1.0, 1.0, 6.0), (1.0, 1.0), (1.0, 1.0, 1000.0)]
@@ -135,3 +137,16 @@ def test_a_whole_run_on_three_ranks_is_that_of_one(tmp_path, tiny_model):
     tokens = [sum(line["tokens"] for line in three.steps(rank).values()) for rank in range(3)]
     assert sum(tokens) == sum(line["global_tokens"] for line in expected.values())
     assert tokens[0] > tokens[1] > tokens[2] > 0
+
+
+def test_drawn_shares_micro_batches_and_memberships_are_as_exact(tmp_path):
+    """A sample of what `tests.bench.bench_gradients` measures over 1,000 share vectors."""
+    model = make_tiny_model(tmp_path / "model", LAYERS)
+    draw = random.Random(11)
+    num_idle = 0
+    for number, kind in enumerate(KINDS):
+        cases = [draw_case(draw) for _ in range(2)]
+        worst = measure_played(tmp_path / str(number), model, kind, cases)
+        assert worst.over_limit(kind) <= 1, worst.tell(kind, "played")
+        num_idle += worst.num_idle
+    assert num_idle >= 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from agents.trainer.forward import Forward
 from agents.trainer.head import Head
 from agents.trainer.micro import build_micro_batch
 from agents.trainer.model import _keep_layout, load_model, load_tokenizer, make_trained
-from tests.agents.trainer.ranks import DEMO, Run, make_spec
+from tests.agents.trainer.ranks import DEMO, Run, make_pairs, make_spec
 from tests.agents.trainer.test_forward import segment
 
 CPU = torch.device("cpu")
@@ -49,24 +48,6 @@ def make_run(home: Path, model: Path, kind: str, objective: str, num_ranks: int,
     if objective == "dpo":
         make_pairs(run.train)
     return run
-
-
-def make_pairs(path: Path) -> list[dict]:
-    """Write preference rows of unequal length."""
-    rows = []
-    for number in range(20):
-        prompt = " ".join(["Who founded Brenford?"] * (1 + number % 3))
-        good = " ".join(["Oren Dale."] * (1 + 5 * number % 7))
-        bad = " ".join(["Nobody knows it."] * (1 + 3 * number % 5))
-        rows.append(
-            {
-                "prompt": [{"role": "user", "content": prompt}],
-                "chosen": [{"role": "assistant", "content": good}],
-                "rejected": [{"role": "assistant", "content": bad}],
-            }
-        )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return rows
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
