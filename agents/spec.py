@@ -170,6 +170,9 @@ class RunSpec:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share is {self.warmup_share}; it must be from 0 to below 1")
+        _at_least("weight_decay", self.weight_decay, 0)
+        if self.max_gradient_norm <= 0:
+            raise ValueError(f"max_gradient_norm is {self.max_gradient_norm}; it must be above 0")
         _at_least("seed", self.seed, 0)
         if self.seed > MAX_SEED:
             raise ValueError(f"seed is {self.seed}; it must be at most {MAX_SEED}")

@@ -47,6 +47,7 @@ from app.storage.nodes import NodeStore
 from app.storage.runs import RunStore
 
 if TYPE_CHECKING:
+    from app.library.recipes import Recipe
     from app.nodes.judgement import CheckRow
 
 Progress = Callable[[str], None]
@@ -315,6 +316,22 @@ class Core:
         """
         run_id = self._book.get(run_id).run_id
         return await export.export_run(self._services, run_id, to, out, checkpoint, progress)
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        """Return the run files that ship with Rackless, to start from."""
+        from app.library.recipes import list_recipes
+
+        return list_recipes()
+
+    def recipe(self, name: str) -> Recipe:
+        """Return one of them.
+
+        Raises:
+            UsageError: there is none of that name.
+        """
+        from app.library.recipes import find_recipe
+
+        return find_recipe(name)
 
     def read_run_file(self, path: Path) -> RunSpec:
         """Read a run file.

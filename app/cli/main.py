@@ -21,6 +21,7 @@ from app.cli import (
     monitor,
     nodes,
     plan,
+    recipes,
     runs,
     start,
 )
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         check,
         monitor,
         plan,
+        recipes,
         start,
         runs,
         checkpoints,

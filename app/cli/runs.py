@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
@@ -36,7 +37,13 @@ _RANK_HEAD = [
 def add_parser(commands: Commands) -> None:
     verbs = add_verbs(add_command(commands, "runs", "list, show, save, stop, resume, delete runs"))
     add_command(verbs, "list", "list all runs", with_core(_list))
-    _with_id(verbs, "show", "show a run and what happened to it", _show)
+    show = _with_id(verbs, "show", "show a run and what happened to it", _show)
+    show.add_argument(
+        "--run-file",
+        type=Path,
+        metavar="RUN.yaml",
+        help="write its run file, for a run like this one",
+    )
     logs = _with_id(verbs, "logs", "print the output of a run's ranks", _logs)
     logs.add_argument("--rank", type=int, metavar="R", help="none: all ranks")
     logs.add_argument("--follow", action="store_true", help="go on until the run ends")
@@ -89,6 +96,8 @@ def _steps(run: RunSnapshot) -> str:
 
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     run = await core.run(args.run)
+    if args.run_file is not None:
+        core.write_run_file(run.spec, args.run_file)
     events = core.run_events(run.run_id)
     out.document({**plain(run), "events": plain(events)})
     now_s = time.time()

@@ -1,79 +1,58 @@
-"""The questions of the New run dialog, as data: the window draws them, the tests read them."""
+"""The questions of the New run dialog that everybody is asked, and the list of all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from app.flows.field import Field
+from app.flows.new_run_advanced import ADVANCED
 
-FieldKind = Literal["text", "path", "choice", "nodes"]
+_WHAT, _HOW, _MUCH, _WHERE = "What to train", "How", "How much", "Where"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Field:
-    key: str
-    section: str
-    label: str
-    help: str
-    """What it means and what a good value is, in one or two sentences."""
-    kind: FieldKind = "text"
-    choices: tuple[tuple[str, str], ...] = ()
-    """(value, what the person reads)."""
-    placeholder: str = ""
-    unit: str = ""
-    advanced: bool = False
-
-
-FIELDS: tuple[Field, ...] = (
+MAIN: tuple[Field, ...] = (
     Field(
         key="name",
-        section="What to train",
+        section=_WHAT,
         label="Name",
+        is_wide=True,
         help="How the run is called in lists and on cards.",
     ),
     Field(
         key="model",
-        section="What to train",
+        section=_WHAT,
         label="Model",
         kind="path",
+        is_wide=True,
         placeholder="meta-llama/Llama-2-7b-hf, or a folder",
         help="A Hugging Face id, or a folder on this PC. A folder is copied to each node once.",
     ),
     Field(
         key="train",
-        section="What to train",
+        section=_WHAT,
         label="Training data",
         kind="path",
+        is_wide=True,
         placeholder="chats.jsonl",
-        help="JSONL, JSON, CSV, TSV or text on this PC. It is copied to each node once.",
+        help="JSONL, JSON, CSV, TSV, Parquet or text on this PC, copied to each node once; or the "
+        "id of a public data set, which each node downloads.",
     ),
     Field(
-        key="eval",
-        section="What to train",
-        label="Evaluation data",
-        kind="path",
-        placeholder="none",
-        advanced=True,
-        help="Rows the model never trains on; leave it empty to train without evaluation.",
-    ),
-    Field(
-        key="format",
-        section="What to train",
-        label="Format of a row",
+        key="objective",
+        section=_HOW,
+        label="What it learns",
         kind="choice",
-        advanced=True,
+        is_wide=True,
         choices=(
-            ("auto", "Find out from the first rows"),
-            ("chat", "Chat: a list of messages"),
-            ("alpaca", "Instruction, input, output"),
-            ("text", "Plain text"),
+            ("sft", "To answer like the examples (SFT)"),
+            ("dpo", "To prefer one answer over another (DPO)"),
         ),
-        help="How a row becomes text for the model.",
+        help="SFT needs chats, instructions or text. DPO needs pairs of a chosen and a rejected "
+        "answer, and comes after SFT.",
     ),
     Field(
         key="adapter",
-        section="How",
+        section=_HOW,
         label="Method",
         kind="choice",
+        is_wide=True,
         choices=(
             ("lora", "LoRA: small matrices beside the frozen model"),
             ("qlora", "QLoRA: the frozen model in 4 bits, a quarter of the memory"),
@@ -83,97 +62,65 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         key="rank",
-        section="How",
+        section=_HOW,
         label="Rank",
         help="Width of the adapter. 8 to 64 is usual; more learns more and costs more memory.",
     ),
     Field(
         key="alpha",
-        section="How",
+        section=_HOW,
         label="Alpha",
         help="Strength of the adapter; twice the rank is a good start.",
     ),
     Field(
-        key="dropout",
-        section="How",
-        label="Dropout",
-        advanced=True,
-        help="Share of the adapter's input set to zero while training, against rote learning.",
-    ),
-    Field(
-        key="targets",
-        section="How",
-        label="Layers with an adapter",
-        advanced=True,
-        help="all-linear, or names of linear layers with commas between: q_proj, v_proj.",
+        key="dpo_beta",
+        section=_HOW,
+        label="Beta",
+        help="How hard DPO holds on to the model it began with. Less lets it move further away.",
     ),
     Field(
         key="sequence_tokens",
-        section="How much",
+        section=_MUCH,
         label="Sequence length",
         unit="tokens",
         help="Longer rows are cut, and counted. Memory grows with it.",
     ),
     Field(
         key="batch_sequences",
-        section="How much",
+        section=_MUCH,
         label="Batch",
         unit="sequences",
-        help="Per step over all devices together. Each device's share follows its speed.",
+        help="Per step over all devices together; pairs with DPO. Shares follow speed.",
     ),
     Field(
         key="epochs",
-        section="How much",
+        section=_MUCH,
         label="Epochs",
         help="How often every row is seen.",
     ),
     Field(
-        key="max_steps",
-        section="How much",
-        label="Steps at most",
-        placeholder="no limit",
-        help="Ends the run earlier than the epochs would; leave it empty for no limit.",
+        key="learning_rate",
+        section=_MUCH,
+        label="Learning rate",
+        help="2e-4 suits LoRA and QLoRA, 2e-5 full training, 5e-6 DPO.",
     ),
     Field(
-        key="learning_rate",
-        section="How much",
-        label="Learning rate",
-        help="2e-4 suits LoRA and QLoRA, 2e-5 full training.",
+        key="packing",
+        section=_MUCH,
+        label="Pack short rows together",
+        kind="tick",
+        is_wide=True,
+        help="Several rows share one sequence and never see each other. A batch then holds more "
+        "rows, so there are fewer steps.",
     ),
     Field(
         key="nodes",
-        section="Where",
+        section=_WHERE,
         label="Nodes",
         kind="nodes",
+        is_wide=True,
         help="The PCs that train together. Unequal ones are welcome.",
     ),
-    Field(
-        key="every_minutes",
-        section="Checkpoints",
-        label="Every",
-        unit="minutes",
-        placeholder="not by time",
-        help="A power cut costs at most this much work.",
-    ),
-    Field(
-        key="every_steps",
-        section="Checkpoints",
-        label="Every",
-        unit="steps",
-        placeholder="not by steps",
-        advanced=True,
-        help="Also after this many steps; leave it empty to go by time alone.",
-    ),
-    Field(
-        key="keep",
-        section="Checkpoints",
-        label="Keep the newest",
-        help="Older ones are deleted once a newer one is safely written.",
-    ),
-    Field(
-        key="copies",
-        section="Checkpoints",
-        label="Copies",
-        help="On how many nodes each is kept, so that a dead disk loses nothing.",
-    ),
 )
+
+FIELDS: tuple[Field, ...] = (*MAIN, *ADVANCED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,17 @@ class CheckRow(Protocol):
     def fix(self) -> str: ...
 
 
+class RecipeRow(Protocol):
+    """A run file to start from."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def purpose(self) -> str: ...
+    @property
+    def spec(self) -> RunSpec: ...
+
+
 class SettingsSeam(Protocol):
     def set(self, key: str, value: object) -> None: ...
 
@@ -56,6 +67,7 @@ class CoreSeam(Protocol):
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None
     ) -> tuple[Any, ...]: ...
+    def recipes(self) -> Sequence[RecipeRow]: ...
     def read_run_file(self, path: Path) -> RunSpec: ...
     def write_run_file(self, spec: RunSpec, path: Path) -> None: ...
     async def connect(self, names: tuple[str, ...] = ()) -> Any: ...

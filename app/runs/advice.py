@@ -28,7 +28,12 @@ def advise(spec: RunSpec, devices: Sequence[str]) -> tuple[Advice, ...]:
         spec: what was asked for.
         devices: of each rank, `cpu` or `cuda:0`; empty: not known, and nothing is said about them.
     """
-    return (*_advise_rates(spec), *_advise_devices(spec, devices), *_advise_checkpoints(spec))
+    return (
+        *_advise_rates(spec),
+        *_advise_evaluation(spec),
+        *_advise_devices(spec, devices),
+        *_advise_checkpoints(spec),
+    )
 
 
 def _advise_rates(spec: RunSpec) -> list[Advice]:
@@ -39,6 +44,13 @@ def _advise_rates(spec: RunSpec) -> list[Advice]:
         text = f"{rate:g} is high for DPO, which then forgets how to write; 5e-6 is a good start."
         return [Advice(key="learning_rate", text=text)]
     return []
+
+
+def _advise_evaluation(spec: RunSpec) -> list[Advice]:
+    if spec.evaluate_every_steps is None or spec.data.eval is not None:
+        return []
+    text = "Without effect: there is no evaluation data."
+    return [Advice(key="evaluate_every_steps", text=text)]
 
 
 def _advise_devices(spec: RunSpec, devices: Sequence[str]) -> list[Advice]:

@@ -42,6 +42,7 @@ from app.events import (
     StepRecord,
     StepsArrived,
 )
+from app.library.recipes import Recipe, list_recipes
 
 GIB = 1024**3
 NOW_S = 1_795_000_000.0
@@ -372,6 +373,9 @@ class FakeCore:
                 found = attempt or self.run_map[run_id].attempt
                 files.append(LogFile(rank=number, node="alpha", attempt=found, path=path))
         return tuple(files)
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        return list_recipes()
 
     def read_run_file(self, path: Path) -> RunSpec:
         self.calls.append(("read_run_file", path))

@@ -85,6 +85,40 @@ def _new_run_problems(stage: Stage) -> QWidget:
     return dialog
 
 
+def _new_run_advanced(share: float) -> Callable[[Stage], QWidget]:
+    """The unfolded part, scrolled to a share of the form."""
+
+    def show(stage: Stage) -> QWidget:
+        dialog = _new_run(stage)
+        dialog.fold.open()  # type: ignore[attr-defined]
+        stage.settle(0.1)
+        bar = dialog._scroll.verticalScrollBar()  # type: ignore[attr-defined]
+        bar.setValue(round(bar.maximum() * share))
+        return dialog
+
+    return show
+
+
+def _new_run_recipe(stage: Stage) -> QWidget:
+    """DPO's recipe, and then two answers that contradict it."""
+    dialog = _new_run(stage)
+    box = dialog.start_from.box  # type: ignore[attr-defined]
+    stage.wait_for(lambda: box.count() > 3)
+    place = box.findText("DPO", Qt.MatchFlag.MatchContains)
+    box.setCurrentIndex(place)
+    box.activated.emit(place)
+    dialog.fields["packing"].input.click()  # type: ignore[attr-defined]
+    stage.settle(0.1)
+    bar = dialog._scroll.verticalScrollBar()  # type: ignore[attr-defined]
+    bar.setValue(round(bar.maximum() * 0.72))
+    return dialog
+
+
+def _repeat(stage: Stage) -> QWidget:
+    stage.window.repeat_run(stage.cluster.runs[RUN])
+    return _dialog(stage)
+
+
 def _add_node(stage: Stage) -> QWidget:
     stage.window.ask_node()
     return _dialog(stage)
@@ -123,6 +157,11 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-interrupted": _interrupted,
     "new-run": _new_run,
     "new-run-problems": _new_run_problems,
+    "new-run-advanced-1": _new_run_advanced(0.52),
+    "new-run-advanced-2": _new_run_advanced(0.8),
+    "new-run-advanced-3": _new_run_advanced(1.0),
+    "new-run-recipe": _new_run_recipe,
+    "new-run-repeat": _repeat,
     "add-node": _add_node,
     "add-node-fingerprint": _fingerprint,
     "resume": _resume,

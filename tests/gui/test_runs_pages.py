@@ -13,6 +13,7 @@ from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
 from app.events import RunEvent
+from app.flows.new_run_answers import Answers, to_spec
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
@@ -130,6 +131,64 @@ def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
     assert spec == replace(SPEC, name="evening", seed=7, nodes=("alpha",))
 
 
+def test_a_run_file_may_name_a_node_and_a_choice_that_are_not_offered(new_run):
+    new_run.fields["nodes"].set_answer("alpha, zeta")
+    new_run.fields["precision"].set_answer("fp64")
+    answers = new_run.answers()
+    assert (answers.nodes, answers.precision) == ("alpha, zeta", "fp64")
+    assert "zeta" in new_run.fields["nodes"]._finding.text()
+
+
+def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
+    box = new_run.start_from.box
+    busy.wait_for(lambda: box.count() > 1)
+    QTest.keyClicks(new_run.fields["model"].input, "org/model")
+    place = box.findText("DPO", Qt.MatchFlag.MatchContains)
+    box.setCurrentIndex(place)
+    box.activated.emit(place)
+    answers = new_run.answers()
+    assert (answers.model, answers.objective, answers.format) == ("org/model", "dpo", "preference")
+    assert new_run.fields["dpo_beta"].isVisible()
+    assert "settings changed" in new_run.fold._note.text()
+    box.setCurrentIndex(0)
+    box.activated.emit(0)
+    assert new_run.answers() == replace(
+        Answers(name="run-1", model="org/model"), nodes=answers.nodes
+    )
+
+
+def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):
+    new_run.fields["format"].set_answer("preference")
+    assert "1 setting needs a look" in new_run.fold._note.text()
+    new_run.fields["objective"].set_answer("dpo")
+    assert "1 of 25 settings changed" in new_run.fold._note.text()
+    new_run.fields["packing"].input.click()
+    assert "DPO" in new_run.fields["packing"]._finding.text()
+    new_run.fields["format"].set_answer("chat")
+    new_run.fold.head.setChecked(False)
+    press(new_run, "Start")
+    assert not new_run.fold.is_open(), "the first answer in need of a look is a model"
+
+
+def test_start_opens_the_folded_part_for_an_answer_in_it(new_run):
+    new_run.fields["model"].set_answer("m")
+    new_run.fields["train"].set_answer("t")
+    new_run.fields["shares"].set_answer("1, 2")
+    press(new_run, "Start")
+    assert new_run.fold.is_open()
+    assert "2 shares for 5 devices" in new_run.fields["shares"]._finding.text()
+
+
+def test_a_new_run_like_another_has_all_of_its_settings(busy, page):
+    spec = replace(SPEC, name="support-chat", nodes=("alpha",), precision="fp64", shares=(1.0,))
+    busy.cluster.runs[RUN] = replace(busy.cluster.runs[RUN], spec=spec)
+    page.head.show_run(busy.cluster.runs[RUN])
+    page.head.repeat.click()
+    dialog = open_dialog(NewRunDialog)
+    assert to_spec(dialog.answers()) == replace(spec, name="support-chat-2")
+    dialog.reject()
+
+
 def test_a_broken_run_file_says_what_is_wrong(busy, new_run):
     busy.core.failure = UsageError("x.yaml: rank is 'a'", "Write a whole number.")
     new_run.open_file(Path("/x/x.yaml"))
@@ -142,7 +201,7 @@ def test_full_training_asks_nothing_about_adapters(new_run):
     new_run.fields["adapter"].set_answer("lora")
     assert new_run.fields["rank"].isVisible()
     assert not new_run.fields["dropout"].isVisible()
-    new_run.advanced.click()
+    new_run.fold.head.click()
     assert new_run.fields["dropout"].isVisible()
 
 

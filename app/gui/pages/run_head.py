@@ -27,6 +27,8 @@ from app.text import (
 
 class RunHead(QWidget):
     back = Signal()
+    repeat_wanted = Signal(object)
+    """The RunSnapshot whose settings another run shall have."""
 
     def __init__(self, context: Context, deeds: RunActions) -> None:
         super().__init__()
@@ -36,6 +38,9 @@ class RunHead(QWidget):
         self._title = ElidedLabel(role="title")
         self._subtitle = ElidedLabel(role="caption")
         self.buttons = self._make_buttons()
+        self.repeat = IconButton(
+            context.theme, "copy", "New run like this one", self._with_run(self._ask_to_repeat)
+        )
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
@@ -47,7 +52,7 @@ class RunHead(QWidget):
         row.addLayout(words, 1)
         row.addWidget(self.state)
         row.addSpacing(8)
-        for button in self.buttons.values():
+        for button in (self.repeat, *self.buttons.values()):
             row.addWidget(button)
 
     def show_run(self, run: RunSnapshot) -> None:
@@ -96,6 +101,9 @@ class RunHead(QWidget):
                 tip="Write a checkpoint, then end every process of the run on every node",
             ),
         }
+
+    def _ask_to_repeat(self, run: RunSnapshot) -> None:
+        self.repeat_wanted.emit(run)
 
     def _with_run(self, deed: Callable[[RunSnapshot], None]) -> Callable[[], None]:
         def act() -> None:

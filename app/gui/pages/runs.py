@@ -19,6 +19,8 @@ from app.gui.widgets.parts import Button, make_label
 
 class RunsPage(QWidget):
     run_opened = Signal(str)
+    repeat_wanted = Signal(object)
+    """The RunSnapshot whose settings another run shall have."""
 
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
@@ -86,6 +88,13 @@ class RunsPage(QWidget):
                 icon="resume",
                 tip="Go on from a checkpoint, on the same or on other nodes",
             ),
+            "repeat": Button(
+                theme,
+                "New run like this\u2026",
+                self._repeat,
+                icon="copy",
+                tip="Open the New run dialog with every setting of the selected run",
+            ),
             "open": Button(theme, "Open", self._open, tip="Show the selected run (Enter)"),
         }
 
@@ -102,6 +111,7 @@ class RunsPage(QWidget):
         run = self.table.selected()
         for name, is_possible in (
             ("open", run is not None),
+            ("repeat", run is not None),
             ("stop", run is not None and can_stop(run)),
             ("resume", run is not None and can_resume(run)),
             ("delete", run is not None and can_delete(run)),
@@ -113,6 +123,11 @@ class RunsPage(QWidget):
         run = self.table.selected()
         if run is not None:
             self.run_opened.emit(run.run_id)
+
+    def _repeat(self) -> None:
+        run = self.table.selected()
+        if run is not None:
+            self.repeat_wanted.emit(run)
 
     def _stop(self) -> None:
         run = self.table.selected()

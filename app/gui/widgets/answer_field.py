@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Signal
+from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
@@ -16,11 +17,26 @@ from PySide6.QtWidgets import (
 )
 
 from app.events import NodeSnapshot
-from app.flows.new_run import ALL_NODES, Finding, split_names
-from app.flows.new_run_fields import Field
+from app.flows.field import NO, YES, Field
+from app.flows.new_run import Finding
+from app.flows.new_run_answers import ALL_NODES, split_names
 from app.gui.tables.node_columns import describe_hardware
 from app.gui.theme import Theme
 from app.gui.widgets.parts import Button, make_label, set_role
+
+TICK_INDENT_PX = 27
+"""Where the words of a tick begin, so that its explanation stands below them."""
+
+
+class ChoiceBox(QComboBox):
+    """Leaves the wheel to the form around it: scrolling past must not change an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        event.ignore()
 
 
 class AnswerField(QWidget):
@@ -34,46 +50,57 @@ class AnswerField(QWidget):
         self.was_touched = False
         self._theme = theme
         self._boxes: dict[str, QCheckBox] = {}
+        self._known = {node.name for node in nodes}
         self._online = {node.name for node in nodes if node.state == "online"}
         self.input = self._make_input(nodes)
         self.input.setAccessibleName(field.label)
         self.input.setAccessibleDescription(field.help)
         self._finding = make_label(role="problem", wraps=True)
         self._finding.hide()
+        indent = TICK_INDENT_PX if field.kind == "tick" else 0
+        self._finding.setContentsMargins(indent, 0, 0, 0)
+        explanation = make_label(field.help, "caption", wraps=True)
+        explanation.setContentsMargins(indent, 0, 0, 0)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
-        column.addWidget(make_label(field.label, "subheading"))
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.input, 1)
-        if field.unit:
-            row.addWidget(make_label(field.unit, "muted"))
-        if field.kind == "path":
-            row.addWidget(Button(theme, "Choose\u2026", self._choose, icon="folder"))
-        column.addLayout(row)
+        if field.kind != "tick":
+            column.addWidget(make_label(field.label, "subheading"))
+        column.addLayout(self._make_row())
         column.addWidget(self._finding)
-        column.addWidget(make_label(field.help, "caption", wraps=True))
+        column.addWidget(explanation)
         column.addStretch(1)
 
     def answer(self) -> str:
         if self.field.kind == "nodes":
             chosen = [name for name, box in self._boxes.items() if box.isChecked()]
-            return ALL_NODES if len(chosen) == len(self._boxes) else ", ".join(chosen)
+            return ALL_NODES if set(chosen) == self._known else ", ".join(chosen)
         if isinstance(self.input, QComboBox):
             return str(self.input.currentData())
+        if isinstance(self.input, QCheckBox):
+            return YES if self.input.isChecked() else NO
         assert isinstance(self.input, QLineEdit)
         return self.input.text()
 
     def set_answer(self, text: str) -> None:
         if self.field.kind == "nodes":
-            for name, box in self._boxes.items():
-                is_meant = name in self._online if text == ALL_NODES else name in split_names(text)
-                box.setChecked(is_meant)
+            self._set_nodes(text)
         elif isinstance(self.input, QComboBox):
-            self.input.setCurrentIndex(max(self.input.findData(text), 0))
+            if self.input.findData(text) < 0:  # a run file may say more than is offered here
+                self.input.addItem(text, text)
+            self.input.setCurrentIndex(self.input.findData(text))
+        elif isinstance(self.input, QCheckBox):
+            self.input.setChecked(text == YES)
         elif isinstance(self.input, QLineEdit):
             self.input.setText(text)
+
+    def _set_nodes(self, text: str) -> None:
+        names = split_names(text)
+        for name in names if text != ALL_NODES else ():
+            if name not in self._boxes:  # of a run file from elsewhere: shown, so it can be left
+                self._add_box(name, f"{name} (not a node here)")
+        for name, box in self._boxes.items():
+            box.setChecked(name in self._online if text == ALL_NODES else name in names)
 
     def show_finding(self, finding: Finding | None) -> None:
         """Show what is wrong; None: nothing."""
@@ -86,15 +113,30 @@ class AnswerField(QWidget):
             self._finding.style().polish(self._finding)
         set_role(self.input, "bad", is_bad)
 
+    def _make_row(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.input, 1)
+        if self.field.unit:
+            row.addWidget(make_label(self.field.unit, "muted"))
+        if self.field.kind == "path":
+            row.addWidget(Button(self._theme, "Choose\u2026", self._choose, icon="folder"))
+        return row
+
     def _make_input(self, nodes: Sequence[NodeSnapshot]) -> QWidget:
         if self.field.kind == "choice":
-            combo = QComboBox()
+            combo = ChoiceBox()
             for value, words in self.field.choices:
                 combo.addItem(words, value)
             combo.currentIndexChanged.connect(lambda index: self._touch())
             return combo
         if self.field.kind == "nodes":
             return self._make_node_boxes(nodes)
+        if self.field.kind == "tick":
+            check = QCheckBox(self.field.label)
+            check.setObjectName("tick")
+            check.toggled.connect(lambda checked: self._touch())
+            return check
         line = QLineEdit()
         line.setPlaceholderText(self.field.placeholder)
         line.textEdited.connect(lambda text: self._touch())
@@ -102,19 +144,23 @@ class AnswerField(QWidget):
 
     def _make_node_boxes(self, nodes: Sequence[NodeSnapshot]) -> QWidget:
         box = QWidget()
-        column = QVBoxLayout(box)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
+        self._node_column = QVBoxLayout(box)
+        self._node_column.setContentsMargins(0, 0, 0, 0)
+        self._node_column.setSpacing(2)
         for node in nodes:
             state = "" if node.state == "online" else f" ({node.state})"
-            check = QCheckBox(f"{node.name}{state} \u00b7 {describe_hardware(node)}")
-            check.setChecked(node.state == "online")
-            check.toggled.connect(lambda checked: self._touch())
-            column.addWidget(check)
-            self._boxes[node.name] = check
+            words = f"{node.name}{state} \u00b7 {describe_hardware(node)}"
+            self._add_box(node.name, words).setChecked(node.state == "online")
         if not nodes:
-            column.addWidget(make_label("No node was added yet.", "muted"))
+            self._node_column.addWidget(make_label("No node was added yet.", "muted"))
         return box
+
+    def _add_box(self, name: str, words: str) -> QCheckBox:
+        check = QCheckBox(words)
+        check.toggled.connect(lambda checked: self._touch())
+        self._node_column.addWidget(check)
+        self._boxes[name] = check
+        return check
 
     def _touch(self) -> None:
         self.was_touched = True

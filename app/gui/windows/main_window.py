@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.errors import RacklessError
-from app.events import NodeSnapshot
+from app.events import NodeSnapshot, RunSnapshot
 from app.gui.actions import Actions
 from app.gui.bridge import Report
 from app.gui.context import Context
@@ -40,6 +40,7 @@ from app.text import count_of
 
 if TYPE_CHECKING:
     from app.gui.pages.run import RunPage
+    from app.gui.windows.new_run_dialog import NewRunDialog
 
 MIN_WIDTH_PX, MIN_HEIGHT_PX = 960, 600
 START_WIDTH_PX, START_HEIGHT_PX = 1280, 800
@@ -158,6 +159,7 @@ class MainWindow(QMainWindow):
         self.overview.runs_opened.connect(lambda: self.go_to("runs"))
         self.overview.node_opened.connect(self.open_node)
         self.runs.run_opened.connect(self.open_run)
+        self.runs.repeat_wanted.connect(self.repeat_run)
         bridge.failed.connect(self.show_error)
         bridge.open_failed.connect(self.show_error)
         bridge.opened.connect(self._keep_connected)
@@ -187,6 +189,7 @@ class MainWindow(QMainWindow):
 
             self._run_page = RunPage(self._context)
             self._run_page.closed.connect(lambda: self.go_to("runs"))
+            self._run_page.head.repeat_wanted.connect(self.repeat_run)
             self.stack.addWidget(self._run_page)
         return self._run_page
 
@@ -202,14 +205,24 @@ class MainWindow(QMainWindow):
 
     def ask_new_run(self, file: Path | None = None) -> None:
         """Open the New run dialog, filled from `file` if one is given."""
+        dialog = self._make_new_run_dialog()
+        if file is not None:
+            dialog.open_file(file)
+        dialog.open()
+
+    def repeat_run(self, run: RunSnapshot) -> None:
+        """Open the New run dialog with every setting of `run`."""
+        dialog = self._make_new_run_dialog()
+        dialog.repeat(run)
+        dialog.open()
+
+    def _make_new_run_dialog(self) -> NewRunDialog:
         from app.gui.windows.new_run_dialog import NewRunDialog
 
         dialog = NewRunDialog(self._context, self)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.started.connect(self.open_run)
-        if file is not None:
-            dialog.open_file(file)
-        dialog.open()
+        return dialog
 
     def choose_run_file(self) -> None:
         chosen, _ = QFileDialog.getOpenFileName(self, "Run file", filter="Run files (*.yaml *.yml)")

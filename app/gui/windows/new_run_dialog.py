@@ -1,16 +1,17 @@
 """New run: the questions on the left, what follows from the answers on the right.
 
-All logic is in app.flows.new_run. A problem shows at its field once the person has been there, or
-has pressed Start.
+All logic is in app.flows. A problem shows at its field once the person has been there, or has
+pressed Start. The few questions that matter stand open, the others are folded away below them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
-    QCheckBox,
     QDialog,
     QFileDialog,
     QHBoxLayout,
@@ -23,20 +24,29 @@ from PySide6.QtWidgets import (
 from agents.spec import RunSpec
 from app.errors import RacklessError
 from app.events import RunSnapshot
-from app.flows.new_run import Answers, Review, apply_answers, review, to_answers
-from app.flows.new_run_fields import FIELDS, Field
+from app.flows.new_run import Review, review
+from app.flows.new_run_advanced import ADVANCED
+from app.flows.new_run_answers import Answers, free_name, to_answers, use_recipe
+from app.flows.new_run_fields import FIELDS, MAIN
 from app.gui.context import Context
-from app.gui.seam import CoreSeam
+from app.gui.seam import CoreSeam, RecipeRow
 from app.gui.widgets.answer_field import AnswerField
 from app.gui.widgets.banner import Banner
+from app.gui.widgets.fold import Fold
+from app.gui.widgets.form import make_sections, stack_sections
 from app.gui.widgets.parts import Button, make_label, make_panel
+from app.gui.widgets.start_from import StartFrom
+from app.text import count_of
 
 RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
-_WIDE = {"model", "train", "eval", "adapter", "nodes", "format", "name", "targets"}
 
 
 async def read_file(core: CoreSeam, path: Path) -> RunSpec:
     return core.read_run_file(path)
+
+
+async def read_recipes(core: CoreSeam) -> Sequence[RecipeRow]:
+    return core.recipes()
 
 
 async def write_file(core: CoreSeam, spec: RunSpec, path: Path) -> Path:
@@ -51,18 +61,19 @@ class NewRunDialog(QDialog):
     def __init__(self, context: Context, parent: QWidget) -> None:
         super().__init__(parent)
         self._context = context
-        self._base: RunSpec | None = None
         self._shows_all = False
         self.setWindowTitle("New run")
         self.resize(960, 720)
         nodes = context.cluster.node_list()
         self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
+        self.start_from = StartFrom()
+        self._main = make_sections(MAIN, self.fields)
+        self._advanced = make_sections(ADVANCED, self.fields)
+        self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))
         self.banner = Banner(context.theme)
-        self.advanced = QCheckBox("Show every setting")
         self._summary = QVBoxLayout()
         self._values: dict[str, QLabel] = {}
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
-        self._sections: list[QWidget] = []
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
@@ -78,11 +89,15 @@ class NewRunDialog(QDialog):
         foot.addWidget(self.banner)
         foot.addLayout(self._make_foot())
         column.addLayout(foot)
+        self._fill(Answers(name=self._free_name("run-1")))
         for field in self.fields.values():
             field.edited.connect(self._review)
-        self.advanced.toggled.connect(lambda shows: self._choose_fields())
-        self._fill(Answers(name=self._free_name()))
-        self._choose_fields()
+        self.start_from.chosen.connect(self._take_recipe)
+        context.bridge.run(
+            lambda core, report: read_recipes(core),
+            self.start_from.add_recipes,
+            self.banner.show_error,
+        )
         self.fields["model"].input.setFocus()
 
     # ------------------------------------------------------------ layout
@@ -93,36 +108,16 @@ class NewRunDialog(QDialog):
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 16, 16)
         column.setSpacing(12)
-        for section in dict.fromkeys(field.section for field in FIELDS):
-            column.addWidget(make_label(section, "heading"))
-            column.addWidget(self._make_section([f for f in FIELDS if f.section == section]))
-            column.addSpacing(12)
+        for part in (self.start_from, *self._main, self.fold):
+            column.addWidget(part)
         column.addStretch(1)
         scroll = QScrollArea()
         scroll.setWidget(body)
         scroll.setWidgetResizable(True)
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._scroll = scroll
         return scroll
-
-    def _make_section(self, asked: list[Field]) -> QWidget:
-        box = QWidget()
-        column = QVBoxLayout(box)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(16)
-        narrow: list[AnswerField] = []
-        for field in asked:
-            if field.key in _WIDE:
-                column.addWidget(self.fields[field.key])
-            else:
-                narrow.append(self.fields[field.key])
-        for left in range(0, len(narrow), 2):
-            row = QHBoxLayout()
-            row.setSpacing(24)
-            for part in narrow[left : left + 2]:
-                row.addWidget(part, 1)
-            column.addLayout(row)
-        return box
 
     def _make_side(self) -> QWidget:
         panel = make_panel()
@@ -166,7 +161,6 @@ class NewRunDialog(QDialog):
                 tip="Write the answers to a YAML file that 'rackless start' takes too",
             )
         )
-        row.addWidget(self.advanced)
         row.addStretch(1)
         row.addWidget(Button(theme, "Cancel", self.reject))
         row.addWidget(self.start)
@@ -186,6 +180,14 @@ class NewRunDialog(QDialog):
             self.banner.show_error,
         )
 
+    def repeat(self, run: RunSnapshot) -> None:
+        """Fill the form with every setting of a run, under a new name."""
+        self._shows_all = True
+        self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
+        self.start_from.show_source(
+            f"The run {run.name}", "Every setting as in that run, its data and nodes too.", run.spec
+        )
+
     def save_file(self, path: Path) -> None:
         """Write the answers as a run file."""
         spec = self._spec_or_tell()
@@ -202,10 +204,13 @@ class NewRunDialog(QDialog):
         self._review()
 
     def _take_file(self, path: Path, spec: RunSpec) -> None:
-        self._base = spec
         self._shows_all = True
         self._fill(to_answers(spec))
+        self.start_from.show_source(path.name, f"The settings of {path}.", spec)
         self.banner.show_message("good", f"Read {path.name}", "Change what you like, then start.")
+
+    def _take_recipe(self, spec: RunSpec) -> None:
+        self._fill(use_recipe(self.answers(), spec))
 
     def _review(self) -> Review:
         result = review(self.answers(), self._context.cluster.node_list())
@@ -214,9 +219,21 @@ class NewRunDialog(QDialog):
             is_due = self._shows_all or field.was_touched
             is_due = is_due or (finding is not None and finding.severity == "warning")
             field.show_finding(finding if is_due or key == "nodes" else None)
+        for section in (*self._main, *self._advanced):
+            section.show_asked(result.asked)
+        self._tell_advanced(result)
         self._show_summary(result)
-        self._choose_fields()
         return result
+
+    def _tell_advanced(self, result: Review) -> None:
+        found = [field.key for field in ADVANCED if field.key in result.findings]
+        if found:
+            number = count_of(len(found), "setting")
+            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} a look", is_bad=True)
+        elif result.changed:
+            self.fold.tell(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
+        else:
+            self.fold.tell(f"{len(ADVANCED)} settings, all as recommended")
 
     def _show_summary(self, result: Review) -> None:
         for label, value in result.summary:
@@ -229,36 +246,23 @@ class NewRunDialog(QDialog):
                 self._summary.addLayout(pair)
             self._values[label].setText(value)
 
-    def _choose_fields(self) -> None:
-        is_adapter = self.fields["adapter"].answer() != "full"
-        for key, field in self.fields.items():
-            hidden = field.field.advanced and not self.advanced.isChecked()
-            if key in ("rank", "alpha", "dropout", "targets"):
-                hidden = hidden or not is_adapter
-            field.setVisible(not hidden)
-
-    def _free_name(self) -> str:
-        taken = {run.name for run in self._context.cluster.runs.values()}
-        number = 1
-        while f"run-{number}" in taken:
-            number += 1
-        return f"run-{number}"
+    def _free_name(self, wanted: str) -> str:
+        return free_name(wanted, {run.name for run in self._context.cluster.runs.values()})
 
     def _spec_or_tell(self) -> RunSpec | None:
         self._shows_all = True
         result = self._review()
-        if result.spec is None:
-            first = next(key for key in self.fields if key in result.findings)
-            if self.fields[first].field.advanced:
-                self.advanced.setChecked(True)
-            self.fields[first].input.setFocus()
-            number = sum(finding.severity == "error" for finding in result.findings.values())
-            words = "One answer needs" if number == 1 else f"{number} answers need"
-            self.banner.show_message("warning", f"{words} another look", "They are marked above.")
-            return None
-        if self._base is not None:
-            return apply_answers(self._base, self.answers())
-        return result.spec
+        if result.spec is not None:
+            return result.spec
+        errors = [key for key in self.fields if result.is_error(key)]
+        first = self.fields[errors[0]]
+        if first.field.advanced:
+            self.fold.open()
+        first.input.setFocus()
+        self._scroll.ensureWidgetVisible(first)
+        words = "One answer needs" if len(errors) == 1 else f"{len(errors)} answers need"
+        self.banner.show_message("warning", f"{words} another look", "They are marked above.")
+        return None
 
     # ------------------------------------------------------------ deeds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -12,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import runs
 from app.cli.main import build_parser, run
 from app.cli.output import Output
 from app.errors import UsageError
+from app.library.recipes import list_recipes
+from app.runs.spec_file import parse_run
+from tests.fakes.core import FakeCore, make_run
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT_COMMANDS = [
@@ -34,8 +39,11 @@ PRODUCT_COMMANDS = [
     "plan run.yaml",
     "start run.yaml",
     "start run.yaml --watch",
+    "recipes list",
+    "recipes show NAME",
     "runs list",
     "runs show ID",
+    "runs show ID --run-file run.yaml",
     "runs logs ID --rank 2 --follow",
     "runs save ID",
     "runs stop ID",
@@ -235,6 +243,21 @@ def measure(*arguments: str) -> float:
         )
         times.append(time.perf_counter() - began_s)
     return min(times)
+
+
+def test_a_recipe_that_is_shown_is_a_run_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes", "list", "--json"]) == 0
+    names = [recipe["name"] for recipe in json.loads(capsys.readouterr().out)]
+    assert run(["recipes", "show", names[0]]) == 0
+    assert parse_run(capsys.readouterr().out) == list_recipes()[0].spec
+    assert run(["recipes", "show", "nothing"]) == 2
+
+
+def test_the_run_file_of_a_run_can_be_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    core = FakeCore(run_map={"r-1": make_run("r-1", "r", "done")})
+    args = build_parser().parse_args(["runs", "show", "r-1", "--run-file", "again.yaml"])
+    assert asyncio.run(runs._show(core, args, Output(False))) == 0  # type: ignore[arg-type]
+    assert core.calls == [("write_run_file", core.run_map["r-1"].spec, Path("again.yaml"))]
 
 
 def test_help_and_lists_come_at_once() -> None:

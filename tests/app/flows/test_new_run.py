@@ -1,13 +1,18 @@
 """The New run dialog's logic, as data: what each answer gives."""
 
-from dataclasses import asdict, fields, replace
+import dataclasses
+from dataclasses import fields, replace
 
 import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.events import NodeSnapshot
-from app.flows.new_run import Answers, apply_answers, review, to_answers, to_spec
+from app.flows.new_run import review
+from app.flows.new_run_answers import Answers, free_name, to_answers, to_spec, use_recipe
 from app.flows.new_run_fields import FIELDS
+from app.library.recipes import list_recipes
+from app.runs.spec_file import format_run, parse_run
+from tests.fakes.core import make_node
 
 GOOD = Answers(model="m", train="t.jsonl")
 
@@ -55,6 +60,17 @@ def test_good_answers_make_the_spec_of_a_run_file_with_the_defaults():
         ("every_steps", "0", "least is 1"),
         ("keep", "0", "least is 1"),
         ("copies", "-2", "least is 1"),
+        ("dropout", "", "needed"),
+        ("warmup_share", "1", "below 1"),
+        ("weight_decay", "-1", "least is 0"),
+        ("max_gradient_norm", "0", "above 0"),
+        ("seed", "-1", "least is 0"),
+        ("seed", str(2**63), "below"),
+        ("memory_gib", "0", "above 0"),
+        ("evaluate_every_steps", "0", "least is 1"),
+        ("shares", "1, x", "'x' is not a number"),
+        ("shares", "1, 0", "above 0"),
+        ("parallel", "pipeline", "not available"),
         ("nodes", "", "at least one"),
         ("nodes", "alpha, gamma", "gamma"),
     ],
@@ -102,27 +118,173 @@ def test_numbers_as_people_type_them():
     assert (spec.learning_rate, spec.batch_sequences, spec.max_steps) == (0.0002, 1024, 1000)
 
 
-def test_a_run_file_survives_the_dialog():
-    spec = RunSpec(
-        name="n",
-        model="m",
-        data=DataSpec(train="a", eval="b", format="chat"),
-        adapter=AdapterSpec(kind="qlora", rank=4, alpha=7.5, dropout=0, targets=("q", "v")),
-        sequence_tokens=64,
-        batch_sequences=3,
-        epochs=1.5,
-        max_steps=12,
-        learning_rate=3e-5,
-        nodes=("alpha",),
-        seed=7,
-        schedule="linear",
-        shares=(1.0, 2.0),
-        checkpoint=CheckpointSpec(every_minutes=None, every_steps=5, keep=1, copies=1),
+CONTRADICTIONS = [
+    ({"objective": "dpo", "packing": "true"}, "packing"),
+    ({"objective": "dpo", "format": "chat"}, "format"),
+    ({"format": "preference"}, "format"),
+]
+
+
+@pytest.mark.parametrize(("given", "key"), CONTRADICTIONS)
+def test_answers_that_contradict_each_other_are_told_at_the_field(given, key):
+    result = review(replace(GOOD, **given), NODES)
+    assert set(result.findings) == {key}
+    assert result.is_error(key)
+    with pytest.raises(ValueError, match=key):
+        to_spec(replace(GOOD, **given))
+
+
+def test_what_is_allowed_and_without_effect_is_told_even_before_there_is_a_model():
+    nodes = (make_node("alpha"),)
+    typed = replace(
+        Answers(),
+        optimizer="paged_adamw_8bit",
+        compression="bf16",
+        memory_gib="8",
+        evaluate_every_steps="5",
     )
-    answers = to_answers(spec)
-    assert apply_answers(spec, answers) == spec
+    findings = review(typed, nodes).findings
+    told = {key for key, finding in findings.items() if finding.severity == "warning"}
+    assert told == {"optimizer", "compression", "memory_gib", "evaluate_every_steps"}
+
+
+def test_shares_are_one_for_each_device():
+    nodes = (make_node("alpha", ("card", 8), ("card", 8)), make_node("beta"))
+    assert (
+        "2 shares for 3 devices"
+        in review(replace(GOOD, shares="1, 2"), nodes).findings["shares"].text
+    )
+    assert review(replace(GOOD, shares="1, 2.5, 1"), nodes).spec.shares == (1.0, 2.5, 1.0)
+    single = replace(GOOD, shares="1", parallel="single")
+    assert review(single, nodes).spec.shares == (1.0,)
+
+
+def test_what_is_not_asked_is_no_problem():
+    typed = replace(GOOD, adapter="full", alpha="x", rslora="true", dpo_beta="-1")
+    result = review(typed, NODES)
+    assert result.findings == {}
+    assert not {"rank", "alpha", "dropout", "targets", "rslora", "dora", "dpo_beta"} & result.asked
+
+
+def test_folded_answers_that_differ_from_the_usual_are_counted():
+    typed = replace(GOOD, rank="8", seed="7", weight_decay=" 0 ", keep="5")
+    assert review(typed, NODES).changed == {"seed", "keep"}
+
+
+# ---------------------------------------------------------------- round trip
+
+OTHER = {
+    "name": "n",
+    "model": "/models/m",
+    "data": DataSpec(train="a", eval="b", format="chat"),
+    "objective": "dpo",
+    "dpo_beta": 0.01,
+    "adapter": AdapterSpec(
+        kind="qlora", rank=4, alpha=7.5, dropout=0.0, targets=("q", "v"), rslora=True, dora=True
+    ),
+    "sequence_tokens": 64,
+    "packing": True,
+    "batch_sequences": 3,
+    "epochs": 1.23456789,
+    "max_steps": 12,
+    "learning_rate": 3.3333333333e-5,
+    "schedule": "linear",
+    "warmup_share": 0.1,
+    "weight_decay": 0.01,
+    "max_gradient_norm": 0.3,
+    "optimizer": "paged_adamw_8bit",
+    "precision": "fp64",
+    "recompute": "all",
+    "memory_gib": 7.5,
+    "seed": 2**63 - 1,
+    "nodes": ("alpha", "zeta"),
+    "parallel": "pipeline",
+    "shares": (1.0, 0.1 + 0.2),
+    "rebalance": False,
+    "compression": "powersgd",
+    "evaluate_every_steps": 5,
+    "checkpoint": CheckpointSpec(every_minutes=None, every_steps=5, keep=1, copies=1),
+}
+"""Of every key a value that is not the default."""
+
+
+def test_the_dialog_asks_for_every_key_of_a_run_file():
+    assert set(OTHER) == {field.name for field in fields(RunSpec)}
+    usual = RunSpec(model="m", data=DataSpec(train="t"))
+    for key, value in OTHER.items():
+        assert getattr(usual, key) != value
+        if dataclasses.is_dataclass(value):
+            part = getattr(usual, key)
+            same = [
+                f.name for f in fields(value) if getattr(part, f.name) == getattr(value, f.name)
+            ]
+            assert same == []
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_each_setting_survives_the_dialog(key):
+    given = {"model": "m", "data": DataSpec(train="t"), key: OTHER[key]}
+    spec = RunSpec(**given)
+    assert to_spec(to_answers(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"objective": "sft"}, {"packing": False, "data": DataSpec(train="a", format="preference")}],
+)
+def test_a_run_file_written_by_hand_survives_the_dialog(changed):
+    text = format_run(RunSpec(**{**OTHER, **changed}))
+    answers = to_answers(parse_run(text))
+    assert format_run(to_spec(answers)) == text
     assert to_answers(to_spec(answers)) == answers
-    assert asdict(answers)["targets"] == "q, v"
+
+
+def test_full_training_keeps_what_a_run_file_says_about_adapters():
+    spec = RunSpec(model="m", data=DataSpec(train="t"), adapter=AdapterSpec(kind="full", rank=8))
+    assert to_spec(to_answers(spec)) == spec
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj",), r".*\.(q|v)_proj", "a{1,2}.*"])
+def test_targets_are_a_word_a_list_or_a_pattern(targets):
+    adapter = AdapterSpec(targets=targets)
+    spec = RunSpec(model="m", data=DataSpec(train="t"), adapter=adapter)
+    assert to_spec(to_answers(spec)).adapter.targets == targets
+
+
+def test_numbers_are_shown_as_people_write_them():
+    answers = to_answers(RunSpec(model="m", data=DataSpec(train="t"), learning_rate=5e-6))
+    assert (answers.learning_rate, answers.alpha, answers.warmup_share) == ("5e-6", "32", "0.03")
+
+
+def test_the_first_answers_are_those_of_a_run_file_without_any_key():
+    assert to_answers(RunSpec(name="my-run", model="m", data=DataSpec(train="t.jsonl"))) == GOOD
+
+
+@pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
+def test_a_recipe_gives_its_settings_and_leaves_model_data_and_nodes(recipe):
+    typed = replace(GOOD, name="mine", nodes="alpha")
+    result = review(use_recipe(typed, recipe.spec), NODES)
+    assert result.findings == {}
+    assert result.spec == replace(
+        recipe.spec,
+        name="mine",
+        model="m",
+        data=replace(recipe.spec.data, train="t.jsonl"),
+        nodes=("alpha",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken", "free"),
+    [
+        ("run-1", (), "run-1"),
+        ("a", ("a",), "a-2"),
+        ("a-9", ("a-9", "a-10"), "a-11"),
+        ("-1", ("-1",), "-1-2"),
+    ],
+)
+def test_a_name_that_is_taken_gets_the_next_number(wanted, taken, free):
+    assert free_name(wanted, taken) == free
 
 
 def test_the_summary_says_what_follows():

@@ -1,0 +1,295 @@
+"""The answers of the New run dialog, and the way from them to a RunSpec and back without loss.
+
+Answers are the texts as typed, so that half a number is an answer too and nothing a person wrote
+is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from app.flows.field import NO, YES
+
+Read = TypeVar("Read")
+ALL_NODES = "all"
+_PATTERN = re.compile(r"[*^$|()\[\]\\+?]")
+"""A text with one of these is a pattern for names of layers, as PEFT takes it, not a list."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """One text per field, as typed; `true` or `false` for a tick."""
+
+    name: str = "my-run"
+    model: str = ""
+    train: str = ""
+    objective: str = "sft"
+    adapter: str = "lora"
+    rank: str = "16"
+    alpha: str = "32"
+    dpo_beta: str = "0.1"
+    sequence_tokens: str = "2048"
+    batch_sequences: str = "24"
+    epochs: str = "3"
+    learning_rate: str = "2e-4"
+    packing: str = NO
+    nodes: str = ALL_NODES
+    """`all`, or names with commas between."""
+    eval: str = ""
+    evaluate_every_steps: str = ""
+    format: str = "auto"
+    targets: str = "all-linear"
+    dropout: str = "0.05"
+    rslora: str = NO
+    dora: str = NO
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    warmup_share: str = "0.03"
+    max_gradient_norm: str = "1"
+    weight_decay: str = "0"
+    max_steps: str = ""
+    seed: str = "42"
+    precision: str = "auto"
+    recompute: str = "auto"
+    memory_gib: str = ""
+    parallel: str = "auto"
+    rebalance: str = YES
+    shares: str = ""
+    """Empty: measured; else one number per rank with commas between."""
+    compression: str = "none"
+    every_minutes: str = "10"
+    every_steps: str = ""
+    keep: str = "3"
+    copies: str = "2"
+
+
+def to_spec(answers: Answers) -> RunSpec:
+    """Turn answers into the spec.
+
+    Raises:
+        ValueError: an answer is not usable, or two contradict each other.
+    """
+    # Choices are checked where a spec is read; here they come from the dialog's own lists.
+    return RunSpec(
+        name=answers.name.strip(),
+        model=answers.model.strip(),
+        data=DataSpec(
+            train=answers.train.strip(),
+            eval=answers.eval.strip() or None,
+            format=cast(Any, answers.format),
+        ),
+        objective=cast(Any, answers.objective),
+        dpo_beta=_beta(answers),
+        adapter=_adapter(answers),
+        sequence_tokens=read_whole(answers.sequence_tokens),
+        packing=answers.packing == YES,
+        batch_sequences=read_whole(answers.batch_sequences),
+        epochs=read_decimal(answers.epochs),
+        max_steps=_optional(answers.max_steps, read_whole),
+        learning_rate=read_decimal(answers.learning_rate),
+        schedule=cast(Any, answers.schedule),
+        warmup_share=read_decimal(answers.warmup_share),
+        weight_decay=read_decimal(answers.weight_decay),
+        max_gradient_norm=read_decimal(answers.max_gradient_norm),
+        optimizer=cast(Any, answers.optimizer),
+        precision=cast(Any, answers.precision),
+        recompute=cast(Any, answers.recompute),
+        memory_gib=_optional(answers.memory_gib, read_decimal),
+        seed=read_whole(answers.seed),
+        nodes="all" if answers.nodes == ALL_NODES else split_names(answers.nodes),
+        parallel=cast(Any, answers.parallel),
+        shares=_optional(answers.shares, read_shares),
+        rebalance=answers.rebalance == YES,
+        compression=cast(Any, answers.compression),
+        evaluate_every_steps=_optional(answers.evaluate_every_steps, read_whole),
+        checkpoint=CheckpointSpec(
+            every_minutes=_optional(answers.every_minutes, read_decimal),
+            every_steps=_optional(answers.every_steps, read_whole),
+            keep=read_whole(answers.keep),
+            copies=read_whole(answers.copies),
+        ),
+    )
+
+
+def to_answers(spec: RunSpec) -> Answers:
+    """Return the answers that make `spec`; for a run file that is opened, or a run repeated."""
+    adapter, saving = spec.adapter, spec.checkpoint
+    targets = adapter.targets
+    return Answers(
+        name=spec.name,
+        model=spec.model,
+        train=spec.data.train,
+        objective=spec.objective,
+        adapter=adapter.kind,
+        rank=str(adapter.rank),
+        alpha=_shown(adapter.alpha),
+        dpo_beta=_shown(spec.dpo_beta),
+        sequence_tokens=str(spec.sequence_tokens),
+        batch_sequences=str(spec.batch_sequences),
+        epochs=_shown(spec.epochs),
+        learning_rate=_shown(spec.learning_rate),
+        packing=_tick(spec.packing),
+        nodes=ALL_NODES if spec.nodes == ALL_NODES else ", ".join(spec.nodes),
+        eval=spec.data.eval or "",
+        evaluate_every_steps=_shown(spec.evaluate_every_steps),
+        format=spec.data.format,
+        targets=targets if isinstance(targets, str) else ", ".join(targets),
+        dropout=_shown(adapter.dropout),
+        rslora=_tick(adapter.rslora),
+        dora=_tick(adapter.dora),
+        optimizer=spec.optimizer,
+        schedule=spec.schedule,
+        warmup_share=_shown(spec.warmup_share),
+        max_gradient_norm=_shown(spec.max_gradient_norm),
+        weight_decay=_shown(spec.weight_decay),
+        max_steps=_shown(spec.max_steps),
+        seed=str(spec.seed),
+        precision=spec.precision,
+        recompute=spec.recompute,
+        memory_gib=_shown(spec.memory_gib),
+        parallel=spec.parallel,
+        rebalance=_tick(spec.rebalance),
+        shares="" if spec.shares is None else ", ".join(map(_shown, spec.shares)),
+        compression=spec.compression,
+        every_minutes=_shown(saving.every_minutes),
+        every_steps=_shown(saving.every_steps),
+        keep=str(saving.keep),
+        copies=str(saving.copies),
+    )
+
+
+def use_recipe(answers: Answers, recipe: RunSpec) -> Answers:
+    """Return the recipe's settings for the name, model, data and nodes that were answered."""
+    kept = ("name", "model", "train", "eval", "nodes")
+    return replace(to_answers(recipe), **{key: getattr(answers, key) for key in kept})
+
+
+def free_name(wanted: str, taken: Collection[str]) -> str:
+    """Return `wanted` with the next free number behind it.
+
+    >>> free_name("poems", {"poems", "poems-2"})
+    'poems-3'
+    >>> free_name("run-1", {"run-1"})
+    'run-2'
+    """
+    stem, _, number = wanted.rpartition("-")
+    stem, count = (stem, int(number)) if stem and number.isdecimal() else (wanted, 1)
+    name = wanted
+    while name in taken:
+        count += 1
+        name = f"{stem}-{count}"
+    return name
+
+
+# ---------------------------------------------------------------- texts as typed
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names in a text with commas between them."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def read_whole(text: str) -> int:
+    """Return a whole number; `1,024` and `1 024` are one too.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return int(text.strip().replace(",", "").replace("_", "").replace(" ", ""))
+    except ValueError:
+        raise ValueError(f"'{text.strip()}' is not a whole number") from None
+
+
+def read_decimal(text: str) -> float:
+    """Return a finite number; `0,5` is one too.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        value = float(text.strip().replace(",", "."))
+    except ValueError:
+        raise ValueError(f"'{text.strip()}' is not a number") from None
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError(f"'{text.strip()}' is not a number that can be used")
+    return value
+
+
+def read_shares(text: str) -> tuple[float, ...]:
+    """Return the numbers in a text with commas between them.
+
+    Raises:
+        ValueError: one of them is no number.
+    """
+    return tuple(read_decimal(name) for name in split_names(text))
+
+
+def read_targets(text: str) -> str | tuple[str, ...]:
+    """Return `all-linear`, a pattern, or the names in a text with commas between them."""
+    if _PATTERN.search(text):
+        return text.strip()
+    names = split_names(text)
+    return names[0] if names == ("all-linear",) else names
+
+
+def _optional(text: str, read: Callable[[str], Read]) -> Read | None:
+    return read(text) if text.strip() else None
+
+
+def _shown(value: float | None) -> str:
+    """Return a number as a person would write it, and as exact as it is.
+
+    >>> _shown(2e-4), _shown(0.05), _shown(3.0)
+    ('2e-4', '0.05', '3')
+    """
+    if value is None:
+        return ""
+    short = f"{value:g}"
+    if 0 < abs(value) < 0.001:
+        mantissa, exponent = f"{value:.15e}".split("e")
+        short = f"{float(mantissa):g}e{int(exponent)}"
+    return short if float(short) == value else str(value)
+
+
+def _tick(value: bool) -> str:
+    return YES if value else NO
+
+
+def _beta(answers: Answers) -> float:
+    """Return beta; where it is not asked and of no use, its default."""
+    try:
+        value = read_decimal(answers.dpo_beta)
+    except ValueError:
+        value = 0.0
+    if value > 0 or answers.objective == "dpo":
+        return value
+    return read_decimal(Answers().dpo_beta)
+
+
+def _adapter(answers: Answers) -> AdapterSpec:
+    kind = cast(Any, answers.adapter)
+    if answers.adapter != "full":
+        return AdapterSpec(
+            kind=kind,
+            rank=read_whole(answers.rank),
+            alpha=read_decimal(answers.alpha),
+            dropout=read_decimal(answers.dropout),
+            targets=read_targets(answers.targets),
+            rslora=answers.rslora == YES,
+            dora=answers.dora == YES,
+        )
+    try:  # not asked, so of no effect: kept if usable, so that a run file comes back as it was
+        return AdapterSpec(
+            kind=kind,
+            rank=read_whole(answers.rank),
+            alpha=read_decimal(answers.alpha),
+            dropout=read_decimal(answers.dropout),
+            targets=read_targets(answers.targets),
+        )
+    except ValueError:
+        return AdapterSpec(kind=kind)

@@ -1,0 +1,140 @@
+"""What is wrong with the answers of the New run dialog: missing, no number, out of its limits, or
+against another answer. The limits are those of RunSpec, told where a person can still change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from agents.spec import MAX_SEED
+from app.flows.field import YES
+from app.flows.new_run_answers import (
+    Answers,
+    read_decimal,
+    read_shares,
+    read_targets,
+    read_whole,
+    to_spec,
+)
+
+AVAILABLE_PARALLEL = ("auto", "single", "data")
+ADAPTER_KEYS = frozenset({"rank", "alpha", "dropout", "targets", "rslora", "dora"})
+Problem = tuple[str, str]
+"""(field key, what is wrong)."""
+
+
+def is_asked(key: str, answers: Answers) -> bool:
+    """Tell whether a question has a meaning, given the other answers."""
+    if key in ADAPTER_KEYS:
+        return answers.adapter != "full"
+    return key != "dpo_beta" or answers.objective == "dpo"
+
+
+def find_problems(answers: Answers) -> list[Problem]:
+    """Return everything that keeps the answers from being a run, the first of a field counts."""
+    found = [*_missing(answers), *_numbers(answers), *_contradictions(answers)]
+    found = [(key, text) for key, text in found if is_asked(key, answers)]
+    if found:
+        return found
+    try:
+        to_spec(answers)
+    except ValueError as error:
+        return [(_key_of(str(error)), f"{error}.")]
+    return []
+
+
+def _key_of(text: str) -> str:
+    """Return the field of a limit of RunSpec, whose text begins with the key's name."""
+    key = text.split(" ", 1)[0].rpartition(".")[2]
+    return key if hasattr(Answers(), key) else "name"
+
+
+def _missing(answers: Answers) -> Iterator[Problem]:
+    if not answers.name.strip():
+        yield "name", "Give the run a name."
+    if not answers.model.strip():
+        yield "model", "Choose a folder with a model, or write a Hugging Face id."
+    if not answers.train.strip():
+        yield "train", "Choose a file with training rows."
+    if not read_targets(answers.targets):
+        yield "targets", "Write all-linear, or the names of some layers."
+
+
+def _contradictions(answers: Answers) -> Iterator[Problem]:
+    if answers.objective == "dpo":
+        if answers.packing == YES:
+            yield "packing", "DPO compares pairs one by one: leave this off, or choose SFT."
+        if answers.format not in ("auto", "preference"):
+            yield "format", "DPO needs pairs: choose them here, or choose SFT above."
+    elif answers.format == "preference":
+        yield "format", "Pairs are for DPO: choose DPO above, or another format."
+    if answers.parallel not in AVAILABLE_PARALLEL:
+        yield "parallel", f"'{answers.parallel}' is not available yet."
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def _numbers(answers: Answers) -> Iterator[Problem]:
+    ask_whole, ask_decimal = (
+        partial(_number, answers, read_whole),
+        partial(_number, answers, read_decimal),
+    )
+    yield from ask_whole("rank", low=1)
+    yield from ask_decimal("alpha", above=0)
+    yield from ask_decimal("dropout", low=0, below=1)
+    yield from ask_decimal("dpo_beta", above=0)
+    yield from ask_whole("sequence_tokens", low=8)
+    yield from ask_whole("batch_sequences", low=1)
+    yield from ask_decimal("epochs", above=0)
+    yield from ask_whole("max_steps", low=1, optional=True)
+    yield from ask_decimal("learning_rate", above=0)
+    yield from ask_decimal("warmup_share", low=0, below=1)
+    yield from ask_decimal("weight_decay", low=0)
+    yield from ask_decimal("max_gradient_norm", above=0)
+    yield from ask_whole("seed", low=0, below=MAX_SEED + 1)
+    yield from ask_whole("evaluate_every_steps", low=1, optional=True)
+    yield from ask_decimal("memory_gib", above=0, optional=True)
+    yield from _shares(answers)
+    yield from ask_decimal("every_minutes", above=0, optional=True)
+    yield from ask_whole("every_steps", low=1, optional=True)
+    yield from ask_whole("keep", low=1)
+    yield from ask_whole("copies", low=1)
+
+
+def _number(
+    answers: Answers,
+    read: Callable[[str], float],
+    key: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    optional: bool = False,
+) -> Iterator[Problem]:
+    text: str = getattr(answers, key)
+    if not text.strip():
+        if not optional:
+            yield key, "A number is needed here."
+        return
+    try:
+        value = read(text)
+    except ValueError as error:
+        yield key, f"{error}."
+        return
+    if low is not None and value < low:
+        yield key, f"{value:g} is too small; the least is {low:g}."
+    if above is not None and value <= above:
+        yield key, f"{value:g} is too small; it must be above {above:g}."
+    if below is not None and value >= below:
+        yield key, f"{value:g} is too large; it must be below {below:g}."
+
+
+def _shares(answers: Answers) -> Iterator[Problem]:
+    try:
+        shares = read_shares(answers.shares)
+    except ValueError as error:
+        yield "shares", f"{error}."
+        return
+    if answers.shares.strip() and (not shares or min(shares) <= 0):
+        yield "shares", "Every share must be above 0."
