@@ -1,8 +1,10 @@
 """Send gradients in fewer bytes over slow links; lossy, so never the default.
 
 What the wire loses in a step is kept on its rank and added to the gradients of the next step (error
-feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. It is not part
-of a checkpoint: a resumed run begins with nothing kept, and is then not the same to the bit.
+feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. Only the sum
+over the ranks matters for what comes later, so at a checkpoint it is summed exactly and every rank
+goes on with an equal part: then it is the same everywhere, and one rank can save it for all. A
+resumed run is the uninterrupted one to the bit as long as both save at the same steps.
 """
 
 from __future__ import annotations
@@ -22,15 +24,44 @@ _RANK = 4
 _LEAST_SAVING = 2
 """A matrix that would shrink by less travels as it is (torch: `min_compression_rate`)."""
 _EPSILON = 1e-8
+_KEPT, _RANKS = "kept", "num_ranks"
 
 
 def make_wire(kind: Compression, flat: FlatParameters, group: Group, seed: int) -> Wire:
     """Return the wire that the spec names; the seed begins PowerSGD's approximation."""
+    if group.world_size == 1:
+        return ExactWire(group)
     if kind == "bf16":
         return Bf16Wire(flat, group)
     if kind == "powersgd":
         return PowerSgdWire(flat, group, seed)
     return ExactWire(group)
+
+
+class Kept:
+    """What the wire has lost so far on this rank, a value for each gradient; zero at first."""
+
+    def __init__(self, flat: FlatParameters, group: Group) -> None:
+        self._group = group
+        self._whole = torch.zeros_like(flat.gradients)
+        self._parts = [self._whole[bucket.start : bucket.stop] for bucket in flat.buckets]
+
+    def add_to(self, index: int, gradients: Tensor, divisor: float) -> Tensor:
+        """Add what was kept of a bucket to its gradients; return where to keep what is lost now."""
+        gradients.add_(self._parts[index], alpha=divisor)
+        return self._parts[index]
+
+    def settle(self) -> dict[str, Tensor]:
+        """Give every rank an equal part of the sum; return that part, and of how many it is one."""
+        self._group.sum(self._whole)
+        self._whole.div_(self._group.world_size)
+        return {_KEPT: self._whole, _RANKS: torch.tensor(float(self._group.world_size))}
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Take an equal part of what `settle` returned."""
+        if _KEPT in carried:
+            self._whole.copy_(carried[_KEPT])
+            self._whole.mul_(carried[_RANKS].item() / self._group.world_size)
 
 
 class Bf16Wire:
@@ -40,12 +71,11 @@ class Bf16Wire:
 
     def __init__(self, flat: FlatParameters, group: Group) -> None:
         self._group = group
-        self._errors = [flat.gradients.new_zeros(b.stop - b.start) for b in flat.buckets]
+        self._kept = Kept(flat, group)
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
         """Begin to sum; see `Wire`."""
-        error = self._errors[index]
-        gradients.add_(error, alpha=divisor)
+        error = self._kept.add_to(index, gradients, divisor)
         sent = gradients.to(torch.bfloat16)
         _keep(error, gradients - sent, divisor)
         wait = self._group.start_sum(sent)
@@ -56,11 +86,20 @@ class Bf16Wire:
 
         return finish
 
+    def settle(self) -> dict[str, Tensor]:
+        """Share out what was lost; see `Wire`."""
+        return self._kept.settle()
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Go on with what was lost; see `Wire`."""
+        self._kept.load(carried)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Matrix:
     """A gradient that travels as the product of two thin ones."""
 
+    name: str
     cut: slice
     """Its place in the bucket."""
     rows: int
@@ -79,7 +118,7 @@ class PowerSgdWire:
 
     def __init__(self, flat: FlatParameters, group: Group, seed: int) -> None:
         self._group = group
-        self._errors = [flat.gradients.new_zeros(b.stop - b.start) for b in flat.buckets]
+        self._kept = Kept(flat, group)
         generator = torch.Generator().manual_seed(seed)
         self._matrices: list[list[_Matrix]] = []
         self._rest: list[list[slice]] = []
@@ -98,12 +137,13 @@ class PowerSgdWire:
                     self._rest[-1].append(cut)
                     continue
                 right = torch.randn(columns, _RANK, generator=generator).to(view)
-                self._matrices[-1].append(_Matrix(cut=cut, rows=rows, columns=columns, right=right))
+                self._matrices[-1].append(
+                    _Matrix(name=name, cut=cut, rows=rows, columns=columns, right=right)
+                )
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
         """Begin the first round; the second follows in what is returned."""
-        error = self._errors[index]
-        gradients.add_(error, alpha=divisor)
+        error = self._kept.add_to(index, gradients, divisor)
         mine = gradients.clone()
         matrices, rest = self._matrices[index], self._rest[index]
         lefts = [mine[m.cut].view(m.rows, m.columns) @ m.right for m in matrices]
@@ -131,6 +171,20 @@ class PowerSgdWire:
             _keep(error, mine, divisor)
 
         return finish
+
+    def settle(self) -> dict[str, Tensor]:
+        """Share out what was lost, and return the approximations with it; see `Wire`."""
+        return self._kept.settle() | self._rights()
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Go on with what was lost and with the approximations; see `Wire`."""
+        self._kept.load(carried)
+        for name, right in self._rights().items():
+            if name in carried:
+                right.copy_(carried[name])
+
+    def _rights(self) -> dict[str, Tensor]:
+        return {f"right/{m.name}": m.right for some in self._matrices for m in some}
 
 
 def _keep(error: Tensor, lost: Tensor, divisor: float) -> None:

@@ -23,7 +23,6 @@ from agents.errors import UserError
 from agents.trainer.attempt import Attempt
 from agents.trainer.balance import Balancer
 from agents.trainer.batch import Batch, choose_batch
-from agents.trainer.compression import make_wire
 from agents.trainer.compute import Computer
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
@@ -110,8 +109,7 @@ class Loop:
         """Of this rank in the newest step."""
         spec = self._spec
         self._balancer = Balancer(plan.shares, active=spec.rebalance and spec.shares is None)
-        wire = make_wire(spec.compression, prepared.flat, group, spec.seed)
-        self._reducer = Reducer(prepared.flat, wire, world_size=group.world_size)
+        self._reducer = Reducer(prepared.flat, prepared.wire, world_size=group.world_size)
 
     def run(self) -> tuple[int, str]:
         """Train to the end or to a wish to stop; return the last step, and which of them it was."""

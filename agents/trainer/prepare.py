@@ -23,6 +23,7 @@ from agents.errors import UserError
 from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
+from agents.trainer.compression import make_wire
 from agents.trainer.compute import memory_in_words
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.hub import find_data
@@ -41,8 +42,9 @@ from agents.trainer.micro import CPU_TOKENS, estimate_tokens
 from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Objective, make_objective
 from agents.trainer.optimizer import make_optimizer
+from agents.trainer.reducer import Wire
 from agents.trainer.reference import ask_reference, needs_reference
-from agents.trainer.snapshot import Progress, load_snapshot, read_progress
+from agents.trainer.snapshot import Progress, load_snapshot, read_carried, read_progress
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
 
@@ -60,6 +62,8 @@ class Prepared:
     """What the objective compares with, if that is a table; see `reference`."""
     flat: FlatParameters
     optimizer: torch.optim.Optimizer
+    wire: Wire
+    """How gradients travel; it may carry something from step to step."""
     hashes: dict[str, str]
     """`spec_sha256`, `data_sha256` and `model_sha256`."""
     versions: dict[str, str]
@@ -149,7 +153,7 @@ def prepare(attempt: Attempt, group: Group, device: torch.device) -> Prepared:
     """
     try:
         with memory_in_words(device):
-            prepared, report = _load(attempt, device)
+            prepared, report = _load(attempt, group, device)
     except UserError as error:
         failure = {"message": error.message, "hint": error.hint}
         group.exchange("loaded", {"failure": failure})
@@ -201,7 +205,7 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
                 raise UserError(f"{name} holds {what} than {known[0][0]}.", hint)
 
 
-def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, Any]]:
+def _load(attempt: Attempt, group: Group, device: torch.device) -> tuple[Prepared, dict[str, Any]]:
     intent = attempt.intent
     spec = intent.spec
     transformers_logging.disable_progress_bar()
@@ -236,6 +240,7 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
                 device=device,
             )
         optimizer = make_optimizer(spec, flat)
+        wire = make_wire(spec.compression, flat, group, spec.seed)
         hashes = {
             "spec_sha256": hash_spec(spec),
             "data_sha256": data_sha256,
@@ -244,6 +249,7 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
     if checkpoint is not None and resumed is not None:
         refuse_other_run(checkpoint, resumed, spec, hashes)
         load_snapshot(checkpoint, flat=flat, optimizer=optimizer)
+        wire.load(read_carried(checkpoint))
     prepared = Prepared(
         device=device,
         train=train,
@@ -253,6 +259,7 @@ def _load(attempt: Attempt, device: torch.device) -> tuple[Prepared, dict[str, A
         reference_P2=reference_P2,
         flat=flat,
         optimizer=optimizer,
+        wire=wire,
         hashes=hashes,
         versions=_versions(),
         resumed=resumed,

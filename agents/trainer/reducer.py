@@ -39,6 +39,21 @@ class Wire(Protocol):
         """
         ...
 
+    def settle(self) -> dict[str, Tensor]:
+        """Share out evenly what is carried to later steps, and return it; see `load`.
+
+        All ranks call this together and get the same, so one of them can save it for all. What is
+        returned stays the wire's own, and is as it is until the next step.
+
+        Raises:
+            PeerLost: another rank has gone.
+        """
+        ...
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Go on with what `settle` returned, on as many ranks as then or on others."""
+        ...
+
 
 class ExactWire:
     """The gradients as they are."""
@@ -51,6 +66,13 @@ class ExactWire:
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
         """Begin to sum in place."""
         return self._group.start_sum(gradients)
+
+    def settle(self) -> dict[str, Tensor]:
+        """Return nothing: no step leaves anything over."""
+        return {}
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Take nothing."""
 
 
 class Reducer:

@@ -121,13 +121,7 @@ def _train(
     if attempt.rank == 0:
         _tell_preview(journal, prepared)
     _tell_start(journal, plan, prepared)
-    if prepared.resumed and attempt.intent.spec.compression != "none" and group.world_size > 1:
-        journal.write(
-            "warning",
-            message="What the compression of gradients left over before is not in the checkpoint: "
-            "the losses will differ a little from those of an uninterrupted run.",
-            hint="Use compression: none where a resumed run has to be the same to the bit",
-        )
+    _tell_dropped(journal, attempt, prepared)
     saver = _make_saver(attempt, prepared, group, journal)
     loop = Loop(
         attempt,
@@ -147,6 +141,20 @@ def _train(
     journal.write("finished", step=step, reason=reason)
     heartbeat.beat(step, "done")
     journal.write("phase", phase="done")
+
+
+def _tell_dropped(journal: Journal, attempt: Attempt, prepared: Prepared) -> None:
+    """Warn where one rank goes on alone with what several had compressed."""
+    resumed = prepared.resumed
+    if resumed is None or len(resumed.devices) == 1 or len(attempt.intent.ranks) > 1:
+        return
+    if attempt.intent.spec.compression != "none":
+        journal.write(
+            "warning",
+            message="One rank needs no compression of gradients: what it had left over before is "
+            "dropped, so the losses will differ a little from those of an uninterrupted run.",
+            hint="Resume on two ranks or more to go on with it",
+        )
 
 
 def _choose_recomputed(attempt: Attempt, resumed: Progress | None) -> int:

@@ -107,8 +107,10 @@ class Saver:
             return
         started_s = time.monotonic()
         self._wait()
-        self._make_equal()
+        carried = self._prepared.wire.settle()
+        self._make_equal(carried)
         if self._writes:
+            self._copy.take(self._prepared.flat, self._prepared.optimizer, carried)
             self._begin(step, fields, started_s, waits=required)
         self._may_prune = True
         self._saved_step = step
@@ -117,7 +119,6 @@ class Saver:
         self._saved_s = time.monotonic()
 
     def _begin(self, step: int, fields: dict[str, Any], started_s: float, *, waits: bool) -> None:
-        self._copy.take(self._prepared.flat, self._prepared.optimizer)
         progress = self._describe(step, fields)
         stall_s = None if waits else time.monotonic() - started_s
         self._writing = self._pool.submit(self._write, progress, started_s, stall_s)
@@ -177,13 +178,14 @@ class Saver:
         )
         return None
 
-    def _make_equal(self) -> None:
+    def _make_equal(self, carried: dict[str, Tensor]) -> None:
         """Compare the states of all ranks; also how the save before this one went."""
         world_size = self._group.world_size
         if world_size == 1:
             self.learn(int(self.has_uncommitted))
             return
-        tensors = [self._prepared.flat.values, *_state_tensors(self._prepared.optimizer)]
+        state, _ = export_state(self._prepared.optimizer)
+        tensors = [self._prepared.flat.values, *_big(state), *_big(carried)]
         halves_2 = digest(tensors)
         told = torch.zeros(2 * world_size + 1, dtype=torch.float64, device=halves_2.device)
         told[2 * self._group.rank : 2 * self._group.rank + 2] = halves_2
@@ -197,7 +199,6 @@ class Saver:
             self._group.copy_from_first(tensor)
 
 
-def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the optimizer's tensors that lie where the parameters do; the rest are counters."""
-    tensors, _ = export_state(optimizer)
+def _big(tensors: dict[str, Tensor]) -> list[Tensor]:
+    """Return the tensors that lie where the parameters do; the rest are counters."""
     return [tensors[name] for name in sorted(tensors) if tensors[name].dim()]

@@ -30,6 +30,7 @@ ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 FULL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+CARRIED_FILE = "carried.safetensors"
 STATE_FILE = "state.json"
 
 
@@ -70,9 +71,16 @@ class HostCopy:
         self.optimizer: dict[str, Tensor] = {}
         self.plain: dict[str, Any] = {}
         """The part of the optimizer's state that is not tensors."""
+        self.carried: dict[str, Tensor] = {}
+        """What the compression of gradients goes on with."""
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, flat: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
+    def take(
+        self,
+        flat: FlatParameters,
+        optimizer: torch.optim.Optimizer,
+        carried: dict[str, Tensor] | None = None,
+    ) -> None:
         """Copy the state as it is now; returns when all of it has arrived."""
         whole = self._fetch("", flat.values)
         self.values, start = {}, 0
@@ -81,6 +89,9 @@ class HostCopy:
             start += view.numel()
         tensors, self.plain = export_state(optimizer)
         self.optimizer = {name: self._fetch(name, tensor) for name, tensor in tensors.items()}
+        self.carried = {
+            name: self._fetch(f"carried/{name}", tensor) for name, tensor in (carried or {}).items()
+        }
         if flat.values.is_cuda:
             torch.cuda.synchronize(flat.values.device)
 
@@ -100,6 +111,8 @@ def write_snapshot(
     name = FULL_FILE if model.lora is None else ADAPTER_FILE
     save_file(copy.values, folder / name, metadata=metadata)
     save_file(copy.optimizer, folder / OPTIMIZER_FILE, metadata=metadata)
+    if copy.carried:
+        save_file(copy.carried, folder / CARRIED_FILE, metadata=metadata)
     if model.lora is not None:
         _write_json(folder / ADAPTER_CONFIG, adapter_config(model, progress.spec))
     _write_json(folder / STATE_FILE, to_wire(progress))
@@ -158,6 +171,12 @@ def load_snapshot(
         view.copy_(values[name])
     plain = read_progress(checkpoint).optimizer
     import_state(optimizer, read_tensors(checkpoint.path / OPTIMIZER_FILE), plain)
+
+
+def read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return what the compression of gradients had left over; nothing where none was used."""
+    path = checkpoint.path / CARRIED_FILE
+    return read_tensors(path) if path.exists() else {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
