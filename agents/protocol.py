@@ -324,8 +324,11 @@ class Wish:
 
     wish_id: str
     """Made up by whoever asks, to know the answer by."""
-    kind: Literal["save"]
-    """`save`: a checkpoint at the end of the present step."""
+    kind: Literal["save", "trace"]
+    """`save`: a checkpoint at the end of the present step. `trace`: the steps after the present one
+    are recorded with torch's profiler."""
+    num_steps: int = 0
+    """Steps to record."""
 
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
@@ -369,7 +372,8 @@ class AttemptStatus:
 class StreamChunk:
     """Bytes of an append-only file of an attempt.
 
-    Streams: `supervisor.jsonl`, `rank-R.jsonl` (journals), `rank-R.log` (output of a rank).
+    Streams: `supervisor.jsonl`, `rank-R.jsonl` (journals), `rank-R.log` (output of a rank), and
+    `trace-STEP-rank-R.json.gz`, a trace that was asked for, which appears whole.
     """
 
     run_id: str

@@ -29,6 +29,7 @@ from app.events import (
     SampleArrived,
     SavedNow,
     StepRecord,
+    TraceMade,
 )
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
@@ -204,6 +205,15 @@ class Core:
             UserError: it is not running, or could not save.
         """
         return await wishes.save_now(self._services, self._book.get(run_id).run_id)
+
+    async def trace_run(self, run_id: str, num_steps: int = 3) -> TraceMade:
+        """Have every rank of a run record its next steps, and fetch the traces.
+
+        Raises:
+            UserError: it is not running, or ended before.
+        """
+        run_id = self._book.get(run_id).run_id
+        return await wishes.record_trace(self._services, run_id, num_steps)
 
     async def resume_run(
         self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None

@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from agents.protocol import AttemptStatus, CheckpointInfo, NodeFacts, RankPlacement, Sample
@@ -142,6 +143,46 @@ class SavedNow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TraceRow:
+    """An operation, or a kernel where a GPU was recorded."""
+
+    name: str
+    count: int
+    seconds: float
+    """Its own, without what it called."""
+    share: float
+    """Of all operations, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTrace:
+    """What one rank recorded."""
+
+    rank: int
+    first_step: int
+    last_step: int
+    path: Path
+    """Of the gzipped Chrome trace on this PC, once it has been fetched."""
+    size_bytes: int
+    top: tuple[TraceRow, ...] = ()
+    """What took longest."""
+    problem: str = ""
+    """Why there is no trace; empty: there is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceMade:
+    """What became of the wish for a trace."""
+
+    first_step: int | None
+    """None: no rank has come to the end of its step yet."""
+    ranks: tuple[RankTrace, ...] = ()
+    """Those that have told."""
+    is_complete: bool = False
+    """All ranks have told, and every trace lies on this PC."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunEvent:
     """Something that happened to a run, in plain words."""
 
@@ -269,6 +310,7 @@ __all__ = [
     "NodeState",
     "RankPlacement",
     "RankProgress",
+    "RankTrace",
     "RunChanged",
     "RunDeleted",
     "RunEvent",
@@ -279,5 +321,7 @@ __all__ = [
     "SavedNow",
     "StepRecord",
     "StepsArrived",
+    "TraceMade",
+    "TraceRow",
     "TransportKind",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.events import SavedNow
-from app.text import show_duration
+from app.events import SavedNow, TraceMade
+from app.text import count_of, show_bytes, show_duration
 
 
 def describe_saved(saved: SavedNow) -> str:
@@ -23,3 +23,24 @@ def describe_saved(saved: SavedNow) -> str:
     if saved.stall_s is None:
         return text
     return f"{text}; training stood still for {show_duration(saved.stall_s)}"
+
+
+def describe_trace(made: TraceMade) -> str:
+    """Return what became of the wish for a trace, in a sentence."""
+    if made.first_step is None:
+        return "no step has ended since; the steps after the present one are recorded"
+    whole = [trace for trace in made.ranks if not trace.problem]
+    if not whole:
+        return describe_no_trace(made)
+    first, last = whole[0].first_step, whole[0].last_step
+    steps = f"step {first} is" if first == last else f"steps {first} to {last} are"
+    size = show_bytes(sum(trace.size_bytes for trace in whole))
+    text = f"{steps} recorded by {count_of(len(whole), 'rank')}: {size}"
+    return text if made.is_complete else f"{text}; the rest comes with the run's logs"
+
+
+def describe_no_trace(made: TraceMade) -> str:
+    """Return why there is no trace."""
+    if not made.ranks:
+        return f"recording began with step {made.first_step}; it comes with the run's logs"
+    return f"there is no trace: {made.ranks[0].problem}"

@@ -23,7 +23,9 @@ from agents.state import SAFE_NAME, Home, Identity, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 from agents.wire import WireError, from_wire
 
-STREAM_NAME = re.compile(r"supervisor\.jsonl\Z|rank-\d{1,5}\.(jsonl|log)\Z")
+STREAM_NAME = re.compile(
+    r"supervisor\.jsonl\Z|rank-\d{1,5}\.(jsonl|log)\Z|trace-\d{8,12}-rank-\d{1,5}\.json\.gz\Z"
+)
 STATES = ("stopped", "done", "failed")
 
 

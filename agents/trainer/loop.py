@@ -32,6 +32,7 @@ from agents.trainer.objectives import LOSS, SUMS, name_sums
 from agents.trainer.optimizer import set_learning_rate
 from agents.trainer.precision import first_scale
 from agents.trainer.prepare import Prepared
+from agents.trainer.profiling import Recorder
 from agents.trainer.record import Speeds, Work, describe_speed
 from agents.trainer.reducer import Reducer
 from agents.trainer.saving import Saver
@@ -83,6 +84,7 @@ class Loop:
         group: Group,
         computer: Computer,
         saver: Saver,
+        recorder: Recorder,
         journal: Journal,
         heartbeat: Heartbeat,
         wishes: Wishes,
@@ -94,6 +96,7 @@ class Loop:
         self._group = group
         self._computer = computer
         self._saver = saver
+        self._recorder = recorder
         self._journal = journal
         self._heartbeat = heartbeat
         self._wishes = wishes
@@ -124,6 +127,7 @@ class Loop:
             ends = agreed.granted.stop or last
             if ends or agreed.granted.save or agreed.is_due or self._is_periodic(step):
                 self._save(step, agreed, required=ends)
+            self._trace(step, agreed.granted, ends=ends)
             if agreed.granted.stop and not last:
                 return step, "stopped"
         return self._plan.total_steps, "completed"
@@ -277,6 +281,15 @@ class Loop:
         found = evaluate(self._computer, self._group, examples, self._balancer.shares, first)
         told = found.tell(self._spec.objective)
         self._journal.write("eval", step=step, **told)
+
+    def _trace(self, step: int, granted: Granted, *, ends: bool) -> None:
+        """Begin to record the steps after this one, or end it."""
+        if granted.trace_steps:
+            self._recorder.begin(step + 1, granted.trace_steps)
+        if self._recorder.is_on and (ends or self._recorder.is_last(step)):
+            self._enter("tracing", step)
+            self._recorder.finish(step)
+            self._enter("training", step)
 
     def _save(self, step: int, agreed: Agreed, *, required: bool) -> None:
         self._enter("saving", step)

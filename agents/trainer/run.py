@@ -29,6 +29,7 @@ from agents.trainer.prepare import (
     prepare,
     refuse_unsupported,
 )
+from agents.trainer.profiling import Recorder
 from agents.trainer.record import Speeds
 from agents.trainer.saving import Saver
 from agents.trainer.snapshot import Progress
@@ -130,6 +131,7 @@ def _train(
         group=group,
         computer=computer,
         saver=saver,
+        recorder=Recorder(attempt.folder, attempt.rank, prepared.device, journal),
         journal=journal,
         heartbeat=heartbeat,
         wishes=wishes,

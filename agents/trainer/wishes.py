@@ -1,4 +1,4 @@
-"""What is asked of this rank while it trains: to stop, to save now.
+"""What is asked of this rank while it trains: to stop, to save now, to record a few steps.
 
 Stopping is a signal, which any rank may get. Everything else is left as a file by the agent (see
 `agents.wishes`), and only rank 0 looks for it. Both become slots of the step's statistics, so that
@@ -17,7 +17,7 @@ from agents.protocol import Wish
 from agents.trainer.journal import Journal
 from agents.wishes import take_wishes
 
-SLOTS = ("stop", "save")
+SLOTS = ("stop", "save", "trace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +26,13 @@ class Granted:
 
     stop: bool = False
     save: bool = False
+    trace_steps: int = 0
+    """How many steps to record from now on."""
 
     @classmethod
     def read(cls, sums: Mapping[str, float]) -> Granted:
         """Read it from the slots, summed over the ranks."""
-        return cls(stop=sums["stop"] > 0, save=sums["save"] > 0)
+        return cls(stop=sums["stop"] > 0, save=sums["save"] > 0, trace_steps=int(sums["trace"]))
 
 
 @dataclass(slots=True)
@@ -55,8 +57,11 @@ class Wishes:
         """Look for new wishes; return this rank's values of `SLOTS`. Once per step."""
         if self.rank == 0:
             self._heard += take_wishes(self.folder)
-        kinds = {wish.kind for wish in self._heard}
-        return {"stop": self.stop_wanted, "save": "save" in kinds}
+        return {
+            "stop": self.stop_wanted,
+            "save": any(wish.kind == "save" for wish in self._heard),
+            "trace": max((w.num_steps for w in self._heard if w.kind == "trace"), default=0),
+        }
 
     def tell_granted(self, journal: Journal, step: int) -> None:
         """Note for whoever asked that all ranks act on the wishes, after `step`."""

@@ -1,4 +1,4 @@
-"""`rackless runs`: list, show, logs, save, stop, resume, delete."""
+"""`rackless runs`: list, show, logs, save, trace, stop, resume, delete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
 from app.telemetry.step_parts import split_step
-from app.telling import describe_saved
+from app.telling import describe_saved, describe_trace
 from app.text import (
     count_of,
     show_bytes,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from app.events import RunEvent, RunSnapshot
 
 SHOWN_EVENTS = 30
+OPERATION_LETTERS = 60
 _RANK_HEAD = [
     "RANK", "NODE", "DEVICE", "STATE", "STEP", "TOKENS/S", "SHARE", "MFU",
     "IN/COMP/WAIT/OPT %", "MEMORY",
@@ -35,7 +36,7 @@ _RANK_HEAD = [
 
 
 def add_parser(commands: Commands) -> None:
-    verbs = add_verbs(add_command(commands, "runs", "list, show, save, stop, resume, delete runs"))
+    verbs = add_verbs(add_command(commands, "runs", "list, show, trace, stop, resume, delete runs"))
     add_command(verbs, "list", "list all runs", with_core(_list))
     show = _with_id(verbs, "show", "show a run and what happened to it", _show)
     show.add_argument(
@@ -48,6 +49,8 @@ def add_parser(commands: Commands) -> None:
     logs.add_argument("--rank", type=int, metavar="R", help="none: all ranks")
     logs.add_argument("--follow", action="store_true", help="go on until the run ends")
     _with_id(verbs, "save", "save a checkpoint now and go on training", _save)
+    trace = _with_id(verbs, "trace", "record the next steps with the profiler", _trace)
+    trace.add_argument("--steps", type=int, default=3, metavar="K", help="how many (3)")
     _with_id(verbs, "stop", "save a checkpoint and stop; a second time: stop at once", _stop)
     resume = _with_id(verbs, "resume", "go on from a checkpoint", _resume)
     resume.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
@@ -183,6 +186,26 @@ async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.document(saved)
     out.text(describe_saved(saved))
     return 0
+
+
+async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
+    out.note("asked; the steps after the present one are recorded")
+    made = await core.trace_run(args.run, args.steps)
+    out.document(made)
+    out.text(describe_trace(made))
+    for trace in made.ranks:
+        out.text(f"rank {trace.rank}: {trace.problem or trace.path}")
+    whole = [trace for trace in made.ranks if not trace.problem]
+    if whole:
+        out.text("Open them at https://ui.perfetto.dev or in chrome://tracing.")
+        out.text("")
+        rows = [
+            [row.name[:OPERATION_LETTERS], str(row.count), show_duration(row.seconds),
+             show_share(row.share)]
+            for row in whole[0].top
+        ]  # fmt: skip
+        out.table([f"OPERATION (RANK {whole[0].rank})", "COUNT", "TIME", "SHARE"], rows)
+    return 0 if whole or not made.ranks else 1
 
 
 async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:

@@ -1,4 +1,4 @@
-"""Save, stop, resume, delete, export: the same from the table and from the run's own page."""
+"""What can be done with a run: the same from the table and from the run's own page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QFileDialog, QWidget
 
-from app.events import RunSnapshot
+from app.events import RunSnapshot, TraceMade
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
 from app.gui.windows.resume_dialog import ResumeDialog
 from app.telemetry.stream import ACTIVE_STATES
-from app.telling import describe_saved
+from app.telling import describe_saved, describe_trace
+from app.text import show_share
+
+TRACED_STEPS = 3
 
 
 def can_stop(run: RunSnapshot) -> bool:
@@ -50,6 +53,30 @@ class RunActions:
                 "good", run.name, describe_saved(saved)
             ),
             failure=self._banner.show_error,
+        )
+
+    def trace(self, run: RunSnapshot) -> None:
+        self._banner.show_message(
+            "busy", f"Recording {run.name}", f"The next {TRACED_STEPS} steps, on every rank."
+        )
+        self._context.bridge.run(
+            lambda core, report: core.trace_run(run.run_id, TRACED_STEPS),
+            success=self._show_trace,
+            failure=self._banner.show_error,
+        )
+
+    def _show_trace(self, made: TraceMade) -> None:
+        whole = [trace for trace in made.ranks if not trace.problem]
+        if not whole:
+            self._banner.show_message("warning", "Profiler", describe_trace(made))
+            return
+        paths = "\n".join(str(trace.path) for trace in whole)
+        most = [f"{row.name[:40]} {show_share(row.share)}" for row in whole[0].top[:3]]
+        self._banner.show_message(
+            "good",
+            describe_trace(made).capitalize(),
+            f"Most time: {', '.join(most)}. Open at ui.perfetto.dev:\n{paths}",
+            ("Copy the paths", lambda: copy_text(paths)),
         )
 
     def stop(self, run: RunSnapshot) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.events import RunEvent, StepRecord
+from app.events import RankTrace, RunEvent, StepRecord
 from app.runs.journal import (
     JournalTail,
     happening,
     number_of,
+    read_trace,
     shares_of,
     step_record,
     text_of,
@@ -76,6 +77,7 @@ class AttemptHistory:
     """Why, by step."""
     wishes: dict[str, int] = field(default_factory=dict)
     """After which step the ranks acted on each wish, by its id."""
+    traces: list[RankTrace] = field(default_factory=list)
     first: StepRecord | None = None
     newest: StepRecord | None = None
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
@@ -159,6 +161,9 @@ class RunHistory:
         attempt = self.attempts.setdefault(number, AttemptHistory())
         if rank is not None:
             _take_rank_line(line, attempt, attempt.ranks.setdefault(rank, RankHistory()))
+            trace = read_trace(line, rank, self._folder / "attempts" / str(number) / node)
+            if trace is not None:
+                attempt.traces.append(trace)
             record = step_record(line, number)
             if record is not None and attempt.add(record):
                 steps.append(record)

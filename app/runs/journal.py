@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.events import RunEvent, StepRecord
-from app.text import count_of, show_duration, show_loss, show_share
+from app.events import RankTrace, RunEvent, StepRecord, TraceRow
+from app.text import count_of, show_bytes, show_duration, show_loss, show_share
 
 MAX_READ_BYTES = 8 << 20
 Line = Mapping[str, Any]
@@ -114,6 +114,37 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
     )
 
 
+def read_trace(line: Line, rank: int, folder: Path) -> RankTrace | None:
+    """Return what a journal line tells of a trace in the mirror `folder`; None: nothing."""
+    kind, first_step = text_of(line, "kind"), whole_of(line, "first_step")
+    if kind not in ("trace", "trace_failed") or first_step is None:
+        return None
+    return RankTrace(
+        rank=rank,
+        first_step=first_step,
+        last_step=whole_of(line, "last_step") or first_step,
+        path=folder / text_of(line, "file"),
+        size_bytes=whole_of(line, "size_bytes") or 0,
+        top=trace_rows(line),
+        problem=text_of(line, "message") if kind == "trace_failed" else "",
+    )
+
+
+def trace_rows(line: Line) -> tuple[TraceRow, ...]:
+    """Return the operations that a trace's record tells."""
+    rows = line.get("top")
+    return tuple(
+        TraceRow(
+            name=text_of(row, "name"),
+            count=whole_of(row, "count") or 0,
+            seconds=number_of(row, "seconds") or 0.0,
+            share=number_of(row, "share") or 0.0,
+        )
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Happening:
     """An event with what makes it the same event in another rank's journal."""
@@ -180,6 +211,19 @@ def _tell_checkpoint_failed(line: Line, node: str, rank: int | None) -> Told:
     return "warning", f"the checkpoint of step {step} failed on {node}: {message}", True
 
 
+def _tell_trace(line: Line, node: str, rank: int | None) -> Told:
+    first, last = whole_of(line, "first_step"), whole_of(line, "last_step")
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    size = show_bytes(whole_of(line, "size_bytes"))
+    rows = trace_rows(line)
+    most = f"; most time: {rows[0].name[:60]} ({show_share(rows[0].share)})" if rows else ""
+    return "info", f"rank {rank} on {node} recorded {steps}: {size}{most}", True
+
+
+def _tell_trace_failed(line: Line, node: str, rank: int | None) -> Told:
+    return "warning", f"rank {rank} on {node} made no trace: {text_of(line, 'message')}", True
+
+
 def _tell_warning(line: Line, node: str, rank: int | None) -> Told:
     words = " ".join(text for text in (text_of(line, "message"), text_of(line, "hint")) if text)
     return ("warning", words, True) if words else None
@@ -223,6 +267,8 @@ _RANK_TELLERS = {
     "started": _tell_started,
     "checkpoint": _tell_checkpoint,
     "checkpoint_failed": _tell_checkpoint_failed,
+    "trace": _tell_trace,
+    "trace_failed": _tell_trace_failed,
     "warning": _tell_warning,
     "eval": _tell_eval,
     "finished": _tell_finished,
@@ -234,8 +280,10 @@ __all__ = [
     "JournalTail",
     "happening",
     "number_of",
+    "read_trace",
     "shares_of",
     "step_record",
     "text_of",
+    "trace_rows",
     "whole_of",
 ]

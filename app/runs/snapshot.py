@@ -11,7 +11,7 @@ from app.runs.history import AttemptHistory, RankHistory, RunHistory
 from app.runs.run import ACTIVE_STATES
 from app.storage.runs import Progress, RunRecord
 
-_PHASES = ("loading", "imported", "warmup", "training", "saving", "done")
+_PHASES = ("loading", "imported", "warmup", "training", "saving", "tracing", "done")
 
 
 def make_progress(history: RunHistory, attempt: int) -> Progress:

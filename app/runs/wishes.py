@@ -14,16 +14,18 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from agents.protocol import Wish
-from app.errors import UserError
-from app.events import SavedNow
+from app.errors import UsageError, UserError
+from app.events import RankTrace, SavedNow, StepRecord, TraceMade
 from app.runs.history import AttemptHistory
 from app.runs.reconcile import reconcile_run, sync_run
 from app.runs.run import ACTIVE_STATES, RESUMABLE_STATES
 from app.runs.services import Services
 from app.storage.runs import RunRecord
+from app.text import count_of
 
 ANSWER_S = 300.0
-"""How long an answer is waited for; a step of a slow cluster may take a minute."""
+"""How long the next step is waited for; on a slow cluster one may take a minute."""
+MOST_TRACED_STEPS = 20
 LOOK_EVERY_S = 0.3
 JUDGE_EVERY_S = 5.0
 T = TypeVar("T")
@@ -58,6 +60,54 @@ async def save_now(services: Services, run_id: str) -> SavedNow:
     return SavedNow(step=services.book.history(run_id).attempt(run.attempt).wishes.get(wish_id))
 
 
+async def record_trace(services: Services, run_id: str, num_steps: int) -> TraceMade:
+    """Have every rank record its next steps, and fetch the traces.
+
+    Raises:
+        UserError: `num_steps` is not possible, the run is not running, its first node cannot be
+            reached, or it ended before.
+    """
+    if not 1 <= num_steps <= MOST_TRACED_STEPS:
+        raise UsageError(
+            f"{num_steps} steps cannot be recorded: it is 1 to {MOST_TRACED_STEPS}",
+            "A step of a big model is tens of megabytes; 3 show what there is to see.",
+        )
+    run = await _expect_running(services, run_id, "record a trace")
+    wish = Wish(wish_id=_make_id(), kind="trace", num_steps=num_steps)
+    wish_id = await _leave(services, run, wish)
+    services.book.tell(run_id, "info", f"asked to record {count_of(num_steps, 'step')}")
+    num_ranks = len(services.book.placements(run))
+
+    def find(attempt: AttemptHistory) -> TraceMade | None:
+        made = _find_trace(attempt, wish_id, num_ranks)
+        return made if made.is_complete else None
+
+    found = await _wait(services, run, find)
+    attempt = services.book.history(run_id).attempt(run.attempt)
+    return found or _find_trace(attempt, wish_id, num_ranks)
+
+
+def _find_trace(attempt: AttemptHistory, wish_id: str, num_ranks: int) -> TraceMade:
+    """Return what is known of a trace; a recording that was under way is made longer by a wish."""
+    step = attempt.wishes.get(wish_id)
+    if step is None:
+        return TraceMade(first_step=None)
+    told = [t for t in attempt.traces if t.first_step == step + 1 or _covers(t, step + 1)]
+    ranks = tuple(sorted(told, key=lambda trace: trace.rank))
+    is_complete = len(ranks) >= num_ranks and all(map(_is_here, ranks))
+    return TraceMade(first_step=step + 1, ranks=ranks, is_complete=is_complete)
+
+
+def _covers(trace: RankTrace, step: int) -> bool:
+    return trace.first_step <= step <= trace.last_step
+
+
+def _is_here(trace: RankTrace) -> bool:
+    if trace.problem:
+        return True
+    return trace.path.is_file() and trace.path.stat().st_size == trace.size_bytes
+
+
 def _make_id() -> str:
     return secrets.token_hex(6)
 
@@ -90,19 +140,22 @@ async def _leave(services: Services, run: RunRecord, wish: Wish) -> str:
 async def _wait(
     services: Services, run: RunRecord, find: Callable[[AttemptHistory], T | None]
 ) -> T | None:
-    """Return what `find` sees in the attempt's journals; None after `ANSWER_S`.
+    """Return what `find` sees in the attempt's journals; None after `ANSWER_S` without a step.
 
     Raises:
         UserError: the run ended before, or `find` raised it.
     """
-    deadline = time.monotonic() + ANSWER_S
-    judged_s = time.monotonic()
+    judged_s = moved_s = time.monotonic()
+    newest: StepRecord | None = None
     while True:
         now = services.book.get(run.run_id)
         is_over = now.attempt != run.attempt or now.state not in ACTIVE_STATES
         await sync_run(services, run, run.nodes)
         services.book.refresh(run.run_id)
-        found = find(services.book.history(run.run_id).attempt(run.attempt))
+        attempt = services.book.history(run.run_id).attempt(run.attempt)
+        if attempt.newest is not newest:
+            newest, moved_s = attempt.newest, time.monotonic()
+        found = find(attempt)
         if found is not None:
             return found
         if is_over:
@@ -110,7 +163,7 @@ async def _wait(
                 f"run {run.run_id} ended before it could do that: it is {now.state}",
                 f"Look at it with: rackless runs show {run.run_id}",
             )
-        if time.monotonic() > deadline:
+        if time.monotonic() - moved_s > ANSWER_S:
             return None
         if time.monotonic() - judged_s > JUDGE_EVERY_S:
             judged_s = time.monotonic()

@@ -32,6 +32,7 @@ from app.events import (
     NodeRemoved,
     NodeSnapshot,
     RankProgress,
+    RankTrace,
     RunChanged,
     RunDeleted,
     RunEvent,
@@ -41,6 +42,8 @@ from app.events import (
     SavedNow,
     StepRecord,
     StepsArrived,
+    TraceMade,
+    TraceRow,
 )
 from app.library.recipes import Recipe, list_recipes
 
@@ -456,6 +459,15 @@ class FakeCore:
     async def save_run(self, run_id: str) -> SavedNow:
         await self._act("save_run", run_id)
         return SavedNow(step=412, stall_s=0.018, seconds=2.1)
+
+    async def trace_run(self, run_id: str, num_steps: int = 3) -> TraceMade:
+        await self._act("trace_run", run_id, num_steps)
+        rows = (TraceRow(name="ampere_bf16_gemm", count=672, seconds=4.1, share=0.61),)
+        trace = RankTrace(
+            rank=0, first_step=413, last_step=415, path=Path("/mirror/trace.json.gz"),
+            size_bytes=7_300_000, top=rows,
+        )  # fmt: skip
+        return TraceMade(first_step=413, ranks=(trace,), is_complete=True)
 
     async def resume_run(
         self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None

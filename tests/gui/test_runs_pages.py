@@ -265,6 +265,15 @@ def test_save_now_tells_the_step_and_the_stall(busy, page):
     busy.wait_for(lambda: not page.head.buttons["save"].isVisible())
 
 
+def test_a_profile_tells_what_took_longest_and_where_it_lies(busy, page, application):
+    press(page.head, "Profile")
+    busy.wait_for(lambda: "steps 413 to 415 are recorded" in page.banner.message().lower())
+    assert "ampere_bf16_gemm 61" in page.banner.message()
+    assert busy.called("trace_run") == [(RUN, 3)]
+    press(page.banner, "Copy the paths")
+    assert application.clipboard().text() == str(Path("/mirror/trace.json.gz"))
+
+
 def test_resume_on_other_nodes_from_an_older_checkpoint(busy):
     from PySide6.QtCore import QTimer
 

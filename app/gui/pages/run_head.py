@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLa
 
 from app.events import RunSnapshot
 from app.gui.context import Context
-from app.gui.run_actions import RunActions, can_export, can_resume, can_save, can_stop
+from app.gui.run_actions import TRACED_STEPS, RunActions, can_export, can_resume, can_save, can_stop
 from app.gui.widgets.parts import Button, ElidedLabel, IconButton, make_label
 from app.gui.widgets.run_strip import PROGRESS_STEPS, show_time_left
 from app.gui.widgets.status import StatusPill
@@ -65,6 +65,7 @@ class RunHead(QWidget):
         self.buttons["stop"].setVisible(can_stop(run) or run.state == "stopping")
         self.buttons["stop"].setEnabled(can_stop(run))
         self.buttons["save"].setVisible(can_save(run))
+        self.buttons["trace"].setVisible(can_save(run))
         self.buttons["resume"].setVisible(can_resume(run))
         self.buttons["export"].setVisible(can_export(run))
 
@@ -85,6 +86,13 @@ class RunHead(QWidget):
                 icon="resume",
                 role="primary",
                 tip="Go on from a checkpoint, on the same or on other nodes",
+            ),
+            "trace": Button(
+                theme,
+                "Profile",
+                self._with_run(self._deeds.trace),
+                icon="search",
+                tip=f"Record the next {TRACED_STEPS} steps of every rank as a Chrome trace",
             ),
             "save": Button(
                 theme,

@@ -10,7 +10,7 @@ import pytest
 
 from agents.protocol import Wish
 from agents.spec import RunSpec
-from app.errors import NodeUnreachable, UserError
+from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import SavedNow
 from app.runs import wishes
 from app.runs.launch import start_run
@@ -96,3 +96,57 @@ def test_a_first_node_that_is_silent_is_told(
         cluster[name].set_rank(run_id, 1, phase="training", step=5, heartbeat_age_s=0.2)
     with pytest.raises(NodeUnreachable):
         asyncio.run(wishes.save_now(services, run_id))
+
+
+def test_traces_of_all_ranks_are_fetched_with_what_took_longest(
+    services: Services, cluster: FakeCluster, run_id: str
+) -> None:
+    data = b"a gzipped trace"
+
+    def grant(run_id: str, attempt: int, wish: Wish) -> None:
+        assert (wish.kind, wish.num_steps) == ("trace", 2)
+        granted = {"kind": "wish", "wish_id": wish.wish_id, "step": 7}
+        cluster["alpha"].write(
+            run_id, attempt, "rank-0.jsonl", json.dumps(granted).encode() + b"\n"
+        )
+        for rank, name in enumerate(("alpha", "beta", "gamma")):
+            file = f"trace-00000008-rank-{rank}.json.gz"
+            line = {
+                "kind": "trace",
+                "first_step": 8,
+                "last_step": 9,
+                "file": file,
+                "size_bytes": len(data),
+                "top": [{"name": "aten::mm", "count": 4, "seconds": 0.5, "share": 0.9}],
+            }
+            if name == "gamma":
+                line = {"kind": "trace_failed", "first_step": 8, "message": "The disk is full."}
+            else:
+                cluster[name].write(run_id, attempt, file, data)
+            journal = f"rank-{rank}.jsonl"
+            cluster[name].write(run_id, attempt, journal, json.dumps(line).encode() + b"\n")
+
+    cluster["alpha"].grant = grant
+    made = asyncio.run(wishes.record_trace(services, run_id, 2))
+    assert (made.first_step, made.is_complete) == (8, True)
+    assert [trace.path.read_bytes() for trace in made.ranks[:2]] == [data, data]
+    assert made.ranks[2].problem == "The disk is full."
+    assert [(row.name, row.count, row.share) for row in made.ranks[0].top] == [("aten::mm", 4, 0.9)]
+    texts = [event.text for event in services.book.events(run_id)]
+    assert "rank 1 on beta recorded steps 8 to 9: 15 B; most time: aten::mm (90 %)" in texts
+    assert "rank 2 on gamma made no trace: The disk is full." in texts
+
+
+def test_a_trace_that_is_still_recorded_when_patience_ends_is_told(
+    services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wishes, "ANSWER_S", 0.05)
+    answer(cluster)
+    made = asyncio.run(wishes.record_trace(services, run_id, 3))
+    assert (made.first_step, made.ranks, made.is_complete) == (8, (), False)
+
+
+@pytest.mark.parametrize("num_steps", [0, 21])
+def test_too_many_steps_are_refused(services: Services, run_id: str, num_steps: int) -> None:
+    with pytest.raises(UsageError, match="it is 1 to 20"):
+        asyncio.run(wishes.record_trace(services, run_id, num_steps))
