@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from agents.children import Children
@@ -25,7 +26,7 @@ from agents.wire import WireError, from_wire, to_wire
 LOOK_TIMEOUT_S = 60.0
 VENV_TIMEOUT_S = 600.0
 ASK_VERSIONS = """
-import importlib.metadata, json, sys
+import importlib.metadata, json, os.path, sys, sysconfig
 found = {}
 for name in sys.argv[1:]:
     try:
@@ -33,7 +34,8 @@ for name in sys.argv[1:]:
     except importlib.metadata.PackageNotFoundError:
         found[name] = None
 version = ".".join(map(str, sys.version_info[:3]))
-print("RACKLESS " + json.dumps({"version": version, "found": found}))
+headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+print("RACKLESS " + json.dumps({"version": version, "found": found, "headers": headers}))
 """
 CLEAN_ENVIRON = {"PYTHONPATH": "", "PYTHONHOME": ""}
 """What the user's shell sets for another Python must not leak into this one."""
@@ -74,8 +76,8 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
     if python is None:
         return EnvironmentReport(missing=tuple(sorted(query.requirements)))
     python = os.path.abspath(os.path.expanduser(python))
-    version, found = look(python, query.requirements, children)
-    report = compare(python, version, found, query)
+    version, found, headers = look(python, query.requirements, children)
+    report = replace(compare(python, version, found, query), headers=headers)
     if report.fits and (query.adopt or (adopted and adopted.python == python)):
         write_json(home.environment_file, to_wire(report))
     return report
@@ -116,8 +118,9 @@ def is_version(found: str, wanted: str) -> bool:
 
 def look(
     python: str, requirements: dict[str, str], children: Children
-) -> tuple[str, dict[str, str | None]]:
-    """Return the interpreter's version and the version of each distribution, None: not there.
+) -> tuple[str, dict[str, str | None], bool]:
+    """Return the interpreter's version, that of each distribution (None: not there), and whether
+    its C headers are there.
 
     Raises:
         UserError: it is not there, not a Python, or does not answer.
@@ -135,7 +138,7 @@ def look(
     for line in lines:
         if line.startswith("RACKLESS "):
             answer = json.loads(line.partition(" ")[2])
-            return answer["version"], answer["found"]
+            return answer["version"], answer["found"], answer["headers"]
     said = lines[-1] if lines else "nothing"
     raise UserError(f"{python} does not work as a Python interpreter; it said: {said[:300]}")
 

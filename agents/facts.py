@@ -47,6 +47,7 @@ def read_facts(home: Home) -> NodeFacts:
         address=parse_connection(os.environ.get("SSH_CONNECTION", "")),
         wsl=read_wsl_mode(),
         wall_s=time.time(),
+        compiler=find_compiler(),
     )
 
 
@@ -135,6 +136,15 @@ def _describe_interface(name: str, address: str) -> InterfaceFacts:
         speed_mbit=speed if speed and speed > 0 else None,
         up={"up": True, "down": False}.get(state),
     )
+
+
+def find_compiler() -> str | None:
+    """Return the C compiler that Triton would take: the one named by CC, else gcc, else clang."""
+    named = os.environ.get("CC", "").split()
+    for command in named[:1] or ("gcc", "clang"):
+        if path := shutil.which(command):
+            return path
+    return None
 
 
 def read_wsl_mode() -> str | None:

@@ -193,6 +193,8 @@ class NodeFacts:
     wall_s: float = 0.0
     """The node's clock, seconds since 1970, when this was written."""
     environment: EnvironmentReport | None = None
+    compiler: str | None = None
+    """Path of the C compiler that training would use; None: none was found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,6 +274,8 @@ class EnvironmentReport:
     missing: tuple[str, ...] = ()
     different: tuple[str, ...] = ()
     """Such as `torch 2.12.0 instead of 2.13.0`."""
+    headers: bool | None = None
+    """The interpreter's C headers (Python.h) are there; None: not known."""
 
 
 # ---------------------------------------------------------------- runs

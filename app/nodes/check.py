@@ -21,6 +21,7 @@ from app.nodes.fleet import Fleet
 from app.nodes.judgement import (
     CheckRow,
     judge_clock,
+    judge_compiler,
     judge_disk,
     judge_environment,
     judge_gpus,
@@ -111,6 +112,7 @@ def _judge(name: str, subject: _Subject, num_nodes: int) -> Sequence[CheckRow]:
         judge_disk(name, facts),
         judge_clock(name, subject.skew_s, facts),
         *judge_gpus(name, facts),
+        *judge_compiler(name, facts, subject.environment),
         *judge_wsl(name, facts, num_nodes),
     )
 

@@ -93,6 +93,31 @@ def judge_gpus(node: str, facts: NodeFacts) -> tuple[CheckRow, ...]:
     return tuple(_judge_gpu(node, gpu, bool(facts.wsl)) for gpu in facts.gpus)
 
 
+def judge_compiler(node: str, facts: NodeFacts, report: EnvironmentReport) -> tuple[CheckRow, ...]:
+    """Say whether a node with GPUs can compile: torch.compile builds its kernels' launchers in C.
+
+    Never `fail`: without a compiler the trainer computes as it always could.
+    """
+    if not facts.gpus:
+        return ()
+    missing = []
+    if facts.compiler is None:
+        missing.append("a C compiler")
+    if report.headers is False:
+        missing.append("Python's headers")
+    if not missing:
+        headers = " and Python's headers" if report.headers else ""
+        return (_row("compiler", node, "pass", f"{facts.compiler}{headers}"),)
+    verb = "is" if missing == ["a C compiler"] else "are"
+    text = (
+        f"{show_list(missing)} {verb} missing: the trainer compiles the model's layers on GPUs; "
+        "without it trains, more slowly"
+    )
+    python = ".".join((report.python_version or "3").split(".")[:2])
+    fix = f"sudo apt-get install -y build-essential python{python}-dev"
+    return (_row("compiler", node, "warn", text, fix),)
+
+
 def judge_wsl(node: str, facts: NodeFacts, num_nodes: int) -> tuple[CheckRow, ...]:
     """Training over several nodes needs mirrored networking: others cannot call in through NAT."""
     mode = facts.wsl

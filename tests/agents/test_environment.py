@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,6 +60,8 @@ def test_interpreter_is_compared_by_running_it(home: Home, children: Children) -
     assert not report.fits
     assert report.lock_sha256 is None
     assert read_adopted(home) is None
+    include = Path(sysconfig.get_path("include"))
+    assert report.headers is (include / "Python.h").exists()
 
 
 def test_fitting_interpreter_is_adopted_only_when_asked(home: Home, children: Children) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from agents import facts
 from agents.facts import (
+    find_compiler,
     parse_connection,
     parse_cpu_name,
     parse_ip_addresses,
@@ -100,6 +101,33 @@ def test_wsl_mode(
     monkeypatch.setattr(facts.platform, "release", lambda: release)
     monkeypatch.setattr(facts.subprocess, "run", run)
     assert read_wsl_mode() == mode
+
+
+@pytest.mark.parametrize(
+    ("there", "cc", "found"),
+    [
+        (("gcc", "clang"), None, "gcc"),
+        (("clang",), None, "clang"),
+        ((), None, None),
+        (("gcc", "gcc-13"), "gcc-13 -O2", "gcc-13"),
+        (("gcc",), "icc", None),
+    ],
+)
+def test_the_compiler_is_the_one_that_training_takes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[str, ...],
+    cc: str | None,
+    found: str | None,
+) -> None:
+    for name in there:
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if cc is None:
+        monkeypatch.delenv("CC", raising=False)
+    else:
+        monkeypatch.setenv("CC", cc)
+    assert find_compiler() == (found and str(tmp_path / found))
 
 
 def test_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from agents.protocol import EnvironmentReport, GpuFacts, NodeFacts
 from app.nodes.judgement import (
     judge_clock,
+    judge_compiler,
     judge_disk,
     judge_environment,
     judge_gpus,
@@ -35,6 +36,36 @@ def test_environment(report: EnvironmentReport, status: str, says: str) -> None:
     assert row.status == status
     assert says in row.message
     assert (row.fix == "") == (status == "pass")
+
+
+BUILT = EnvironmentReport(python="/p", python_version="3.12.1", fits=True)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "headers", "status", "says"),
+    [
+        ("/usr/bin/gcc", True, "pass", "/usr/bin/gcc and Python's headers"),
+        ("/usr/bin/clang", None, "pass", "/usr/bin/clang"),
+        (None, True, "warn", "a C compiler is missing"),
+        (None, None, "warn", "a C compiler is missing"),
+        ("/usr/bin/gcc", False, "warn", "Python's headers are missing"),
+        (None, False, "warn", "a C compiler and Python's headers are missing"),
+    ],
+)
+def test_compiler(compiler: str | None, headers: bool | None, status: str, says: str) -> None:
+    facts = replace(FACTS, gpus=(CARD,), compiler=compiler)
+    (row,) = judge_compiler("pc", facts, replace(BUILT, headers=headers))
+    assert row.status == status
+    assert says in row.message
+    if status == "warn":
+        assert "without it trains, more slowly" in row.message
+        assert row.fix == "sudo apt-get install -y build-essential python3.12-dev"
+
+
+def test_a_compiler_is_not_looked_for_where_nothing_is_compiled() -> None:
+    assert judge_compiler("pc", FACTS, BUILT) == ()
+    (row,) = judge_compiler("pc", replace(FACTS, gpus=(CARD,)), EnvironmentReport())
+    assert row.fix == "sudo apt-get install -y build-essential python3-dev"
 
 
 @pytest.mark.parametrize(
