@@ -21,7 +21,8 @@ from app.nodes.host_keys import HostKeys, fingerprint_of
 from app.nodes.login_keys import LoginKeys, load_login_keys
 from app.nodes.node import SshAddress
 from app.nodes.process import WRITE_AHEAD_BYTES, Process
-from app.nodes.ssh_errors import login_refused, ssh_failed, tcp_failed
+from app.nodes.ssh_errors import login_refused, no_common_host_key, ssh_failed, tcp_failed
+from app.nodes.ssh_offer import read_host_key_types
 
 CONNECT_TIMEOUT_S = 8.0
 LOGIN_TIMEOUT_S = 20.0
@@ -196,11 +197,19 @@ async def _log_in(
     except _NO_COMMON_KEY_TYPE as error:
         # The host has no key of the confirmed type any more: see what it has, to name it.
         if judge.algorithms() == _ALL_HOST_KEY_ALGORITHMS:
-            raise ssh_failed(address, error) from error
+            raise await _explain(address, error) from error
     try:
         return await _handshake(address, judge, keys, _ALL_HOST_KEY_ALGORITHMS)
     except _NO_COMMON_KEY_TYPE as error:
-        raise ssh_failed(address, error) from error
+        raise await _explain(address, error) from error
+
+
+async def _explain(address: SshAddress, error: Exception) -> NodeUnreachable:
+    """Return what a handshake without a common key type means, or one that only looks like it."""
+    offered = await read_host_key_types(await _open_port(address))
+    if offered and not set(offered) & set(_ALL_HOST_KEY_ALGORITHMS):
+        return no_common_host_key(address, offered)
+    return ssh_failed(address, error)
 
 
 async def _handshake(

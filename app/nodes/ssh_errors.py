@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
+from collections.abc import Sequence
 
 import asyncssh
 
@@ -11,6 +13,9 @@ from app.errors import LoginRefused, NodeUnreachable
 from app.nodes.login_keys import DEFAULT_KEY_NAMES, LoginKeys
 from app.nodes.node import DEFAULT_SSH_PORT, SshAddress
 
+_NO_MATCH = re.compile(r"No matching (.+) algorithm found, sent .* and received (.*)")
+_SSHD_OPTIONS = {"key exchange": "KexAlgorithms", "encryption": "Ciphers", "MAC": "MACs"}
+_SHOWN_NAMES = 4
 _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
 
 
@@ -56,10 +61,7 @@ def ssh_failed(address: SshAddress, error: Exception) -> NodeUnreachable:
             f"Try: {_ssh_command(address)}",
         )
     if isinstance(error, asyncssh.KeyExchangeFailed):
-        return NodeUnreachable(
-            f"{place} offers no encryption or host key that is safe to use: {error.reason}",
-            "Update its SSH server: sudo apt install --only-upgrade openssh-server",
-        )
+        return _no_common_algorithm(address, error.reason)
     if isinstance(error, (asyncssh.ProtocolError, asyncssh.ProtocolNotSupported)):
         if "authentication failures" in str(error):
             return _too_many_keys(address)
@@ -72,6 +74,32 @@ def ssh_failed(address: SshAddress, error: Exception) -> NodeUnreachable:
     return NodeUnreachable(
         f"{place} ended the connection during the SSH login: {_reason(error)}",
         f"It may limit logins for a while (MaxStartups, fail2ban). Try: {_ssh_command(address)}",
+    )
+
+
+def no_common_host_key(address: SshAddress, offered: Sequence[str]) -> NodeUnreachable:
+    """Return the message for a server whose host keys are all of kinds that we do not take."""
+    return NodeUnreachable(
+        f"{address.location} has no host key of a kind that Rackless trusts; it offers only "
+        f"{', '.join(offered[:_SHOWN_NAMES])}, wanted is ed25519, ECDSA, or RSA with SHA-2",
+        "On that PC, make the missing host keys: sudo ssh-keygen -A && sudo systemctl restart ssh. "
+        "If that is not enough, its /etc/ssh/sshd_config limits them: remove HostKeyAlgorithms",
+    )
+
+
+def _no_common_algorithm(address: SshAddress, reason: str) -> NodeUnreachable:
+    """`reason`: asyncssh's, such as `No matching MAC algorithm found, sent a,b and received c`."""
+    match = _NO_MATCH.search(reason)
+    if match is None:
+        text, option = reason, "KexAlgorithms, Ciphers and MACs"
+    else:
+        kind, offered = match[1], match[2].split(",")[:_SHOWN_NAMES]
+        text = f"no {kind} method is known to both; it offers only {', '.join(offered)}"
+        option = _SSHD_OPTIONS.get(kind, "Compression")
+    return NodeUnreachable(
+        f"{address.location} and Rackless cannot agree on how to talk safely: {text}",
+        "On that PC, update the SSH server: sudo apt install --only-upgrade openssh-server. "
+        f"If it is new, its /etc/ssh/sshd_config limits it: remove {option}",
     )
 
 

@@ -21,6 +21,7 @@ from app.errors import (
     UserError,
 )
 from app.nodes import ssh as ssh_module
+from app.nodes import ssh_offer
 from app.nodes.connection import Connection, connect
 from app.nodes.host_keys import HostKeys
 from app.nodes.node import SshAddress
@@ -258,6 +259,55 @@ def test_a_key_file_that_cannot_be_used(tmp_path: Path, kind: str, message: str,
         asyncio.run(log_in(address, tmp_path / "master"))
     assert str(address.key) in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key_type", "options", "what", "next_step"),
+    [
+        ("ssh-ed448", {}, "it offers only ssh-ed448, wanted is ed25519", "ssh-keygen -A"),
+        (
+            "ssh-ed25519",
+            {"kex_algs": ["diffie-hellman-group1-sha1"]},
+            "no key exchange method is known to both; it offers only diffie-hellman-group1-sha1",
+            "remove KexAlgorithms",
+        ),
+        (
+            "ssh-ed25519",
+            {"encryption_algs": ["3des-cbc"]},
+            "no encryption method is known to both; it offers only 3des-cbc",
+            "remove Ciphers",
+        ),
+    ],
+)
+def test_a_server_without_any_common_algorithm(
+    tmp_path: Path, key_type: str, options: dict[str, list[str]], what: str, next_step: str
+) -> None:
+    async def run() -> None:
+        key = asyncssh.generate_private_key(key_type)
+        server = await asyncssh.listen("127.0.0.1", 0, server_host_keys=[key], **options)
+        port = server.sockets[0].getsockname()[1]
+        address = SshAddress(host="127.0.0.1", port=port, user="anna", key=make_key(tmp_path))
+        with pytest.raises(NodeUnreachable, match=f"127.0.0.1:{port}") as caught:
+            await log_in(address, tmp_path / "master")
+        assert what in caught.value.message
+        assert next_step in caught.value.hint
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400\r\n\r\n", b"SSH-2.0-x\r\n\0\0\0\1", None])
+def test_an_offer_that_is_none_is_empty(monkeypatch, answer: bytes | None) -> None:
+    async def run() -> None:
+        async with listening(answer) as port:
+            opened = socket.create_connection(("127.0.0.1", port))
+            opened.setblocking(False)
+            assert await ssh_offer.read_host_key_types(opened) == ()
+
+    monkeypatch.setattr(ssh_offer, "OFFER_TIMEOUT_S", 0.2)
+    asyncio.run(run())
+    assert ssh_offer.parse_host_key_types(b"\4\x15" + bytes(40)) == ()
 
 
 def test_a_closed_port(tmp_path: Path) -> None:
