@@ -16,11 +16,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agents.errors import UserError
 from agents.spec import AdapterSpec, RunSpec
-from agents.trainer.data.tokens import PLAIN_TEMPLATE
+from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.dropout import DropoutClock, replace_dropouts
 
 _DTYPES = {
@@ -73,31 +73,6 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
         return torch.float32
     # Turing and older cards compute bfloat16 by emulation at best.
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-
-
-def load_tokenizer(path: Path) -> tuple[Any, bool]:
-    """Return the tokenizer, and whether it got the plain chat template.
-
-    Raises:
-        UserError: there is none, or it cannot tell where its tokens come from.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(
-            f"The tokenizer in {path} cannot be loaded: {_first(error)}.",
-            "The model's folder needs tokenizer.json and tokenizer_config.json",
-        ) from error
-    if not tokenizer.is_fast:
-        raise UserError(
-            f"The tokenizer in {path} has no fast form (tokenizer.json).",
-            "Save it once with AutoTokenizer.from_pretrained(..., use_fast=True)",
-        )
-    tokenizer.model_max_length = int(1e30)  # rows are cut by us, and counted
-    if tokenizer.chat_template:
-        return tokenizer, False
-    tokenizer.chat_template = PLAIN_TEMPLATE
-    return tokenizer, True
 
 
 def load_model(spec: RunSpec, path: Path, tokenizer: Any, device: torch.device) -> nn.Module:

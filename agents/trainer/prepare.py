@@ -11,7 +11,6 @@ import platform
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.compression import make_wire
 from agents.trainer.compute import memory_in_words
 from agents.trainer.data.cache import load_examples
-from agents.trainer.data.hub import find_data
+from agents.trainer.data.hub import find_data, find_model
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.fingerprint import (
     fixed_part,
@@ -119,30 +118,6 @@ def limit_memory(device: torch.device, most_gib: float | None) -> None:
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         share = min(1.0, most_gib * 2**30 / total_bytes)
         torch.cuda.set_per_process_memory_fraction(share, device)
-
-
-def find_model(path: str) -> Path:
-    """Return the model's folder, fetched from the hub where `path` is a hub id.
-
-    Raises:
-        UserError: it is neither a folder nor on the hub.
-    """
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    if folder.is_absolute() or path.count("/") > 1:
-        raise UserError(f"{path} does not exist.", "Check the model of the run file")
-    from huggingface_hub import snapshot_download
-
-    try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-        return Path(snapshot_download(path, allow_patterns=patterns))
-    except Exception as error:
-        raise UserError(
-            f"{path} is no folder on this node and cannot be fetched from the hub: "
-            f"{str(error).strip().splitlines()[0]}",
-            "Check the spelling and the network, or give the path of a folder",
-        ) from error
 
 
 def prepare(attempt: Attempt, group: Group, device: torch.device) -> Prepared:

@@ -14,7 +14,7 @@ from agents.trainer.balance import choose_first_shares
 from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.data.order import count_steps
-from agents.trainer.data.preview import NUM_SHOWN, show_row
+from agents.trainer.data.preview import describe
 from agents.trainer.failpoints import failpoints_from_environment
 from agents.trainer.flops import read_flops
 from agents.trainer.group import Group, Ranks
@@ -35,6 +35,7 @@ from agents.trainer.saving import Saver
 from agents.trainer.snapshot import Progress
 from agents.trainer.warmup import choose_examples, measure_speed
 from agents.trainer.wishes import Wishes
+from agents.wire import to_wire
 
 _WARMUP_TOKENS = {"cpu": 256, "cuda": 4096}
 """Enough to be busy with for a moment, on either kind of device."""
@@ -120,7 +121,9 @@ def _train(
     )
     plan = _make_plan(attempt.intent.spec, prepared, shares, speeds)
     if attempt.rank == 0:
-        _tell_preview(journal, prepared)
+        spec, model = attempt.intent.spec, prepared.model
+        shown = describe(prepared.train, model.tokenizer, spec, plain_template=model.plain_template)
+        journal.write("preview", **to_wire(shown))
     _tell_start(journal, plan, prepared)
     _tell_dropped(journal, attempt, prepared)
     saver = _make_saver(attempt, prepared, group, journal)
@@ -199,17 +202,6 @@ def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Jou
         failpoints=failpoints_from_environment(),
     )
     return Saver(attempt, prepared, group=group, folder=folder, journal=journal)
-
-
-def _tell_preview(journal: Journal, prepared: Prepared) -> None:
-    """Show the first rows with what is learned of them; of a pack its first row."""
-    train = prepared.train
-    num_shown = 2 if train.format == "preference" else 1
-    rows = [
-        show_row(prepared.model.tokenizer, train[index].segments[:num_shown])
-        for index in range(min(NUM_SHOWN, len(train)))
-    ]
-    journal.write("preview", format=train.format, rows=rows)
 
 
 def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:

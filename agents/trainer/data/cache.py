@@ -13,7 +13,7 @@ import json
 import os
 import pkgutil
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from agents.errors import explain_os_error
 from agents.spec import RunSpec
+from agents.trainer.data.conversations import Row
 from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
 from agents.trainer.data.tally import Skipped, Tally
@@ -28,11 +29,19 @@ from agents.trainer.data.tokens import Tokenized, tokenize_rows
 
 MOST_BYTES = 50 << 30
 """Above this size, entries that were not used for longest are deleted."""
+Tell = Callable[[int, float], None]
+"""Called with the rows read so far, and the share of the data that they are."""
+_TOLD_ROWS = 1000
 _SOURCES = ("conversations", "files", "packing", "rows", "store", "tally", "tokens")
 
 
 def load_examples(
-    files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any, cache: Path
+    files: DataFiles,
+    data_sha256: str,
+    spec: RunSpec,
+    tokenizer: Any,
+    cache: Path,
+    tell: Tell | None = None,
 ) -> ExampleSet:
     """Return the examples of the data, tokenized now or by an earlier run.
 
@@ -42,6 +51,7 @@ def load_examples(
         spec: names format, objective, length and packing.
         tokenizer: of the model, with its chat template.
         cache: folder of all entries; it is created.
+        tell: hears how far tokenizing is, every thousand rows.
 
     Raises:
         UserError: the data is of no use; see `rows` and `tally`.
@@ -50,7 +60,7 @@ def load_examples(
     with _lock(cache, key):
         examples = open_examples(cache / key)
         if examples is None:
-            _write(files, spec, tokenizer, cache / key)
+            _write(files, spec, tokenizer, cache / key, tell)
             examples = ExampleSet(cache / key)
             prune(cache, MOST_BYTES, keep=key)
     return examples
@@ -85,13 +95,13 @@ def _lock(cache: Path, key: str) -> Iterator[None]:
         os.close(file)
 
 
-def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path) -> None:
+def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, tell: Tell | None) -> None:
     unfinished = entry.with_suffix(".unfinished")
     for folder in (entry, unfinished):  # of a process that was killed, or a damaged disk
         shutil.rmtree(folder, ignore_errors=True)
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
-    rows = _kept(reader, tokenizer, spec.sequence_tokens, tally)
+    rows = _kept(_telling(reader, tally, tell), reader, tokenizer, spec.sequence_tokens)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity)
@@ -104,13 +114,25 @@ def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path) -> None
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _kept(reader: RowReader, tokenizer: Any, max_tokens: int, tally: Tally) -> Iterator[Tokenized]:
-    for row in tokenize_rows(tokenizer, reader, max_tokens):
+def _telling(reader: RowReader, tally: Tally, tell: Tell | None) -> Iterator[Row]:
+    told = 0
+    for row in reader:
+        if tell is not None and tally.num_rows - told >= _TOLD_ROWS:
+            told = tally.num_rows
+            tell(told, reader.share)
+        yield row
+
+
+def _kept(
+    rows: Iterator[Row], reader: RowReader, tokenizer: Any, max_tokens: int
+) -> Iterator[Tokenized]:
+    for row in tokenize_rows(tokenizer, rows, max_tokens):
         if isinstance(row, Skipped):
             reader.skip(row)
-        else:
-            tally.num_truncated += row.truncated
-            yield row
+            continue
+        if row.cut_from is not None:
+            reader.cut(row.segments[0].row, row.cut_from)
+        yield row
 
 
 def prune(cache: Path, most_bytes: int, *, keep: str) -> None:

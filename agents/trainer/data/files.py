@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,30 @@ _GAP = re.compile(r"[ \t\r\n,]*")
 _ROWS_AT_ONCE = 256
 
 
-def read_file(path: Path) -> Iterator[Raw]:
+@dataclass(slots=True)
+class Reading:
+    """How far files have been read."""
+
+    done_bytes: int = 0
+
+
+def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
     """Yield the rows of one file.
+
+    Args:
+        path: the file.
+        reading: counts its bytes while they are read, some of them twice.
 
     Raises:
         UserError: it cannot be read, or cannot be cut into rows.
     """
+    reading = reading or Reading()
     with _words_for(path):
         kind = find_kind(path)
         if kind == "parquet":
-            yield from _read_parquet(path)
+            yield from _read_parquet(path, reading)
             return
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        with _open(path, reading, newline="\n") as file:
             if kind == "jsonl":
                 yield from _read_json_lines(file)
             elif kind == "json":
@@ -51,7 +64,27 @@ def read_file(path: Path) -> Iterator[Raw]:
             elif kind == "text":
                 yield from _read_text(file)
         if kind == "csv":
-            yield from _read_csv(path)
+            yield from _read_csv(path, reading)
+
+
+class _CountedFile(io.FileIO):
+    """Tells how many bytes were read from the disk."""
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        super().__init__(path)
+        self._reading = reading
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        count = super().readinto(buffer)
+        self._reading.done_bytes += count or 0
+        return count
+
+
+def _open(path: Path, reading: Reading, *, newline: str) -> io.TextIOWrapper:
+    buffered = io.BufferedReader(_CountedFile(path, reading), _BLOCK_CHARS)
+    return io.TextIOWrapper(
+        buffered, encoding="utf-8-sig", errors="surrogateescape", newline=newline
+    )
 
 
 @contextmanager
@@ -162,14 +195,14 @@ def _broken(path: Path, number: int, error: ValueError | RecursionError) -> User
     )
 
 
-def _read_csv(path: Path) -> Iterator[Raw]:
+def _read_csv(path: Path, reading: Reading) -> Iterator[Raw]:
     csv.field_size_limit(_MAX_CSV_FIELD)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         header = file.readline()
     delimiter = max(",;\t", key=header.count)
     names: list[str] = []
     start = 1
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with _open(path, reading, newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             for fields in reader:
@@ -190,7 +223,7 @@ def _read_csv(path: Path) -> Iterator[Raw]:
             ) from error
 
 
-def _read_parquet(path: Path) -> Iterator[Raw]:
+def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -202,11 +235,12 @@ def _read_parquet(path: Path) -> Iterator[Raw]:
                     f"{path} has no column to learn from; it has {file.schema_arrow.names}.",
                     "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
                 )
-            number = 0
+            number, before, size = 0, reading.done_bytes, path.stat().st_size
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names):
                 for value in batch.to_pylist():
                     number += 1
                     yield number, value
+                reading.done_bytes = before + size * number // max(1, file.metadata.num_rows)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         words = str(error).strip().splitlines()[0]
         raise UserError(f"{path} is no whole Parquet file: {words}", "Write it anew") from error

@@ -1,7 +1,8 @@
-"""Fetch a data set of the Hugging Face hub: the training split, as files.
+"""Find data and models: paths on this node, else fetched from the Hugging Face hub.
 
-The hub keeps most data sets as Parquet too (revision `refs/convert/parquet`, files
-`CONFIG/train/0000.parquet`), which needs no code of the data set; else its own files are taken.
+Of a data set it is the training split, as files. The hub keeps most data sets as Parquet, too
+(revision `refs/convert/parquet`, files `CONFIG/train/0000.parquet`), which needs no code of the
+data set; else its own files are taken.
 https://huggingface.co/docs/dataset-viewer/parquet
 """
 
@@ -18,8 +19,41 @@ from agents.trainer.data.rows import DataFiles, find_files, one_kind
 _CONVERTED = "refs/convert/parquet"
 _CONVERTED_FILES = ["*/train/*.parquet", "*/partial-train/*.parquet"]
 _OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
+_TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 Download = Callable[..., str]
 """As `huggingface_hub.snapshot_download`."""
+
+
+def find_model(path: str) -> Path:
+    """Return the model's folder, fetched from the hub where `path` is a hub id.
+
+    Raises:
+        UserError: it is neither a folder nor on the hub.
+    """
+    return _find_folder(path, [*_TOKENIZER_FILES, "*.safetensors"])
+
+
+def find_tokenizer(path: str) -> Path:
+    """Return a folder with the model's tokenizer; like `find_model` without the weights."""
+    return _find_folder(path, _TOKENIZER_FILES)
+
+
+def _find_folder(path: str, patterns: list[str]) -> Path:
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or path.count("/") > 1:
+        raise UserError(f"{path} does not exist.", "Check the model of the run file")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=patterns))
+    except Exception as error:
+        raise UserError(
+            f"{path} is no folder on this node and cannot be fetched from the hub: "
+            f"{str(error).strip().splitlines()[0]}",
+            "Check the spelling and the network, or give the path of a folder",
+        ) from error
 
 
 def find_data(name: str, download: Download | None = None) -> DataFiles:

@@ -1,36 +1,78 @@
-"""Show what a run will learn: three rendered rows, with the tokens that count marked.
+"""Show what a run will learn: what the data was taken for, its sizes, and three rendered rows.
 
-Written to the journal at a run's start; before a run, by hand on any PC with the environment:
-`python -m agents.trainer.data.preview RUN_SPEC.json` prints it as JSON.
+Before a run the agent starts this as `python -m agents.trainer.data.preview JOB.json REPORT.json`;
+it prints JSON lines of kind `progress`, and one of kind `failed` when it cannot. All rows are
+tokenized into the cache that the run takes them from, so the time is not lost. A run's first rank
+writes the same report into its journal.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError
+from agents.protocol import (
+    DataPreview,
+    NamedRow,
+    PreviewJob,
+    ShownConversation,
+    ShownPart,
+    ShownRow,
+)
 from agents.spec import RunSpec
-from agents.trainer.data.hub import find_data
+from agents.trainer.data.cache import load_examples
+from agents.trainer.data.hub import find_data, find_tokenizer
 from agents.trainer.data.rows import RowReader
+from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
-from agents.trainer.data.tokens import tokenize_rows
+from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.data.tokens import Tokenized, tokenize_rows
 from agents.trainer.examples import Segment
-from agents.wire import WireError, from_wire
+from agents.trainer.fingerprint import hash_files
+from agents.wire import WireError, from_wire, to_wire
 
 NUM_SHOWN = 3
 _NUM_READ = 64
 _MOST_TOKENS = 256
 """Shown of one conversation; the rest is counted."""
+_TELL_S = 1.0
 
 
-def preview(spec: RunSpec, tokenizer: Any, path: str) -> dict[str, Any]:
-    """Return format, and the first rows as runs of text that are learned or not.
+def describe(
+    examples: ExampleSet, tokenizer: Any, spec: RunSpec, *, plain_template: bool
+) -> DataPreview:
+    """Return what there is to say about the data of a run."""
+    num_tokens = int(examples.num_tokens.sum(dtype="int64"))
+    return DataPreview(
+        format=examples.format,
+        whole=True,
+        num_rows=examples.num_rows,
+        num_examples=len(examples),
+        num_tokens=num_tokens,
+        num_targets=int(examples.num_targets.sum(dtype="int64")),
+        longest_tokens=int(examples.num_tokens.max()),
+        sequence_tokens=spec.sequence_tokens,
+        fill=num_tokens / len(examples) / spec.sequence_tokens if spec.packing else None,
+        num_skipped=examples.num_skipped,
+        num_malformed=examples.num_malformed,
+        num_truncated=examples.num_truncated,
+        skipped=_name(examples.skipped),
+        truncated=_name(examples.truncated),
+        plain_template=plain_template,
+        rows=tuple(show_row(tokenizer, row) for row in examples.first_rows(NUM_SHOWN)),
+    )
 
-    Reads no more than the first rows, so it is as quick for ten million of them.
+
+def describe_first(
+    spec: RunSpec, tokenizer: Any, path: str, *, plain_template: bool
+) -> DataPreview:
+    """Return the same of the first rows alone: as quick for ten million of them.
 
     Raises:
         UserError: the data cannot be read, or none of its first rows is of use.
@@ -38,62 +80,118 @@ def preview(spec: RunSpec, tokenizer: Any, path: str) -> dict[str, Any]:
     files = find_data(path)
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
-    rows = islice(iter(reader), _NUM_READ)
-    shown: list[dict[str, Any]] = []
-    for row in tokenize_rows(tokenizer, rows, spec.sequence_tokens):
+    kept: list[Tokenized] = []
+    for row in tokenize_rows(tokenizer, islice(reader, _NUM_READ), spec.sequence_tokens):
         if isinstance(row, Skipped):
             reader.skip(row)
-        elif len(shown) < NUM_SHOWN:
-            shown.append(show_row(tokenizer, row.segments))
-    tally.judge(len(shown))
-    return {
-        "format": reader.format,
-        "rows": shown,
-        "skipped": [{"row": one.row, "reason": one.in_words} for one in tally.named],
-    }
+            continue
+        if row.cut_from is not None:
+            reader.cut(row.segments[0].row, row.cut_from)
+        kept.append(row)
+    tally.judge(len(kept))
+    sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
+    return DataPreview(
+        format=reader.format,
+        whole=False,
+        num_rows=tally.num_rows,
+        num_examples=len(kept),
+        num_tokens=sum(sizes),
+        num_targets=sum(segment.num_targets for row in kept for segment in row.segments),
+        longest_tokens=max(sizes),
+        sequence_tokens=spec.sequence_tokens,
+        num_skipped=tally.num_skipped,
+        num_malformed=tally.num_malformed,
+        num_truncated=tally.num_truncated,
+        skipped=_name(tally.named),
+        truncated=_name(tally.truncated),
+        plain_template=plain_template,
+        rows=tuple(show_row(tokenizer, row.segments) for row in kept[:NUM_SHOWN]),
+    )
 
 
-def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> dict[str, Any]:
-    """Return one row as parts: texts in order, and whether each is learned."""
-    return {
-        "row": segments[0].row,
-        "conversations": [
-            {
-                "num_tokens": len(segment.ids),
-                "num_targets": segment.num_targets,
-                "parts": _cut_parts(tokenizer, segment),
-            }
+def _name(rows: tuple[Skipped, ...] | list[Skipped]) -> tuple[NamedRow, ...]:
+    return tuple(
+        NamedRow(row=one.row, reason=one.reason, file=one.file, malformed=one.malformed)
+        for one in rows
+    )
+
+
+def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
+    """Return one row as texts in order, each learned or not."""
+    return ShownRow(
+        row=segments[0].row,
+        conversations=tuple(
+            ShownConversation(
+                num_tokens=len(segment.ids),
+                num_targets=segment.num_targets,
+                parts=_cut_parts(tokenizer, segment),
+            )
             for segment in segments
-        ],
-    }
+        ),
+    )
 
 
-def _cut_parts(tokenizer: Any, segment: Segment) -> list[dict[str, Any]]:
+def _cut_parts(tokenizer: Any, segment: Segment) -> tuple[ShownPart, ...]:
     ids, is_target = segment.ids[:_MOST_TOKENS], segment.is_target[:_MOST_TOKENS]
     changes = [i for i in range(1, len(ids)) if is_target[i] != is_target[i - 1]]
     ends = [*changes, len(ids)]
-    return [
-        {"text": tokenizer.decode(ids[start:end]), "learned": bool(is_target[start])}
+    return tuple(
+        ShownPart(text=tokenizer.decode(ids[start:end]), learned=bool(is_target[start]))
         for start, end in zip([0, *changes], ends, strict=True)
-    ]
+    )
 
 
-def main(path: Path) -> int:
-    """Print the preview of the spec in a JSON file; return the exit status."""
-    from agents.trainer.model import load_tokenizer
+class _Progress:
+    """Prints how far tokenizing is, once a second."""
 
+    def __init__(self) -> None:
+        self._told_s = time.monotonic()
+
+    def tell(self, num_rows: int, share: float) -> None:
+        if time.monotonic() - self._told_s >= _TELL_S:
+            self._told_s = time.monotonic()
+            _print("progress", message=f"{num_rows:,} rows tokenized, {share:.0%} of the data")
+
+
+def _print(kind: str, **fields: Any) -> None:
+    print(json.dumps({"kind": kind, **fields}), flush=True)
+
+
+def preview(job: PreviewJob, home: Path) -> DataPreview:
+    """Return what the job asks for.
+
+    Args:
+        job: the spec, and where model and data are.
+        home: the agent's; tokens and hashes are kept below it.
+
+    Raises:
+        UserError: the tokenizer or the data is of no use.
+    """
+    tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
+    if not job.whole:
+        return describe_first(job.spec, tokenizer, job.train_path, plain_template=plain)
+    files = find_data(job.train_path)
+    sha256 = hash_files(files.paths, home / "hashes")
+    cache = home / "cache" / "tokens"
+    examples = load_examples(files, sha256, job.spec, tokenizer, cache, _Progress().tell)
+    return describe(examples, tokenizer, job.spec, plain_template=plain)
+
+
+def main(job_path: Path, report_path: Path) -> int:
+    """Write the report of a job; return the exit status."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        spec = from_wire(RunSpec, json.loads(path.read_bytes()), "spec")
-        tokenizer, _ = load_tokenizer(Path(spec.model))
-        print(json.dumps({"kind": "preview", **preview(spec, tokenizer, spec.data.train)}))
+        job = from_wire(PreviewJob, json.loads(job_path.read_bytes()), "job")
+        report = preview(job, Path(os.environ.get("RACKLESS_AGENT_HOME") or "."))
+        report_path.write_text(json.dumps(to_wire(report)), encoding="ascii")
     except (OSError, ValueError, WireError) as error:
-        print(json.dumps({"kind": "failed", "message": f"{path}: {error}", "hint": ""}))
+        _print("failed", message=f"{job_path}: {error}", hint="")
         return 1
     except UserError as error:
-        print(json.dumps({"kind": "failed", "message": error.message, "hint": error.hint}))
+        _print("failed", message=error.message, hint=error.hint)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

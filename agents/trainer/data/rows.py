@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.errors import UserError
 from agents.trainer.data.conversations import Row, choose_format, read_row
-from agents.trainer.data.files import KINDS, read_file
+from agents.trainer.data.files import KINDS, Reading, read_file
 from agents.trainer.data.tally import Skipped, Tally
 
 _NOT_DATA = ("readme", "license", "dataset_info", "manifest.json", "state.json")
@@ -82,6 +82,8 @@ class RowReader:
         self._objective = objective
         self._tally = tally
         self._starts: list[tuple[int, str]] = []
+        self._reading = Reading()
+        self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format = data_format
         """As asked for, or as found in the first row that shows it."""
 
@@ -97,7 +99,7 @@ class RowReader:
         for path in self._files.paths:
             self._starts.append((last, path.name))
             start = last
-            for number, value in read_file(path):
+            for number, value in read_file(path, self._reading):
                 last = start + number
                 self._tally.num_rows += 1
                 row = self._read(last, value)
@@ -120,12 +122,24 @@ class RowReader:
             return Skipped(row=number, reason=str(error), malformed=True)
         return Skipped(row=number, reason=row) if isinstance(row, str) else row
 
+    @property
+    def share(self) -> float:
+        """How much of all files has been read, 0 to 1, give or take a block."""
+        return min(1.0, self._reading.done_bytes / max(1, self._size_bytes))
+
     def skip(self, skipped: Skipped) -> None:
         """Count a row that is left out, with the name of its file where there are several."""
-        if len(self._files.paths) > 1:
-            start, name = next(s for s in reversed(self._starts) if s[0] < skipped.row)
-            skipped = replace(skipped, row=skipped.row - start, file=name)
-        self._tally.skip(skipped)
+        self._tally.skip(self._name_file(skipped))
+
+    def cut(self, row: int, num_tokens: int) -> None:
+        """Count a row that loses its end, with its whole length."""
+        self._tally.cut(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")))
+
+    def _name_file(self, named: Skipped) -> Skipped:
+        if len(self._files.paths) == 1:
+            return named
+        start, name = next(s for s in reversed(self._starts) if s[0] < named.row)
+        return replace(named, row=named.row - start, file=name)
 
     def _expect_format(self) -> None:
         if self._objective == "dpo" and self.format != "preference":

@@ -63,6 +63,8 @@ class ExampleSet:
         self.num_truncated: int = about["num_truncated"]
         self.skipped = tuple(Skipped(**one) for one in about["skipped"])
         """The first rows that were left out."""
+        self.truncated = tuple(Skipped(**one) for one in about["truncated"])
+        """The first rows that lost their end; the reason is their length."""
         self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
         self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
         pairs = self.format == "preference"
@@ -76,6 +78,15 @@ class ExampleSet:
     def __getitem__(self, index: int) -> Example:
         places = self._order[self._first[index] : self._first[index + 1]]
         return Example(tuple(self._segment(int(place)) for place in places))
+
+    def first_rows(self, count: int) -> list[tuple[Segment, ...]]:
+        """Return what the first rows of the data became, in their order, packed or not."""
+        size = 2 if self.format == "preference" else 1
+        count = min(count, len(self._rows) // size)
+        return [
+            tuple(self._segment(place) for place in range(row * size, (row + 1) * size))
+            for row in range(count)
+        ]
 
     def _segment(self, place: int) -> Segment:
         stored = self._tokens[self._starts[place] : self._starts[place + 1]]
@@ -192,6 +203,7 @@ def write_about(folder: Path, sizes: dict[str, int], data_format: str, tally: Ta
         "num_malformed": tally.num_malformed,
         "num_truncated": tally.num_truncated,
         "skipped": [asdict(one) for one in tally.named],
+        "truncated": [asdict(one) for one in tally.truncated],
     }
     try:
         with (folder / _ABOUT).open("w", encoding="ascii") as file:

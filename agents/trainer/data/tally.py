@@ -20,7 +20,7 @@ NUM_NAMED = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
-    """A row that was left out."""
+    """A row that was left out, or cut, and why."""
 
     row: int
     """Line of the file, or place in its list, from 1."""
@@ -48,6 +48,9 @@ class Tally:
     num_truncated: int = 0
     """Rows that were longer than the longest sequence and lost their end."""
     named: list[Skipped] = field(default_factory=list)
+    """The first that were left out."""
+    truncated: list[Skipped] = field(default_factory=list)
+    """The first that lost their end; the reason is their length."""
     first_malformed: Skipped | None = None
 
     def skip(self, skipped: Skipped) -> None:
@@ -58,6 +61,12 @@ class Tally:
             self.first_malformed = self.first_malformed or skipped
         if len(self.named) < NUM_NAMED:
             self.named.append(skipped)
+
+    def cut(self, named: Skipped) -> None:
+        """Count a row that loses its end."""
+        self.num_truncated += 1
+        if len(self.truncated) < NUM_NAMED:
+            self.truncated.append(named)
 
     def judge(self, num_kept: int) -> None:
         """Check at the end that what is left is worth training on.

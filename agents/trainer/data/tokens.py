@@ -41,8 +41,8 @@ class Tokenized:
 
     segments: tuple[Segment, ...]
     """One; of a pair the chosen and the rejected conversation."""
-    truncated: bool
-    """Whether it was longer than the longest sequence and lost its end."""
+    cut_from: int | None = None
+    """How many tokens its longest conversation had, if it lost its end; None: it is whole."""
 
 
 def tokenize_rows(
@@ -81,14 +81,14 @@ def _tokenize(tokenizer: Any, rows: list[Row], max_tokens: int) -> Iterator[Toke
 
 
 def _cut(segments: list[Segment], max_tokens: int) -> Tokenized | Skipped:
-    truncated = any(len(segment.ids) > max_tokens for segment in segments)
+    longest = max(len(segment.ids) for segment in segments)
     cut = tuple(
         Segment(one.row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in segments
     )
     if all(one.num_targets for one in cut):
-        return Tokenized(cut, truncated)
-    left = f"nothing to learn is left within {max_tokens} tokens"
-    return Skipped(row=cut[0].row, reason=left if truncated else "no answer")
+        return Tokenized(cut, longest if longest > max_tokens else None)
+    left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
+    return Skipped(row=cut[0].row, reason=left if longest > max_tokens else "no answer")
 
 
 def mark_targets(

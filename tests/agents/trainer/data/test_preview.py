@@ -1,39 +1,104 @@
-"""The preview shows what is learned and what is only read."""
+"""The preview shows what is learned and what is only read, and counts what a run would."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
+import pytest
+
+from agents.protocol import DataPreview, NamedRow, PreviewJob
 from agents.spec import DataSpec, RunSpec
 from agents.trainer.data import preview
-from agents.wire import to_wire
+from agents.wire import from_wire, to_wire
 from tests.agents.trainer.ranks import DEMO
 
 
-def run_preview(tmp_path, capsys, rows):
-    path = tmp_path / "a.jsonl"
+def make_job(path, *, whole=True, **changes):
+    spec = RunSpec(model="m", data=DataSpec(train=str(path)), sequence_tokens=64, **changes)
+    return PreviewJob(
+        python="", spec=spec, model_path=str(DEMO / "model"), train_path=str(path), whole=whole
+    )
+
+
+def write_rows(path, rows):
     path.write_text("\n".join(rows))
-    spec = RunSpec(model=str(DEMO / "model"), data=DataSpec(train=str(path)), sequence_tokens=64)
-    (tmp_path / "spec.json").write_text(json.dumps(to_wire(spec)))
-    code = preview.main(tmp_path / "spec.json")
-    return code, json.loads(capsys.readouterr().out)
+    return path
 
 
-def test_three_rows_are_shown_with_what_is_learned(tmp_path, capsys):
-    rows = [json.dumps({"instruction": "Hi", "output": f"Ho {i}"}) for i in range(9)]
-    code, shown = run_preview(tmp_path, capsys, ["{", *rows])
-    assert code == 0
-    assert shown["format"] == "alpaca"
-    assert [row["row"] for row in shown["rows"]] == [2, 3, 4]
-    (conversation,) = shown["rows"][0]["conversations"]
-    assert conversation["parts"] == [
-        {"text": "<|begin|><|user|>Hi<|end|><|assistant|>", "learned": False},
-        {"text": "Ho 0<|end|>", "learned": True},
+def rows(count):
+    return [json.dumps({"instruction": "Hi", "output": f"Ho {i}"}) for i in range(count)]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_three_rows_are_shown_with_what_is_learned(tmp_path, whole):
+    long = json.dumps({"instruction": "Hi", "output": "Oren Dale. " * 40})
+    path = write_rows(tmp_path / "a.jsonl", ["{", *rows(9), "", long])
+    found = preview.preview(make_job(path, whole=whole), tmp_path)
+    assert (found.format, found.whole, found.plain_template) == ("alpaca", whole, False)
+    assert [row.row for row in found.rows] == [2, 3, 4]
+    (conversation,) = found.rows[0].conversations
+    assert [(part.text, part.learned) for part in conversation.parts] == [
+        ("<|begin|><|user|>Hi<|end|><|assistant|>", False),
+        ("Ho 0<|end|>", True),
     ]
-    assert shown["skipped"][0]["row"] == 1
+    assert (found.num_rows, found.num_examples, found.num_skipped) == (12, 10, 2)
+    assert (found.num_malformed, found.num_truncated, found.longest_tokens) == (1, 1, 64)
+    assert [(one.row, one.malformed) for one in found.skipped] == [(1, True), (11, False)]
+    assert "not valid JSON" in found.skipped[0].reason
+    (cut,) = found.truncated
+    assert cut == NamedRow(row=12, reason=cut.reason)
+    assert int(cut.reason.removesuffix(" tokens")) > 64
+    assert found.num_tokens > found.num_targets > 9
 
 
-def test_data_of_no_use_is_said(tmp_path, capsys):
-    code, shown = run_preview(tmp_path, capsys, [""])
-    assert (code, shown["kind"]) == (1, "failed")
-    assert "is empty" in shown["message"]
+def test_a_preview_of_packs_tells_their_fill_and_shows_rows_in_order(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", rows(200))
+    found = preview.preview(make_job(path, packing=True), tmp_path)
+    assert found.num_examples < 200
+    assert 0.8 < found.fill <= 1
+    assert [row.row for row in found.rows] == [1, 2, 3]
+
+
+def test_pairs_are_shown_with_both_answers(tmp_path):
+    pair = {"prompt": "Hi", "chosen": "Ho", "rejected": "No"}
+    path = write_rows(tmp_path / "a.jsonl", [json.dumps(pair)] * 2)
+    found = preview.preview(make_job(path, objective="dpo"), tmp_path)
+    assert (found.format, found.num_examples) == ("preference", 2)
+    learned = [
+        [part.text for part in one.parts if part.learned] for one in found.rows[0].conversations
+    ]
+    assert learned == [["Ho<|end|>"], ["No<|end|>"]]
+
+
+def run_command(tmp_path, job):
+    (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", preview.__name__, str(tmp_path / "job.json"), str(report)],
+        env={**os.environ, "RACKLESS_AGENT_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done, report
+
+
+def test_the_command_writes_a_report_and_keeps_the_tokens(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", rows(5))
+    done, report = run_command(tmp_path, make_job(path))
+    assert done.returncode == 0, done.stderr
+    found = from_wire(DataPreview, json.loads(report.read_text()))
+    assert found.num_examples == 5
+    assert len(list((tmp_path / "cache" / "tokens").glob("*/about.json"))) == 1
+
+
+def test_data_of_no_use_is_said(tmp_path):
+    done, report = run_command(tmp_path, make_job(write_rows(tmp_path / "a.jsonl", [""])))
+    assert done.returncode == 1
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["kind"] == "failed"
+    assert f"{tmp_path / 'a.jsonl'} is empty" in said["message"]
+    assert not report.exists()

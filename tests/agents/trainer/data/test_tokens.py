@@ -84,14 +84,16 @@ def test_a_row_that_the_template_refuses_is_named(tokenizer):
 def test_long_rows_are_cut_and_said_to_be(tokenizer):
     rows = [chat("Hi", "word " * 50), chat("Hi", "Ho", number=2), chat("why " * 50, "Ho", number=3)]
     first, second, third = tokenize_rows(tokenizer, rows, 24)
-    assert (first.truncated, second.truncated) == (True, False)
+    assert first.cut_from > 50
+    assert second.cut_from is None
     assert len(first.segments[0].ids) == 24
-    assert third == Skipped(row=3, reason="nothing to learn is left within 24 tokens")
+    assert third.row == 3
+    assert "nothing to learn is left within 24 of its " in third.reason
 
 
 def test_a_row_of_200_000_tokens_is_cut(tokenizer):
     (found,) = tokenize_rows(tokenizer, [Row(number=1, text="river " * 200_000)], 2048)
-    assert found.truncated
+    assert found.cut_from >= 200_000
     assert len(found.segments[0].ids) == 2048
 
 

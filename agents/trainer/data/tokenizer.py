@@ -1,0 +1,37 @@
+"""Load a model's tokenizer by itself: torch is not needed to look data over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from agents.errors import UserError
+from agents.trainer.data.tokens import PLAIN_TEMPLATE
+
+
+def load_tokenizer(path: Path) -> tuple[Any, bool]:
+    """Return the tokenizer, and whether it got the plain chat template.
+
+    Raises:
+        UserError: there is none, or it cannot tell where its tokens come from.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        words = str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
+        raise UserError(
+            f"The tokenizer in {path} cannot be loaded: {words}.",
+            "The model's folder needs tokenizer.json and tokenizer_config.json",
+        ) from error
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"The tokenizer in {path} has no fast form (tokenizer.json).",
+            "Save it once with AutoTokenizer.from_pretrained(..., use_fast=True)",
+        )
+    tokenizer.model_max_length = int(1e30)  # rows are cut by us, and counted
+    if tokenizer.chat_template:
+        return tokenizer, False
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    return tokenizer, True
