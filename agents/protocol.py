@@ -294,6 +294,30 @@ class RankPlacement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedStep:
+    """What a journal tells of a step, as far as a replay can be held against it."""
+
+    step: int
+    loss_hex: str
+    """Every bit of the loss, as `float.hex` writes it."""
+    samples: str
+    """Hash of the rows, in order."""
+    shares: tuple[float, ...] = ()
+    """Weight of each rank in that step."""
+    saved: bool = False
+    """A checkpoint was written after it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """Steps that an earlier attempt logged and this one does again, to show that it is exact."""
+
+    steps: tuple[LoggedStep, ...]
+    devices: tuple[tuple[str, str], ...]
+    """Node and device of each rank that logged them; empty: not the same ones for all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptIntent:
     """All that a node needs to run its part of one attempt. Written and fsynced before any fork."""
 
@@ -316,6 +340,8 @@ class AttemptIntent:
     eval_path: str | None = None
     resume_step: int | None = None
     """Checkpoint to start from, already on this node; None: from the beginning."""
+    replay: Replay | None = None
+    """What the steps after `resume_step` are compared with; None: nothing."""
     checkpoint_ranks: tuple[int, ...] = (0,)
     """The ranks that write each checkpoint, one per node that keeps a copy."""
     num_threads: int | None = None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from agents.protocol import EnvironmentReport
 from agents.spec import RunSpec
 from app.events import (
+    Certificate,
     CheckpointSnapshot,
     EventHub,
     NodeSnapshot,
@@ -34,7 +35,7 @@ from app.events import (
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
-from app.runs import checkpoints, export, launch, reconcile, resume, stop, wishes
+from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from app.nodes.judgement import CheckRow
 
 Progress = Callable[[str], None]
+CERTIFICATE_S = 1800.0
+"""How long a resumed run may load before its first step."""
 
 
 class Core:
@@ -216,18 +219,36 @@ class Core:
         return await wishes.record_trace(self._services, run_id, num_steps)
 
     async def resume_run(
-        self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None
+        self,
+        run_id: str,
+        checkpoint: int | None = None,
+        nodes: tuple[str, ...] | None = None,
+        verify_steps: int | None = None,
     ) -> RunSnapshot:
         """Go on from step `checkpoint` (None: the newest whole one) on `nodes` (None: as before).
+
+        With `verify_steps` it begins so far back that as many logged steps are done again and
+        compared; `certificate` tells the result.
 
         Raises:
             UserError: the run is active or done, or cannot be launched.
         """
         run_id = self._book.get(run_id).run_id
-        await resume.resume_run(self._services, run_id, checkpoint, nodes)
+        await resume.resume_run(self._services, run_id, checkpoint, nodes, verify_steps)
         if self._upkeep.is_on:
             self._upkeep.watch(run_id)
         return self._book.full_snapshot(run_id)
+
+    async def certificate(self, run_id: str) -> Certificate | None:
+        """Wait for the result of a verified resume; None: no step came for half an hour.
+
+        Raises:
+            UserError: the run ended before.
+        """
+        run = self._book.get(run_id)
+        return await waiting.wait_for(
+            self._services, run, lambda attempt: attempt.certificate, CERTIFICATE_S
+        )
 
     async def delete_run(self, run_id: str) -> tuple[str, ...]:
         """Delete a run with its checkpoints; return the nodes that will do so later.

@@ -67,6 +67,26 @@ class RankProgress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """How the first steps of a resumed run compare with what was logged for them before."""
+
+    promise: Literal["A", "B"]
+    """A: equal to the last bit (same devices and versions). B: same samples, losses differ by
+    rounding only."""
+    first_step: int
+    last_step: int
+    steps: int
+    """How many were compared."""
+    equal_to_the_bit: bool
+    largest_difference: float
+    """Of a loss, relative to the logged one."""
+    other_samples: int
+    """Steps that saw other samples than logged."""
+    kept: bool
+    """What was promised holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSnapshot:
     run_id: str
     name: str
@@ -97,6 +117,8 @@ class RunSnapshot:
     ranks: tuple[RankProgress, ...] = ()
     newest_checkpoint_step: int | None = None
     phase: str | None = None
+    certificate: Certificate | None = None
+    """Of the newest attempt, when its resume was verified and the replay is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,6 +320,7 @@ class EventHub:
 
 __all__ = [
     "AttemptStatus",
+    "Certificate",
     "CheckpointInfo",
     "CheckpointSnapshot",
     "Event",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.events import SavedNow, TraceMade
+from app.events import Certificate, SavedNow, TraceMade
 from app.text import count_of, show_bytes, show_duration
 
 
@@ -44,3 +44,29 @@ def describe_no_trace(made: TraceMade) -> str:
     if not made.ranks:
         return f"recording began with step {made.first_step}; it comes with the run's logs"
     return f"there is no trace: {made.ranks[0].problem}"
+
+
+def describe_certificate(found: Certificate) -> str:
+    """Return what a replay has shown, in a sentence.
+
+    >>> describe_certificate(Certificate(promise="A", first_step=9, last_step=12, steps=4,
+    ...     equal_to_the_bit=True, largest_difference=0.0, other_samples=0, kept=True))
+    'steps 9 to 12 replayed: samples and losses identical to the last bit'
+    """
+    one = found.first_step == found.last_step
+    which = f"step {found.first_step}" if one else f"steps {found.first_step} to {found.last_step}"
+    difference = f"largest relative difference of a loss {found.largest_difference:.1e}"
+    if found.other_samples:
+        return (
+            f"{which} replayed: NOT AS BEFORE: {count_of(found.other_samples, 'step')} saw other "
+            f"samples than logged ({difference}); do not trust what this run goes on to train"
+        )
+    if found.equal_to_the_bit:
+        return f"{which} replayed: samples and losses identical to the last bit"
+    if found.kept:
+        return (
+            f"{which} replayed: same samples, {difference}, as promised for other devices, ranks "
+            "or versions than before"
+        )
+    promised = "identical losses" if found.promise == "A" else "a difference at rounding level"
+    return f"{which} replayed: NOT AS BEFORE: same samples, but {difference}; promised: {promised}"

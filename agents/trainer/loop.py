@@ -23,6 +23,7 @@ from agents.errors import UserError
 from agents.trainer.attempt import Attempt
 from agents.trainer.balance import Balancer
 from agents.trainer.batch import Batch, choose_batch
+from agents.trainer.certificate import Certifier
 from agents.trainer.compute import Computer
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
@@ -65,6 +66,8 @@ class Agreed:
     more: dict[str, float]
     """What the objective tells beside the loss."""
     gradient_norm: float
+    samples: str
+    """Hash of the rows of the batch."""
     granted: Granted
     is_due: bool
     """The clock asks for a checkpoint."""
@@ -85,6 +88,7 @@ class Loop:
         computer: Computer,
         saver: Saver,
         recorder: Recorder,
+        certifier: Certifier | None,
         journal: Journal,
         heartbeat: Heartbeat,
         wishes: Wishes,
@@ -97,6 +101,7 @@ class Loop:
         self._computer = computer
         self._saver = saver
         self._recorder = recorder
+        self._certifier = certifier
         self._journal = journal
         self._heartbeat = heartbeat
         self._wishes = wishes
@@ -118,6 +123,9 @@ class Loop:
         """Train to the end or to a wish to stop; return the last step, and which of them it was."""
         self._enter("training", self._plan.first_step - 1)
         for step in range(self._plan.first_step, self._plan.total_steps + 1):
+            logged = self._certifier.find_logged(step) if self._certifier else None
+            if logged is not None and logged.shares:
+                self._balancer.shares = logged.shares
             agreed = self._do_step(step)
             last = step == self._plan.total_steps
             num_rows = len(self._prepared.train)
@@ -125,7 +133,10 @@ class Loop:
             if self._prepared.evaluation is not None and due:
                 self._evaluate(step)
             ends = agreed.granted.stop or last
-            if ends or agreed.granted.save or agreed.is_due or self._is_periodic(step):
+            if self._certifier is not None:
+                self._certifier.compare(step, agreed.loss, agreed.samples, ends=ends)
+            saves = agreed.is_due if logged is None else logged.saved
+            if ends or saves or agreed.granted.save or self._is_periodic(step):
                 self._save(step, agreed, required=ends)
             self._trace(step, agreed.granted, ends=ends)
             if agreed.granted.stop and not last:
@@ -240,6 +251,7 @@ class Loop:
             loss=loss,
             more=name_sums(self._spec.objective, means),
             gradient_norm=norm,
+            samples=hash_rows(batch.row_numbers),
             granted=Granted.read(stats.sums),
             is_due=stats.sums["due"] > 0,
             micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
@@ -269,7 +281,7 @@ class Loop:
             loss_hex=agreed.loss.hex(),
             learning_rate=learning_rate,
             gradient_norm=agreed.gradient_norm,
-            samples=hash_rows(batch.row_numbers),
+            samples=agreed.samples,
             shares=list(self._balancer.shares),
             **describe_speed(work, times, self._plan.speeds, self._prepared),
         )

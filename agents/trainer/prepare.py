@@ -68,6 +68,8 @@ class Prepared:
     versions: dict[str, str]
     resumed: Progress | None
     """Where the run stood in the checkpoint; None: it begins."""
+    saved_by: dict[str, str]
+    """The versions that wrote the checkpoint; empty: it begins."""
 
 
 def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
@@ -238,6 +240,7 @@ def _load(attempt: Attempt, group: Group, device: torch.device) -> tuple[Prepare
         hashes=hashes,
         versions=_versions(),
         resumed=resumed,
+        saved_by=checkpoint.manifest.versions if checkpoint else {},
     )
     report = {
         **hashes,

@@ -11,6 +11,7 @@ import torch
 from agents.spec import RunSpec
 from agents.trainer.attempt import Attempt
 from agents.trainer.balance import choose_first_shares
+from agents.trainer.certificate import Certifier, choose_promise
 from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.data.order import count_steps
@@ -135,6 +136,7 @@ def _train(
         computer=computer,
         saver=saver,
         recorder=Recorder(attempt.folder, attempt.rank, prepared.device, journal),
+        certifier=_make_certifier(attempt, prepared, journal),
         journal=journal,
         heartbeat=heartbeat,
         wishes=wishes,
@@ -146,6 +148,19 @@ def _train(
     journal.write("finished", step=step, reason=reason)
     heartbeat.beat(step, "done")
     journal.write("phase", phase="done")
+
+
+def _make_certifier(attempt: Attempt, prepared: Prepared, journal: Journal) -> Certifier | None:
+    intent, resumed = attempt.intent, prepared.resumed
+    if intent.replay is None or resumed is None:
+        return None
+    promise = choose_promise(
+        intent.replay,
+        intent.ranks,
+        resumed.devices,
+        same_versions=prepared.saved_by == prepared.versions,
+    )
+    return Certifier(intent.replay, promise, prepared.model.dtype, journal)
 
 
 def _tell_dropped(journal: Journal, attempt: Attempt, prepared: Prepared) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
 from app.telemetry.step_parts import split_step
-from app.telling import describe_saved, describe_trace
+from app.telling import describe_certificate, describe_saved, describe_trace
 from app.text import (
     count_of,
     show_bytes,
@@ -55,6 +55,12 @@ def add_parser(commands: Commands) -> None:
     resume = _with_id(verbs, "resume", "go on from a checkpoint", _resume)
     resume.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
     resume.add_argument("--nodes", type=names_of, metavar="A,B", help="none: those that answer")
+    resume.add_argument(
+        "--verify",
+        type=int,
+        metavar="K",
+        help="begin K logged steps earlier and compare every loss with its logged one",
+    )
     resume.add_argument("--watch", action="store_true", help="show progress until the run ends")
     _with_id(verbs, "delete", "delete a run with its checkpoints", _delete)
 
@@ -137,6 +143,7 @@ def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
         ("MFU", "" if run.mfu is None else show_share(run.mfu, 1)),
         ("efficiency", _efficiency(run)),
         ("evaluation", _evaluation(run)),
+        ("certificate", describe_certificate(run.certificate) if run.certificate else ""),
         ("left", show_duration(run.remaining_s)),
         ("checkpoint", f"step {run.newest_checkpoint_step}" if run.newest_checkpoint_step else ""),
     ]
@@ -222,12 +229,22 @@ async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
 
         run_id = (await core.run(args.run)).run_id
         with Watching(core, out, run_id) as watching:
-            run = await core.resume_run(args.run, args.checkpoint, args.nodes)
+            run = await core.resume_run(args.run, args.checkpoint, args.nodes, args.verify)
             return await watching.until_end(run.run_id)
-    run = await core.resume_run(args.run, args.checkpoint, args.nodes)
-    out.document(run)
-    out.text(f"attempt {run.attempt} of {run.run_id} is running on {show_list(run.nodes)}")
-    return 0
+    run = await core.resume_run(args.run, args.checkpoint, args.nodes, args.verify)
+    where = f"attempt {run.attempt} of {run.run_id} is running on {show_list(run.nodes)}"
+    if args.verify is None:
+        out.document(run)
+        out.text(where)
+        return 0
+    out.note(f"{where}; {count_of(args.verify, 'step')} are done again and compared")
+    found = await core.certificate(run.run_id)
+    out.document({**plain(run), "certificate": plain(found)})
+    if found is None:
+        out.text(f"no step has come yet; see: rackless runs show {run.run_id}")
+        return 1
+    out.text(describe_certificate(found))
+    return 0 if found.kept else 1
 
 
 async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:

@@ -99,10 +99,11 @@ class RunActions:
         dialog = ResumeDialog(self._context, self._parent, run)
         if not dialog.exec():
             return
-        step, nodes = dialog.choice()
+        choice = dialog.choice()
+        step, nodes, verify_steps = choice.step, choice.nodes, choice.verify_steps
         self._banner.show_message("busy", f"Resuming {run.name}", f"On {', '.join(nodes)}.")
         self._context.bridge.run(
-            lambda core, report: core.resume_run(run.run_id, step, nodes),
+            lambda core, report: core.resume_run(run.run_id, step, nodes, verify_steps),
             success=lambda result: self._banner.hide(),
             failure=self._banner.show_error,
         )

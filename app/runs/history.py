@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.events import RankTrace, RunEvent, StepRecord
+from app.events import Certificate, RankTrace, RunEvent, StepRecord
 from app.runs.journal import (
     JournalTail,
     happening,
     number_of,
+    read_certificate,
     read_trace,
     shares_of,
     step_record,
@@ -77,6 +78,7 @@ class AttemptHistory:
     """Why, by step."""
     wishes: dict[str, int] = field(default_factory=dict)
     """After which step the ranks acted on each wish, by its id."""
+    certificate: Certificate | None = None
     traces: list[RankTrace] = field(default_factory=list)
     first: StepRecord | None = None
     newest: StepRecord | None = None
@@ -187,6 +189,8 @@ def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHis
         _take_checkpoint(line, attempt)
     elif kind == "checkpoint_failed":
         attempt.failed_saves[whole_of(line, "step") or 0] = text_of(line, "message")
+    elif kind == "certificate":
+        attempt.certificate = read_certificate(line) or attempt.certificate
     elif kind == "wish":
         attempt.wishes[text_of(line, "wish_id")] = whole_of(line, "step") or 0
     elif kind == "eval":

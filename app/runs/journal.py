@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from app.events import RankTrace, RunEvent, StepRecord, TraceRow
+from app.events import Certificate, RankTrace, RunEvent, StepRecord, TraceRow
+from app.telling import describe_certificate
 from app.text import count_of, show_bytes, show_duration, show_loss, show_share
 
 MAX_READ_BYTES = 8 << 20
@@ -114,6 +115,24 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
     )
 
 
+def read_certificate(line: Line) -> Certificate | None:
+    """Return the certificate that a journal line is; None: it lacks something."""
+    promise, steps = text_of(line, "promise"), whole_of(line, "steps")
+    if promise not in ("A", "B") or not steps:
+        return None
+    difference = number_of(line, "largest_difference")
+    return Certificate(
+        promise="A" if promise == "A" else "B",
+        first_step=whole_of(line, "first_step") or 0,
+        last_step=whole_of(line, "last_step") or 0,
+        steps=steps,
+        equal_to_the_bit=line.get("equal_to_the_bit") is True,
+        largest_difference=math.inf if difference is None else difference,
+        other_samples=whole_of(line, "other_samples") or 0,
+        kept=line.get("kept") is True,
+    )
+
+
 def read_trace(line: Line, rank: int, folder: Path) -> RankTrace | None:
     """Return what a journal line tells of a trace in the mirror `folder`; None: nothing."""
     kind, first_step = text_of(line, "kind"), whole_of(line, "first_step")
@@ -211,6 +230,13 @@ def _tell_checkpoint_failed(line: Line, node: str, rank: int | None) -> Told:
     return "warning", f"the checkpoint of step {step} failed on {node}: {message}", True
 
 
+def _tell_certificate(line: Line, node: str, rank: int | None) -> Told:
+    found = read_certificate(line)
+    if found is None:
+        return None
+    return ("info" if found.kept else "error"), describe_certificate(found), True
+
+
 def _tell_trace(line: Line, node: str, rank: int | None) -> Told:
     first, last = whole_of(line, "first_step"), whole_of(line, "last_step")
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -267,6 +293,7 @@ _RANK_TELLERS = {
     "started": _tell_started,
     "checkpoint": _tell_checkpoint,
     "checkpoint_failed": _tell_checkpoint_failed,
+    "certificate": _tell_certificate,
     "trace": _tell_trace,
     "trace_failed": _tell_trace_failed,
     "warning": _tell_warning,
@@ -280,6 +307,7 @@ __all__ = [
     "JournalTail",
     "happening",
     "number_of",
+    "read_certificate",
     "read_trace",
     "shares_of",
     "step_record",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agents.protocol import AttemptIntent, RankPlacement, to_wire
+from agents.protocol import AttemptIntent, RankPlacement, Replay, to_wire
 from agents.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.advice import advise
@@ -78,6 +78,7 @@ async def launch(
     inputs: Inputs,
     folders: dict[str, NodeInputs],
     resume_step: int | None,
+    replay: Replay | None = None,
 ) -> None:
     """Record the intent, then launch attempt `run.attempt` on all nodes at once.
 
@@ -89,7 +90,10 @@ async def launch(
     port = await services.cluster.agent(plan.nodes[0]).port_choose(master.address)
     record_intent(services, run, plan, inputs, resume_step)
     intents = [
-        _intent(run, plan, node, folders[node], master.address, port, resume_step)
+        replace(
+            _intent(run, plan, node, folders[node], master.address, port, resume_step),
+            replay=replay,
+        )
         for node in plan.nodes
     ]
     try:

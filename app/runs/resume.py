@@ -18,6 +18,7 @@ from app.runs.launch import launch
 from app.runs.parts import active_of, stop_parts
 from app.runs.readiness import choose_nodes, look_over
 from app.runs.reconcile import reconcile_run
+from app.runs.replay import choose_starts, expect_possible, read_replay
 from app.runs.run import RESUMABLE_STATES
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -31,16 +32,22 @@ async def resume_run(
     run_id: str,
     checkpoint: int | None = None,
     nodes: tuple[str, ...] | None = None,
+    verify_steps: int | None = None,
 ) -> None:
     """Launch the next attempt of a run.
 
     Args:
         checkpoint: the step to go on from; None: the newest that is whole.
         nodes: where; None: the nodes of the last attempt that answer.
+        verify_steps: go on from a checkpoint that has so many logged steps after it, and compare
+            them with what the new attempt computes; None: compare nothing.
 
     Raises:
-        UserError: the run is active or done, no node answers, or the checkpoint is not there.
+        UserError: the run is active or done, no node answers, the checkpoint is not there, or too
+            few steps are logged after it.
     """
+    if verify_steps is not None:
+        expect_possible(verify_steps)
     await reconcile_run(services, run_id)
     run = services.book.get(run_id)
     _expect_resumable(run)
@@ -53,10 +60,15 @@ async def resume_run(
         plan = await look_over(services, replace(run.spec, shares=None), chosen)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
-        step = await _prepare_checkpoint(services, run_id, checkpoint, plan.nodes, answering)
+        step = await _prepare_checkpoint(
+            services, run_id, checkpoint, plan.nodes, answering, verify_steps
+        )
+        replay = None
+        if step is not None and verify_steps is not None:
+            replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
         folders = await send_inputs(services, plan.nodes, inputs)
         next_run = replace(run, attempt=attempt, spec=spec)
-        await launch(services, next_run, plan, inputs, folders, step)
+        await launch(services, next_run, plan, inputs, folders, step, replay)
 
 
 def _expect_resumable(run: RunRecord) -> None:
@@ -132,10 +144,16 @@ async def _prepare_checkpoint(
     wanted: int | None,
     nodes: Sequence[str],
     answering: Sequence[str],
+    verify_steps: int | None,
 ) -> int | None:
     """Choose the step to go on from and bring it to all `nodes`; None: from the beginning."""
     copies = await find_copies(services, run_id, answering)
-    good = await choose_checkpoint(services, run_id, copies, wanted)
+    fitting = copies
+    if verify_steps is not None:
+        steps = {c.info.step for c in copies} if wanted is None else {wanted}
+        starts = choose_starts(services, run_id, steps, verify_steps)
+        fitting = tuple(copy for copy in copies if copy.info.step in starts)
+    good = await choose_checkpoint(services, run_id, fitting, wanted)
     if not good:
         services.book.tell(
             run_id, "warning", "there is no checkpoint yet: it starts from the beginning"

@@ -68,6 +68,7 @@ def make_snapshot(
         ranks=tuple(_rank(place, attempt, active) for place in placements),
         newest_checkpoint_step=progress.newest_checkpoint_step,
         phase=_phase(attempt) if active else None,
+        certificate=attempt.certificate,
     )
 
 

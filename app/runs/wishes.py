@@ -7,28 +7,22 @@ that is closed in between misses nothing, and the wish is granted anyway.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from agents.protocol import Wish
 from app.errors import UsageError, UserError
-from app.events import RankTrace, SavedNow, StepRecord, TraceMade
+from app.events import RankTrace, SavedNow, TraceMade
 from app.runs.history import AttemptHistory
-from app.runs.reconcile import reconcile_run, sync_run
+from app.runs.reconcile import reconcile_run
 from app.runs.run import ACTIVE_STATES, RESUMABLE_STATES
 from app.runs.services import Services
+from app.runs.waiting import wait_for
 from app.storage.runs import RunRecord
 from app.text import count_of
 
 ANSWER_S = 300.0
 """How long the next step is waited for; on a slow cluster one may take a minute."""
 MOST_TRACED_STEPS = 20
-LOOK_EVERY_S = 0.3
-JUDGE_EVERY_S = 5.0
-T = TypeVar("T")
 
 
 async def save_now(services: Services, run_id: str) -> SavedNow:
@@ -54,7 +48,7 @@ async def save_now(services: Services, run_id: str) -> SavedNow:
         saved = attempt.checkpoints.get(step)
         return SavedNow(step=step, stall_s=saved.stall_s, seconds=saved.seconds) if saved else None
 
-    found = await _wait(services, run, find)
+    found = await wait_for(services, run, find, ANSWER_S)
     if found is not None:
         return found
     return SavedNow(step=services.book.history(run_id).attempt(run.attempt).wishes.get(wish_id))
@@ -82,7 +76,7 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
         made = _find_trace(attempt, wish_id, num_ranks)
         return made if made.is_complete else None
 
-    found = await _wait(services, run, find)
+    found = await wait_for(services, run, find, ANSWER_S)
     attempt = services.book.history(run_id).attempt(run.attempt)
     return found or _find_trace(attempt, wish_id, num_ranks)
 
@@ -135,37 +129,3 @@ async def _leave(services: Services, run: RunRecord, wish: Wish) -> str:
     node = placements[0].node if placements else run.nodes[0]
     await services.cluster.agent(node).leave_wish(run.run_id, run.attempt, wish)
     return wish.wish_id
-
-
-async def _wait(
-    services: Services, run: RunRecord, find: Callable[[AttemptHistory], T | None]
-) -> T | None:
-    """Return what `find` sees in the attempt's journals; None after `ANSWER_S` without a step.
-
-    Raises:
-        UserError: the run ended before, or `find` raised it.
-    """
-    judged_s = moved_s = time.monotonic()
-    newest: StepRecord | None = None
-    while True:
-        now = services.book.get(run.run_id)
-        is_over = now.attempt != run.attempt or now.state not in ACTIVE_STATES
-        await sync_run(services, run, run.nodes)
-        services.book.refresh(run.run_id)
-        attempt = services.book.history(run.run_id).attempt(run.attempt)
-        if attempt.newest is not newest:
-            newest, moved_s = attempt.newest, time.monotonic()
-        found = find(attempt)
-        if found is not None:
-            return found
-        if is_over:
-            raise UserError(
-                f"run {run.run_id} ended before it could do that: it is {now.state}",
-                f"Look at it with: rackless runs show {run.run_id}",
-            )
-        if time.monotonic() - moved_s > ANSWER_S:
-            return None
-        if time.monotonic() - judged_s > JUDGE_EVERY_S:
-            judged_s = time.monotonic()
-            await reconcile_run(services, run.run_id)
-        await asyncio.sleep(LOOK_EVERY_S)

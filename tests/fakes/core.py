@@ -470,9 +470,13 @@ class FakeCore:
         return TraceMade(first_step=413, ranks=(trace,), is_complete=True)
 
     async def resume_run(
-        self, run_id: str, checkpoint: int | None = None, nodes: tuple[str, ...] | None = None
+        self,
+        run_id: str,
+        checkpoint: int | None = None,
+        nodes: tuple[str, ...] | None = None,
+        verify_steps: int | None = None,
     ) -> None:
-        await self._act("resume_run", run_id, checkpoint, nodes)
+        await self._act("resume_run", run_id, checkpoint, nodes, verify_steps)
         run = self.run_map[run_id]
         self.put_run(replace(run, state="running", attempt=run.attempt + 1, message="", hint=""))
 

@@ -12,7 +12,7 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
-from app.events import RunEvent
+from app.events import Certificate, RunEvent
 from app.flows.new_run_answers import Answers, to_spec
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
@@ -292,7 +292,43 @@ def test_resume_on_other_nodes_from_an_older_checkpoint(busy):
     QTimer.singleShot(50, answer)
     press(page.head, "Resume\u2026")
     busy.wait_for(lambda: bool(busy.called("resume_run")))
-    assert busy.called("resume_run") == [("poems-11c0", 320, ("alpha", "beta"))]
+    assert busy.called("resume_run") == [("poems-11c0", 320, ("alpha", "beta"), None)]
+
+
+def test_a_verified_resume_chooses_its_checkpoint_by_itself(busy):
+    from PySide6.QtCore import QTimer
+
+    busy.window.open_run("poems-11c0")
+    page = busy.window.run_page()
+
+    def answer():
+        dialog = open_dialog(ResumeDialog)
+        busy.wait_for(lambda: len(dialog.model.rows()) == 3)
+        assert not dialog.num_verified.isEnabled()
+        dialog.verify.click()
+        dialog.num_verified.setValue(5)
+        assert not dialog.table.isEnabled()
+        press(dialog, "Resume")
+
+    QTimer.singleShot(50, answer)
+    press(page.head, "Resume\u2026")
+    busy.wait_for(lambda: bool(busy.called("resume_run")))
+    (_, step, _, verify_steps), *_ = busy.called("resume_run")
+    assert (step, verify_steps) == (None, 5)
+
+
+def test_a_certificate_shows_and_a_broken_promise_is_told_above_the_page(busy, page):
+    good = Certificate(
+        promise="A", first_step=401, last_step=403, steps=3, equal_to_the_bit=True,
+        largest_difference=0.0, other_samples=0, kept=True,
+    )  # fmt: skip
+    busy.core.on_loop(busy.core.put_run, replace(running_run(), certificate=good))
+    busy.wait_for(lambda: page.progress.certificate.isVisible())
+    assert "steps 401 to 403 replayed" in page.progress.certificate.text()
+    bad = replace(good, equal_to_the_bit=False, largest_difference=0.25, kept=False)
+    busy.core.on_loop(busy.core.put_run, replace(running_run(), certificate=bad))
+    busy.wait_for(lambda: "NOT AS BEFORE" in page.notice.message())
+    assert not page.progress.certificate.isVisible()
 
 
 def test_export_tells_where_it_went(busy, page, application):

@@ -23,6 +23,7 @@ from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.parts import Button, make_label, make_panel
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
+from app.telling import describe_certificate
 from app.text import show_loss, show_rate
 
 WATCH_MS = 5000
@@ -186,6 +187,9 @@ class RunPage(QWidget):
         alerts = check_run(run, self._context.cluster.now_s() - self._last_step_s)
         if alerts:
             self.notice.show_message("error", f"{run.name}: {alerts[0].text}")
+        elif run.certificate is not None and not run.certificate.kept:
+            hint = "Its checkpoint or its environment is not what it was; see the run's events."
+            self.notice.show_message("error", describe_certificate(run.certificate), hint)
         elif run.message:
             tone = _NOTICE_TONES.get(run.state, "calm")
             self.notice.show_message(tone, run.message, run.hint)

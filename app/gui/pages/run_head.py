@@ -7,13 +7,14 @@ from collections.abc import Callable
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
-from app.events import RunSnapshot
+from app.events import Certificate, RunSnapshot
 from app.gui.context import Context
 from app.gui.run_actions import TRACED_STEPS, RunActions, can_export, can_resume, can_save, can_stop
 from app.gui.widgets.parts import Button, ElidedLabel, IconButton, make_label
 from app.gui.widgets.run_strip import PROGRESS_STEPS, show_time_left
 from app.gui.widgets.status import StatusPill
 from app.telemetry.state import Status, describe_run
+from app.telling import describe_certificate
 from app.text import (
     DASH,
     show_loss,
@@ -161,6 +162,9 @@ class RunProgress(QFrame):
         column.setSpacing(10)
         column.addLayout(row)
         column.addWidget(self.bar)
+        self.certificate = ElidedLabel(role="caption")
+        column.addWidget(self.certificate)
+        self.certificate.hide()
 
     def show_run(self, run: RunSnapshot) -> None:
         is_running = run.state == "running"
@@ -183,6 +187,12 @@ class RunProgress(QFrame):
         rate = run.learning_rate
         self._show("rate", DASH if rate is None else f"{rate:.2e}")
         self._show("checkpoint", show_number(run.newest_checkpoint_step))
+        self._show_certificate(run.certificate)
+
+    def _show_certificate(self, found: Certificate | None) -> None:
+        self.certificate.setVisible(found is not None and found.kept)
+        if found is not None:
+            self.certificate.setText(f"Resume verified: {describe_certificate(found)}")
 
     def _show(self, key: str, text: str) -> None:
         self.figures[key].setText(text)

@@ -1,9 +1,11 @@
-"""Resume: from which checkpoint, on which nodes."""
+"""Resume: from which checkpoint, on which nodes, and whether to verify it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
 
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.gui.context import Context
@@ -11,6 +13,17 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
 from app.gui.tables.view import TableView
 from app.gui.widgets.parts import Button, make_label
+
+VERIFIED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeChoice:
+    step: int | None
+    """None: the newest checkpoint that fits."""
+    nodes: tuple[str, ...]
+    verify_steps: int | None
+    """None: nothing is replayed."""
 
 
 class ResumeDialog(QDialog):
@@ -26,6 +39,13 @@ class ResumeDialog(QDialog):
         )
         self.table = TableView(context.theme, self.model, "Checkpoints")
         self.table.sort_by("Step", Qt.SortOrder.DescendingOrder)
+        self.verify = QCheckBox("Do logged steps again first and compare every loss:")
+        self.verify.setToolTip(
+            "Begins at the newest checkpoint that has so many logged steps after it. On the same "
+            "devices every loss has to be identical to the last bit, on others at rounding level."
+        )
+        self.num_verified = QSpinBox(minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps")
+        self.num_verified.setAccessibleName("Steps to verify")
         self._note = make_label("Looking for checkpoints on the nodes\u2026", "muted", wraps=True)
         self.boxes = self._make_boxes()
         self._problem = make_label(role="problem", wraps=True)
@@ -36,6 +56,12 @@ class ResumeDialog(QDialog):
         column.addWidget(make_label("From which checkpoint", "heading"))
         column.addWidget(self._note)
         column.addWidget(self.table, 1)
+        proof = QHBoxLayout()
+        proof.setSpacing(8)
+        proof.addWidget(self.verify)
+        proof.addWidget(self.num_verified)
+        proof.addStretch(1)
+        column.addLayout(proof)
         column.addSpacing(8)
         column.addWidget(make_label("On which nodes", "heading"))
         column.addWidget(
@@ -60,6 +86,7 @@ class ResumeDialog(QDialog):
         buttons.addWidget(self.start)
         column.addLayout(buttons)
         self.table.chosen.connect(self._review)
+        self.verify.toggled.connect(lambda checked: self._review())
         self._op = context.bridge.run(
             lambda core, report: core.checkpoints(run.run_id),
             self._show_checkpoints,
@@ -68,11 +95,15 @@ class ResumeDialog(QDialog):
         self.finished.connect(lambda code: self._op.cancel())
         self._review()
 
-    def choice(self) -> tuple[int | None, tuple[str, ...]]:
-        """Return the step (None: the newest) and the nodes."""
+    def choice(self) -> ResumeChoice:
+        """Return what was chosen; a verified resume finds its checkpoint by itself."""
         chosen = self.table.selected()
-        nodes = tuple(name for name, box in self.boxes.items() if box.isChecked())
-        return (chosen.step if chosen else None), nodes
+        verifies = self.verify.isChecked()
+        return ResumeChoice(
+            step=chosen.step if chosen and not verifies else None,
+            nodes=tuple(name for name, box in self.boxes.items() if box.isChecked()),
+            verify_steps=self.num_verified.value() if verifies else None,
+        )
 
     def _make_boxes(self) -> dict[str, QCheckBox]:
         boxes = {}
@@ -98,7 +129,9 @@ class ResumeDialog(QDialog):
         self._review()
 
     def _review(self) -> None:
-        _, nodes = self.choice()
+        nodes = self.choice().nodes
+        self.table.setEnabled(not self.verify.isChecked())
+        self.num_verified.setEnabled(self.verify.isChecked())
         self._problem.setText("" if nodes else "Choose at least one node that is online.")
         self._problem.setVisible(not nodes)
         self.start.setEnabled(bool(nodes))

@@ -57,7 +57,8 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     plan = Plan(first_step=1, total_steps=9, shares=shares, speeds=nothing)
     loop = Loop(
         attempt, prepared, plan, group=group, computer=computer,
-        saver=nothing, recorder=nothing, journal=nothing, heartbeat=nothing, wishes=nothing,
+        saver=nothing, recorder=nothing, certifier=None,
+        journal=nothing, heartbeat=nothing, wishes=nothing,
     )  # fmt: skip
     with torch.no_grad():  # B is zero at first, and with it the gradient of A
         for view in prepared.flat.views.values():

@@ -49,6 +49,7 @@ PRODUCT_COMMANDS = [
     "runs trace ID --steps 5",
     "runs stop ID",
     "runs resume ID --checkpoint 100 --nodes a,b",
+    "runs resume ID --verify 12",
     "runs delete ID",
     "checkpoints",
     "checkpoints ID",

@@ -12,7 +12,7 @@ from agents.protocol import Wish
 from agents.spec import RunSpec
 from app.errors import NodeUnreachable, UsageError, UserError
 from app.events import SavedNow
-from app.runs import wishes
+from app.runs import waiting, wishes
 from app.runs.launch import start_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
@@ -20,7 +20,7 @@ from tests.fakes.cluster import FakeCluster
 
 @pytest.fixture
 def run_id(services: Services, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(wishes, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.01)
     return asyncio.run(start_run(services, spec))
 
 
@@ -68,7 +68,7 @@ def test_patience_ends_with_what_is_known(
 def test_a_run_that_ends_meanwhile_is_told(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wishes, "JUDGE_EVERY_S", 0.0)
+    monkeypatch.setattr(waiting, "JUDGE_EVERY_S", 0.0)
 
     def end(run_id: str, attempt: int, wish: Wish) -> None:
         for node in cluster.nodes.values():
