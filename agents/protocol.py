@@ -401,7 +401,7 @@ class AttemptStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamChunk:
-    """Bytes of an append-only file of an attempt.
+    """Bytes of a file of an attempt that only grows.
 
     Streams: `supervisor.jsonl`, `rank-R.jsonl` (journals), `rank-R.log` (output of a rank), and
     `trace-STEP-rank-R.json.gz`, a trace that was asked for, which appears whole.
@@ -414,6 +414,8 @@ class StreamChunk:
     data_base64: str
     size_bytes: int
     """Size of the whole stream on the node when read."""
+    dropped_bytes: int = 0
+    """How many bytes just before `offset` the node has no more: the middle of an endless log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

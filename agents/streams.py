@@ -15,6 +15,7 @@ from collections.abc import Callable
 from threading import Event as Flag
 
 from agents.errors import UserError
+from agents.logcap import read_kept
 from agents.protocol import STREAM_CHUNK_BYTES, StreamChunk
 from agents.supervisor.attempt import STREAM_NAME, Attempt, is_over
 
@@ -46,6 +47,8 @@ def list_streams(attempt: Attempt) -> dict[str, int]:
 def read_chunk(attempt: Attempt, stream: str, offset: int, max_bytes: int) -> StreamChunk:
     """Return bytes of a stream from `offset` on; no bytes at its end.
 
+    What was cut out of an endless log is passed over and counted.
+
     Raises:
         UserError: no such stream, or it is shorter than `offset`.
     """
@@ -66,16 +69,17 @@ def read_chunk(attempt: Attempt, stream: str, offset: int, max_bytes: int) -> St
                 "read: somebody cut it.",
                 "What the master has mirrored stays readable",
             )
-        data = os.pread(file, min(max(max_bytes, 0), STREAM_CHUNK_BYTES), offset)
+        start, data = read_kept(file, offset, min(max(max_bytes, 0), STREAM_CHUNK_BYTES))
     finally:
         os.close(file)
     return StreamChunk(
         run_id=attempt.run_id,
         attempt=attempt.number,
         stream=stream,
-        offset=offset,
+        offset=start,
         data_base64=base64.b64encode(data).decode("ascii"),
-        size_bytes=max(state.st_size, offset + len(data)),
+        size_bytes=max(state.st_size, start + len(data)),
+        dropped_bytes=start - offset,
     )
 
 

@@ -2,7 +2,7 @@
 
 Started directly and not through torchrun, which demands equally many ranks on every node and hides
 how a rank ended. Output goes to rank-R.log from the first byte, so that even a failed import of
-our own package can be read there.
+our own package can be read there. The supervisor cuts the middle out of one that grows without end.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class RankProcess:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def log_path(self) -> Path:
+        return self.folder / f"rank-{self.rank}.log"
+
     def send_signal(self, number: int) -> None:
         """Signal the rank; its pid cannot be another's as long as we have not waited for it."""
         if self.exit_code is None:
@@ -59,7 +63,7 @@ class RankProcess:
     def read_log_tail(self) -> list[str]:
         """Return the last lines of its output that say anything."""
         try:
-            with open(self.folder / f"rank-{self.rank}.log", "rb") as file:
+            with open(self.log_path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - LOG_TAIL_BYTES))
                 text = file.read().decode("utf-8", "replace")

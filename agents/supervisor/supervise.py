@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError
+from agents.logcap import cap_log
 from agents.protocol import AttemptIntent
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import Attempt
@@ -80,6 +81,7 @@ class Supervisor:
         self._journal = Journal(attempt.file("supervisor.jsonl"))
         self._ranks: list[RankProcess] = []
         self._stop_asked = False
+        self._can_cap_logs = True
         self._wake = _listen_to_signals(self._ask_stop)
 
     def run(self) -> None:
@@ -208,6 +210,7 @@ class Supervisor:
         if select.select([self._wake], [], [], timeout_s)[0]:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
+        self._cap_logs()
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -216,6 +219,16 @@ class Supervisor:
             if pid == 0:
                 return
             self._note_exit(pid, os.waitstatus_to_exitcode(status))
+
+    def _cap_logs(self) -> None:
+        """Keep ranks that print without end from filling the disk."""
+        for rank in self._ranks if self._can_cap_logs else ():
+            try:
+                if cap_log(rank.log_path):
+                    self._journal.write("log_cut", rank=rank.rank)
+            except OSError as error:
+                self._can_cap_logs = False
+                self._journal.write("log_not_cut", rank=rank.rank, message=str(error))
 
     def _note_exit(self, pid: int, exit_code: int) -> None:
         for rank in self._ranks:

@@ -23,7 +23,7 @@ async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> 
     files = _known(core, run_id, rank)
     document = []
     for file in files:
-        data = file.path.read_bytes()
+        data = b"".join(piece for _, piece in file.pieces())
         document.append(
             {
                 "rank": file.rank,
@@ -62,11 +62,13 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
 
     await core.sync_run(run.run_id)
     for file in core.logs(run.run_id, rank, run.attempt):
-        show(file.attempt, file.path.name, 0, await asyncio.to_thread(file.path.read_bytes))
+        for offset, data in await asyncio.to_thread(list, file.pieces()):
+            show(file.attempt, file.path.name, offset, data)
     with core.events.listening(take):
         await core.watch_run(run.run_id)
     for file in core.logs(run.run_id, rank, run.attempt):
-        show(file.attempt, file.path.name, 0, await asyncio.to_thread(file.path.read_bytes))
+        for offset, data in await asyncio.to_thread(list, file.pieces()):
+            show(file.attempt, file.path.name, offset, data)
     return 0
 
 

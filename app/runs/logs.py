@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.logcap import read_pieces
 from app.paths import Paths
 
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
@@ -19,6 +21,14 @@ class LogFile:
     node: str
     attempt: int
     path: Path
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, bytes) of all that is kept; an endless log has a hole in its middle.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return read_pieces(self.path)
 
 
 def find_logs(

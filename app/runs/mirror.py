@@ -2,18 +2,22 @@
 
 The size of a mirror IS the offset up to which it has been fetched. Every append happens under a
 lock between processes and writes only what lies beyond the present end, so two masters that follow
-one run, or a master that was killed in the middle of a write, never lose or double a byte.
+one run, or a master that was killed in the middle of a write, never lose or double a byte. Of an
+endless log the middle becomes a hole, as on its node: offsets stay, the disk does not fill.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
+from agents.logcap import cap_log
 from app.errors import UserError
 from app.filelock import locked
 from app.paths import private_folder
 
+LOG_SUFFIX = ".log"
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 
 
@@ -41,10 +45,13 @@ class Mirror:
             if _STREAM.fullmatch(path.name)
         }
 
-    def append(self, stream: str, offset: int, data: bytes) -> int:
+    def append(self, stream: str, offset: int, data: bytes, dropped_bytes: int = 0) -> int:
         """Write the part of `data` (which begins at `offset` on the node) that is not here yet.
 
         Returns the number of bytes written.
+
+        Args:
+            dropped_bytes: how many just before `offset` nobody has any more; a hole here, too.
 
         Raises:
             MirrorGap: bytes between the mirror's end and `offset` are missing.
@@ -55,7 +62,12 @@ class Mirror:
         try:
             private_folder(self.folder)
             with locked(self.folder / ".lock"):
-                return _append(self.folder / stream, offset, data)
+                path = self.folder / stream
+                num_new = _append(path, offset, data, dropped_bytes)
+                if stream.endswith(LOG_SUFFIX):
+                    with contextlib.suppress(OSError):  # no holes here: the mirror stays whole
+                        cap_log(path)
+                return num_new
         except OSError as error:
             raise UserError(
                 f"{self.folder / stream} cannot be written: {error.strerror}",
@@ -63,9 +75,11 @@ class Mirror:
             ) from error
 
 
-def _append(path: Path, offset: int, data: bytes) -> int:
+def _append(path: Path, offset: int, data: bytes, dropped_bytes: int) -> int:
     with path.open("ab") as file:
         size = file.tell()
+        if offset - dropped_bytes <= size < offset:
+            size = file.truncate(offset)
         if offset > size:
             raise MirrorGap(size)
         news = data[size - offset :]

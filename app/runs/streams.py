@@ -29,7 +29,7 @@ def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = No
         data = base64.b64decode(chunk.data_base64, validate=True)
     except binascii.Error as error:
         raise AgentBug(f"a chunk of {chunk.stream} is no base64: {error}") from error
-    num_new = mirror.append(chunk.stream, chunk.offset, data)
+    num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
     if num_new and written is not None:
         written(chunk.stream, chunk.offset + len(data) - num_new, data[len(data) - num_new :])
     return num_new

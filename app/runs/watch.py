@@ -12,6 +12,7 @@ import time
 
 from app.errors import NodeUnreachable, RacklessError
 from app.events import EventHub, LogArrived
+from app.runs.mirror import LOG_SUFFIX
 from app.runs.parts import ask_part, standing_s
 from app.runs.reconcile import settle
 from app.runs.run import ACTIVE_STATES, Part
@@ -24,7 +25,6 @@ TELL_EVERY_S = 0.1
 JUDGE_EVERY_S = 1.0
 SAVE_EVERY_S = 10.0
 RETRY_S = 1.0
-_LOG_SUFFIX = ".log"
 
 
 class RunWatch:
@@ -59,7 +59,7 @@ class RunWatch:
 
         def written(stream: str, offset: int, data: bytes) -> None:
             self._news.set()
-            if stream.endswith(_LOG_SUFFIX):
+            if stream.endswith(LOG_SUFFIX):
                 self._events.publish(LogArrived(self._run_id, self._attempt, stream, offset, data))
 
         while True:

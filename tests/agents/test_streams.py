@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import streams
+from agents import logcap, streams
 from agents.errors import UserError
 from agents.protocol import STREAM_CHUNK_BYTES, StreamChunk
 from agents.state import Home, identify, write_json
@@ -28,6 +28,11 @@ def attempt(tmp_path: Path) -> Attempt:
     assert identity is not None
     write_json(made.file("started.json"), identity.to_json())
     return made
+
+
+def small_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("HEAD", 64 << 10), ("NEWEST", 128 << 10), ("SLACK", 32 << 10)):
+        monkeypatch.setattr(logcap, f"{name}_BYTES", value)
 
 
 class Follower:
@@ -69,6 +74,25 @@ class Follower:
 
 def end(attempt: Attempt) -> None:
     write_json(attempt.file("exit.json"), {"state": "done"})
+
+
+def test_what_was_cut_out_of_a_log_is_passed_over_and_counted(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_cap(monkeypatch)
+    path = attempt.file("rank-0.log")
+    path.write_bytes(bytes([65 + n % 26 for n in range(1 << 20)]))
+    assert logcap.cap_log(path)
+    offset, kept = 0, {}
+    while (chunk := read_chunk(attempt, "rank-0.log", offset, 1 << 16)).data_base64:
+        assert chunk.offset - chunk.dropped_bytes == offset
+        kept[chunk.offset] = base64.b64decode(chunk.data_base64)
+        offset = chunk.offset + len(kept[chunk.offset])
+    assert offset == chunk.size_bytes == 1 << 20
+    text = b"".join(kept.values())
+    assert 0 not in text
+    assert b"bytes of this log were dropped here" in text
+    assert len(text) < 256 << 10
 
 
 def test_only_streams_are_listed(attempt: Attempt) -> None:

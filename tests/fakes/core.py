@@ -46,6 +46,7 @@ from app.events import (
     TraceRow,
 )
 from app.library.recipes import Recipe, list_recipes
+from app.runs.logs import LogFile
 
 GIB = 1024**3
 NOW_S = 1_795_000_000.0
@@ -56,14 +57,6 @@ SPEC = RunSpec(
     data=DataSpec(train="chats.jsonl"),
     batch_sequences=24,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogFile:
-    rank: int
-    node: str
-    attempt: int
-    path: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

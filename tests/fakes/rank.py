@@ -97,6 +97,11 @@ def main(behaviour: str) -> int:
         for number in range(20_000):
             sys.stdout.write(LOG_LINE.format(rank=RANK, number=number))
         train(3)
+    elif behaviour == "endless":
+        line = LOG_LINE.format(rank=RANK, number=0).encode() * 20_000
+        for _ in range(100):
+            os.write(1, line)
+        train(10_000)
     elif behaviour == "environ":
         print(json.dumps(dict(os.environ)))
     return 0

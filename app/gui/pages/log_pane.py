@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
@@ -14,28 +13,25 @@ from app.events import LogArrived
 from app.gui.bridge import Op, Report
 from app.gui.context import Context
 from app.gui.seam import CoreSeam
-from app.gui.widgets.log_document import BLOCK_BYTES, Block, split_blocks
+from app.gui.widgets.log_document import Block, split_blocks
 from app.gui.widgets.log_view import LogView
 from app.gui.widgets.parts import IconButton, make_label, make_panel
 
 
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file in pieces of a block's size."""
-    with path.open("rb") as file:
-        while chunk := file.read(BLOCK_BYTES):
-            yield chunk
-
-
 async def read_log(core: CoreSeam, report: Report, run_id: str, rank: int, attempt: int) -> int:
-    """Report the blocks of a rank's mirrored log; return its length in bytes."""
+    """Report the blocks of a rank's mirrored log; return the offset of its end."""
     size_bytes = 0
 
-    def read() -> None:
+    def pieces() -> Iterator[bytes]:
         nonlocal size_bytes
         for file in core.logs(run_id, rank, attempt):
-            for block in split_blocks(read_chunks(file.path)):
-                size_bytes += len(block.data)
-                report(block)
+            for offset, data in file.pieces():
+                size_bytes = offset + len(data)
+                yield data
+
+    def read() -> None:
+        for block in split_blocks(pieces()):
+            report(block)
 
     await asyncio.to_thread(read)
     return size_bytes
@@ -50,7 +46,7 @@ class LogPane(QWidget):
         self._run_id = ""
         self._attempt = 0
         self._size_bytes: int | None = None
-        """Bytes shown; None while the file is being read."""
+        """Offset up to which it is shown; None while the file is being read."""
         self._waiting: list[LogArrived] = []
         self._op: Op | None = None
         self.view = LogView(context.theme)

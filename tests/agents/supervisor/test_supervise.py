@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from agents.logcap import HEAD_BYTES, NEWEST_BYTES, SLACK_BYTES, read_pieces, used_bytes
 from agents.streams import list_streams, read_chunk
 from agents.supervisor.attempt import find_attempts, read_journal, read_status
 from agents.supervisor.stop import stop
@@ -42,6 +43,25 @@ def test_running_attempt_tells_ranks_and_processes(node: Node) -> None:
     assert all(rank.phase == "training" for rank in status.ranks)
     assert all(rank.heartbeat_age_s is not None for rank in status.ranks)
     assert all(rank.exit_code is None for rank in status.ranks)
+
+
+def test_a_rank_that_prints_without_end_does_not_fill_the_disk(node: Node) -> None:
+    attempt = node.launch("endless")
+    node.wait_step(attempt, 3)
+    journal = attempt.file("supervisor.jsonl")
+    deadline = time.monotonic() + 10
+    while not any(line["kind"] == "log_cut" for line in read_journal(journal)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    stop(attempt, grace_s=10)
+    state = attempt.file("rank-0.log").stat()
+    assert state.st_size > 100 << 20
+    assert used_bytes(state) <= HEAD_BYTES + NEWEST_BYTES + SLACK_BYTES
+    first = LOG_LINE.format(rank=0, number=0).encode()
+    pieces = dict(read_pieces(attempt.file("rank-0.log")))
+    assert pieces[0].startswith(first)
+    assert b"bytes of this log were dropped here" in b"".join(pieces.values())
+    assert list(pieces.values())[-1].endswith(first)
 
 
 def test_stop_lets_ranks_finish_their_step(node: Node) -> None:

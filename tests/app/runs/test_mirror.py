@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from agents import logcap
 from app.errors import AgentBug, UserError
+from app.runs.logs import LogFile
 from app.runs.mirror import Mirror, MirrorGap
 from app.runs.streams import follow_part, store_chunk, sync_part
 from tests.fakes.cluster import FakeNode
@@ -98,6 +100,34 @@ def test_sync_fetches_what_is_missing(mirror: Mirror) -> None:
     asyncio.run(sync_part(node, mirror, "r", 1))
     assert (mirror.folder / "rank-0.log").read_bytes() == SOURCE
     assert mirror.sizes() == {"rank-0.log": len(SOURCE), "rank-0.jsonl": 3}
+
+
+def test_what_a_node_dropped_is_a_hole_here_and_offsets_stay(mirror: Mirror) -> None:
+    mirror.append("rank-0.log", 0, b"head")
+    with pytest.raises(MirrorGap):
+        mirror.append("rank-0.log", 1 << 20, b"newest", dropped_bytes=(1 << 20) - 5)
+    assert mirror.append("rank-0.log", 1 << 20, b"newest", dropped_bytes=(1 << 20) - 4) == 6
+    assert mirror.append("rank-0.log", 1 << 20, b"newest!") == 1
+    data = (mirror.folder / "rank-0.log").read_bytes()
+    assert data == b"head" + bytes((1 << 20) - 4) + b"newest!"
+
+
+def test_an_endless_log_does_not_fill_this_disk_either(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("HEAD", 64 << 10), ("NEWEST", 128 << 10), ("SLACK", 32 << 10)):
+        monkeypatch.setattr(logcap, f"{name}_BYTES", value)
+    for number in range(40):
+        mirror.append("rank-0.log", number * 50_000, bytes([65 + number]) * 50_000)
+        mirror.append("rank-0.jsonl", number * 50_000, bytes(50_000))
+    path = mirror.folder / "rank-0.log"
+    assert path.stat().st_size == mirror.sizes()["rank-0.jsonl"] == 2_000_000
+    assert logcap.used_bytes(path.stat()) <= 256 << 10
+    file = LogFile(rank=0, node="alpha", attempt=1, path=path)
+    kept = b"".join(piece for _, piece in file.pieces())
+    assert kept.startswith(b"A" * 50_000)
+    assert kept.endswith(bytes([65 + 39]) * 50_000)
+    assert len(kept) < 256 << 10
 
 
 def test_follow_goes_on_after_another_process_has_appended(mirror: Mirror) -> None:

@@ -1,0 +1,105 @@
+"""Keep of an endless log its beginning and its newest part; give the middle back to the disk.
+
+The middle becomes a hole: the file's size and the offset of every byte stay as they are, so the
+rank goes on appending to its own descriptor, and who follows the log by offset goes on as well. A
+line at the hole's beginning says what is missing. File systems without holes keep the whole log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HEAD_BYTES = 16 << 20
+"""Kept of the beginning: how the run was set up, and the first error."""
+NEWEST_BYTES = 48 << 20
+"""Kept of the end."""
+SLACK_BYTES = 8 << 20
+"""Grown so far beyond both, a log is cut again: not at every line."""
+BLOCK_BYTES = 4096
+PIECE_BYTES = 1 << 20
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+"""Flags of fallocate(2)."""
+
+
+def cap_log(path: Path) -> bool:
+    """Cut the middle out of a log that is too large; tell whether that was done.
+
+    Raises:
+        OSError: the file cannot be opened, or its file system makes no holes.
+    """
+    state = os.stat(path)
+    if used_bytes(state) <= HEAD_BYTES + NEWEST_BYTES + SLACK_BYTES:
+        return False
+    end = (state.st_size - NEWEST_BYTES) // BLOCK_BYTES * BLOCK_BYTES
+    if not sys.platform.startswith("linux"):
+        raise OSError("this system makes no holes in files")
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # without O_APPEND, which pwrite would follow
+    try:
+        _punch(file, HEAD_BYTES + BLOCK_BYTES, end)
+        os.pwrite(file, _notice(end - HEAD_BYTES), HEAD_BYTES)
+    finally:
+        os.close(file)
+    return True
+
+
+def used_bytes(state: os.stat_result) -> int:
+    """Return what a file takes of the disk, holes left out; its size where that is not known."""
+    blocks = getattr(state, "st_blocks", None)
+    return state.st_size if blocks is None else min(state.st_size, blocks * 512)
+
+
+def read_kept(file: int, offset: int, max_bytes: int) -> tuple[int, bytes]:
+    """Return the next bytes from `offset` on that were not cut out, and where they begin.
+
+    No bytes: the end of the file.
+    """
+    start = _seek(file, offset, "SEEK_DATA", offset)
+    end = _seek(file, start, "SEEK_HOLE", start + max_bytes)
+    os.lseek(file, start, os.SEEK_SET)
+    return start, os.read(file, min(max_bytes, max(end - start, 0)))
+
+
+def read_pieces(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, bytes) of everything that was not cut out.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        offset = 0
+        while True:
+            offset, data = read_kept(file.fileno(), offset, PIECE_BYTES)
+            if not data:
+                return
+            yield offset, data
+            offset += len(data)
+
+
+def _seek(file: int, offset: int, whence: str, otherwise: int) -> int:
+    """Return where data or a hole begins; `otherwise` at the end, or where holes are not known."""
+    try:
+        return os.lseek(file, offset, getattr(os, whence))
+    except (AttributeError, OSError):
+        return otherwise
+
+
+def _notice(num_bytes: int) -> bytes:
+    """Return the line at the hole's beginning: one block, so that no empty bytes follow it."""
+    text = (
+        f"\n[rackless] {num_bytes:,} bytes of this log were dropped here to spare the disk; its "
+        f"first {HEAD_BYTES >> 20} MiB and its newest {NEWEST_BYTES >> 20} MiB are kept."
+    )
+    return text.encode("ascii").ljust(BLOCK_BYTES - 1) + b"\n"
+
+
+def _punch(file: int, start: int, end: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = ctypes.c_int(_KEEP_SIZE | _PUNCH_HOLE)
+    place, size = ctypes.c_int64(start), ctypes.c_int64(end - start)
+    if libc.fallocate(ctypes.c_int(file), flags, place, size) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
