@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.protocol import EnvironmentReport
+from agents.protocol import DataPreview, EnvironmentReport
 from agents.spec import RunSpec
 from app.events import (
     Certificate,
@@ -178,6 +178,36 @@ class Core:
 
     # ------------------------------------------------------------ runs
 
+    async def preview(
+        self,
+        spec: RunSpec,
+        *,
+        node: str | None = None,
+        whole: bool = True,
+        progress: Progress | None = None,
+    ) -> DataPreview:
+        """Look a run's training data over before it is started; needs no GPU.
+
+        Returns what format was recognised, how many rows, examples and tokens there are, which
+        rows are left out or cut and why, how full packs are, and three rendered rows with what is
+        learned of them; `app.data_words` says it in words.
+
+        Args:
+            spec: `data`, `model`, `objective`, `sequence_tokens` and `packing` count.
+            node: do it there; None: on this PC where the model's folder and the packages are, else
+                on the first of the run's nodes that can train.
+            whole: read all rows, and keep their tokens for the run; False: the first rows only,
+                which takes seconds however big the data is.
+            progress: hears how far it is, in a sentence.
+
+        Raises:
+            UserError: the data is of no use (naming file, row and reason), or nothing here can
+                look at it: no node that can train, and no training packages on this PC.
+        """
+        from app.runs.preview import preview_data
+
+        return await preview_data(self._services, spec, node=node, whole=whole, progress=progress)
+
     async def start_run(
         self, spec: RunSpec, announced: Callable[[str], None] | None = None
     ) -> RunSnapshot:
@@ -305,6 +335,10 @@ class Core:
     def run_events(self, run_id: str) -> list[RunEvent]:
         """Return what happened to a run, oldest first."""
         return self._book.events(self._book.get(run_id).run_id)
+
+    def run_preview(self, run_id: str) -> DataPreview | None:
+        """Return what a run learns, as its first rank wrote it down; None: not told yet."""
+        return self._book.history(self._book.get(run_id).run_id).data
 
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None

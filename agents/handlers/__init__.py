@@ -35,6 +35,7 @@ ROUTES = {
     "run.delete": "runs.delete",
     "bundle.status": "runs.bundle_status",
     "export.merged": "jobs.export_merged",
+    "data.preview": "jobs.preview_data",
 }
 """Request kind -> `module.function` in this package."""
 

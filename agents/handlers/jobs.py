@@ -1,26 +1,27 @@
-"""Requests for long work on a node outside a run: today the merge of an adapter into its model."""
+"""Requests for long work on a node outside a run: merge an adapter into its model, look data over.
+
+The work runs in the training environment, as `PYTHON -m MODULE JOB.json`. Of the JSON lines that it
+prints, those of kind `progress` become events, and one of kind `failed` is its reason to fail.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from agents.channel import Call
 from agents.errors import UserError
 from agents.files import describe_file, list_files, split_destination
-from agents.protocol import MergeJob
+from agents.protocol import MergeJob, PreviewJob
 from agents.state import archive_path, require_name, write_json
 from agents.wire import from_wire, to_wire
 
 
 def export_merged(call: Call) -> dict[str, Any]:
-    """Merge a checkpoint's adapter into its model; return the folder and its files.
-
-    The work runs as `PYTHON -m agents.quantizers.merge JOB.json`. Of the JSON lines that it prints,
-    those of kind `progress` become events, and one of kind `failed` is its reason to fail.
-    """
+    """Merge a checkpoint's adapter into its model; return the folder and its files."""
     job = from_wire(MergeJob, call.args, "job")
     require_name(job.run_id, "The run id")
     destination = call.home.path.joinpath(*split_destination(job.destination))
@@ -32,7 +33,8 @@ def export_merged(call: Call) -> dict[str, Any]:
         job_file, {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
     )
     try:
-        _run(call, job, job_file)
+        argv = [job.python, "-m", "agents.quantizers.merge", str(job_file)]
+        _run(call, argv, f"The merge of {job.run_id}")
     finally:
         job_file.unlink(missing_ok=True)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
@@ -41,20 +43,31 @@ def export_merged(call: Call) -> dict[str, Any]:
     return {"path": job.destination, "files": files}
 
 
-def _run(call: Call, job: MergeJob, job_file: Path) -> None:
+def preview_data(call: Call) -> dict[str, Any]:
+    """Tokenize data as a run would; return what there is to say about it."""
+    job = from_wire(PreviewJob, call.args, "job")
+    with tempfile.TemporaryDirectory(prefix=".preview-", dir=call.home.path) as name:
+        job_file, report = Path(name, "job.json"), Path(name, "report.json")
+        write_json(job_file, to_wire(job))
+        argv = [job.python, "-m", "agents.trainer.data.preview", str(job_file), str(report)]
+        _run(call, argv, "The preview of the data")
+        found: dict[str, Any] = json.loads(report.read_bytes())
+        return found
+
+
+def _run(call: Call, argv: list[str], what: str) -> None:
     def tell(line: str) -> None:
         said = _parse(line)
         if said.get("kind") == "progress":
             call.progress(str(said.get("message", "")))
 
-    argv = [job.python, "-m", "agents.quantizers.merge", str(job_file)]
     environ = {"PYTHONPATH": archive_path(), "RACKLESS_AGENT_HOME": str(call.home.path)}
     code, lines = call.children.run(argv, environ=environ, on_line=tell)
     if code == 0:
         return
     failures = [said for said in map(_parse, lines) if said.get("kind") == "failed"]
     last = lines[-1][:400] if lines else "it said nothing"
-    told = failures[-1] if failures else {"message": f"The merge of {job.run_id} failed: {last}"}
+    told = failures[-1] if failures else {"message": f"{what} failed: {last}"}
     raise UserError(str(told.get("message", "")), str(told.get("hint", "")))
 
 

@@ -24,6 +24,7 @@ from app.text import (
 )
 
 if TYPE_CHECKING:
+    from agents.protocol import DataPreview
     from app.core import Core
     from app.events import RunEvent, RunSnapshot
 
@@ -45,6 +46,7 @@ def add_parser(commands: Commands) -> None:
         metavar="RUN.yaml",
         help="write its run file, for a run like this one",
     )
+    show.add_argument("--data", action="store_true", help="show what it learns, with three rows")
     logs = _with_id(verbs, "logs", "print the output of a run's ranks", _logs)
     logs.add_argument("--rank", type=int, metavar="R", help="none: all ranks")
     logs.add_argument("--follow", action="store_true", help="go on until the run ends")
@@ -108,15 +110,28 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.run_file is not None:
         core.write_run_file(run.spec, args.run_file)
     events = core.run_events(run.run_id)
-    out.document({**plain(run), "events": plain(events)})
+    data = core.run_preview(run.run_id)
+    out.document({**plain(run), "events": plain(events), "data": plain(data)})
     now_s = time.time()
     for name, value in _facts(run, now_s):
         out.text(f"{name:<14}{value}")
     if run.ranks:
         out.text("")
         out.table(_RANK_HEAD, _ranks(run))
+    if args.data:
+        out.text("")
+        _print_data(data, out)
     _tell_events(events, now_s, out)
     return 0
+
+
+def _print_data(data: DataPreview | None, out: Output) -> None:
+    from app.cli.preview import print_preview
+
+    if data is None:
+        out.text("what it learns is not known before its first rank has read the data")
+    else:
+        print_preview(data, out)
 
 
 def _tell_events(events: Sequence[RunEvent], now_s: float, out: Output) -> None:

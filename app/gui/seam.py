@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.protocol import EnvironmentReport
+from agents.protocol import DataPreview, EnvironmentReport
 from agents.spec import RunSpec
 from app.events import (
     CheckpointSnapshot,
@@ -65,6 +65,15 @@ class CoreSeam(Protocol):
     def runs(self) -> tuple[RunSnapshot, ...]: ...
     def steps(self, run_id: str) -> list[StepRecord]: ...
     def run_events(self, run_id: str) -> list[RunEvent]: ...
+    def run_preview(self, run_id: str) -> DataPreview | None: ...
+    async def preview(
+        self,
+        spec: RunSpec,
+        *,
+        node: str | None = None,
+        whole: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> DataPreview: ...
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None
     ) -> tuple[Any, ...]: ...

@@ -40,6 +40,22 @@ def find_model(name: str, hashes: HashStore) -> Source:
     return Source(value=name)
 
 
+def find_tokenizer(name: str, hashes: HashStore) -> Source:
+    """Return where a node gets the model's tokenizer from: like `find_model`, without the weights.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return find_model(name, hashes)
+    folder = path.absolute()
+    suffixes = _SENT_SUFFIXES - {".safetensors"}
+    files = [p for p in folder.iterdir() if p.suffix in suffixes and p.is_file()]
+    visible = [p for p in files if not p.name.startswith(".")]
+    return make_bundle("models", f"{folder.name}-tokenizer", folder, visible, hashes)
+
+
 def _bundle_of(folder: Path, hashes: HashStore) -> Source:
     names = [path for path in folder.iterdir() if path.is_file()]
     files = [p for p in names if p.suffix in _SENT_SUFFIXES and not p.name.startswith(".")]

@@ -19,12 +19,14 @@ from agents.protocol import (
     AttemptStatus,
     BundleStatus,
     CheckpointInfo,
+    DataPreview,
     EnvironmentBuild,
     EnvironmentQuery,
     EnvironmentReport,
     FileEntry,
     MergeJob,
     NodeFacts,
+    PreviewJob,
     StreamChunk,
     WireError,
     Wish,
@@ -248,6 +250,10 @@ class NodeClient:
 
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> ExportResult:
         return await self._ask(ExportResult, "export.merged", to_wire(job), None, progress)
+
+    async def preview_data(self, job: PreviewJob, progress: Progress | None = None) -> DataPreview:
+        """Look data over on the node; big data takes as long as tokenizing it."""
+        return await self._ask(DataPreview, "data.preview", to_wire(job), None, progress)
 
     async def open_command(self, *arguments: str) -> Process:
         """Start another command of the agent's archive, for raw bytes."""

@@ -15,8 +15,10 @@ from agents.protocol import (
     AttemptIntent,
     AttemptStatus,
     CheckpointInfo,
+    DataPreview,
     MergeJob,
     NodeFacts,
+    PreviewJob,
     StreamChunk,
     Wish,
 )
@@ -53,6 +55,9 @@ class NodeAgent(Protocol):
     async def run_fence(self, run_id: str, attempt: int) -> int: ...
     async def run_delete(self, run_id: str) -> int: ...
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> Exported: ...
+    async def preview_data(
+        self, job: PreviewJob, progress: Progress | None = None
+    ) -> DataPreview: ...
 
 
 class Cluster(Protocol):

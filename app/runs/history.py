@@ -7,12 +7,14 @@ checkpoint of older attempts are void; `steps` leaves them out.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.protocol import DataPreview, WireError, from_wire
 from app.events import Certificate, RankTrace, RunEvent, StepRecord
 from app.runs.journal import (
     JournalTail,
@@ -113,6 +115,8 @@ class RunHistory:
         self._told: set[tuple[object, ...]] = set()
         self.attempts: dict[int, AttemptHistory] = {}
         self.events: list[RunEvent] = []
+        self.data: DataPreview | None = None
+        """What the run learns, as the newest attempt told it."""
 
     def refresh(self) -> News:
         """Read what was appended since the last time."""
@@ -169,6 +173,9 @@ class RunHistory:
             record = step_record(line, number)
             if record is not None and attempt.add(record):
                 steps.append(record)
+        if line["kind"] == "preview":
+            with contextlib.suppress(WireError):  # another version wrote it
+                self.data = from_wire(DataPreview, line)
         told = happening(line, number, node, rank)
         if told is not None and told.key not in self._told:
             self._told.add(told.key)

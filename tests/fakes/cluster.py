@@ -13,10 +13,16 @@ from agents.protocol import (
     AttemptState,
     AttemptStatus,
     CheckpointInfo,
+    DataPreview,
     EnvironmentReport,
     MergeJob,
+    NamedRow,
     NodeFacts,
+    PreviewJob,
     RankStatus,
+    ShownConversation,
+    ShownPart,
+    ShownRow,
     StreamChunk,
     Wish,
 )
@@ -46,6 +52,30 @@ def make_facts(**changes: object) -> NodeFacts:
         environment=ENVIRONMENT,
     )
     return replace(facts, **changes)
+
+
+def make_preview(**changes: object) -> DataPreview:
+    """Return a preview of three rows, of which one is left out."""
+    shown = ShownConversation(
+        num_tokens=5,
+        num_targets=2,
+        parts=(ShownPart(text="Hi\n", learned=False), ShownPart(text="Ho", learned=True)),
+    )
+    found = DataPreview(
+        format="alpaca",
+        whole=True,
+        num_rows=3,
+        num_examples=2,
+        num_tokens=10,
+        num_targets=4,
+        longest_tokens=5,
+        sequence_tokens=64,
+        num_skipped=1,
+        num_malformed=1,
+        skipped=(NamedRow(row=2, reason="not valid JSON", malformed=True),),
+        rows=(ShownRow(row=1, conversations=(shown,)),),
+    )
+    return replace(found, **changes)
 
 
 @dataclass
@@ -79,6 +109,7 @@ class FakeNode:
     deleted: list[str] = field(default_factory=list)
     pushed: list[str] = field(default_factory=list)
     merges: list[MergeJob] = field(default_factory=list)
+    previews: list[PreviewJob] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
     # ------------------------------------------------------------ switches
@@ -236,6 +267,11 @@ class FakeNode:
         self._answer("export_merged")
         self.merges.append(job)
         return Exported(job.destination)
+
+    async def preview_data(self, job: PreviewJob, progress: Progress | None = None) -> DataPreview:
+        self._answer("preview_data")
+        self.previews.append(job)
+        return make_preview(whole=job.whole)
 
 
 class FakeCluster:

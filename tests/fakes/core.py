@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.protocol import (
+    DataPreview,
     EnvironmentReport,
     GpuFacts,
     GpuSample,
@@ -47,6 +48,7 @@ from app.events import (
 )
 from app.library.recipes import Recipe, list_recipes
 from app.runs.logs import LogFile
+from tests.fakes.cluster import make_preview
 
 GIB = 1024**3
 NOW_S = 1_795_000_000.0
@@ -311,6 +313,7 @@ class FakeCore:
     node_map: dict[str, NodeSnapshot] = field(default_factory=dict)
     run_map: dict[str, RunSnapshot] = field(default_factory=dict)
     step_map: dict[str, list[StepRecord]] = field(default_factory=dict)
+    preview_map: dict[str, DataPreview] = field(default_factory=dict)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
     logs_map: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """(run_id, rank) -> the log."""
@@ -356,6 +359,9 @@ class FakeCore:
 
     def run_events(self, run_id: str) -> list[RunEvent]:
         return list(self.event_map.get(run_id, []))
+
+    def run_preview(self, run_id: str) -> DataPreview | None:
+        return self.preview_map.get(run_id)
 
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None
@@ -433,6 +439,17 @@ class FakeCore:
             fix="sudo ufw allow from 192.168.1.0/24",
         )
         return (*rows, bad)
+
+    async def preview(
+        self,
+        spec: RunSpec,
+        *,
+        node: str | None = None,
+        whole: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> DataPreview:
+        await self._act("preview", spec, node, whole)
+        return make_preview(whole=whole)
 
     async def start_run(
         self, spec: RunSpec, announced: Callable[[str], None] | None = None

@@ -20,6 +20,7 @@ from app.gui.charts.plot import Plot
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog
 from app.text import show_loss
+from tests.fakes.cluster import make_preview
 from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
 from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press
@@ -33,6 +34,19 @@ def page(busy):
     page = busy.window.run_page()
     busy.wait_for(lambda: page.loss.curves.attempts == [1, 2] and page.checkpoints.rows())
     return page
+
+
+def test_what_a_run_learns_is_shown_once_it_is_known(busy, page):
+    assert "once its first rank" in page.data.toPlainText()
+    busy.core.preview_map[RUN] = make_preview()
+    text = "training began after step 0 of 40 on 3 ranks"
+    event = RunEvent(run_id=RUN, time_s=NOW_S, severity="info", text=text)
+    busy.core.on_loop(busy.core.put_event, event)
+    busy.wait_for(lambda: "alpaca" in page.data.toPlainText())
+    shown = page.data.toPlainText()
+    assert "row 2: not valid JSON" in shown
+    assert "Ho" in shown
+    assert "background-color" in page.data.toHtml()
 
 
 @pytest.fixture

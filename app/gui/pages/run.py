@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
 
+from agents.protocol import DataPreview
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunState, StepRecord
 from app.gui.bridge import Op
 from app.gui.charts.plot import Plot
@@ -20,6 +21,7 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns, event_columns, rank_columns
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
+from app.gui.widgets.data_view import DataView
 from app.gui.widgets.parts import Button, make_label, make_panel
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
@@ -32,9 +34,17 @@ WATCH_MS = 5000
 _NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
 
 
-async def load_run(core: CoreSeam, run_id: str) -> tuple[list[StepRecord], list[RunEvent]]:
-    """Return what the core has of a run: its steps and events."""
-    return core.steps(run_id), core.run_events(run_id)
+Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None]
+
+
+async def load_run(core: CoreSeam, run_id: str) -> Loaded:
+    """Return what the core has of a run: its steps, its events, and what it learns."""
+    return core.steps(run_id), core.run_events(run_id), core.run_preview(run_id)
+
+
+async def load_data(core: CoreSeam, run_id: str) -> DataPreview | None:
+    """Return what a run learns, once that is known."""
+    return core.run_preview(run_id)
 
 
 class RunPage(QWidget):
@@ -66,6 +76,7 @@ class RunPage(QWidget):
             checkpoint_columns(now_s), key=lambda c: c.step
         )
         self.logs = LogPane(context)
+        self.data = DataView(context.theme)
         self.tabs = self._make_tabs()
         column = QVBoxLayout(self)
         page_margins(column, self)
@@ -91,6 +102,7 @@ class RunPage(QWidget):
         self._last_step_s = self._context.cluster.now_s()
         for model in (self.ranks, self.events, self.checkpoints):
             model.reset([])
+        self.data.show_data(None)
         self._show_run(run_id)
         self.refresh()
 
@@ -153,6 +165,7 @@ class RunPage(QWidget):
             ("Events", _padded(events)),
             ("Log", self.logs),
             ("Checkpoints", _padded(saved, verify)),
+            ("Data", _padded(self.data)),
         ):
             tabs.addTab(part, title)
         return tabs
@@ -196,8 +209,9 @@ class RunPage(QWidget):
         else:
             self.notice.hide()
 
-    def _fill(self, found: tuple[list[StepRecord], list[RunEvent]]) -> None:
-        steps, events = found
+    def _fill(self, found: Loaded) -> None:
+        steps, events, data = found
+        self.data.show_data(data)
         early, self._early = self._early or [], None
         self._take_steps(self.run_id, [*steps, *early])
         self.events.reset(events)
@@ -225,6 +239,10 @@ class RunPage(QWidget):
     def _take_event(self, event: RunEvent) -> None:
         if event.run_id == self.run_id:
             self.events.put(event)
+            if event.text.startswith("training began"):
+                self._context.bridge.run(
+                    lambda core, report: load_data(core, event.run_id), self.data.show_data
+                )
             if "heckpoint" in event.text:
                 self._context.bridge.run(
                     lambda core, report: core.checkpoints(event.run_id),

@@ -15,6 +15,7 @@ import pytest
 
 from agents.handlers import ROUTES, find_handler
 from agents.protocol import Wish
+from agents.spec import DataSpec, RunSpec
 from agents.wire import to_wire
 from agents.wishes import take_wishes
 from tests.agents.supervisor.conftest import Node, make_node
@@ -209,6 +210,36 @@ def test_failed_merge_says_why(agent: Agent, node: Node, merge: str) -> None:
     assert "The destination '../x' is not allowed." in error["message"]
     error = agent.ask("export.merged", **merge_job("/bin/false"))["error"]
     assert error["message"] == "The merge of run-1 failed: it said nothing"
+
+
+PREVIEW = """#!{python}
+import json, sys
+assert sys.argv[1:3] == ["-m", "agents.trainer.data.preview"], sys.argv
+job = json.load(open(sys.argv[3]))
+print(json.dumps({{"kind": "progress", "message": "1,000 rows"}}), flush=True)
+if job["train_path"] == "missing":
+    print(json.dumps({{"kind": "failed", "message": "No data there.", "hint": "Bring it"}}))
+    sys.exit(1)
+json.dump({{"format": "text", "rows": job["spec"]["batch_sequences"]}}, open(sys.argv[4], "w"))
+"""
+
+
+def test_preview_runs_in_the_environment_and_leaves_nothing(
+    agent: Agent, node: Node, tmp_path: Path
+) -> None:
+    python = tmp_path / "preview-python"
+    python.write_text(PREVIEW.format(python=sys.executable))
+    python.chmod(0o755)
+    spec = to_wire(RunSpec(model="m", data=DataSpec(train="t"), batch_sequences=7))
+    job = {"python": str(python), "spec": spec, "model_path": "m", "train_path": "t"}
+    line = {"type": "request", "id": 2, "kind": "data.preview", "args": job}
+    agent.write(json.dumps(line).encode() + b"\n")
+    messages = [agent.read() for _ in range(2)]
+    assert messages[0]["data"]["message"] == "1,000 rows"
+    assert messages[1]["result"] == {"format": "text", "rows": 7}
+    error = agent.ask("data.preview", **{**job, "train_path": "missing"})["error"]
+    assert (error["message"], error["hint"]) == ("No data there.", "Bring it")
+    assert not list(node.home.path.glob(".preview-*"))
 
 
 def test_link_between_two_agents(agent: Agent, node: Node) -> None:

@@ -1,0 +1,49 @@
+"""`rackless preview`: what a run would learn from its data, before it is started."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output
+
+if TYPE_CHECKING:
+    from agents.protocol import DataPreview
+    from app.core import Core
+
+_GREEN = "\x1b[32m", "\x1b[0m"
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "preview", "show what a run would learn from its data", with_core(_preview)
+    )
+    parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    parser.add_argument(
+        "--node", metavar="NAME", help="look on this node; none: on this PC, if able"
+    )
+    parser.add_argument("--quick", action="store_true", help="look at the first rows only")
+
+
+async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
+    spec = core.read_run_file(args.run_file)
+    found = await core.preview(spec, node=args.node, whole=not args.quick, progress=out.note)
+    out.document(found)
+    print_preview(found, out)
+    return 0
+
+
+def print_preview(found: DataPreview, out: Output) -> None:
+    """Print the figures, then the rows with what is learned marked."""
+    from app.data_words import LEARNED, describe_data, mark_learned, title_of
+
+    for caption, text in describe_data(found):
+        out.text(f"{caption:<14}{text}")
+    marks = _GREEN if out.is_terminal else LEARNED
+    out.text(f"\n{marks[0]}This is learned{marks[1]}, the rest is only read.")
+    for row in found.rows:
+        for conversation in row.conversations:
+            out.text(f"\n--- {title_of(row, conversation)}")
+            out.text(mark_learned(conversation, marks))

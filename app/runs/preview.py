@@ -1,0 +1,162 @@
+"""Look a run's data over before it is started: what is recognised, counted, left out, and learned.
+
+It needs the model's tokenizer and the packages of the training environment, but neither weights nor
+a GPU. With the model's folder on this PC and the packages in our own Python the work is done here;
+else on the first node of the run file that can train, which gets the data (the run needs it there
+anyway) and the tokenizer alone. All rows are tokenized into the place where a run on that node
+looks for tokens, so the time is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from agents import protocol
+from agents.protocol import DataPreview, PreviewJob, from_wire, to_wire
+from agents.spec import RunSpec
+from app.errors import NodeUnreachable, RacklessError, UserError
+from app.library.bundles import Source
+from app.library.data import find_data
+from app.library.models import find_tokenizer
+from app.runs.inputs import send
+from app.runs.readiness import choose_nodes, python_of
+from app.runs.services import Services
+
+Progress = Callable[[str], None]
+_NEEDED = ("transformers", "tokenizers", "jinja2", "numpy")
+
+
+async def preview_data(
+    services: Services,
+    spec: RunSpec,
+    *,
+    node: str | None = None,
+    whole: bool = True,
+    progress: Progress | None = None,
+) -> DataPreview:
+    """Return what a run of this spec would learn from `data.train`.
+
+    Args:
+        node: do it on this node; None: on this PC where that is possible, else on a node.
+        whole: tokenize all rows; False: look at the first rows only, which takes seconds.
+        progress: hears how far it is.
+
+    Raises:
+        UserError: the data is of no use (with file, row and reason), or no place can look at it.
+    """
+    tell = progress or (lambda text: None)
+    train = await asyncio.to_thread(find_data, spec.data.train, "data.train", services.hashes)
+    model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes)
+    if node is None and model.root is not None and _can_run_here():
+        job = PreviewJob(
+            python=sys.executable,
+            spec=spec,
+            model_path=model.root,
+            train_path=train.value,
+            whole=whole,
+        )
+        tell("looking the data over on this PC")
+        return await _run_here(job, services.paths.home, tell)
+    chosen, python = await _choose_node(services, spec, node)
+    tell(f"looking the data over on {chosen}")
+    return await _run_there(services, chosen, python, spec, model, train, whole, tell)
+
+
+def _can_run_here() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+
+
+async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> tuple[str, str]:
+    """Return the first node that can train, and its interpreter.
+
+    Raises:
+        UserError: none can; it tells why the first one cannot.
+    """
+    names = (named,) if named else choose_nodes(spec, services.cluster.names())
+    problem: UserError | None = None
+    for name in names:
+        try:
+            return name, python_of(name, await services.cluster.agent(name).facts())
+        except (UserError, NodeUnreachable) as error:
+            problem = problem or error
+    raise problem or UserError("there are no nodes yet", "Add one: rackless nodes add")
+
+
+async def _run_there(
+    services: Services,
+    node: str,
+    python: str,
+    spec: RunSpec,
+    model: Source,
+    train: Source,
+    whole: bool,
+    tell: Progress,
+) -> DataPreview:
+    job = PreviewJob(
+        python=python,
+        spec=spec,
+        model_path=await send(services, node, model),
+        train_path=await send(services, node, train),
+        whole=whole,
+    )
+    return await services.cluster.agent(node).preview_data(job, tell)
+
+
+async def _run_here(job: PreviewJob, home: Path, tell: Progress) -> DataPreview:
+    with tempfile.TemporaryDirectory(prefix="rackless-preview-") as name:
+        job_file, report = Path(name, "job.json"), Path(name, "report.json")
+        await asyncio.to_thread(job_file.write_text, json.dumps(to_wire(job)), "ascii")
+        said: list[dict[str, Any]] = []
+        async with _started(job_file, report, home) as process:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                said.append(_parse(line))
+                if said[-1].get("kind") == "progress":
+                    tell(str(said[-1].get("message", "")))
+            code = await process.wait()
+        if code == 0:
+            return from_wire(DataPreview, json.loads(await asyncio.to_thread(report.read_bytes)))
+    failed = next((one for one in reversed(said) if one.get("kind") == "failed"), None)
+    if failed is None:
+        last = str(said[-1].get("text", ""))[:400] if said else "it said nothing"
+        raise RacklessError(f"the preview of the data ended with {code}: {last}")
+    raise UserError(str(failed.get("message", "")), str(failed.get("hint", "")))
+
+
+@contextlib.asynccontextmanager
+async def _started(
+    job_file: Path, report: Path, home: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the trainer's own reader in a process of its own; it is killed when nobody waits."""
+    root = str(Path(protocol.__file__).parents[1])
+    environ = {**os.environ, "PYTHONPATH": root, "RACKLESS_AGENT_HOME": str(home)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "agents.trainer.data.preview", str(job_file), str(report),
+        env=environ, limit=1 << 20,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    text = line.decode("utf-8", "replace").strip()
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {"text": text}
+    return value if isinstance(value, dict) else {"text": text}
