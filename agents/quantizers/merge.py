@@ -167,10 +167,11 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> An
 
 
 def _copy_values(model: Any, checkpoint: Checkpoint) -> None:
-    from agents.trainer.snapshot import FULL_FILE, read_tensors
+    from agents.trainer.shards import find_shards, read_shards
+    from agents.trainer.snapshot import FULL_STEM
 
     parameters = dict(model.named_parameters())
-    for name, value in read_tensors(checkpoint.path / FULL_FILE).items():
+    for name, value in read_shards(find_shards(checkpoint.path, FULL_STEM)):
         parameters[name].copy_(value)
 
 

@@ -2,7 +2,8 @@
 
 Only safetensors and JSON, so that loading one can never run code. Every file is a function of the
 run alone, not of the rank or node that writes it: copies on several nodes are equal byte by byte.
-The adapter's two files are PEFT's own, so that plain Transformers and PEFT load it as it is.
+The adapter's two files are PEFT's own, and a fully trained model with its config is Transformers'
+own layout in files of bounded size, so that plain Transformers and PEFT load either as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,12 +24,21 @@ from agents.trainer.flat import FlatParameters, Layout
 from agents.trainer.model import TrainedModel
 from agents.trainer.optimizer import export_state, import_state
 from agents.trainer.precision import LossScale
+from agents.trainer.shards import (
+    cut_long,
+    find_shards,
+    join_cut,
+    read_shapes,
+    read_shards,
+    write_shards,
+)
 from agents.wire import WireError, from_wire, to_wire
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-FULL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
+FULL_STEM = "model"
+FULL_CONFIG = "config.json"
+OPTIMIZER_STEM = "optimizer"
 CARRIED_FILE = "carried.safetensors"
 STATE_FILE = "state.json"
 
@@ -108,13 +117,15 @@ def write_snapshot(
 ) -> None:
     """Write every file of a checkpoint but its manifest."""
     metadata = {"format": "pt"}
-    name = FULL_FILE if model.lora is None else ADAPTER_FILE
-    save_file(copy.values, folder / name, metadata=metadata)
-    save_file(copy.optimizer, folder / OPTIMIZER_FILE, metadata=metadata)
+    write_shards(cut_long(copy.optimizer), folder, OPTIMIZER_STEM)
     if copy.carried:
         save_file(copy.carried, folder / CARRIED_FILE, metadata=metadata)
     if model.lora is not None:
+        save_file(copy.values, folder / ADAPTER_FILE, metadata=metadata)
         _write_json(folder / ADAPTER_CONFIG, adapter_config(model, progress.spec))
+    else:
+        write_shards(copy.values, folder, FULL_STEM)
+        _write_json(folder / FULL_CONFIG, full_config(model))
     _write_json(folder / STATE_FILE, to_wire(progress))
 
 
@@ -127,6 +138,14 @@ def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
     }
     plain["base_model_name_or_path"] = spec.model
     plain["inference_mode"] = True
+    return plain
+
+
+def full_config(model: TrainedModel) -> dict[str, Any]:
+    """Return Transformers' description of the model, the same on every node."""
+    config: Any = model.module.config
+    plain: dict[str, Any] = json.loads(config.to_json_string())
+    plain.pop("_name_or_path", None)
     return plain
 
 
@@ -157,29 +176,23 @@ def load_snapshot(
     Raises:
         UserError: it belongs to other parameters.
     """
-    full = checkpoint.path / FULL_FILE
-    values = read_tensors(full if full.exists() else checkpoint.path / ADAPTER_FILE)
+    folder = checkpoint.path
+    files = find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE]
     shapes = {name: tuple(view.shape) for name, view in flat.views.items()}
-    found = {name: tuple(value.shape) for name, value in values.items()}
+    found = read_shapes(files)
     if shapes != found:
         odd = sorted(set(shapes.items()) ^ set(found.items()))[0]
         raise UserError(
             f"{checkpoint.path} holds other parameters than this run trains, such as {odd[0]}.",
             "Resume with the model and the adapter settings of that run",
         )
-    for name, view in flat.views.items():
-        view.copy_(values[name])
-    plain = read_progress(checkpoint).optimizer
-    import_state(optimizer, read_tensors(checkpoint.path / OPTIMIZER_FILE), plain)
+    for name, value in read_shards(files):
+        flat.views[name].copy_(value)
+    state = join_cut(read_shards(find_shards(folder, OPTIMIZER_STEM)))
+    import_state(optimizer, state, read_progress(checkpoint).optimizer)
 
 
 def read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return what the compression of gradients had left over; nothing where none was used."""
     path = checkpoint.path / CARRIED_FILE
-    return read_tensors(path) if path.exists() else {}
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return every tensor of a safetensors file."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return dict(read_shards([path])) if path.exists() else {}
