@@ -1,0 +1,36 @@
+"""What people read agrees with what there is: keys of run files, links, benchmarks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "ARCHITECTURE.md", "docs/training.md", "tests/bench/README.md")
+_LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in _LINK.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("spec", [RunSpec, DataSpec, AdapterSpec, CheckpointSpec])
+def test_every_key_of_a_run_file_is_explained(spec: type) -> None:
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    assert is_dataclass(spec)
+    for key in (field.name for field in fields(spec)):
+        assert re.search(rf"\b{key}\b", text), key
+
+
+def test_every_benchmark_is_listed() -> None:
+    text = (ROOT / "tests/bench/README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "tests/bench").glob("bench_*.py"):
+        assert f"tests.bench.{path.stem}`" in text, path.name
