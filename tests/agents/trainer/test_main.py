@@ -16,7 +16,6 @@ import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec
 from agents.wire import to_wire
-from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import (
     FINISH_S,
     Run,
@@ -218,31 +217,6 @@ def test_a_diverged_training_ends_and_keeps_the_older_checkpoint(tmp_path, tiny_
     assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {
         f"step-{step:08d}" for step in steps[-3:]
     }
-
-
-def test_a_full_disk_pauses_checkpoints_and_not_the_training(tmp_path, tiny_model):
-    with small_disk(tmp_path / "disk", 4 << 20) as disk:
-        spec = make_spec(max_steps=4000)
-        run = Run(disk / "run", tiny_model, spec)
-        ranks = run.start()
-        wait_until(lambda: run.checkpoint(2).is_dir())
-        filler = fill(disk, leave_bytes=60_000)
-        wait_until(lambda: any(line["kind"] == "checkpoint_failed" for line in run.journal()))
-        reached = max(run.steps())
-        filler.unlink()
-        wait_until(
-            lambda: any(
-                line["step"] > reached + 2 for line in run.journal() if line["kind"] == "checkpoint"
-            )
-        )
-        assert ranks[0].pid
-        os.kill(ranks[0].pid, signal.SIGTERM)
-        assert finish(ranks) == [0]
-        warning = next(line for line in run.journal() if line["kind"] == "checkpoint_failed")
-        assert "disk is full" in warning["message"]
-        assert warning["hint"]
-        left = list((run.folder / "checkpoints").iterdir())
-        assert all(path.name.startswith("step-") for path in left)
 
 
 def test_the_clock_asks_for_checkpoints(tmp_path, tiny_model):
