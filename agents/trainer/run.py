@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -125,7 +126,7 @@ def _train(
         spec, model = attempt.intent.spec, prepared.model
         shown = describe(prepared.train, model.tokenizer, spec, plain_template=model.plain_template)
         journal.write("preview", **to_wire(shown))
-    _tell_start(journal, plan, prepared)
+    _tell_start(journal, attempt, plan, prepared)
     _tell_dropped(journal, attempt, prepared)
     saver = _make_saver(attempt, prepared, group, journal)
     loop = Loop(
@@ -219,14 +220,33 @@ def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Jou
     return Saver(attempt, prepared, group=group, folder=folder, journal=journal)
 
 
-def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
-    train = prepared.train
-    if len(train) < len(plan.shares):
+def _warn_of_data(journal: Journal, attempt: Attempt, prepared: Prepared, world_size: int) -> None:
+    """Say that there are fewer examples than ranks, and what evaluation leaves out."""
+    count = len(prepared.train)
+    if count < world_size:
+        noun = "pack" if attempt.intent.spec.packing else "row"
+        of_rows = " of rows" if noun == "pack" else ""
+        what = f"is 1 {noun}{of_rows}" if count == 1 else f"are {count} {noun}s{of_rows}"
         journal.write(
             "warning",
-            message=f"There are {len(train)} rows for {len(plan.shares)} ranks.",
+            message=f"There {what} for {world_size} ranks.",
             hint="Rows come again in every epoch; with so few, one GPU is as fast",
         )
+    evaluation = prepared.evaluation
+    if evaluation is not None and evaluation.num_skipped and attempt.intent.eval_path:
+        first = evaluation.skipped[0]
+        left_out = f"{evaluation.num_skipped} {'is' if evaluation.num_skipped == 1 else 'are'}"
+        journal.write(
+            "warning",
+            message=f"Of {evaluation.num_rows} rows of {Path(attempt.intent.eval_path).name} "
+            f"{left_out} left out (the first, row {first.row}: {first.in_words}).",
+            hint="Correct data.eval, or go on without them",
+        )
+
+
+def _tell_start(journal: Journal, attempt: Attempt, plan: Plan, prepared: Prepared) -> None:
+    train = prepared.train
+    _warn_of_data(journal, attempt, prepared, len(plan.shares))
     journal.write(
         "started",
         step=plan.first_step - 1,
@@ -236,6 +256,7 @@ def _tell_start(journal: Journal, plan: Plan, prepared: Prepared) -> None:
         peak_flops_per_s=plan.speeds.peak.flops_per_s if plan.speeds.peak else None,
         peak_measured=plan.speeds.peak.measured if plan.speeds.peak else None,
         world_size=len(plan.shares),
+        data=Path(attempt.intent.train_path).name,
         num_rows=train.num_rows - train.num_skipped,
         num_examples=len(train),
         num_tokens=int(train.num_tokens.sum()),

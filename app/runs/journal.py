@@ -201,7 +201,8 @@ def _tell_started(line: Line, node: str, rank: int | None) -> Told:
     on = f" on {count_of(world, 'rank')}" if world else ""
     of = f" of {total}" if total is not None else ""
     skipped = whole_of(line, "num_skipped") or 0
-    note = f"; {count_of(skipped, 'row')} of the data skipped{_reason(line)}" if skipped else ""
+    data = text_of(line, "data") or "the data"
+    note = f"; {count_of(skipped, 'row')} of {data} skipped{_reason(line)}" if skipped else ""
     cut = whole_of(line, "truncated") or 0
     note += f"; {count_of(cut, 'row')} cut at sequence_tokens" if cut else ""
     return (

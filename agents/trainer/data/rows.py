@@ -14,7 +14,7 @@ from typing import Any
 from agents.errors import UserError
 from agents.trainer.data.conversations import Row, choose_format, read_row
 from agents.trainer.data.files import KINDS, Reading, read_file
-from agents.trainer.data.tally import Skipped, Tally
+from agents.trainer.data.tally import BLANK, Skipped, Tally
 
 _NOT_DATA = ("readme", "license", "dataset_info", "manifest.json", "state.json")
 
@@ -110,7 +110,7 @@ class RowReader:
 
     def _read(self, number: int, value: Any) -> Row | Skipped:
         if value is None:
-            return Skipped(row=number, reason="the line is empty")
+            return Skipped(row=number, reason=BLANK)
         try:
             if isinstance(value, ValueError):
                 raise value

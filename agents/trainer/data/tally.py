@@ -14,6 +14,7 @@ from agents.errors import UserError
 
 MOST_MALFORMED = 10
 MOST_MALFORMED_SHARE = 0.05
+BLANK = "the line is empty"
 NUM_NAMED = 20
 """How many rows that were left out are named."""
 
@@ -45,6 +46,8 @@ class Tally:
     num_rows: int = 0
     num_skipped: int = 0
     num_malformed: int = 0
+    num_blank: int = 0
+    """Rows left out that are nothing but a line's end."""
     num_truncated: int = 0
     """Rows that were longer than the longest sequence and lost their end."""
     named: list[Skipped] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Tally:
     def skip(self, skipped: Skipped) -> None:
         """Count a row that is left out."""
         self.num_skipped += 1
+        self.num_blank += skipped.reason == BLANK
         if skipped.malformed:
             self.num_malformed += 1
             self.first_malformed = self.first_malformed or skipped
@@ -86,7 +90,7 @@ class Tally:
         if num_kept:
             return
         hint = "Give data with at least one row to learn from"
-        if not self.named:
+        if self.num_blank == self.num_skipped:
             raise UserError(f"{self.name} is empty.", hint)
         worst = first or self.named[0]
         raise UserError(

@@ -301,7 +301,8 @@ def test_an_empty_file_is_refused(tmp_path, name):
 
 
 def test_a_file_of_empty_rows_is_refused(tmp_path):
-    message = refuse(write(tmp_path, "a.jsonl", "\n\n"))
+    assert "a.jsonl is empty" in refuse(write(tmp_path, "a.jsonl", "\n\n"))
+    message = refuse(write(tmp_path, "b.jsonl", '\n{"text": ""}\n'))
     assert "all 2 were left out (the first, row 1: the line is empty)" in message
 
 
