@@ -79,6 +79,13 @@ def review(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> Review:
     )
 
 
+def preview_spec(answers: Answers) -> RunSpec | None:
+    """Return a spec that says enough to look at the data; None while something of it is missing."""
+    asked = ("model", "train", "objective", "format", "sequence_tokens", "packing", "nodes")
+    chosen = Answers(**{key: getattr(answers, key) for key in asked})
+    return None if find_problems(chosen) else to_spec(chosen)
+
+
 def usable_nodes(nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
     """Return the nodes that can start a run now."""
     return tuple(node for node in nodes if node.state == "online")

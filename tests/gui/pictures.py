@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QWidget
 
 from app.gui.application import make_application
 from app.gui.theme import Theme
+from tests.fakes.cluster import make_preview
 from tests.fakes.core import FakeCore, busy_core, publish_history
 from tests.gui.stage import Stage
 
@@ -60,6 +61,12 @@ def _run_tab(index: int) -> Callable[[Stage], QWidget]:
         return stage.window
 
     return show
+
+
+def _data(stage: Stage) -> QWidget:
+    window = _run_tab(4)(stage)
+    stage.window.run_page().data.show_data(make_preview())
+    return window
 
 
 def _interrupted(stage: Stage) -> QWidget:
@@ -114,6 +121,17 @@ def _new_run_recipe(stage: Stage) -> QWidget:
     return dialog
 
 
+def _look(stage: Stage) -> QWidget:
+    dialog = _new_run(stage)
+    for key in ("model", "train"):
+        dialog.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
+    dialog.fields["train"].edited.emit()  # type: ignore[attr-defined]
+    dialog.look.click()  # type: ignore[attr-defined]
+    shown = next(w for w in dialog.findChildren(QDialog) if w.isVisible())
+    stage.wait_for(lambda: "learned" in shown.view.toPlainText())  # type: ignore[attr-defined]
+    return shown
+
+
 def _repeat(stage: Stage) -> QWidget:
     stage.window.repeat_run(stage.cluster.runs[RUN])
     return _dialog(stage)
@@ -154,6 +172,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-events": _run_tab(1),
     "run-log": _run_tab(2),
     "run-checkpoints": _run_tab(3),
+    "run-data": _data,
     "run-interrupted": _interrupted,
     "new-run": _new_run,
     "new-run-problems": _new_run_problems,
@@ -162,6 +181,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-advanced-3": _new_run_advanced(1.0),
     "new-run-recipe": _new_run_recipe,
     "new-run-repeat": _repeat,
+    "new-run-look": _look,
     "add-node": _add_node,
     "add-node-fingerprint": _fingerprint,
     "resume": _resume,

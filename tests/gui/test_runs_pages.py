@@ -17,6 +17,7 @@ from app.flows.new_run_answers import Answers, to_spec
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
+from app.gui.windows.data_dialog import DataDialog
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog
 from app.text import show_loss
@@ -169,6 +170,25 @@ def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
     assert new_run.answers() == replace(
         Answers(name="run-1", model="org/model"), nodes=answers.nodes
     )
+
+
+def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
+    assert not new_run.look.isEnabled()
+    new_run.fields["model"].set_answer("org/model")
+    new_run.fields["train"].set_answer("chats.jsonl")
+    new_run.fields["alpha"].set_answer("x")
+    new_run._review()
+    new_run.look.click()
+    dialog = open_dialog(DataDialog)
+    busy.wait_for(lambda: "learned" in dialog.view.toPlainText())
+    assert [call[2] for call in busy.called("preview")] == [False]
+    press(dialog, "Read all rows")
+    busy.wait_for(lambda: len(busy.called("preview")) == 2 and not dialog.banner.isVisible())
+    assert not dialog.count_all.isEnabled()
+    busy.core.failure = UserError("chats.jsonl, row 3: not valid JSON", "Correct it.")
+    dialog._look(whole=True)
+    busy.wait_for(lambda: "row 3" in dialog.banner.message())
+    dialog.reject()
 
 
 def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):

@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 from agents.spec import RunSpec
 from app.errors import RacklessError
 from app.events import RunSnapshot
-from app.flows.new_run import Review, review
+from app.flows.new_run import Review, preview_spec, review
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import Answers, free_name, to_answers, use_recipe
 from app.flows.new_run_fields import FIELDS, MAIN
@@ -36,6 +36,7 @@ from app.gui.widgets.fold import Fold
 from app.gui.widgets.form import make_sections, stack_sections
 from app.gui.widgets.parts import Button, make_label, make_panel
 from app.gui.widgets.start_from import StartFrom
+from app.gui.windows.data_dialog import DataDialog
 from app.text import count_of
 
 RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
@@ -71,6 +72,13 @@ class NewRunDialog(QDialog):
         self._advanced = make_sections(ADVANCED, self.fields)
         self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))
         self.banner = Banner(context.theme)
+        self.look = Button(
+            context.theme,
+            "Look at the data\u2026",
+            self.look_at_data,
+            icon="search",
+            tip="Show what is recognised, and three rows with what is learned of them",
+        )
         self._summary = QVBoxLayout()
         self._values: dict[str, QLabel] = {}
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
@@ -128,6 +136,7 @@ class NewRunDialog(QDialog):
         column.addWidget(make_label("What will happen", "heading"))
         self._summary.setSpacing(12)
         column.addLayout(self._summary)
+        column.addWidget(self.look)
         column.addStretch(1)
         column.addWidget(
             make_label(
@@ -223,6 +232,7 @@ class NewRunDialog(QDialog):
             section.show_asked(result.asked)
         self._tell_advanced(result)
         self._show_summary(result)
+        self.look.setEnabled(preview_spec(self.answers()) is not None)
         return result
 
     def _tell_advanced(self, result: Review) -> None:
@@ -234,6 +244,14 @@ class NewRunDialog(QDialog):
             self.fold.tell(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
         else:
             self.fold.tell(f"{len(ADVANCED)} settings, all as recommended")
+
+    def look_at_data(self) -> None:
+        """Open a dialog with what the run would learn from its data."""
+        spec = preview_spec(self.answers())
+        if spec is not None:
+            dialog = DataDialog(self._context, self, spec)
+            dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            dialog.open()
 
     def _show_summary(self, result: Review) -> None:
         for label, value in result.summary:

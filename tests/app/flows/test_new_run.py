@@ -7,7 +7,7 @@ import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.events import NodeSnapshot
-from app.flows.new_run import review
+from app.flows.new_run import preview_spec, review
 from app.flows.new_run_answers import Answers, free_name, to_answers, to_spec, use_recipe
 from app.flows.new_run_fields import FIELDS
 from app.library.recipes import list_recipes
@@ -285,6 +285,13 @@ def test_a_recipe_gives_its_settings_and_leaves_model_data_and_nodes(recipe):
 )
 def test_a_name_that_is_taken_gets_the_next_number(wanted, taken, free):
     assert free_name(wanted, taken) == free
+
+
+def test_data_can_be_looked_at_while_other_answers_are_open():
+    spec = preview_spec(replace(GOOD, rank="x", sequence_tokens="64", nodes="alpha"))
+    assert (spec.model, spec.sequence_tokens, spec.nodes) == ("m", 64, ("alpha",))
+    assert preview_spec(replace(GOOD, train="")) is None
+    assert preview_spec(replace(GOOD, sequence_tokens="")) is None
 
 
 def test_the_summary_says_what_follows():
