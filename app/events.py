@@ -11,7 +11,6 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from agents.protocol import AttemptStatus, CheckpointInfo, NodeFacts, RankPlacement, Sample
@@ -183,7 +182,7 @@ class RankTrace:
     rank: int
     first_step: int
     last_step: int
-    path: Path
+    path: str
     """Of the gzipped Chrome trace on this PC, once it has been fetched."""
     size_bytes: int
     top: tuple[TraceRow, ...] = ()

@@ -70,7 +70,7 @@ class RunActions:
         if not whole:
             self._banner.show_message("warning", "Profiler", describe_trace(made))
             return
-        paths = "\n".join(str(trace.path) for trace in whole)
+        paths = "\n".join(trace.path for trace in whole)
         most = [f"{row.name[:40]} {show_share(row.share)}" for row in whole[0].top[:3]]
         self._banner.show_message(
             "good",

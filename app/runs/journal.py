@@ -142,7 +142,7 @@ def read_trace(line: Line, rank: int, folder: Path) -> RankTrace | None:
         rank=rank,
         first_step=first_step,
         last_step=whole_of(line, "last_step") or first_step,
-        path=folder / text_of(line, "file"),
+        path=str(folder / text_of(line, "file")),
         size_bytes=whole_of(line, "size_bytes") or 0,
         top=trace_rows(line),
         problem=text_of(line, "message") if kind == "trace_failed" else "",

@@ -8,6 +8,7 @@ that is closed in between misses nothing, and the wish is granted anyway.
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 
 from agents.protocol import Wish
 from app.errors import UsageError, UserError
@@ -99,7 +100,8 @@ def _covers(trace: RankTrace, step: int) -> bool:
 def _is_here(trace: RankTrace) -> bool:
     if trace.problem:
         return True
-    return trace.path.is_file() and trace.path.stat().st_size == trace.size_bytes
+    path = Path(trace.path)
+    return path.is_file() and path.stat().st_size == trace.size_bytes
 
 
 def _make_id() -> str:

@@ -4,6 +4,7 @@ and a master that is killed, loses its store and comes back as two at once."""
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import subprocess
 from collections.abc import Iterator
@@ -34,11 +35,11 @@ def killed_after(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[st
 
 
 def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
-    run = site.answer("start", str(site.write_run_file(120)))
+    run = site.answer("start", str(site.write_run_file(240)))
     run_id = run["run_id"]
     assert (run["state"], run["nodes"], run["attempt"]) == ("running", list(NODES), 1)
 
-    again = site.rackless("start", str(site.write_run_file(120)))
+    again = site.rackless("start", str(site.write_run_file(240)))
     assert (again.code, "is already busy" in again.problem) == (1, True)
     assert run_id in again.problem
     assert [known["run_id"] for known in site.answer("runs", "list")] == [run_id]
@@ -49,6 +50,18 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert [rank["node"] for rank in shown["ranks"]] == list(NODES)
     assert sum(rank["share"] for rank in shown["ranks"]) == pytest.approx(1.0)
 
+    saved = site.answer("runs", "save", run_id)
+    assert saved["stall_s"] < saved["seconds"]
+    traced = site.answer("runs", "trace", run_id, "--steps", "2")
+    assert (traced["is_complete"], len(traced["ranks"])) == (True, len(NODES))
+    for name, trace in zip(NODES, traced["ranks"], strict=True):
+        assert (trace["first_step"], trace["last_step"]) == (
+            traced["first_step"], traced["first_step"] + 1
+        )  # fmt: skip
+        assert Path(trace["path"]).parent.name == name
+        assert b"traceEvents" in gzip.decompress(Path(trace["path"]).read_bytes())
+        assert trace["top"][0]["share"] > 0
+
     stopped = site.answer("runs", "stop", run_id[:-1])
     assert stopped["state"] == "stopped"
     assert tagged_processes(run_id) == []
@@ -58,11 +71,19 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert (newest["step"], newest["verified"]) == (reached, True)
     assert newest["nodes"] == list(NODES)
 
-    resumed = site.rackless("runs", "resume", run_id, "--watch", "--json", "--nodes", "beta")
+    refused = site.rackless("runs", "save", run_id)
+    assert (refused.code, "only a running run can save" in refused.problem) == (1, True)
+
+    resumed = site.rackless(
+        "runs", "resume", run_id, "--verify", "2", "--watch", "--json", "--nodes", "beta"
+    )
     assert resumed.code == 0, resumed.problem
     lines = resumed.lines
     steps = [line["step"] for line in lines if line["kind"] == "step"]
-    assert steps == list(range(reached + 1, steps[-1] + 1))
+    assert steps == list(range(steps[0], steps[-1] + 1))
+    assert steps[0] <= reached - 1, "two logged steps are done again"
+    texts = [line["text"] for line in lines if line["kind"] == "event"]
+    assert any("replayed" in text and "NOT AS BEFORE" not in text for text in texts), texts
     ended = lines[-1]["run"]
     assert (ended["state"], ended["attempt"], ended["nodes"]) == ("done", 2, ["beta"])
     assert ended["loss"] < ended["first_loss"]

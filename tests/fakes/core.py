@@ -474,7 +474,7 @@ class FakeCore:
         await self._act("trace_run", run_id, num_steps)
         rows = (TraceRow(name="ampere_bf16_gemm", count=672, seconds=4.1, share=0.61),)
         trace = RankTrace(
-            rank=0, first_step=413, last_step=415, path=Path("/mirror/trace.json.gz"),
+            rank=0, first_step=413, last_step=415, path="/mirror/trace.json.gz",
             size_bytes=7_300_000, top=rows,
         )  # fmt: skip
         return TraceMade(first_step=413, ranks=(trace,), is_complete=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,7 +130,7 @@ def test_traces_of_all_ranks_are_fetched_with_what_took_longest(
     cluster["alpha"].grant = grant
     made = asyncio.run(wishes.record_trace(services, run_id, 2))
     assert (made.first_step, made.is_complete) == (8, True)
-    assert [trace.path.read_bytes() for trace in made.ranks[:2]] == [data, data]
+    assert [Path(trace.path).read_bytes() for trace in made.ranks[:2]] == [data, data]
     assert made.ranks[2].problem == "The disk is full."
     assert [(row.name, row.count, row.share) for row in made.ranks[0].top] == [("aten::mm", 4, 0.9)]
     texts = [event.text for event in services.book.events(run_id)]
