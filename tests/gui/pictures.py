@@ -126,7 +126,7 @@ def _look(stage: Stage) -> QWidget:
     for key in ("model", "train"):
         dialog.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
     dialog.fields["train"].edited.emit()  # type: ignore[attr-defined]
-    dialog.look.click()  # type: ignore[attr-defined]
+    dialog.outlook.look.click()  # type: ignore[attr-defined]
     shown = next(w for w in dialog.findChildren(QDialog) if w.isVisible())
     stage.wait_for(lambda: "learned" in shown.view.toPlainText())  # type: ignore[attr-defined]
     return shown

@@ -173,12 +173,12 @@ def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
 
 
 def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
-    assert not new_run.look.isEnabled()
+    assert not new_run.outlook.look.isEnabled()
     new_run.fields["model"].set_answer("org/model")
     new_run.fields["train"].set_answer("chats.jsonl")
     new_run.fields["alpha"].set_answer("x")
     new_run._review()
-    new_run.look.click()
+    new_run.outlook.look.click()
     dialog = open_dialog(DataDialog)
     busy.wait_for(lambda: "learned" in dialog.view.toPlainText())
     assert [call[2] for call in busy.called("preview")] == [False]

@@ -42,19 +42,21 @@ class RunHead(QWidget):
         self.repeat = IconButton(
             context.theme, "copy", "New run like this one", self._with_run(self._ask_to_repeat)
         )
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
+        back = IconButton(context.theme, "back", "Back to all runs (Esc)", self.back.emit)
+        row = QHBoxLayout()
         row.setSpacing(8)
-        row.addWidget(IconButton(context.theme, "back", "Back to all runs (Esc)", self.back.emit))
-        words = QVBoxLayout()
-        words.setSpacing(0)
-        words.addWidget(self._title)
-        words.addWidget(self._subtitle)
-        row.addLayout(words, 1)
+        row.addWidget(back)
+        row.addWidget(self._title, 1)
         row.addWidget(self.state)
         row.addSpacing(8)
         for button in (self.repeat, *self.buttons.values()):
             row.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        column.addLayout(row)
+        self._subtitle.setContentsMargins(back.sizeHint().width() + row.spacing(), 0, 0, 0)
+        column.addWidget(self._subtitle)
 
     def show_run(self, run: RunSnapshot) -> None:
         self._run = run

@@ -15,7 +15,6 @@ from PySide6.QtWidgets import (
     QDialog,
     QFileDialog,
     QHBoxLayout,
-    QLabel,
     QScrollArea,
     QVBoxLayout,
     QWidget,
@@ -34,7 +33,8 @@ from app.gui.widgets.answer_field import AnswerField
 from app.gui.widgets.banner import Banner
 from app.gui.widgets.fold import Fold
 from app.gui.widgets.form import make_sections, stack_sections
-from app.gui.widgets.parts import Button, make_label, make_panel
+from app.gui.widgets.outlook import Outlook
+from app.gui.widgets.parts import Button
 from app.gui.widgets.start_from import StartFrom
 from app.gui.windows.data_dialog import DataDialog
 from app.text import count_of
@@ -72,15 +72,7 @@ class NewRunDialog(QDialog):
         self._advanced = make_sections(ADVANCED, self.fields)
         self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))
         self.banner = Banner(context.theme)
-        self.look = Button(
-            context.theme,
-            "Look at the data\u2026",
-            self.look_at_data,
-            icon="search",
-            tip="Show what is recognised, and three rows with what is learned of them",
-        )
-        self._summary = QVBoxLayout()
-        self._values: dict[str, QLabel] = {}
+        self.outlook = Outlook(context.theme, self.look_at_data)
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -89,7 +81,7 @@ class NewRunDialog(QDialog):
         body.setContentsMargins(24, 20, 24, 0)
         body.setSpacing(24)
         body.addWidget(self._make_form(), 1)
-        body.addWidget(self._make_side())
+        body.addWidget(self.outlook)
         column.addLayout(body, 1)
         foot = QVBoxLayout()
         foot.setContentsMargins(24, 12, 24, 20)
@@ -126,27 +118,6 @@ class NewRunDialog(QDialog):
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll = scroll
         return scroll
-
-    def _make_side(self) -> QWidget:
-        panel = make_panel()
-        panel.setFixedWidth(280)
-        column = QVBoxLayout(panel)
-        column.setContentsMargins(20, 16, 20, 16)
-        column.setSpacing(12)
-        column.addWidget(make_label("What will happen", "heading"))
-        self._summary.setSpacing(12)
-        column.addLayout(self._summary)
-        column.addWidget(self.look)
-        column.addStretch(1)
-        column.addWidget(
-            make_label(
-                "The model and the data are copied to each node once. The run goes on when this "
-                "window is closed.",
-                "caption",
-                wraps=True,
-            )
-        )
-        return panel
 
     def _make_foot(self) -> QHBoxLayout:
         theme = self._context.theme
@@ -231,8 +202,8 @@ class NewRunDialog(QDialog):
         for section in (*self._main, *self._advanced):
             section.show_asked(result.asked)
         self._tell_advanced(result)
-        self._show_summary(result)
-        self.look.setEnabled(preview_spec(self.answers()) is not None)
+        self.outlook.show_rows(result.summary)
+        self.outlook.look.setEnabled(preview_spec(self.answers()) is not None)
         return result
 
     def _tell_advanced(self, result: Review) -> None:
@@ -252,17 +223,6 @@ class NewRunDialog(QDialog):
             dialog = DataDialog(self._context, self, spec)
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             dialog.open()
-
-    def _show_summary(self, result: Review) -> None:
-        for label, value in result.summary:
-            if label not in self._values:
-                self._values[label] = make_label(wraps=True)
-                pair = QVBoxLayout()
-                pair.setSpacing(2)
-                pair.addWidget(make_label(label, "caption"))
-                pair.addWidget(self._values[label])
-                self._summary.addLayout(pair)
-            self._values[label].setText(value)
 
     def _free_name(self, wanted: str) -> str:
         return free_name(wanted, {run.name for run in self._context.cluster.runs.values()})
