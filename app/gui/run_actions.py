@@ -61,20 +61,20 @@ class RunActions:
         )
         self._context.bridge.run(
             lambda core, report: core.trace_run(run.run_id, TRACED_STEPS),
-            success=self._show_trace,
+            success=lambda made: self._show_trace(run, made),
             failure=self._banner.show_error,
         )
 
-    def _show_trace(self, made: TraceMade) -> None:
+    def _show_trace(self, run: RunSnapshot, made: TraceMade) -> None:
         whole = [trace for trace in made.ranks if not trace.problem]
         if not whole:
-            self._banner.show_message("warning", "Profiler", describe_trace(made))
+            self._banner.show_message("warning", run.name, describe_trace(made))
             return
         paths = "\n".join(trace.path for trace in whole)
         most = [f"{row.name[:40]} {show_share(row.share)}" for row in whole[0].top[:3]]
         self._banner.show_message(
             "good",
-            describe_trace(made).capitalize(),
+            f"{run.name}: {describe_trace(made)}",
             f"Most time: {', '.join(most)}. Open at ui.perfetto.dev:\n{paths}",
             ("Copy the paths", lambda: copy_text(paths)),
         )

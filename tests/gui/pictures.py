@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QWidget
 
+from app.events import Certificate
 from app.gui.application import make_application
 from app.gui.theme import Theme
 from tests.fakes.cluster import make_preview
@@ -66,6 +68,21 @@ def _run_tab(index: int) -> Callable[[Stage], QWidget]:
 def _data(stage: Stage) -> QWidget:
     window = _run_tab(4)(stage)
     stage.window.run_page().data.show_data(make_preview())
+    return window
+
+
+def _profiled(stage: Stage) -> QWidget:
+    """A verified run, whose profile has come."""
+    window = _run_tab(3)(stage)
+    page = stage.window.run_page()
+    run = stage.cluster.runs[RUN]
+    certificate = Certificate(
+        promise="B", first_step=401, last_step=403, steps=3, equal_to_the_bit=False,
+        largest_difference=2.8e-7, other_samples=0, kept=True,
+    )  # fmt: skip
+    page.progress.show_run(replace(run, certificate=certificate))
+    page.deeds.trace(run)
+    stage.wait_for(lambda: "recorded by" in page.banner.message())
     return window
 
 
@@ -173,6 +190,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-log": _run_tab(2),
     "run-checkpoints": _run_tab(3),
     "run-data": _data,
+    "run-profiled": _profiled,
     "run-interrupted": _interrupted,
     "new-run": _new_run,
     "new-run-problems": _new_run_problems,

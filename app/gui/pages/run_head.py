@@ -94,7 +94,7 @@ class RunHead(QWidget):
                 theme,
                 "Profile",
                 self._with_run(self._deeds.trace),
-                icon="search",
+                icon="trace",
                 tip=f"Record the next {TRACED_STEPS} steps of every rank as a Chrome trace",
             ),
             "save": Button(

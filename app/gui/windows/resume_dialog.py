@@ -33,7 +33,7 @@ class ResumeDialog(QDialog):
         super().__init__(parent)
         self._context, self._run = context, run
         self.setWindowTitle(f"Resume {run.name}")
-        self.resize(640, 480)
+        self.resize(760, 500)
         self.model: RowsModel[CheckpointSnapshot] = RowsModel(
             checkpoint_columns(context.cluster.now_s), key=lambda item: item.step
         )
