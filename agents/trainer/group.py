@@ -28,7 +28,7 @@ from agents.errors import UserError
 JOIN_TIMEOUT_S = 120.0
 """How long a rank waits for the others to start."""
 LOAD_TIMEOUT_S = 1800.0
-"""How long a rank waits for the others to load their model."""
+"""How long a rank waits for the others to load their model, without a sign of life from them."""
 COLLECTIVE_TIMEOUT_S = 1800.0
 """The last resort. The supervisor sees a silent rank long before."""
 _FAREWELL_S = 3.0
@@ -62,6 +62,9 @@ class Group:
         self._names = names
         """What to call each rank in a message, such as `rank 2 (node gamma)`."""
         self._store: dist.Store | None = None
+        self._num_signs = 0
+        self._heard: dict[int, str] = {}
+        """The newest sign of life of each other rank."""
 
     def join(self, backend: str, device: torch.device) -> None:
         """Meet the other ranks; needs MASTER_ADDR and MASTER_PORT in the environment.
@@ -106,7 +109,8 @@ class Group:
     ) -> list[dict[str, Any]]:
         """Give `value` to every rank and return those of all ranks, in rank order.
 
-        A value with a `failure` (message and hint) ends the waiting of every rank at once.
+        A value with a `failure` (message and hint) ends the waiting of every rank at once. As long
+        as one of those that are waited for calls `tell_alive`, the waiting goes on.
 
         Raises:
             UserError: a rank failed.
@@ -124,7 +128,11 @@ class Group:
                     values[rank] = self._read(topic, rank)
                     self._end_on_failure(topic, rank, values[rank])
             if len(values) < self.world_size:
-                self._wait(topic, set(values), deadline)
+                missing = [rank for rank in range(self.world_size) if rank not in values]
+                if time.monotonic() > deadline:
+                    self._expect_alive(topic, missing)
+                    deadline = time.monotonic() + timeout_s
+                time.sleep(_POLL_S)
         return [values[rank] for rank in range(self.world_size)]
 
     def _end_on_failure(self, topic: str, rank: int, value: dict[str, Any]) -> None:
@@ -153,14 +161,33 @@ class Group:
     def _said(self, topic: str, rank: int) -> bool:
         return bool(self._guard(lambda store: store.check([f"{topic}/{rank}"])))
 
-    def _wait(self, topic: str, present: set[int], deadline: float) -> None:
-        if time.monotonic() > deadline:
-            silent = [self._names[r] for r in range(self.world_size) if r not in present]
+    def tell_alive(self) -> None:
+        """Let the ranks that wait for this one go on waiting.
+
+        Raises:
+            PeerLost: rank 0, which carries the word, has gone.
+        """
+        if self._store is not None:
+            self._num_signs += 1
+            self._guard(lambda store: store.set(f"alive/{self.rank}", str(self._num_signs)))
+
+    def _expect_alive(self, topic: str, missing: list[int]) -> None:
+        """Return when a rank that is waited for has told since the last time that it is alive."""
+        told = {rank: self._read_sign(rank) for rank in missing}
+        news = [rank for rank, sign in told.items() if sign and sign != self._heard.get(rank)]
+        self._heard.update(told)
+        if not news:
+            silent = ", ".join(self._names[rank] for rank in missing)
             raise PeerLost(
-                f"{self._names[self.rank]} timed out waiting for {', '.join(silent)} ({topic}).",
+                f"{self._names[self.rank]} timed out waiting for {silent} ({topic}).",
                 "Look at the log of that rank, and run rackless check for its node",
             )
-        time.sleep(_POLL_S)
+
+    def _read_sign(self, rank: int) -> str:
+        key = f"alive/{rank}"
+        if not self._guard(lambda store: store.check([key])):
+            return ""
+        return str(self._guard(lambda store: store.get(key)).decode("ascii"))
 
     def _guard(self, use: Callable[[Any], Any]) -> Any:
         try:

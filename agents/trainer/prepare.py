@@ -10,6 +10,7 @@ import contextlib
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -37,6 +38,7 @@ from agents.trainer.fingerprint import (
 from agents.trainer.flat import FlatParameters, Layout
 from agents.trainer.forward import Forward
 from agents.trainer.group import Group
+from agents.trainer.loading import Loading
 from agents.trainer.micro import CPU_TOKENS, estimate_tokens
 from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Objective, make_objective
@@ -122,15 +124,20 @@ def limit_memory(device: torch.device, most_gib: float | None) -> None:
         torch.cuda.set_per_process_memory_fraction(share, device)
 
 
-def prepare(attempt: Attempt, group: Group, device: torch.device) -> Prepared:
+def prepare(
+    attempt: Attempt, group: Group, device: torch.device, loading: Loading | None = None
+) -> Prepared:
     """Load data, model and checkpoint on this rank, and agree with the others.
+
+    Args:
+        loading: hears how far it is.
 
     Raises:
         UserError: this rank or another one cannot train; the message names which, and why.
     """
     try:
         with memory_in_words(device):
-            prepared, report = _load(attempt, group, device)
+            prepared, report = _load(attempt, group, device, loading)
     except UserError as error:
         failure = {"message": error.message, "hint": error.hint}
         group.exchange("loaded", {"failure": failure})
@@ -182,7 +189,9 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
                 raise UserError(f"{name} holds {what} than {known[0][0]}.", hint)
 
 
-def _load(attempt: Attempt, group: Group, device: torch.device) -> tuple[Prepared, dict[str, Any]]:
+def _load(
+    attempt: Attempt, group: Group, device: torch.device, loading: Loading | None
+) -> tuple[Prepared, dict[str, Any]]:
     intent = attempt.intent
     spec = intent.spec
     transformers_logging.disable_progress_bar()
@@ -193,12 +202,12 @@ def _load(attempt: Attempt, group: Group, device: torch.device) -> tuple[Prepare
         if attempt.placement.local_rank == 0:
             future = pool.submit(hash_model, folder, attempt.hashes_folder)
         tokenizer, plain_template = load_tokenizer(folder)
-        files = find_data(intent.train_path)
-        data_sha256 = hash_files(files.paths, attempt.hashes_folder)
-        train = load_examples(files, data_sha256, spec, tokenizer, attempt.tokens_folder)
+        train, data_sha256 = _load_data(intent.train_path, attempt, tokenizer, loading)
         evaluation = None
         if intent.eval_path is not None:
-            evaluation = _load_evaluation(intent.eval_path, attempt, tokenizer)
+            evaluation, _ = _load_data(intent.eval_path, attempt, tokenizer, loading)
+        if loading is not None:
+            loading.end()
         base = load_model(spec, folder, tokenizer, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
         forward = Forward(model, device)
@@ -250,10 +259,15 @@ def _load(attempt: Attempt, group: Group, device: torch.device) -> tuple[Prepare
     return prepared, report
 
 
-def _load_evaluation(path: str, attempt: Attempt, tokenizer: Any) -> ExampleSet:
+def _load_data(
+    path: str, attempt: Attempt, tokenizer: Any, loading: Loading | None
+) -> tuple[ExampleSet, str]:
+    """Return the examples of a file, and the hash of its content."""
     files = find_data(path)
     sha256 = hash_files(files.paths, attempt.hashes_folder)
-    return load_examples(files, sha256, attempt.intent.spec, tokenizer, attempt.tokens_folder)
+    tell = partial(loading.tell, "tokenizing") if loading is not None else None
+    spec, cache = attempt.intent.spec, attempt.tokens_folder
+    return load_examples(files, sha256, spec, tokenizer, cache, tell), sha256
 
 
 def _find_checkpoint(attempt: Attempt) -> Checkpoint | None:

@@ -21,6 +21,7 @@ from agents.trainer.failpoints import failpoints_from_environment
 from agents.trainer.flops import read_flops
 from agents.trainer.group import Group, Ranks
 from agents.trainer.journal import Heartbeat, Journal
+from agents.trainer.loading import Loading
 from agents.trainer.loop import Loop, Plan
 from agents.trainer.peaks import find_peak
 from agents.trainer.prepare import (
@@ -59,7 +60,7 @@ def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wishes: W
     group = Group(ranks, attempt.rank_names)
     group.join(choose_backend(device), device)
     try:
-        prepared = prepare(attempt, group, device)
+        prepared = prepare(attempt, group, device, Loading(journal, heartbeat, group))
         with memory_in_words(device):
             _train(attempt, prepared, group, journal, heartbeat, wishes)
     finally:

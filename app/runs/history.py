@@ -38,6 +38,8 @@ class RankHistory:
     """The newest that one rank of one attempt has told."""
 
     phase: str | None = None
+    phase_share: float | None = None
+    """How much of the phase is done, 0 to 1; None: not known."""
     step: int | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None
@@ -186,6 +188,7 @@ def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHis
     kind = line["kind"]
     if kind == "phase":
         rank.phase = text_of(line, "phase") or None
+        rank.phase_share = number_of(line, "share")
     elif kind == "started":
         attempt.total_steps = whole_of(line, "total_steps")
         attempt.first_step = whole_of(line, "step")

@@ -10,8 +10,13 @@ from app.events import RankProgress, RunSnapshot, StepRecord
 from app.runs.history import AttemptHistory, RankHistory, RunHistory
 from app.runs.run import ACTIVE_STATES
 from app.storage.runs import Progress, RunRecord
+from app.text import show_share
 
-_PHASES = ("loading", "imported", "warmup", "training", "saving", "tracing", "done")
+_PHASES = (
+    "loading", "imported", "tokenizing", "preparing", "reference", "warmup", "training", "saving",
+    "tracing", "done",
+)  # fmt: skip
+"""In the order of a run."""
 
 
 def make_progress(history: RunHistory, attempt: int) -> Progress:
@@ -109,8 +114,17 @@ def _remaining_s(progress: Progress, recent: Sequence[StepRecord]) -> float | No
 def _phase(attempt: AttemptHistory) -> str | None:
     """Return the phase of the rank that is least far: it holds up the others."""
     order = {name: place for place, name in enumerate(_PHASES)}
-    phases = [rank.phase for rank in attempt.ranks.values() if rank.phase in order]
-    return min(phases, key=lambda phase: order[phase or ""], default=None)
+    ranks = [rank for rank in attempt.ranks.values() if rank.phase in order]
+    last = min(
+        ranks, key=lambda r: (order[r.phase or ""], r.phase_share or 0.0), default=RankHistory()
+    )
+    return _name_phase(last)
+
+
+def _name_phase(rank: RankHistory) -> str | None:
+    if rank.phase is None or rank.phase_share is None:
+        return rank.phase
+    return f"{rank.phase}, {show_share(rank.phase_share)}"
 
 
 def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankProgress:
@@ -120,9 +134,9 @@ def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankPr
         rank=place.rank,
         node=place.node,
         device=place.device,
-        state=(told.phase or "starting") if active else "ended",
+        state=(_name_phase(told) or "starting") if active else "ended",
         step=told.step,
-        phase=told.phase,
+        phase=_name_phase(told),
         tokens_per_s=told.tokens_per_s if active else None,
         step_s=told.step_s,
         input_s=told.input_s,

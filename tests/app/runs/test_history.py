@@ -285,3 +285,21 @@ def test_figures_of_all_ranks_become_those_of_the_cluster(
     assert (first.mfu, first.memory_reserved_bytes) == (0.2, None)
     alone = make_snapshot(run, [*places, replace(places[0], rank=2)], history)
     assert alone.mfu is None
+
+
+def test_the_phase_of_the_slowest_rank_shows_how_far_it_is(
+    history: RunHistory, journals: Journals
+) -> None:
+    spec = RunSpec(model="m", data=DataSpec(train="t"))
+    run = RunRecord(run_id="r", name="r", state="running", spec=spec, attempt=1, nodes=("a", "b"),
+                    created_s=0.0)  # fmt: skip
+    places = [
+        RankPlacement(rank=rank, local_rank=0, node=node, device="cpu")
+        for rank, node in enumerate("ab")
+    ]
+    journals.add("a", "rank-0.jsonl", {"kind": "phase", "phase": "preparing"})
+    journals.add("b", "rank-1.jsonl", {"kind": "phase", "phase": "tokenizing", "share": 0.123})
+    history.refresh()
+    found = make_snapshot(run, places, history)
+    assert found.phase == "tokenizing, 12 %"
+    assert [rank.phase for rank in found.ranks] == ["preparing", "tokenizing, 12 %"]

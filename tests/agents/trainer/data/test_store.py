@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agents.errors import UserError
@@ -62,6 +64,31 @@ def test_a_second_reader_maps_what_the_first_one_made(tmp_path, tokenizer, monke
     load(path, tokenizer, tmp_path / "c")
     monkeypatch.setattr(cache, "write_examples", None)
     assert len(load(path, tokenizer, tmp_path / "c")) == 5
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+def test_tokenizing_tells_how_far_it_is(tmp_path, tokenizer, name):
+    path = tmp_path / name
+    rows = [{"text": f"The river Venna runs through Tolmar, said {i}."} for i in range(6000)]
+    if name == "a.jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif name == "a.json":
+        path.write_text(json.dumps(rows))
+    elif name == "a.csv":
+        path.write_text("text\n" + "".join(f'"{row["text"]}"\n' for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    told = []
+    load_examples(
+        find_files(path), "0", make_spec(), tokenizer, tmp_path / "cache",
+        lambda count, share: told.append((count, share)),
+    )  # fmt: skip
+    assert [count for count, _ in told] == [1000, 2000, 3000, 4000, 5000, 6000]
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert 0 < shares[0] <= shares[-1] <= 1
+    if name == "a.parquet":
+        assert shares[2] == pytest.approx(0.5, abs=0.06)
 
 
 def test_whatever_decides_the_content_makes_another_entry(tokenizer):

@@ -1,0 +1,79 @@
+"""Ranks that wait for each other: how long, and for whom."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+from torch import distributed as dist
+
+from agents.trainer.group import Group, PeerLost, Ranks
+from agents.trainer.journal import Heartbeat, Journal
+from agents.trainer.loading import Loading
+
+NAMES = ["rank 0 (node alpha, cpu)", "rank 1 (node beta, cpu)"]
+
+
+@pytest.fixture
+def groups():
+    """Two ranks of one process over a store in memory."""
+    store = dist.HashStore()
+    made = [Group(Ranks(rank=rank, world_size=2), NAMES) for rank in range(2)]
+    for group in made:
+        group._store = store
+    return made
+
+
+def answer_late(group, after_s, tell):
+    def work():
+        ends_s = time.monotonic() + after_s
+        while time.monotonic() < ends_s:
+            tell()
+            time.sleep(0.02)
+        group.exchange("loaded", {"rank": 1}, timeout_s=5)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_rank_that_tells_it_is_alive_is_waited_for(groups):
+    thread = answer_late(groups[1], 0.7, groups[1].tell_alive)
+    found = groups[0].exchange("loaded", {"rank": 0}, timeout_s=0.1)
+    assert [value["rank"] for value in found] == [0, 1]
+    thread.join()
+
+
+def test_a_silent_rank_is_given_up_by_name(groups):
+    groups[1].tell_alive()  # once, and never again
+    started_s = time.monotonic()
+    with pytest.raises(PeerLost, match=r"timed out waiting for rank 1 \(node beta, cpu\)"):
+        groups[0].exchange("loaded", {}, timeout_s=0.2)
+    assert 0.3 < time.monotonic() - started_s < 2
+
+
+def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, groups, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("agents.trainer.loading.time.monotonic", lambda: clock[0])
+    journal = Journal(tmp_path / "journal")
+    heartbeat = Heartbeat(tmp_path / "beat")
+    loading = Loading(journal, heartbeat, groups[1])
+    loading.tell("tokenizing", 1000, 0.001)  # too early for a word
+    for second in range(1, 26):
+        clock[0] += 1.0
+        loading.tell("tokenizing", 1000 * second, second / 100)
+    assert json.loads((tmp_path / "beat").read_text())["phase"] == "tokenizing"
+    assert groups[0]._read_sign(1) == "12"
+    loading.end()
+    heartbeat.close()
+    journal.close()
+    lines = [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
+    told = [(line["phase"], line.get("count"), line.get("share")) for line in lines]
+    assert told == [
+        ("tokenizing", 2000, 0.02),
+        ("tokenizing", 12000, 0.12),
+        ("tokenizing", 22000, 0.22),
+        ("preparing", None, None),
+    ]
