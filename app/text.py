@@ -48,6 +48,18 @@ def show_loss(value: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
+def show_exponent(value: float | None, digits: int = 3) -> str:
+    """Return a small number such as a learning rate, as people write it.
+
+    >>> show_exponent(1.7e-4), show_exponent(0.005)
+    ('1.7e-4', '5e-3')
+    """
+    if value is None or not is_known(value):
+        return DASH
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
 def show_share(value: float | None, digits: int = 0) -> str:
     """Return a share from 0 to 1 in percent.
 

@@ -176,7 +176,9 @@ def _changed(answers: Answers) -> frozenset[str]:
     return frozenset(
         asked.key
         for asked in FIELDS
-        if asked.advanced and getattr(answers, asked.key).strip() != getattr(usual, asked.key)
+        if asked.advanced
+        and is_asked(asked.key, answers)
+        and getattr(answers, asked.key).strip() != getattr(usual, asked.key)
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.flows.field import NO, YES
+from app.text import show_exponent
 
 Read = TypeVar("Read")
 ALL_NODES = "all"
@@ -251,8 +252,7 @@ def _shown(value: float | None) -> str:
         return ""
     short = f"{value:g}"
     if 0 < abs(value) < 0.001:
-        mantissa, exponent = f"{value:.15e}".split("e")
-        short = f"{float(mantissa):g}e{int(exponent)}"
+        short = show_exponent(value, digits=6)
     return short if float(short) == value else str(value)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import (
+    QColor,
     QFontMetricsF,
     QKeyEvent,
     QMouseEvent,
@@ -192,6 +193,9 @@ class Plot(QWidget):
             painter.setPen(colors.color("muted"))
             width = QFontMetricsF(painter.font()).horizontalAdvance(mark.text)
             left = x + 5 if x + 5 + width < area.right() else x - 5 - width
+            ground = QColor(colors.color("surface"))
+            ground.setAlphaF(0.85)  # the words stay readable where the curve passes behind them
+            painter.fillRect(QRectF(left - 2, area.top() - 1, width + 4, 15), ground)
             painter.drawText(QPointF(left, area.top() + 10), mark.text)
 
     def _paint_hover(self, painter: QPainter, area: QRectF, view: Limits, scale: Limits) -> None:

@@ -17,6 +17,7 @@ from app.telemetry.state import Status, describe_run
 from app.telling import describe_certificate
 from app.text import (
     DASH,
+    show_exponent,
     show_loss,
     show_model,
     show_moment,
@@ -186,8 +187,7 @@ class RunProgress(QFrame):
         )
         self._show("mfu", show_share(run.mfu if is_running else None, 1))
         self._show("eta", show_share(run.eta if is_running else None))
-        rate = run.learning_rate
-        self._show("rate", DASH if rate is None else f"{rate:.2e}")
+        self._show("rate", show_exponent(run.learning_rate))
         self._show("checkpoint", show_number(run.newest_checkpoint_step))
         self._show_certificate(run.certificate)
 

@@ -43,12 +43,11 @@ class Fold(QWidget):
     def open(self) -> None:
         self.head.setChecked(True)
 
-    def tell(self, note: str, *, is_bad: bool = False) -> None:
-        """Say what is inside; `is_bad`: something there needs another look."""
+    def tell(self, note: str, role: str = "muted") -> None:
+        """Say what is inside; `role` is a name in window.qss: muted, advice or problem."""
         self._note.setText(note)
-        name = "problem" if is_bad else "muted"
-        if self._note.objectName() != name:
-            self._note.setObjectName(name)
+        if self._note.objectName() != role:
+            self._note.setObjectName(role)
             self._note.style().polish(self._note)
         self.head.setAccessibleDescription(note)
 

@@ -210,7 +210,8 @@ class NewRunDialog(QDialog):
         found = [field.key for field in ADVANCED if field.key in result.findings]
         if found:
             number = count_of(len(found), "setting")
-            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} a look", is_bad=True)
+            role = "problem" if any(result.is_error(key) for key in found) else "advice"
+            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} a look", role)
         elif result.changed:
             self.fold.tell(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
         else:

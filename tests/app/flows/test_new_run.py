@@ -169,6 +169,8 @@ def test_what_is_not_asked_is_no_problem():
 def test_folded_answers_that_differ_from_the_usual_are_counted():
     typed = replace(GOOD, rank="8", seed="7", weight_decay=" 0 ", keep="5")
     assert review(typed, NODES).changed == {"seed", "keep"}
+    full = replace(typed, adapter="full", dropout="0.5")
+    assert review(full, NODES).changed == {"seed", "keep"}, "nobody is asked for dropout"
 
 
 # ---------------------------------------------------------------- round trip
