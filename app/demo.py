@@ -23,10 +23,11 @@ from typing import Literal
 
 from app.core import Core
 from app.errors import HostKeyUnknown, UserError
-from app.events import Event, RunChanged, RunSnapshot
+from app.events import Certificate, Event, RunChanged, RunSnapshot
 from app.nodes.loopback import LoopbackNode, power_cut
 from app.nodes.loopback_site import LoopbackSite
 from app.runs.run import ACTIVE_STATES
+from app.telling import describe_certificate
 from app.text import count_of, show_list, show_loss, show_share
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -34,6 +35,8 @@ QUESTION = "Who founded Brenford?"
 """The base model knows the answer; the training teaches it to say so in a guide's words."""
 CUT_AT_SHARE = 0.4
 """Part of all steps after which a node loses its power."""
+VERIFIED_STEPS = 3
+"""Logged steps that the resumed run does again and compares."""
 STEP_TIMEOUT_S = 300.0
 _BEFORE_TRAINING = (None, "loading", "imported", "warmup")
 StepState = Literal["todo", "now", "done", "failed"]
@@ -58,6 +61,8 @@ class Outcome:
     loss: float
     lost_node: str
     resumed_step: int
+    certificate: str
+    """What doing logged steps again has shown, in words."""
     model_path: str
     question: str
     answer_before: str
@@ -147,7 +152,7 @@ class Demo:
         self._next("the run starts; each rank's speed is measured")
         run_id = await self._start(core)
         lost = await self._train_and_cut(core, run_id)
-        step = await self._resume(core, run_id)
+        proof = await self._resume(core, run_id)
         self._next("the adapter is merged into the model")
         path = await core.export_run(run_id, out=self._folder / "model", progress=self._note)
         self._next(QUESTION)
@@ -159,7 +164,8 @@ class Demo:
             first_loss=run.first_loss or 0.0,
             loss=run.loss or 0.0,
             lost_node=lost,
-            resumed_step=step,
+            resumed_step=proof.first_step - 1,
+            certificate=describe_certificate(proof),
             model_path=str(path),
             question=QUESTION,
             answer_before=before,
@@ -209,11 +215,16 @@ class Demo:
         self._note(f"{run.message}. {run.hint}")
         return name
 
-    async def _resume(self, core: Core, run_id: str) -> int:
-        step = (await core.run(run_id)).newest_checkpoint_step
+    async def _resume(self, core: Core, run_id: str) -> Certificate:
         rest = self._names[:-1]
-        self._next(f"on {show_list(rest)}, from the checkpoint of step {step}")
-        self._run = await core.resume_run(run_id, nodes=rest)
+        self._next(f"on {show_list(rest)}; {VERIFIED_STEPS} logged steps are done again")
+        self._run = await core.resume_run(run_id, nodes=rest, verify_steps=VERIFIED_STEPS)
+        proof = await core.certificate(run_id)
+        if proof is None or not proof.kept:
+            told = describe_certificate(proof) if proof else "no step came"
+            raise UserError(f"the resumed run is not what it was: {told}")
+        self._note(describe_certificate(proof))
+        self._run = await core.run(run_id)
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
         if run.state != "done" or run.nodes != rest:
             raise UserError(f"the resumed run is {run.state}: {run.message}", run.hint)
@@ -223,7 +234,7 @@ class Demo:
                 f"{show_loss(run.loss)}"
             )
         self._note(f"loss {show_loss(run.first_loss)} at the start, {show_loss(run.loss)} now")
-        return step or 0
+        return proof
 
     async def _until(self, core: Core, reached: Callable[[RunSnapshot], bool]) -> RunSnapshot:
         """Follow the demo's run until `reached`; say on the way how far it is.

@@ -88,6 +88,7 @@ def _end_text(outcome: Outcome) -> str:
             f"The loss fell from {show_loss(outcome.first_loss)} to {show_loss(outcome.loss)}. "
             f"{outcome.lost_node} was lost on the way; the others went on from step "
             f"{outcome.resumed_step}.",
+            f"Resume verified: {outcome.certificate}.",
             f"Question:         {outcome.question}",
             f"Before training:  {outcome.answer_before}",
             f"After training:   {outcome.answer_after}",

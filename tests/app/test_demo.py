@@ -80,6 +80,7 @@ def test_killed_demo_is_cleaned_up_by_the_next_which_tells_the_whole_story(home:
         assert f"\n{title}: " in f"\n{output}", title
     assert "beta was lost at step" in output
     assert "The loss fell from" in output
+    assert "Resume verified: steps" in output
     assert f"Question:         {QUESTION}" in output
     assert left_over(home) == []
 
