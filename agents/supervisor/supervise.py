@@ -226,6 +226,8 @@ class Supervisor:
             try:
                 if cap_log(rank.log_path):
                     self._journal.write("log_cut", rank=rank.rank)
+            except FileNotFoundError:
+                continue  # somebody deleted it
             except OSError as error:
                 self._can_cap_logs = False
                 self._journal.write("log_not_cut", rank=rank.rank, message=str(error))
