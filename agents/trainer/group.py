@@ -11,6 +11,7 @@ short deadlines, so that one rank that cannot load is reported by all of them wi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -134,6 +135,27 @@ class Group:
                     deadline = time.monotonic() + timeout_s
                 time.sleep(_POLL_S)
         return [values[rank] for rank in range(self.world_size)]
+
+    def agree(self, topic: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+        """Do `work` and give what it returns to every rank; return what those of all ranks gave.
+
+        Whatever goes wrong in it on one rank ends all of them at once, with the same reason.
+
+        Raises:
+            UserError: the work of this rank, or of another one, failed.
+        """
+        try:
+            value = work()
+        except UserError as error:
+            self.exchange(topic, {"failure": {"message": error.message, "hint": error.hint}})
+            raise
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            failure = {"message": words, "hint": "Read the log of that rank"}
+            with contextlib.suppress(UserError):  # the crash itself is raised
+                self.exchange(topic, {"failure": failure})
+            raise
+        return self.exchange(topic, value)
 
     def _end_on_failure(self, topic: str, rank: int, value: dict[str, Any]) -> None:
         if not value.get("failure"):

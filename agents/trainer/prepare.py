@@ -6,7 +6,6 @@ so that every rank ends at once with the same reason instead of waiting for a ti
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from agents.checkpoints import hash_entries
@@ -44,7 +42,7 @@ from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_
 from agents.trainer.objectives import Objective, make_objective
 from agents.trainer.optimizer import make_optimizer
 from agents.trainer.reducer import Wire
-from agents.trainer.reference import ask_reference, needs_reference
+from agents.trainer.reference import Reference, needs_reference
 from agents.trainer.snapshot import Progress, load_snapshot, read_carried, read_progress
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
@@ -59,8 +57,8 @@ class Prepared:
     evaluation: ExampleSet | None
     model: TrainedModel
     objective: Objective
-    reference_P2: Tensor | None
-    """What the objective compares with, if that is a table; see `reference`."""
+    reference: Reference | None
+    """What the objective compares with, if that is a table."""
     flat: FlatParameters
     optimizer: torch.optim.Optimizer
     wire: Wire
@@ -70,6 +68,8 @@ class Prepared:
     versions: dict[str, str]
     resumed: Progress | None
     """Where the run stood in the checkpoint; None: it begins."""
+    checkpoint: Checkpoint | None
+    """The one that is gone on from; None: the run begins."""
     saved_by: dict[str, str]
     """The versions that wrote the checkpoint; empty: it begins."""
 
@@ -135,39 +135,37 @@ def prepare(
     Raises:
         UserError: this rank or another one cannot train; the message names which, and why.
     """
-    try:
+    loaded: list[Prepared] = []
+
+    def load() -> dict[str, Any]:
         with memory_in_words(device):
             prepared, report = _load(attempt, group, device, loading)
-    except UserError as error:
-        failure = {"message": error.message, "hint": error.hint}
-        group.exchange("loaded", {"failure": failure})
-        raise
-    except Exception as error:
-        words = {"message": f"{type(error).__name__}: {error}", "hint": "Read the log of that rank"}
-        _tell_crash(group, words)
-        raise
-    reports = group.exchange("loaded", report)
+        loaded.append(prepared)
+        return report
+
+    reports = group.agree("loaded", load)
     _compare(reports, attempt.rank_names)
+    (prepared,) = loaded
     prepared.hashes["model_sha256"] = reports[0]["model_sha256"]
-    _make_equal(prepared, group)
-    return prepared
-
-
-def _make_equal(prepared: Prepared, group: Group) -> None:
-    """Complete on every rank what they have computed apart before the first step."""
-    if prepared.reference_P2 is not None:
-        whole_P2 = prepared.reference_P2.to(prepared.device)
-        group.sum(whole_P2)
-        prepared.reference_P2.copy_(whole_P2)
+    if prepared.reference is not None:
+        tell = partial(loading.tell, "reference") if loading is not None else None
+        keeps = attempt.placement.local_rank == 0
+        prepared.reference.complete(group, prepared.hashes["model_sha256"], keeps=keeps, tell=tell)
+    if prepared.checkpoint is not None:
+        group.agree("restored", lambda: _restore(prepared))
     lora = prepared.model.lora
     if lora is not None and lora.use_dora and group.world_size > 1:
         # The lengths of the base weights: other kinds of processors round them otherwise.
         group.copy_from_first(prepared.flat.values)
+    return prepared
 
 
-def _tell_crash(group: Group, failure: dict[str, str]) -> None:
-    with contextlib.suppress(UserError):  # the caller raises the crash itself
-        group.exchange("loaded", {"failure": failure})
+def _restore(prepared: Prepared) -> dict[str, Any]:
+    """Go on with what the checkpoint holds; only now, as the reference is the base model."""
+    assert prepared.checkpoint is not None
+    load_snapshot(prepared.checkpoint, flat=prepared.flat, optimizer=prepared.optimizer)
+    prepared.wire.load(read_carried(prepared.checkpoint))
+    return {}
 
 
 def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
@@ -215,16 +213,10 @@ def _load(
         resumed = read_progress(checkpoint) if checkpoint else None
         layout: Layout = resumed.layout if resumed else "backward"
         flat = FlatParameters(model.named_parameters(), device, layout=layout)
-        reference_P2 = None
+        reference = None
         if needs_reference(spec):
-            reference_P2 = ask_reference(
-                spec,
-                forward,
-                (train, evaluation),
-                rank=attempt.rank,
-                world_size=len(intent.ranks),
-                device=device,
-            )
+            cache = attempt.tokens_folder.with_name("references")
+            reference = Reference(spec, forward, (train, evaluation), cache, device)
         optimizer = make_optimizer(spec, flat)
         wire = make_wire(spec.compression, flat, group, spec.seed)
         hashes = {
@@ -234,21 +226,20 @@ def _load(
         }
     if checkpoint is not None and resumed is not None:
         refuse_other_run(checkpoint, resumed, spec, hashes)
-        load_snapshot(checkpoint, flat=flat, optimizer=optimizer)
-        wire.load(read_carried(checkpoint))
     prepared = Prepared(
         device=device,
         train=train,
         evaluation=evaluation,
         model=model,
-        objective=make_objective(spec, forward, reference_P2),
-        reference_P2=reference_P2,
+        objective=make_objective(spec, forward, reference.table_P2 if reference else None),
+        reference=reference,
         flat=flat,
         optimizer=optimizer,
         wire=wire,
         hashes=hashes,
         versions=_versions(),
         resumed=resumed,
+        checkpoint=checkpoint,
         saved_by=checkpoint.manifest.versions if checkpoint else {},
     )
     report = {
