@@ -23,8 +23,8 @@ from app.events import (
     StepsArrived,
 )
 from app.paths import Paths
+from app.runs.happenings import Severity
 from app.runs.history import RunHistory
-from app.runs.journal import Severity
 from app.runs.mirror import Mirror
 from app.runs.run import ACTIVE_STATES, may_move
 from app.runs.snapshot import make_progress, make_snapshot

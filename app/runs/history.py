@@ -16,9 +16,9 @@ from typing import Any
 
 from agents.protocol import DataPreview, WireError, from_wire
 from app.events import Certificate, RankTrace, RunEvent, StepRecord
+from app.runs.happenings import happening
 from app.runs.journal import (
     JournalTail,
-    happening,
     number_of,
     read_certificate,
     read_trace,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from agents.protocol import AttemptStatus
 from app.errors import NodeUnreachable, RacklessError
 from app.events import RunState
-from app.runs.journal import Severity
+from app.runs.happenings import Severity
 from app.runs.parts import active_of, ask_parts, newest_step, standing_s, stop_parts
 from app.runs.run import ACTIVE_STATES, Part, Situation, Verdict, judge, may_move
 from app.runs.services import Services

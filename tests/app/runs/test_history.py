@@ -12,8 +12,9 @@ import pytest
 
 from agents.protocol import RankPlacement
 from agents.spec import DataSpec, RunSpec
+from app.runs.happenings import happening
 from app.runs.history import RunHistory
-from app.runs.journal import JournalTail, happening, shares_of, step_record
+from app.runs.journal import JournalTail, shares_of, step_record
 from app.runs.snapshot import make_snapshot
 from app.storage.runs import RunRecord
 from app.telemetry.step_parts import describe_split, split_step
