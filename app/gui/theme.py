@@ -213,7 +213,7 @@ class Theme(QObject):
     def _follow(self, scheme: Qt.ColorScheme) -> None:
         self.palette = self._palettes["dark" if scheme == Qt.ColorScheme.Dark else "light"]
         values = {field.name: getattr(self.palette, field.name) for field in fields(Palette)}
-        for key, icon in (("down_arrow", "chevron"), ("tick", "tick")):
+        for key, icon in (("down_arrow", "chevron"), ("up_arrow", "chevron-up"), ("tick", "tick")):
             file = RESOURCES / "icons" / f"{icon}-{self.palette.name}.svg"
             values[key] = file.as_posix()
         self._kept.clear()

@@ -46,6 +46,7 @@ class ResumeDialog(QDialog):
         )
         self.num_verified = QSpinBox(minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps")
         self.num_verified.setAccessibleName("Steps to verify")
+        self.num_verified.lineEdit().setTextMargins(6, 0, 0, 0)  # no style sheet reaches them
         self._note = make_label("Looking for checkpoints on the nodes\u2026", "muted", wraps=True)
         self.boxes = self._make_boxes()
         self._problem = make_label(role="problem", wraps=True)
