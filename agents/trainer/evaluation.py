@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from agents.spec import RunSpec
 from agents.trainer.compute import Computer, Part
 from agents.trainer.examples import Examples
@@ -13,6 +15,8 @@ from agents.trainer.group import Group
 from agents.trainer.objectives import LOSS, name_sums
 from agents.trainer.shares import split_batch
 
+_AT_ONCE = 1024
+"""Examples in memory at once; among so many, those of like length are found."""
 _LARGEST_EXPONENT = 700.0
 """Of what a float64 can hold; a loss beyond it has no perplexity to speak of."""
 
@@ -82,12 +86,15 @@ def evaluate(
         PeerLost: another rank has gone.
     """
     mine = split_batch(examples.num_tokens.tolist(), shares)[group.rank]
-    part = Part(
-        examples=[examples[place] for place in mine],
-        places=[first_place + place for place in mine],
-        positions=mine,
-    )
-    computer.evaluate(part)
-    sums = computer.sums.clone()
+    sums = torch.zeros_like(computer.sums)
+    for start in range(mine.start, mine.stop, _AT_ONCE):
+        places = range(start, min(start + _AT_ONCE, mine.stop))
+        part = Part(
+            examples=[examples[place] for place in places],
+            places=[first_place + place for place in places],
+            positions=places,
+        )
+        computer.evaluate(part)
+        sums += computer.sums
     group.sum(sums)
     return Evaluation(means=tuple((sums / int(examples.weights.sum())).tolist()))
