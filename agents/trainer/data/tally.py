@@ -93,11 +93,10 @@ class Tally:
         if self.num_blank == self.num_skipped:
             raise UserError(f"{self.name} is empty.", hint)
         worst = first or self.named[0]
-        raise UserError(
-            f"{self.name} has no usable row: all {self.num_skipped} were left out "
-            f"(the first, {_place(worst)}: {worst.reason}).",
-            hint,
-        )
+        which = f"all {self.num_skipped} were left out (the first, {_place(worst)}"
+        if self.num_skipped == 1:
+            which = f"its only one was left out ({_place(worst)}"
+        raise UserError(f"{self.name} has no usable row: {which}: {worst.reason}).", hint)
 
 
 def _place(skipped: Skipped) -> str:
