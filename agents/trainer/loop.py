@@ -128,6 +128,8 @@ class Loop:
                 self._balancer.shares = logged.shares
             agreed = self._do_step(step)
             last = step == self._plan.total_steps
+            if step == self._plan.first_step and not last:
+                self._get_ready(step)
             num_rows = len(self._prepared.train)
             due = is_due(self._spec, step, num_rows, last=last)
             if self._prepared.evaluation is not None and due:
@@ -302,6 +304,11 @@ class Loop:
             self._enter("tracing", step)
             self._recorder.finish(step)
             self._enter("training", step)
+
+    def _get_ready(self, step: int) -> None:
+        self._heartbeat.beat(step, "saving")  # pinned memory for a whole model takes a while
+        self._saver.get_ready()
+        self._heartbeat.beat(step, "training")
 
     def _save(self, step: int, agreed: Agreed, *, required: bool) -> None:
         self._enter("saving", step)

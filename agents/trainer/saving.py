@@ -61,6 +61,14 @@ class Saver:
         if self._writes:
             folder.clean()
 
+    def get_ready(self) -> None:
+        """Get the memory that saves copy into, so that the first save is as quick as all others.
+
+        To be called after a step: before the first one the optimizer has no state.
+        """
+        if self._writes:
+            self._copy.take(self._prepared.flat, self._prepared.optimizer)
+
     def add_tokens(self, count: int) -> None:
         """Count tokens that the run has seen."""
         self._tokens_seen += count

@@ -8,6 +8,7 @@ own layout in files of bounded size, so that plain Transformers and PEFT load ei
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,9 +108,16 @@ class HostCopy:
     def _fetch(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[name] = buffer
+            buffer = self._buffers[name] = _allocate(tensor)
         return buffer.copy_(tensor.detach(), non_blocking=True)
+
+
+def _allocate(tensor: Tensor) -> Tensor:
+    """Return host memory for a copy, pinned where that makes it fast and the system allows it."""
+    if tensor.is_cuda:
+        with contextlib.suppress(RuntimeError):
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def write_snapshot(

@@ -42,3 +42,41 @@ def test_only_the_copy_stops_the_training_and_the_end_waits(tmp_path, tiny_model
     assert meanwhile[0]["time_s"] < first["time_s"]
     assert run.checkpoint(first["step"]).is_dir()
     assert run.checkpoint(last["step"]).is_dir()
+
+
+def test_memory_for_saves_is_there_after_the_first_step(tmp_path, tiny_model):
+    run = Run(tmp_path / "run", tiny_model, make_spec())
+    run.intend()
+    assert finish(
+        [start(run_with_told_memory, {"RACKLESS_ATTEMPT_DIR": str(run.attempt_folder)})]
+    ) == [0]
+    lines = [line for line in run.journal() if line["kind"] in ("step", "got_memory", "checkpoint")]
+    kinds = [line["kind"] for line in lines]
+    num_tensors = kinds.count("got_memory")
+    assert num_tensors > 2
+    assert kinds[: num_tensors + 1] == ["step", *["got_memory"] * num_tensors]
+
+
+def run_with_told_memory(environ: dict[str, str]) -> None:
+    """Be a rank whose journal tells of each piece of memory that a save copies into."""
+    import os
+
+    os.environ.update(environ)
+    from agents.trainer import snapshot
+    from agents.trainer.__main__ import main
+    from agents.trainer.journal import Journal
+
+    allocate, journals = snapshot._allocate, []
+    begin = Journal.__init__
+
+    def remember(self, *args, **options):
+        begin(self, *args, **options)
+        journals.append(self)
+
+    def tell(tensor):
+        journals[0].write("got_memory")
+        return allocate(tensor)
+
+    Journal.__init__ = remember  # type: ignore[method-assign]
+    snapshot._allocate = tell
+    os._exit(main())
