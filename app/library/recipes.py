@@ -1,7 +1,7 @@
 """Recipes: run files that ship with Rackless, as starting points for one's own.
 
-A recipe is an ordinary run file. Its first line is a comment with the title, the comment lines
-below it say what it is for. Its model and data stand for a person's own.
+A recipe is an ordinary run file. Its first line is a comment with the title; the comment lines below
+it, up to an empty one, say what it is for. Its model and data stand for a person's own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def find_recipe(name: str) -> Recipe:
 def _read(name: str, text: str) -> Recipe:
     comments = []
     for line in text.splitlines():
-        if not line.startswith("#"):
+        if not line.startswith("#") or line == "#":
             break
         comments.append(line.removeprefix("#").strip())
     return Recipe(

@@ -123,14 +123,33 @@ def _new_run_advanced(share: float) -> Callable[[Stage], QWidget]:
     return show
 
 
-def _new_run_recipe(stage: Stage) -> QWidget:
-    """DPO's recipe, and then two answers that contradict it."""
-    dialog = _new_run(stage)
+def _choose_recipe(stage: Stage, words: str) -> QDialog:
+    stage.window.ask_new_run()
+    dialog = _dialog(stage)
     box = dialog.start_from.box  # type: ignore[attr-defined]
     stage.wait_for(lambda: box.count() > 3)
-    place = box.findText("DPO", Qt.MatchFlag.MatchContains)
+    place = box.findText(words, Qt.MatchFlag.MatchContains)
     box.setCurrentIndex(place)
     box.activated.emit(place)
+    return dialog
+
+
+def _new_run_filled(stage: Stage) -> QWidget:
+    dialog = _choose_recipe(stage, "small card")
+    for key, text in (
+        ("name", "support-chat"),
+        ("model", "meta-llama/Llama-2-7b-hf"),
+        ("train", "/home/anna/data/chats.jsonl"),
+    ):
+        dialog.fields[key].set_answer(text)  # type: ignore[attr-defined]
+    dialog.fields["name"].edited.emit()  # type: ignore[attr-defined]
+    dialog.start.setFocus()  # type: ignore[attr-defined]
+    return dialog
+
+
+def _new_run_recipe(stage: Stage) -> QWidget:
+    """DPO's recipe, and then an answer that contradicts it."""
+    dialog = _choose_recipe(stage, "DPO")
     dialog.fields["packing"].input.click()  # type: ignore[attr-defined]
     stage.settle(0.1)
     bar = dialog._scroll.verticalScrollBar()  # type: ignore[attr-defined]
@@ -197,6 +216,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-advanced-1": _new_run_advanced(0.52),
     "new-run-advanced-2": _new_run_advanced(0.8),
     "new-run-advanced-3": _new_run_advanced(1.0),
+    "new-run-filled": _new_run_filled,
     "new-run-recipe": _new_run_recipe,
     "new-run-repeat": _repeat,
     "new-run-look": _look,

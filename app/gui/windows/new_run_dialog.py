@@ -64,6 +64,7 @@ class NewRunDialog(QDialog):
         self._context = context
         self._shows_all = False
         self.setWindowTitle("New run")
+        self.setMinimumSize(760, 480)
         self.resize(960, 720)
         nodes = context.cluster.node_list()
         self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
