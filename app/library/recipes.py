@@ -1,7 +1,7 @@
 """Recipes: run files that ship with Rackless, as starting points for one's own.
 
-A recipe is an ordinary run file. Its first line is a comment with the title; the comment lines below
-it, up to an empty one, say what it is for. Its model and data stand for a person's own.
+A recipe is an ordinary run file. Its first line is a comment with the title; the comment lines
+below it, up to an empty one, say what it is for. Its model and data stand for a person's own.
 """
 
 from __future__ import annotations
