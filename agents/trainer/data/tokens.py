@@ -131,7 +131,8 @@ def _find_answer(
     tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str, start: int
 ) -> range:
     asked = _render(tokenizer, turns[:place], ask=True) if place else ""
-    answered = _render(tokenizer, turns[: place + 1], ask=False)
+    is_last = place == len(turns) - 1
+    answered = text if is_last else _render(tokenizer, turns[: place + 1], ask=False)
     if text.startswith(answered) and answered.startswith(asked):
         return range(len(asked), len(answered))
     content = turns[place].content.strip()
