@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from app.events import Certificate, SavedNow, TraceMade
+from typing import TYPE_CHECKING
+
 from app.text import count_of, show_bytes, show_duration
+
+if TYPE_CHECKING:
+    from app.events import Certificate, SavedNow, TraceMade
 
 
 def describe_saved(saved: SavedNow) -> str:
     """Return what became of the wish for a checkpoint.
 
+    >>> from app.events import SavedNow
     >>> describe_saved(SavedNow(step=12, stall_s=0.031, seconds=1.5))
     'the checkpoint of step 12 is saved; training stood still for 31 ms'
     """
@@ -49,6 +54,7 @@ def describe_no_trace(made: TraceMade) -> str:
 def describe_certificate(found: Certificate) -> str:
     """Return what a replay has shown, in a sentence.
 
+    >>> from app.events import Certificate
     >>> describe_certificate(Certificate(promise="A", first_step=9, last_step=12, steps=4,
     ...     equal_to_the_bit=True, largest_difference=0.0, other_samples=0, kept=True))
     'steps 9 to 12 replayed: samples and losses identical to the last bit'

@@ -75,7 +75,6 @@ class AttemptHistory:
     evaluation_step: int | None = None
     evaluation_loss: float | None = None
     perplexity: float | None = None
-    checkpoint_step: int | None = None
     checkpoints: dict[int, SaveTimes] = field(default_factory=dict)
     """By step."""
     failed_saves: dict[int, str] = field(default_factory=dict)
@@ -148,6 +147,16 @@ class RunHistory:
                 limit = attempt.first_step if limit is None else min(limit, attempt.first_step)
         return sorted(kept, key=lambda record: record.step)
 
+    def newest_checkpoint(self) -> int | None:
+        """Return the newest step that was saved and that no later attempt went back behind."""
+        for number in sorted(self.attempts, reverse=True):
+            attempt = self.attempts[number]
+            # What it began from is one, too; 0 means that it began anew.
+            known = [*attempt.checkpoints, *([attempt.first_step] if attempt.first_step else [])]
+            if known or attempt.first_step == 0:
+                return max(known, default=None)
+        return None
+
     def _journals(self) -> list[tuple[Path, int, str, int | None]]:
         found = []
         for path in sorted(self._folder.glob("attempts/*/*/*.jsonl")):
@@ -213,7 +222,6 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
     step = whole_of(line, "step")
     if step is None:
         return
-    attempt.checkpoint_step = max(step, attempt.checkpoint_step or 0)
     before = attempt.checkpoints.get(step, SaveTimes(0.0, 0.0))
     attempt.checkpoints[step] = SaveTimes(
         seconds=max(before.seconds, number_of(line, "seconds") or 0.0),

@@ -25,7 +25,6 @@ def make_progress(history: RunHistory, attempt: int) -> Progress:
     told = [history.attempts[number] for number in sorted(history.attempts)]
     newest = next((a.newest for a in reversed(told) if a.newest is not None), None)
     first = next((a.first for a in told if a.first is not None), None)
-    checkpoints = [a.checkpoint_step for a in told if a.checkpoint_step is not None]
     totals = [a.total_steps for a in told if a.total_steps is not None]
     resumed = now.first_step if now.newest is None else None
     return Progress(
@@ -33,7 +32,7 @@ def make_progress(history: RunHistory, attempt: int) -> Progress:
         total_steps=totals[-1] if totals else None,
         loss=newest.loss if newest else None,
         first_loss=first.loss if first else None,
-        newest_checkpoint_step=max(checkpoints, default=None),
+        newest_checkpoint_step=history.newest_checkpoint(),
     )
 
 

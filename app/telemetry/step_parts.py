@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from app.events import RankProgress
 from app.text import DASH, show_share
+
+if TYPE_CHECKING:
+    from app.events import RankProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,25 @@ def test_second_resume_from_further_back_voids_both(
     assert kept == [(1, 1), (1, 2), (1, 3), (3, 4)]
 
 
+def test_a_checkpoint_that_a_later_attempt_went_back_behind_is_void(
+    history: RunHistory, journals: Journals
+) -> None:
+    assert history.newest_checkpoint() is None
+    saved = ({"kind": "checkpoint", "step": step} for step in (5, 10))
+    journals.add("a", "rank-0.jsonl", {"kind": "started", "step": 0}, *saved)
+    history.refresh()
+    assert history.newest_checkpoint() == 10
+    journals.add("a", "rank-0.jsonl", {"kind": "started", "step": 5}, attempt=2)
+    history.refresh()
+    assert history.newest_checkpoint() == 5
+    journals.add("a", "rank-0.jsonl", {"kind": "checkpoint", "step": 8}, attempt=2)
+    history.refresh()
+    assert history.newest_checkpoint() == 8
+    journals.add("a", "rank-0.jsonl", {"kind": "started", "step": 0}, attempt=3)
+    history.refresh()
+    assert history.newest_checkpoint() is None, "it began anew"
+
+
 def test_rank_history_and_shares(history: RunHistory, journals: Journals) -> None:
     journals.add(
         "alpha",
@@ -233,7 +252,11 @@ def test_rank_history_and_shares(history: RunHistory, journals: Journals) -> Non
     )
     history.refresh()
     attempt = history.attempt(1)
-    assert (attempt.shares, attempt.total_steps, attempt.checkpoint_step) == ((0.75, 0.25), 4, 1)
+    assert (attempt.shares, attempt.total_steps, list(attempt.checkpoints)) == (
+        (0.75, 0.25),
+        4,
+        [1],
+    )
     rank = attempt.ranks[1]
     assert (rank.phase, rank.step, rank.tokens_per_s, rank.memory_bytes) == (
         "training",
