@@ -92,10 +92,10 @@ def _tell_certificate(line: Line, node: str, rank: int | None) -> Told:
 def _tell_trace(line: Line, node: str, rank: int | None) -> Told:
     first, last = whole_of(line, "first_step"), whole_of(line, "last_step")
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    size = show_bytes(whole_of(line, "size_bytes"))
+    about = f"{text_of(line, 'file')}, {show_bytes(whole_of(line, 'size_bytes'))}"
     rows = trace_rows(line)
     most = f"; most time: {rows[0].name[:60]} ({show_share(rows[0].share)})" if rows else ""
-    return "info", f"rank {rank} on {node} recorded {steps}: {size}{most}", True
+    return "info", f"rank {rank} on {node} recorded {steps} ({about}){most}", True
 
 
 def _tell_trace_failed(line: Line, node: str, rank: int | None) -> Told:

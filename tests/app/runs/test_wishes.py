@@ -134,7 +134,10 @@ def test_traces_of_all_ranks_are_fetched_with_what_took_longest(
     assert made.ranks[2].problem == "The disk is full."
     assert [(row.name, row.count, row.share) for row in made.ranks[0].top] == [("aten::mm", 4, 0.9)]
     texts = [event.text for event in services.book.events(run_id)]
-    assert "rank 1 on beta recorded steps 8 to 9: 15 B; most time: aten::mm (90 %)" in texts
+    file = "trace-00000008-rank-1.json.gz"
+    assert (
+        f"rank 1 on beta recorded steps 8 to 9 ({file}, 15 B); most time: aten::mm (90 %)" in texts
+    )
     assert "rank 2 on gamma made no trace: The disk is full." in texts
 
 
