@@ -27,10 +27,31 @@ _EPSILON = 1e-8
 _KEPT, _RANKS = "kept", "num_ranks"
 
 
-def make_wire(kind: Compression, flat: FlatParameters, group: Group, seed: int) -> Wire:
-    """Return the wire that the spec names; the seed begins PowerSGD's approximation."""
-    if group.world_size == 1:
-        return ExactWire(group)
+def make_wire(
+    kind: Compression,
+    flat: FlatParameters,
+    group: Group,
+    seed: int,
+    carried: dict[str, Tensor] | None = None,
+) -> Wire:
+    """Return the wire that the spec names.
+
+    One rank alone needs none, unless it goes on with what several had left over: then the numbers
+    stay those of all of them.
+
+    Args:
+        kind: as the spec has it.
+        flat: whose gradients travel.
+        group: all ranks.
+        seed: begins PowerSGD's approximation.
+        carried: what `Wire.settle` returned before; see `Wire.load`.
+    """
+    wire = _make(kind if group.world_size > 1 or carried else "none", flat, group, seed)
+    wire.load(carried or {})
+    return wire
+
+
+def _make(kind: Compression, flat: FlatParameters, group: Group, seed: int) -> Wire:
     if kind == "bf16":
         return Bf16Wire(flat, group)
     if kind == "powersgd":
@@ -68,6 +89,7 @@ class Bf16Wire:
     """Half the bytes: rounded to bf16, and summed in it."""
 
     overlaps = True
+    is_lossy = True
 
     def __init__(self, flat: FlatParameters, group: Group) -> None:
         self._group = group
@@ -111,10 +133,13 @@ class _Matrix:
 class PowerSgdWire:
     """Matrices as products of rank 4, one power iteration per step (Vogels et al. 2019).
 
-    Unlike torch's hook it sums instead of averaging, and compresses from the first step on.
+    Unlike torch's hook it sums instead of averaging, and compresses from the first step on. Every
+    round is linear in the gradients, so the result does not depend on how they are spread over the
+    ranks, but for rounding.
     """
 
     overlaps = False  # two rounds, of which the second needs the first one's sum
+    is_lossy = True
 
     def __init__(self, flat: FlatParameters, group: Group, seed: int) -> None:
         self._group = group

@@ -164,7 +164,6 @@ def _restore(prepared: Prepared) -> dict[str, Any]:
     """Go on with what the checkpoint holds; only now, as the reference is the base model."""
     assert prepared.checkpoint is not None
     load_snapshot(prepared.checkpoint, flat=prepared.flat, optimizer=prepared.optimizer)
-    prepared.wire.load(read_carried(prepared.checkpoint))
     return {}
 
 
@@ -218,7 +217,8 @@ def _load(
             cache = attempt.tokens_folder.with_name("references")
             reference = Reference(spec, forward, (train, evaluation), cache, device)
         optimizer = make_optimizer(spec, flat)
-        wire = make_wire(spec.compression, flat, group, spec.seed)
+        carried = read_carried(checkpoint) if checkpoint else {}
+        wire = make_wire(spec.compression, flat, group, spec.seed, carried)
         hashes = {
             "spec_sha256": hash_spec(spec),
             "data_sha256": data_sha256,

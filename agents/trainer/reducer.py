@@ -28,6 +28,8 @@ class Wire(Protocol):
 
     overlaps: bool
     """Whether `start` may come while other gradients are still computed."""
+    is_lossy: bool
+    """Whether the sums are not exact, so that they are made so with a single rank, too."""
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
         """Begin to sum in place; the answer waits for the sum.
@@ -59,6 +61,7 @@ class ExactWire:
     """The gradients as they are."""
 
     overlaps = True
+    is_lossy = False
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -81,7 +84,7 @@ class Reducer:
     def __init__(self, flat: FlatParameters, wire: Wire, *, world_size: int) -> None:
         self._flat = flat
         self._wire = wire
-        self._shared = world_size > 1
+        self._shared = world_size > 1 or wire.is_lossy
         self._armed = False
         self._missing: list[int] = []
         """Gradients of each bucket that are not final yet."""

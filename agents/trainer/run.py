@@ -128,7 +128,6 @@ def _train(
         shown = describe(prepared.train, model.tokenizer, spec, plain_template=model.plain_template)
         journal.write("preview", **to_wire(shown))
     _tell_start(journal, attempt, plan, prepared)
-    _tell_dropped(journal, attempt, prepared)
     saver = _make_saver(attempt, prepared, group, journal)
     loop = Loop(
         attempt,
@@ -163,20 +162,6 @@ def _make_certifier(attempt: Attempt, prepared: Prepared, journal: Journal) -> C
         same_versions=prepared.saved_by == prepared.versions,
     )
     return Certifier(intent.replay, promise, prepared.model.dtype, journal)
-
-
-def _tell_dropped(journal: Journal, attempt: Attempt, prepared: Prepared) -> None:
-    """Warn where one rank goes on alone with what several had compressed."""
-    resumed = prepared.resumed
-    if resumed is None or len(resumed.devices) == 1 or len(attempt.intent.ranks) > 1:
-        return
-    if attempt.intent.spec.compression != "none":
-        journal.write(
-            "warning",
-            message="One rank needs no compression of gradients: what it had left over before is "
-            "dropped, so the losses will differ a little from those of an uninterrupted run.",
-            hint="Resume on two ranks or more to go on with it",
-        )
 
 
 def _choose_recomputed(attempt: Attempt, resumed: Progress | None) -> int:
