@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from agents.protocol import DataPreview, EnvironmentReport
 from agents.spec import RunSpec
@@ -182,6 +182,7 @@ class Core:
         self,
         spec: RunSpec,
         *,
+        part: Literal["train", "eval"] = "train",
         node: str | None = None,
         whole: bool = True,
         progress: Progress | None = None,
@@ -194,6 +195,7 @@ class Core:
 
         Args:
             spec: `data`, `model`, `objective`, `sequence_tokens` and `packing` count.
+            part: `eval`: look at the evaluation data instead, which has to be given.
             node: do it there; None: on this PC where the model's folder and the packages are, else
                 on the first of the run's nodes that can train.
             whole: read all rows, and keep their tokens for the run; False: the first rows only,
@@ -206,7 +208,9 @@ class Core:
         """
         from app.runs.preview import preview_data
 
-        return await preview_data(self._services, spec, node=node, whole=whole, progress=progress)
+        return await preview_data(
+            self._services, spec, part=part, node=node, whole=whole, progress=progress
+        )
 
     async def start_run(
         self, spec: RunSpec, announced: Callable[[str], None] | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output
+from app.cli.output import Output, plain
 
 if TYPE_CHECKING:
     from agents.protocol import DataPreview
@@ -29,18 +29,34 @@ def add_parser(commands: Commands) -> None:
 
 async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
     spec = core.read_run_file(args.run_file)
-    found = await core.preview(spec, node=args.node, whole=not args.quick, progress=out.note)
-    out.document(found)
+    whole = not args.quick
+    found = await core.preview(spec, node=args.node, whole=whole, progress=out.note)
+    evaluation = None
+    if spec.data.eval is not None:
+        evaluation = await core.preview(
+            spec, part="eval", node=args.node, whole=whole, progress=out.note
+        )
+    out.document({**plain(found), "evaluation": plain(evaluation)})
     print_preview(found, out)
+    if evaluation is not None:
+        out.text(f"\nevaluation: {spec.data.eval}")
+        print_figures(evaluation, out)
     return 0
+
+
+def print_figures(found: DataPreview, out: Output) -> None:
+    """Print what was recognised, counted, left out and cut."""
+    from app.data_words import describe_data
+
+    for caption, text in describe_data(found):
+        out.text(f"{caption:<14}{text}")
 
 
 def print_preview(found: DataPreview, out: Output) -> None:
     """Print the figures, then the rows with what is learned marked."""
-    from app.data_words import LEARNED, describe_data, mark_learned, title_of
+    from app.data_words import LEARNED, mark_learned, title_of
 
-    for caption, text in describe_data(found):
-        out.text(f"{caption:<14}{text}")
+    print_figures(found, out)
     marks = _GREEN if out.is_terminal else LEARNED
     out.text(f"\n{marks[0]}This is learned{marks[1]}, the rest is only read.")
     for row in found.rows:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agents import protocol
 from agents.protocol import DataPreview, PreviewJob, from_wire, to_wire
@@ -32,6 +32,8 @@ from app.runs.readiness import choose_nodes, python_of
 from app.runs.services import Services
 
 Progress = Callable[[str], None]
+Part = Literal["train", "eval"]
+"""Which data of a run file."""
 _NEEDED = ("transformers", "tokenizers", "jinja2", "numpy")
 
 
@@ -39,6 +41,7 @@ async def preview_data(
     services: Services,
     spec: RunSpec,
     *,
+    part: Part = "train",
     node: str | None = None,
     whole: bool = True,
     progress: Progress | None = None,
@@ -46,6 +49,7 @@ async def preview_data(
     """Return what a run of this spec would learn from `data.train`.
 
     Args:
+        part: `eval`: look at `data.eval` instead, which has to be given.
         node: do it on this node; None: on this PC where that is possible, else on a node.
         whole: tokenize all rows; False: look at the first rows only, which takes seconds.
         progress: hears how far it is.
@@ -54,21 +58,22 @@ async def preview_data(
         UserError: the data is of no use (with file, row and reason), or no place can look at it.
     """
     tell = progress or (lambda text: None)
-    train = await asyncio.to_thread(find_data, spec.data.train, "data.train", services.hashes)
+    name = spec.data.train if part == "train" else spec.data.eval or ""
+    data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
     model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes)
     if node is None and model.root is not None and _can_run_here():
         job = PreviewJob(
             python=sys.executable,
             spec=spec,
             model_path=model.root,
-            train_path=train.value,
+            train_path=data.value,
             whole=whole,
         )
-        tell("looking the data over on this PC")
+        tell(f"looking {name} over on this PC")
         return await _run_here(job, services.paths.home, tell)
     chosen, python = await _choose_node(services, spec, node)
-    tell(f"looking the data over on {chosen}")
-    return await _run_there(services, chosen, python, spec, model, train, whole, tell)
+    tell(f"looking {name} over on {chosen}")
+    return await _run_there(services, chosen, python, spec, model, data, whole, tell)
 
 
 def _can_run_here() -> bool:
@@ -97,7 +102,7 @@ async def _run_there(
     python: str,
     spec: RunSpec,
     model: Source,
-    train: Source,
+    data: Source,
     whole: bool,
     tell: Progress,
 ) -> DataPreview:
@@ -105,7 +110,7 @@ async def _run_there(
         python=python,
         spec=spec,
         model_path=await send(services, node, model),
-        train_path=await send(services, node, train),
+        train_path=await send(services, node, data),
         whole=whole,
     )
     return await services.cluster.agent(node).preview_data(job, tell)

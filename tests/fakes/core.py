@@ -444,11 +444,12 @@ class FakeCore:
         self,
         spec: RunSpec,
         *,
+        part: str = "train",
         node: str | None = None,
         whole: bool = True,
         progress: Callable[[str], None] | None = None,
     ) -> DataPreview:
-        await self._act("preview", spec, node, whole)
+        await self._act("preview", spec, node, whole, part)
         return make_preview(whole=whole)
 
     async def start_run(

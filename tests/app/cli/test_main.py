@@ -9,17 +9,19 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from app.cli import runs
+from app.cli import preview, runs
 from app.cli.main import build_parser, run
 from app.cli.output import Output
+from app.data_words import spell_out
 from app.errors import UsageError
 from app.library.recipes import list_recipes
 from app.runs.spec_file import parse_run
-from tests.fakes.core import FakeCore, make_run
+from tests.fakes.core import SPEC, FakeCore, make_run
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT_COMMANDS = [
@@ -297,3 +299,25 @@ def test_reader_that_goes_away_is_no_error() -> None:
 def test_usage_error_is_raised_not_printed() -> None:
     with pytest.raises(UsageError):
         build_parser().parse_args(["runs", "nothing"])
+
+
+def test_a_preview_shows_figures_samples_and_the_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = FakeCore()
+    args = build_parser().parse_args(["preview", str(tmp_path / "again.yaml"), "--quick"])
+    both = replace(SPEC, data=replace(SPEC.data, eval="held-out.jsonl"))
+    monkeypatch.setattr(FakeCore, "read_run_file", lambda self, path: both)
+    assert asyncio.run(preview._preview(core, args, Output(False))) == 0  # type: ignore[arg-type]
+    told = capsys.readouterr().out
+    assert "left out      row 2: not valid JSON" in told
+    assert "--- row 1: 5 tokens, 2 of them learned\nHi\n[[Ho]]" in told
+    assert told.index("evaluation: held-out.jsonl") > told.index("[[Ho]]")
+    assert [call[2:] for call in core.calls] == [(None, False, "train"), (None, False, "eval")]
+    asyncio.run(preview._preview(core, args, Output(True)))  # type: ignore[arg-type]
+    document = json.loads(capsys.readouterr().out)
+    assert document["evaluation"]["format"] == document["format"] == "alpaca"
+
+
+def test_text_of_a_terminal_is_spelled_out() -> None:
+    assert spell_out("a\x1b[31m\u202eb\tc\n") == "a\\x1b[31m\\u202eb\tc\n"

@@ -40,7 +40,7 @@ def test_a_model_that_lies_here_is_looked_at_here(tmp_path: Path, services: Serv
     assert (found.format, found.num_rows, found.num_skipped) == ("alpaca", 3001, 1)
     assert found.fill is not None
     assert found.fill > 0.8
-    assert said[0] == "looking the data over on this PC"
+    assert said[0] == f"looking {path} over on this PC"
     assert list((services.paths.home / "cache" / "tokens").glob("*/about.json"))
     first = asyncio.run(preview_data(services, make_spec(path), whole=False))
     assert (first.whole, first.fill) == (False, None)
@@ -106,3 +106,18 @@ def test_the_journal_tells_what_a_run_learns(tmp_path: Path) -> None:
         file.write(json.dumps(lines[1]) + "\n")
     history.refresh()
     assert history.data == make_preview()
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_evaluation_data_is_looked_at_by_itself(
+    services: Services, cluster: FakeCluster, spec: RunSpec, tmp_path: Path
+) -> None:
+    path = tmp_path / "held-out.jsonl"
+    path.write_text(json.dumps({"text": "hello"}) + "\n")
+    both = replace(spec, data=replace(spec.data, eval=str(path)))
+    asyncio.run(preview_data(services, both, part="eval"))
+    (job,) = cluster["alpha"].previews
+    assert job.train_path.endswith("/held-out.jsonl")
+    with pytest.raises(UserError, match=r"\(data\.eval\) does not exist"):
+        asyncio.run(preview_data(services, replace(both, data=replace(both.data, eval="x.csv")),
+                                 part="eval"))  # fmt: skip
