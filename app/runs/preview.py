@@ -34,7 +34,7 @@ from app.runs.services import Services
 Progress = Callable[[str], None]
 Part = Literal["train", "eval"]
 """Which data of a run file."""
-_NEEDED = ("transformers", "tokenizers", "jinja2", "numpy")
+_NEEDED = ("transformers", "tokenizers", "jinja2", "numpy", "fcntl")
 
 
 async def preview_data(
