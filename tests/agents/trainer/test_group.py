@@ -32,7 +32,7 @@ def answer_late(group, after_s, tell):
         while time.monotonic() < ends_s:
             tell()
             time.sleep(0.02)
-        group.exchange("loaded", {"rank": 1}, timeout_s=5)
+        group.exchange("loaded", {"rank": 1}, timeout_s=30)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -40,8 +40,8 @@ def answer_late(group, after_s, tell):
 
 
 def test_a_rank_that_tells_it_is_alive_is_waited_for(groups):
-    thread = answer_late(groups[1], 0.7, groups[1].tell_alive)
-    found = groups[0].exchange("loaded", {"rank": 0}, timeout_s=0.1)
+    thread = answer_late(groups[1], 1.5, groups[1].tell_alive)
+    found = groups[0].exchange("loaded", {"rank": 0}, timeout_s=0.5)
     assert [value["rank"] for value in found] == [0, 1]
     thread.join()
 
@@ -51,7 +51,7 @@ def test_a_silent_rank_is_given_up_by_name(groups):
     started_s = time.monotonic()
     with pytest.raises(PeerLost, match=r"timed out waiting for rank 1 \(node beta, cpu\)"):
         groups[0].exchange("loaded", {}, timeout_s=0.2)
-    assert 0.3 < time.monotonic() - started_s < 2
+    assert 0.3 < time.monotonic() - started_s < 10
 
 
 def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, groups, monkeypatch):
