@@ -61,6 +61,18 @@ def _tell_started(line: Line, node: str, rank: int | None) -> Told:
     )
 
 
+def _tell_preview(line: Line, node: str, rank: int | None) -> Told:
+    tokens, learned = whole_of(line, "num_tokens"), whole_of(line, "num_targets")
+    if tokens is None or learned is None:
+        return None
+    rows = (whole_of(line, "num_rows") or 0) - (whole_of(line, "num_skipped") or 0)
+    used = f"{count_of(rows, 'row')} of use, {tokens:,} tokens"
+    text = f"the data is read as {text_of(line, 'format')}: {used}"
+    fill = number_of(line, "fill")
+    packed = f", in packs {show_share(fill)} full" if fill is not None else ""
+    return "info", f"{text}, {learned:,} of them learned{packed}", False
+
+
 def _reason(line: Line) -> str:
     rows = line.get("skipped")
     if isinstance(rows, list) and rows and isinstance(rows[0], dict):
@@ -143,6 +155,7 @@ def _tell_exit(line: Line, node: str, rank: int | None) -> Told:
 
 _RANK_TELLERS = {
     "started": _tell_started,
+    "preview": _tell_preview,
     "checkpoint": _tell_checkpoint,
     "checkpoint_failed": _tell_checkpoint_failed,
     "certificate": _tell_certificate,

@@ -127,6 +127,14 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
             "training began after step 0; 2 rows of the data skipped (row 4: empty)",
         ),
         (
+            {"kind": "preview", "format": "chat", "num_rows": 9, "num_skipped": 1,
+             "num_tokens": 4096, "num_targets": 1024, "fill": 0.98},
+            0,
+            "info",
+            "the data is read as chat: 8 rows of use, 4,096 tokens, 1,024 of them learned, in "
+            "packs 98 % full",
+        ),
+        (
             {"kind": "checkpoint", "step": 8, "seconds": 0.25},
             1,
             "info",
