@@ -121,6 +121,8 @@ class RunSpec:
     """Arithmetic of the model; auto: bf16 on GPUs that have it, else fp16; fp32 on CPUs."""
     recompute: Recompute = "auto"
     """Which layers compute their activations a second time; auto: as few as memory allows."""
+    compile: Literal["auto", "off"] = "auto"
+    """Compile the layers on GPUs, where the node has a C compiler; off: never."""
     memory_gib: float | None = None
     """Most GPU memory that a rank may use, in GiB; None: what is free."""
     seed: int = 42

@@ -141,6 +141,13 @@ ADVANCED: tuple[Field, ...] = (
         help="Saves memory and costs time; each GPU chooses for itself.",
     ),
     _memory(
+        key="compile",
+        label="Compile layers",
+        kind="choice",
+        choices=(("auto", "On GPUs, where a compiler is"), ("off", "Never")),
+        help="Faster steps; the first start of a model on a node takes longer.",
+    ),
+    _memory(
         key="memory_gib",
         label="Most GPU memory",
         unit="GiB",

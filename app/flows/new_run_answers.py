@@ -56,6 +56,7 @@ class Answers:
     seed: str = "42"
     precision: str = "auto"
     recompute: str = "auto"
+    compile: str = "auto"
     memory_gib: str = ""
     parallel: str = "auto"
     rebalance: str = YES
@@ -99,6 +100,7 @@ def to_spec(answers: Answers) -> RunSpec:
         optimizer=cast(Any, answers.optimizer),
         precision=cast(Any, answers.precision),
         recompute=cast(Any, answers.recompute),
+        compile=cast(Any, answers.compile),
         memory_gib=_optional(answers.memory_gib, read_decimal),
         seed=read_whole(answers.seed),
         nodes="all" if answers.nodes == ALL_NODES else split_names(answers.nodes),
@@ -151,6 +153,7 @@ def to_answers(spec: RunSpec) -> Answers:
         seed=str(spec.seed),
         precision=spec.precision,
         recompute=spec.recompute,
+        compile=spec.compile,
         memory_gib=_shown(spec.memory_gib),
         parallel=spec.parallel,
         rebalance=_tick(spec.rebalance),

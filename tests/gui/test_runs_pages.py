@@ -195,7 +195,7 @@ def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):
     new_run.fields["format"].set_answer("preference")
     assert "1 setting needs a look" in new_run.fold._note.text()
     new_run.fields["objective"].set_answer("dpo")
-    assert "1 of 25 settings changed" in new_run.fold._note.text()
+    assert "1 of 26 settings changed" in new_run.fold._note.text()
     new_run.fields["packing"].input.click()
     assert "DPO" in new_run.fields["packing"]._finding.text()
     new_run.fields["format"].set_answer("chat")

@@ -197,6 +197,7 @@ OTHER = {
     "optimizer": "paged_adamw_8bit",
     "precision": "fp64",
     "recompute": "all",
+    "compile": "off",
     "memory_gib": 7.5,
     "seed": 2**63 - 1,
     "nodes": ("alpha", "zeta"),
