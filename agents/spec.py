@@ -123,6 +123,9 @@ class RunSpec:
     """Which layers compute their activations a second time; auto: as few as memory allows."""
     compile: Literal["auto", "off"] = "auto"
     """Compile the layers on GPUs, where the node has a C compiler; off: never."""
+    exact: bool = True
+    """Always add up in one order, so that a resumed run is the same to the bit; false: as is
+    fastest, which changes the last bits."""
     memory_gib: float | None = None
     """Most GPU memory that a rank may use, in GiB; None: what is free."""
     seed: int = 42

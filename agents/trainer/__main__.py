@@ -8,6 +8,7 @@ The journal and the heartbeat run before torch is imported, because that takes s
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import traceback
 from pathlib import Path
@@ -50,6 +51,7 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
     try:
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
+        _choose_allocator()
         from agents.trainer.run import run_rank  # torch, transformers and peft come with it
 
         journal.write("phase", phase="imported")
@@ -67,6 +69,15 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
         )
         return EXIT_FAULT
     return 0
+
+
+def _choose_allocator() -> None:
+    """Let torch take the memory of GPUs in pieces that grow, so that less of it lies between them.
+
+    It reads this when it is imported. WSL2 does not offer such memory.
+    """
+    if "microsoft" not in platform.release().lower():
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 if __name__ == "__main__":

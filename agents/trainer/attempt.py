@@ -45,6 +45,16 @@ class Attempt:
         return home / "cache" / "tokens"
 
     @property
+    def num_local_ranks(self) -> int:
+        """How many ranks run on this node."""
+        return sum(rank.node == self.intent.node for rank in self.intent.ranks)
+
+    @property
+    def compiled_folder(self) -> Path:
+        """Where compiled layers and what was found to be fast are kept, as `tokens_folder`."""
+        return self.tokens_folder.parent / "compiled"
+
+    @property
     def rank_names(self) -> list[str]:
         """What each rank is called in a message."""
         return [f"rank {r.rank} (node {r.node}, {r.device})" for r in self.intent.ranks]

@@ -4,8 +4,7 @@ A micro-batch is one row of segments laid end to end, so nothing is padded; this
 Transformers' own registry, is what keeps them apart. No mask is made for it: a class that asks for
 one gets None, because Transformers makes masks only for the names that it knows.
 
-On GPUs one call of FlashAttention (Dao 2023, arXiv:2307.08691) takes all segments, or, when they
-all have one length, one call of SDPA; both follow sliding windows. Elsewhere, and for what these
+On GPUs FlashAttention (see `flash`) takes all segments in one call. Elsewhere, and for what it
 cannot do (fp32 and fp64, soft-capped scores, wide heads), each segment gets a call of its own.
 
 Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
@@ -13,7 +12,6 @@ Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,16 +22,11 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # torch before 2.10
-    varlen_attn = None
+from agents.trainer.flash import flash_attention
 
 NAME = "rackless_segments"
 _WIDEST_HEAD = 256
 """FlashAttention knows no wider heads."""
-_VARLEN_KNOWS = inspect.signature(varlen_attn).parameters if varlen_attn is not None else {}
-"""torch 2.11 takes a scale and a window, 2.12 fewer heads of keys than of queries, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +35,10 @@ class Segments:
 
     bounds: tuple[int, ...]
     """First token of each segment, and the number of all tokens (S + 1)."""
-    longest: int
-    """Tokens of the longest segment, or more."""
-    equal: int
-    """Length of every segment where all have the same; 0: they do not."""
-    bounds_S: Tensor | None
-    """The same bounds as int32 on the GPU, for FlashAttention; None on a CPU."""
+    host_bounds_S: Tensor
+    """The same bounds as int32 in host memory."""
+    bounds_S: Tensor
+    """The same on the device."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Segments:
@@ -55,16 +46,11 @@ class Segments:
         bounds = [0]
         for length in lengths:
             bounds.append(bounds[-1] + length)
-        on_gpu = None
+        host = torch.tensor(bounds, dtype=torch.int32)
+        on_device = host
         if device.type == "cuda":
-            host = torch.tensor(bounds, dtype=torch.int32).pin_memory()
-            on_gpu = host.to(device, non_blocking=True)
-        return cls(
-            bounds=tuple(bounds),
-            longest=max(lengths),
-            equal=lengths[0] if len(set(lengths)) == 1 else 0,
-            bounds_S=on_gpu,
-        )
+            on_device = host.pin_memory().to(device, non_blocking=True)
+        return cls(bounds=tuple(bounds), host_bounds_S=host, bounds_S=on_device)
 
 
 def register() -> None:
@@ -79,7 +65,8 @@ def attend_segments(
     value_1HMD: Tensor,
     attention_mask: Tensor | None,
     *,
-    segments: Segments,
+    bounds_S: Tensor,
+    host_bounds_S: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -91,6 +78,8 @@ def attend_segments(
     """Attend causally within each segment, as Transformers' attention functions are called.
 
     Args:
+        bounds_S: see `Segments`; tensors and not numbers, so that one compiled layer serves all.
+        host_bounds_S: see `Segments`.
         windows: gets the sliding window that each layer asks for, to check that they do.
 
     Returns:
@@ -104,55 +93,22 @@ def attend_segments(
     if windows is not None:
         windows.append(sliding_window)
     query, key, value = query_1HMD, key_1HMD, value_1HMD
-    window = sliding_window if sliding_window and sliding_window < segments.longest else None
-    flash = (
+    if (
         query.is_cuda
         and softcap is None
         and query.dtype in (torch.bfloat16, torch.float16)
         and query.shape[-1] == value.shape[-1] <= _WIDEST_HEAD
-    )
-    if flash and segments.equal and window is None:
-        return _attend_equal(query, key, value, segments.equal, scaling), None
-    if flash and "window_size" in _VARLEN_KNOWS and segments.bounds_S is not None:
-        return _attend_flash(query, key, value, segments, scaling, window), None
+    ):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        window = sliding_window or 0
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out_MHD = flash_attention(q, k, v, bounds_S, host_bounds_S, scale, window)
+        return out_MHD.unsqueeze(0), None
     parts = []
-    for start, stop in pairwise(segments.bounds):
+    for start, stop in pairwise(host_bounds_S.tolist()):
         one = [x[:, :, start:stop] for x in (query, key, value)]
-        parts.append(_attend_one(one[0], one[1], one[2], scaling, window, softcap))
+        parts.append(_attend_one(one[0], one[1], one[2], scaling, sliding_window, softcap))
     return torch.cat(parts, dim=2).transpose(1, 2), None
-
-
-def _attend_equal(
-    query: Tensor, key: Tensor, value: Tensor, length: int, scaling: float | None
-) -> Tensor:
-    """Fold the flat row into a batch of its segments, which all have one length."""
-    q, k, v = (x[0].unflatten(1, (-1, length)).transpose(0, 1) for x in (query, key, value))
-    grouped = query.shape[1] != key.shape[1]
-    out_SHTD = F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
-    )
-    return out_SHTD.transpose(1, 2).flatten(0, 1).unsqueeze(0)
-
-
-def _attend_flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    segments: Segments,
-    scaling: float | None,
-    window: int | None,
-) -> Tensor:
-    settings: dict[str, Any] = {"scale": scaling, "window_size": (-1, 0)}
-    if window is not None:
-        settings["window_size"] = (window - 1, 0)
-    if query.shape[1] != key.shape[1]:
-        if "enable_gqa" in _VARLEN_KNOWS:
-            settings["enable_gqa"] = True
-        else:
-            key, value = (_repeat_heads(x, query.shape[1]) for x in (key, value))
-    flat = (x[0].transpose(0, 1) for x in (query, key, value))
-    bounds, longest = segments.bounds_S, segments.longest
-    return varlen_attn(*flat, bounds, bounds, longest, longest, **settings).unsqueeze(0)
 
 
 def _repeat_heads(x_1HMD: Tensor, num_heads: int) -> Tensor:

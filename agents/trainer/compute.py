@@ -21,10 +21,10 @@ from torch import Tensor
 from agents.errors import UserError
 from agents.trainer.examples import Example
 from agents.trainer.flat import FlatParameters
+from agents.trainer.layers import Layers
 from agents.trainer.micro import build_micro_batch, group_examples
 from agents.trainer.model import TrainedModel
 from agents.trainer.objectives import LOSS, NUM_SUMS, Objective
-from agents.trainer.recompute import Recomputing
 from agents.trainer.reducer import Reducer
 
 Warn = Callable[[str, str], None]
@@ -63,8 +63,8 @@ class Computer:
         objective: Objective,
         device: torch.device,
         *,
+        layers: Layers,
         micro_tokens: int,
-        num_recomputed: int,
         may_recompute: bool = True,
         warn: Warn,
         beat: Callable[[], None],
@@ -76,8 +76,7 @@ class Computer:
         self._warn = warn
         self._beat = beat
         self.micro_tokens = micro_tokens
-        self._recomputing = Recomputing(model)
-        self._recomputing.set(num_recomputed)
+        self.layers = layers
         self._may_recompute = may_recompute
         self.gradient_scale = 1.0
         """The gradients are this many times the true ones (fp16)."""
@@ -85,14 +84,9 @@ class Computer:
         """What the objective sums over this rank's examples; see `objectives`."""
 
     @property
-    def num_recomputed(self) -> int:
-        """How many decoder layers compute their activations twice."""
-        return self._recomputing.num_layers
-
-    @property
     def recomputed_share(self) -> float:
-        """The part of the decoder layers that does, 0 to 1."""
-        return self.num_recomputed / max(1, self._recomputing.most_layers)
+        """The part of the decoder layers that computes its activations twice, 0 to 1."""
+        return self.layers.plan.num_recomputed / max(1, self.layers.most_layers)
 
     @property
     def loss_sum(self) -> Tensor:
@@ -109,20 +103,24 @@ class Computer:
             UserError: a single example does not fit the memory.
         """
         while True:
-            if reducer is not None:
-                reducer.begin()
-            self._flat.gradients.zero_()
-            self.sums.zero_()
             groups = self._group(part)
             if self._try_groups(part, groups, reducer):
                 return
             self._shrink(part, groups)
+
+    def try_gradients(self, part: Part) -> bool:
+        """Do the passes once, all of `part` as it is cut now; False: memory ran out."""
+        return self._try_groups(part, self._group(part), None)
 
     def _group(self, part: Part) -> list[list[int]]:
         return group_examples([e.num_tokens for e in part.examples], self.micro_tokens)
 
     def _try_groups(self, part: Part, groups: list[list[int]], reducer: Reducer | None) -> bool:
         """Return False when memory ran out. The frame that held the tensors is gone by then."""
+        if reducer is not None:
+            reducer.begin()
+        self._flat.gradients.zero_()
+        self.sums.zero_()
         try:
             for group in groups:
                 self._beat()
@@ -137,6 +135,7 @@ class Computer:
             return False
         finally:
             self._model.clock.clear()
+            self.layers.end()
         return True
 
     def _shrink(self, part: Part, groups: list[list[int]]) -> None:
@@ -151,10 +150,11 @@ class Computer:
                 "once on this rank. The batch stays the same.",
                 "",
             )
-        elif self._may_recompute and self._recomputing.do_more():
+        elif self._may_recompute and self.layers.do_more():
+            num_recomputed = self.layers.plan.num_recomputed
             self._warn(
-                f"Memory ran out with a single example; from now on {self.num_recomputed} of "
-                f"{self._recomputing.most_layers} layers compute their activations twice on this "
+                f"Memory ran out with a single example; from now on {num_recomputed} of "
+                f"{self.layers.most_layers} layers compute their activations twice on this "
                 "rank, which is slower and needs less.",
                 "",
             )
@@ -177,6 +177,7 @@ class Computer:
     def _compute(self, part: Part, *, dropout: bool) -> tuple[Tensor, Tensor]:
         """Return what to differentiate of one micro-batch, and its sums."""
         batch = build_micro_batch(part.examples, self._device)
+        self.layers.begin()
         self._model.clock.clear()
         if dropout:
             self._model.clock.set(part.positions, batch.lengths, batch.num_tokens, self._device)

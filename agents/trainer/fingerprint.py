@@ -23,7 +23,7 @@ _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _NOT_THE_MODEL = ("README", "LICENSE", "manifest.json", "generation_config.json")
 _FREE_TO_CHANGE = (
     "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
-    "recompute", "compile", "memory_gib", "evaluate_every_steps",
+    "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps",
 )  # fmt: skip
 """Keys of the spec that may differ between the attempts of a run: they move no number."""
 _BLOCK_BYTES = 1 << 20

@@ -68,7 +68,8 @@ class Forward:
     def _run(self, batch: MicroBatch, **more: Any) -> Tensor:
         settings = {"use_cache": False, **more}
         if self.flat:
-            settings["segments"] = batch.segments
+            settings["bounds_S"] = batch.segments.bounds_S
+            settings["host_bounds_S"] = batch.segments.host_bounds_S
             settings["position_ids"] = batch.position_1M
         if isinstance(self.head, Head):
             return self._body(input_ids=batch.ids_1M, **settings).last_hidden_state

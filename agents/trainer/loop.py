@@ -43,7 +43,7 @@ from agents.trainer.stopwatch import StepTimes, Stopwatch
 from agents.trainer.wishes import SLOTS, Granted, Wishes
 
 _SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
-_PER_RANK = ("micro_tokens", "num_recomputed", "compute_s", "compute_tokens")
+_PER_RANK = ("micro_tokens", "num_recomputed", "num_moved", "compute_s", "compute_tokens")
 """The last two are of the step before: a GPU tells the time when a step is over."""
 
 
@@ -73,6 +73,7 @@ class Agreed:
     """The clock asks for a checkpoint."""
     micro_tokens: tuple[int, ...]
     num_recomputed: tuple[int, ...]
+    num_moved: tuple[int, ...]
 
 
 class Loop:
@@ -127,6 +128,8 @@ class Loop:
             if logged is not None and logged.shares:
                 self._balancer.shares = logged.shares
             agreed = self._do_step(step)
+            if step == self._plan.first_step:
+                self._saver.reserve()
             last = step == self._plan.total_steps
             if step == self._plan.first_step and not last:
                 self._get_ready(step)
@@ -229,7 +232,8 @@ class Loop:
             "due": self._saver.is_due_by_time(),
             "uncommitted": self._saver.has_uncommitted,
             "micro_tokens": self._computer.micro_tokens,
-            "num_recomputed": self._computer.num_recomputed,
+            "num_recomputed": self._computer.layers.plan.num_recomputed,
+            "num_moved": self._computer.layers.plan.num_moved,
             "compute_s": self._times.compute_s if self._times else 0.0,
             "compute_tokens": self._num_tokens,
         }
@@ -258,6 +262,7 @@ class Loop:
             is_due=stats.sums["due"] > 0,
             micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
             num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
+            num_moved=tuple(int(value) for value in stats.per_rank["num_moved"]),
         )
 
     def _record(self, batch: Batch, agreed: Agreed, learning_rate: float, times: StepTimes) -> None:
@@ -318,6 +323,7 @@ class Loop:
             total_steps=self._plan.total_steps,
             micro_tokens=agreed.micro_tokens,
             num_recomputed=agreed.num_recomputed,
+            num_moved=agreed.num_moved,
             loss_scale=self._scale,
             required=required,
         )

@@ -21,3 +21,13 @@ def read_memory_bytes(device: torch.device) -> int | None:
 def read_reserved_bytes(device: torch.device) -> int | None:
     """Return the most that torch ever took from the driver, free pieces included; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+
+
+def read_available_bytes() -> int:
+    """Return how much memory of this PC programs could still take; 0: not known."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = next(line for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+    return int(found.split()[1]) * 1024

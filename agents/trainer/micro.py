@@ -1,8 +1,8 @@
 """How a rank's slice of a batch is cut into micro-batches that fit its memory, and laid out.
 
 A micro-batch is one flat row: its segments end to end, with positions that begin again at 0 in each
-of them, so that nothing is padded however unequal the rows are. On GPUs its end is filled up to one
-of a few sizes, so that few shapes have to be compiled; the filling is a segment of its own. The cut
+of them, so that nothing is padded however unequal the rows are. On GPUs its end is filled up to a
+size that their matrix products like; the filling is a segment of its own. The cut
 moves no number but in the last digits: gradients are sums over tokens.
 
 Shape letters: M tokens of the flat row, N tokens that count.
@@ -24,16 +24,8 @@ from agents.trainer.examples import Example
 
 CPU_TOKENS = 4096
 """More tokens at once than this make a CPU no faster."""
-MOST_TOKENS = 16384
-_MEMORY_SHARE = 0.7
-"""Of the free memory of a card; the rest is for what this estimate does not know."""
-_BYTES_PER_LOGIT = 14
-"""A logit in the model's precision, in fp32, its softmax and its gradient."""
-_BYTES_PER_HIDDEN = 40
-"""Activations kept per hidden value and layer: Korthikanti et al. 2022 (arXiv:2205.05198), 34
-without the attention matrix, and some for the adapters."""
-_SIZES_PER_OCTAVE = 8
-_LEAST_SIZE = 64
+_SIZE_STEP = 64
+"""What the tiles of matrix products divide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +74,12 @@ def group_examples(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]
 
 
 def round_up_tokens(num_tokens: int) -> int:
-    """Return the size that a flat row is filled up to on GPUs: at most an eighth more.
+    """Return the size that a flat row is filled up to on GPUs.
 
     >>> [round_up_tokens(n) for n in (3, 100, 2048, 2049)]
-    [64, 104, 2048, 2304]
+    [64, 128, 2048, 2112]
     """
-    step = max(8, (1 << (num_tokens - 1).bit_length()) // (2 * _SIZES_PER_OCTAVE))
-    return max(_LEAST_SIZE, -(-num_tokens // step) * step)
+    return -(-num_tokens // _SIZE_STEP) * _SIZE_STEP
 
 
 def build_micro_batch(examples: Sequence[Example], device: torch.device) -> MicroBatch:
@@ -121,16 +112,3 @@ def move(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     if device.type != "cuda":
         return host
     return host.pin_memory().to(device, non_blocking=True)
-
-
-def estimate_tokens(config: Any, free_bytes: int, longest: int) -> int:
-    """Return how many tokens a card with `free_bytes` can train at once, at least `longest`.
-
-    Llama-2-7B (32 layers, 4096 wide, 32000 words) needs about 5.7 MB per token.
-    """
-    hidden = int(getattr(config, "hidden_size", 4096))
-    layers = int(getattr(config, "num_hidden_layers", 32))
-    words = int(getattr(config, "vocab_size", 32000))
-    token_bytes = hidden * layers * _BYTES_PER_HIDDEN + words * _BYTES_PER_LOGIT
-    fitting = int(free_bytes * _MEMORY_SHARE) // token_bytes
-    return max(longest, min(fitting, MOST_TOKENS))

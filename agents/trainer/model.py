@@ -159,9 +159,10 @@ def make_trained(
         lora = _lora_config(spec.adapter)
         model = _add_adapter(model, lora, spec)
         _initialise(model, spec.seed, wide=dtype == torch.float64)
-        replace_dropouts(model, spec.adapter.dropout, clock)
-        if spec.adapter.dora and spec.adapter.dropout:
-            _apply_dora_dropout(model)
+        if spec.adapter.dropout:
+            replace_dropouts(model, spec.adapter.dropout, clock)
+            if spec.adapter.dora:
+                _apply_dora_dropout(model)
     model.to(device)
     autocast = dtype in _NARROW
     if autocast:

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from agents.checkpoints import hash_entries
 from agents.errors import UserError
 from agents.spec import RunSpec
+from agents.trainer import compiling, nf4
 from agents.trainer.attempt import Attempt
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.compression import make_wire
@@ -37,7 +38,6 @@ from agents.trainer.flat import FlatParameters, Layout
 from agents.trainer.forward import Forward
 from agents.trainer.group import Group
 from agents.trainer.loading import Loading
-from agents.trainer.micro import CPU_TOKENS, estimate_tokens
 from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Objective, make_objective
 from agents.trainer.optimizer import make_optimizer
@@ -207,6 +207,8 @@ def _load(
             loading.end()
         base = load_model(spec, folder, tokenizer, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
+        if compiling.why_not(device) is None:
+            nf4.install(model.module)
         forward = Forward(model, device)
         checkpoint = _find_checkpoint(attempt)
         resumed = read_progress(checkpoint) if checkpoint else None
@@ -299,14 +301,3 @@ def refuse_other_run(
 
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
-
-
-def choose_micro_tokens(prepared: Prepared) -> int:
-    """Return how many tokens this rank computes at once to begin with."""
-    longest = int(prepared.train.num_tokens.max())
-    if prepared.device.type != "cuda":
-        return max(longest, CPU_TOKENS)
-    free_bytes, total_bytes = torch.cuda.mem_get_info(prepared.device)
-    cap_bytes = int(torch.cuda.get_per_process_memory_fraction(prepared.device) * total_bytes)
-    free_bytes = min(free_bytes, cap_bytes - torch.cuda.memory_allocated(prepared.device))
-    return estimate_tokens(prepared.model.module.config, free_bytes, longest)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from agents.spec import RunSpec
+from agents.trainer import compiling
 from agents.trainer.attempt import Attempt
 from agents.trainer.balance import choose_first_shares
 from agents.trainer.certificate import Certifier, choose_promise
@@ -18,16 +19,17 @@ from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.data.order import count_steps
 from agents.trainer.data.preview import describe
 from agents.trainer.failpoints import failpoints_from_environment
+from agents.trainer.fitting import describe_setting, fit, make_layers
 from agents.trainer.flops import read_flops
 from agents.trainer.group import Group, Ranks
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.loading import Loading
 from agents.trainer.loop import Loop, Plan
+from agents.trainer.micro import CPU_TOKENS
 from agents.trainer.peaks import find_peak
 from agents.trainer.prepare import (
     Prepared,
     choose_device,
-    choose_micro_tokens,
     limit_memory,
     prepare,
     refuse_unsupported,
@@ -40,10 +42,9 @@ from agents.trainer.warmup import choose_examples, measure_speed
 from agents.trainer.wishes import Wishes
 from agents.wire import to_wire
 
-_WARMUP_TOKENS = {"cpu": 256, "cuda": 4096}
-"""Enough to be busy with for a moment, on either kind of device."""
-_ALL_LAYERS = 1 << 20
-"""More than any model has."""
+_CPU_WARMUP_TOKENS = 256
+_GPU_WARMUP_TOKENS = 4096
+"""Enough to be busy with for a moment."""
 
 
 def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wishes: Wishes) -> None:
@@ -83,8 +84,9 @@ def _settle(attempt: Attempt, ranks: Ranks, device: torch.device) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if num_threads > 1 else "false")
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(attempt.intent.spec.exact, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
+        compiling.settle(attempt.compiled_folder)
 
 
 def _train(
@@ -96,23 +98,41 @@ def _train(
     wishes: Wishes,
 ) -> None:
     resumed = _resumed_alike(attempt, prepared)
+
+    def warn(message: str, hint: str) -> None:
+        journal.write("warning", message=message, hint=hint)
+
+    spec = attempt.intent.spec
+    layers = make_layers(spec, prepared, warn, local_ranks=attempt.num_local_ranks)
     computer = Computer(
         prepared.model,
         prepared.flat,
         prepared.objective,
         prepared.device,
-        micro_tokens=resumed.micro_tokens[attempt.rank]
-        if resumed
-        else choose_micro_tokens(prepared),
-        num_recomputed=_choose_recomputed(attempt, resumed),
-        may_recompute=attempt.intent.spec.recompute != "none",
-        warn=lambda message, hint: journal.write("warning", message=message, hint=hint),
+        layers=layers,
+        micro_tokens=CPU_TOKENS,
+        may_recompute=spec.recompute != "none",
+        warn=warn,
         beat=heartbeat.touch,
     )
-    shares = attempt.intent.spec.shares or (resumed.shares if resumed else None)
+    shares = spec.shares or (resumed.shares if resumed else None)
     journal.write("phase", phase="warmup")
     heartbeat.beat(0, "warmup")
-    part = choose_examples(prepared.train, _WARMUP_TOKENS[prepared.device.type])
+    setting, tried = fit(
+        computer,
+        spec,
+        prepared,
+        resumed,
+        rank=attempt.rank,
+        world_size=group.world_size,
+        folder=attempt.compiled_folder / "settings",
+        warn=warn,
+    )
+    journal.write("setting", **describe_setting(setting, tried, layers))
+    warmup_tokens = max(setting.micro_tokens, _GPU_WARMUP_TOKENS)
+    if prepared.device.type == "cpu":
+        warmup_tokens = _CPU_WARMUP_TOKENS
+    part = choose_examples(prepared.train, warmup_tokens)
     speed = measure_speed(computer, part, prepared.device)
     reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wishes.stop_wanted})
     solo = tuple(report["tokens_per_s"] for report in reports)
@@ -162,14 +182,6 @@ def _make_certifier(attempt: Attempt, prepared: Prepared, journal: Journal) -> C
         same_versions=prepared.saved_by == prepared.versions,
     )
     return Certifier(intent.replay, promise, prepared.model.dtype, journal)
-
-
-def _choose_recomputed(attempt: Attempt, resumed: Progress | None) -> int:
-    """Return how many layers compute their activations twice to begin with."""
-    wanted = attempt.intent.spec.recompute
-    if wanted != "auto":
-        return _ALL_LAYERS if wanted == "all" else 0
-    return resumed.num_recomputed[attempt.rank] if resumed else 0
 
 
 def _resumed_alike(attempt: Attempt, prepared: Prepared) -> Progress | None:

@@ -58,6 +58,8 @@ class Progress:
     """Largest micro-batch of each rank, in padded tokens."""
     num_recomputed: tuple[int, ...]
     """How many layers of each rank compute activations a second time to save memory."""
+    num_moved: tuple[int, ...] = ()
+    """How many layers of each rank keep theirs in host memory meanwhile; empty in older ones."""
     tokens_seen: int
     plain_template: bool
     """The tokenizer had no chat template: the merged model gets the plain one."""

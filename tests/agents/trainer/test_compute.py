@@ -13,6 +13,7 @@ from agents.trainer.compute import Computer, Part, is_out_of_memory, memory_in_w
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
 from agents.trainer.forward import Forward
+from agents.trainer.layers import LayerPlan, Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Supervised
 from tests.agents.trainer.ranks import make_spec
@@ -39,14 +40,16 @@ def make_computer(tiny_model):
         model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
         flat = FlatParameters(model.named_parameters(), CPU)
         flat.values.add_(0.01)
+        layers = Layers(model)
+        layers.set(LayerPlan(num_recomputed=num_recomputed))
         told = [] if warnings is None else warnings
         return Computer(
             model,
             flat,
             Supervised(Forward(model, CPU)),
             CPU,
+            layers=layers,
             micro_tokens=micro_tokens,
-            num_recomputed=num_recomputed,
             may_recompute=may_recompute,
             warn=lambda message, hint: told.append(message),
             beat=lambda: None,
@@ -102,7 +105,7 @@ def test_recomputing_changes_nothing_with_dropout_on(make_computer):
 def test_recomputing_is_really_on(make_computer):
     calls = []
     computer = make_computer(num_recomputed=1)
-    assert (computer.num_recomputed, computer.recomputed_share) == (1, 0.5)
+    assert (computer.layers.plan.num_recomputed, computer.recomputed_share) == (1, 0.5)
     for place, layer in enumerate(computer._model.module.get_base_model().model.layers):
         layer.mlp.register_forward_pre_hook(lambda *_, place=place: calls.append(place))
     gradients(computer)
@@ -146,12 +149,13 @@ def test_less_memory_means_smaller_pieces_of_the_same_batch(make_computer, monke
 def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer, monkeypatch):
     expected = gradients(make_computer())
     limit_memory(
-        monkeypatch, lambda computer, samples: computer.num_recomputed == 2 and len(samples) == 1
+        monkeypatch,
+        lambda computer, samples: computer.layers.plan.num_recomputed == 2 and len(samples) == 1,
     )
     warnings: list[str] = []
     computer = make_computer(warnings=warnings)
     assert_same(gradients(computer), expected)
-    assert computer.num_recomputed == 2
+    assert computer.layers.plan.num_recomputed == 2
     told = [w for w in warnings if "twice" in w]
     assert [w.partition(" layers")[0][-6:] for w in told] == ["1 of 2", "2 of 2"]
 

@@ -32,6 +32,7 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     from agents.trainer.attempt import read_attempt
     from agents.trainer.compute import Computer
     from agents.trainer.group import Group, Ranks
+    from agents.trainer.layers import Layers
     from agents.trainer.loop import Loop, Plan
     from agents.trainer.prepare import prepare
 
@@ -47,8 +48,8 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
         prepared.flat,
         prepared.objective,
         device,
+        layers=Layers(prepared.model),
         micro_tokens=100,
-        num_recomputed=0,
         warn=lambda message, hint: None,
         beat=lambda: None,
     )

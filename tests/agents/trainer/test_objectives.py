@@ -14,6 +14,7 @@ from agents.trainer.compute import Computer, Part
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
 from agents.trainer.forward import Forward
+from agents.trainer.layers import LayerPlan, Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import NUM_SUMS, make_objective
 from agents.trainer.reference import ask_reference
@@ -63,13 +64,15 @@ def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dp
         reference = parts[0] + parts[1]
     draw = torch.Generator().manual_seed(2)
     flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw, dtype=torch.float64))
+    layers = Layers(model)
+    layers.set(LayerPlan(num_recomputed=num_recomputed))
     return Computer(
         model,
         flat,
         make_objective(spec, forward, reference),
         CPU,
+        layers=layers,
         micro_tokens=micro_tokens,
-        num_recomputed=num_recomputed,
         warn=lambda message, hint: None,
         beat=lambda: None,
     )

@@ -6,6 +6,7 @@ Needs GPUs, so it is never part of the normal run: `python -m pytest -m gpu test
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from agents.protocol import RankPlacement
 from agents.spec import AdapterSpec, CheckpointSpec
-from tests.agents.trainer.ranks import DEMO, Run, make_spec
+from tests.agents.trainer.ranks import DEMO, Run, make_spec, wait_until
 
 pytestmark = pytest.mark.gpu
 
@@ -31,8 +32,8 @@ def require_gpus(number: int) -> None:
 
 
 def make_run(home: Path, num_ranks: int, **changes) -> Run:
+    changes.setdefault("adapter", AdapterSpec(rank=8, alpha=16, dropout=0.1))
     spec = make_spec(
-        adapter=AdapterSpec(rank=8, alpha=16, dropout=0.1),
         batch_sequences=24,
         sequence_tokens=128,
         max_steps=NUM_STEPS,
@@ -45,8 +46,8 @@ def make_run(home: Path, num_ranks: int, **changes) -> Run:
     return run
 
 
-def train(run: Run, device: str = "cuda", **changes) -> None:
-    """Run the next attempt in processes of its own, one for each device."""
+def start(run: Run, device: str = "cuda", **changes) -> list[subprocess.Popen[bytes]]:
+    """Start the next attempt in processes of its own, one for each device."""
     ranks = tuple(
         RankPlacement(
             rank=rank,
@@ -57,7 +58,7 @@ def train(run: Run, device: str = "cuda", **changes) -> None:
         for rank in range(run.num_ranks)
     )
     intent = run.intend(ranks=ranks, **changes)
-    started = [
+    return [
         subprocess.Popen(
             [sys.executable, "-m", "agents.trainer"],
             cwd=ROOT,
@@ -75,6 +76,11 @@ def train(run: Run, device: str = "cuda", **changes) -> None:
         )
         for rank in range(run.num_ranks)
     ]
+
+
+def train(run: Run, device: str = "cuda", **changes) -> None:
+    """Run the next attempt to its end."""
+    started = start(run, device, **changes)
     try:
         codes = [process.wait(timeout=240) for process in started]
     finally:
@@ -83,29 +89,40 @@ def train(run: Run, device: str = "cuda", **changes) -> None:
     assert codes == [0] * run.num_ranks, run.read_log(0)
 
 
+def train_until_killed(run: Run) -> None:
+    """Run the next attempt and kill every rank some steps after its first checkpoint."""
+    started = start(run)
+    try:
+        wait_until(lambda: HALF + 3 in run.steps() and run.checkpoint(HALF).exists(), 240)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def losses(run: Run) -> dict[int, str]:
     return {step: line["loss_hex"] for step, line in run.steps().items()}
 
 
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
 @pytest.mark.parametrize(
     ("num_ranks", "shares"), [(1, None), (2, (5.0, 3.0))], ids=["one-gpu", "two-over-nccl"]
 )
-def test_gpus_learn_and_resume_to_the_bit(tmp_path, num_ranks, shares):
+def test_a_killed_run_goes_on_to_the_bit(tmp_path, num_ranks, shares, kind):
     require_gpus(num_ranks)
-    straight = make_run(tmp_path / "straight", num_ranks, shares=shares)
-    train(straight)
-    lines = straight.steps()
+    if kind == "qlora":
+        pytest.importorskip("bitsandbytes")
+    adapter = AdapterSpec(kind=kind, rank=8, alpha=16, dropout=0.1)
+    run = make_run(tmp_path / "home", num_ranks, shares=shares, adapter=adapter)
+    train(run)
+    lines, expected = run.steps(), losses(run)
     assert lines[NUM_STEPS]["loss"] < 0.6 * lines[1]["loss"]
-    half = make_run(tmp_path / "half", num_ranks, shares=shares)
-    half.attempt = straight.attempt
-    half.checkpoint(HALF).parent.mkdir(parents=True)
-    straight.checkpoint(HALF).rename(half.checkpoint(HALF))
-    train(half, resume_step=HALF)
-    expected = losses(straight)
-    assert losses(half) == {step: expected[step] for step in range(HALF + 1, NUM_STEPS + 1)}
-    name = "adapter_model.safetensors"
-    made = [run.checkpoint(NUM_STEPS) / name for run in (straight, half)]
-    assert made[0].read_bytes() == made[1].read_bytes()
+    made = (run.checkpoint(NUM_STEPS) / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(run.folder / "checkpoints")
+    train_until_killed(run)
+    train(run, resume_step=HALF)
+    assert losses(run) == {step: expected[step] for step in range(HALF + 1, NUM_STEPS + 1)}
+    assert (run.checkpoint(NUM_STEPS) / "adapter_model.safetensors").read_bytes() == made
     print(f"\n{num_ranks} GPU(s): loss {lines[1]['loss']:.4f} -> {lines[NUM_STEPS]['loss']:.4f}")
 
 

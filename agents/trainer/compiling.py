@@ -1,0 +1,51 @@
+"""Whether this machine can compile layers, and where the results are kept for the next start.
+
+Triton builds small programs with the C compiler of the machine. Choices that are made by measuring
+are switched off, because they would let two starts add up in different orders.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+_COMPILERS = ("gcc", "clang", "cc")
+_MOST_KINDS = 64
+"""Compiled forms of one function: kinds of layers, with and without gradients or adapter."""
+_MOST_WORKERS = 8
+
+
+def why_not(device: torch.device) -> str | None:
+    """Return why layers cannot be compiled here, as a clause; None: they can."""
+    if device.type != "cuda":
+        return "there is no GPU"
+    if torch.cuda.get_device_capability(device) < (7, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than what Triton works on"
+    try:
+        import triton  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+    except ImportError as error:
+        return f"the package triton is missing ({error})"
+    if os.environ.get("CC") or any(shutil.which(name) for name in _COMPILERS):
+        return None
+    return "no C compiler is installed (sudo apt install build-essential)"
+
+
+def settle(folder: Path) -> None:
+    """Fix what compiled layers depend on; to be called before anything is compiled.
+
+    Args:
+        folder: where compiled code is kept, made when needed.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
+    import torch._dynamo
+    import torch._inductor.config
+
+    torch._dynamo.config.recompile_limit = _MOST_KINDS
+    if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10
+        torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,196 @@
+"""Fit the engine to the device of this rank: compile or not, how much at once, what layers do.
+
+On a CPU there is nothing to choose. On a GPU the first start of a shape compiles and tries
+settings (see `tuning`); what was found is kept beside the compiled code, so that later starts of
+the same shape on the same card skip the search.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agents.errors import UserError
+from agents.spec import RunSpec
+from agents.state import read_json, write_json
+from agents.trainer import compiling
+from agents.trainer.compute import Computer, Part
+from agents.trainer.layers import Layers
+from agents.trainer.memory import read_available_bytes
+from agents.trainer.micro import CPU_TOKENS
+from agents.trainer.offload import Offloader
+from agents.trainer.prepare import Prepared
+from agents.trainer.snapshot import Progress
+from agents.trainer.tuning import Setting, Tuner, apply
+from agents.trainer.warmup import choose_examples
+
+Warn = Callable[[str, str], None]
+_ALL_LAYERS = 1 << 20
+_HOST_SHARE = 0.35
+"""Of the available memory of the PC that the activations of its ranks may take."""
+_OPTIMIZER_COPIES = 5
+"""Two moments and what a step needs beside them, of the size of the trained values."""
+_SLACK = 2
+"""A rank may get this many times its equal share of a batch."""
+
+
+def make_layers(spec: RunSpec, prepared: Prepared, warn: Warn, *, local_ranks: int) -> Layers:
+    """Return the decoder layers, compiled where this machine can."""
+    device, model = prepared.device, prepared.model
+    if device.type != "cuda":
+        return Layers(model)
+    reason = compiling.why_not(device)
+    if reason and spec.compile == "auto":
+        warn(f"The layers are not compiled, so training takes longer: {reason}.", "")
+    fixed = [*model.module.parameters(), *model.module.buffers()]
+    most_bytes = int(read_available_bytes() * _HOST_SHARE / local_ranks)
+    offloader = Offloader(device, fixed, most_bytes)
+    return Layers(model, compiled=not reason and spec.compile == "auto", offloader=offloader)
+
+
+def fit(
+    computer: Computer,
+    spec: RunSpec,
+    prepared: Prepared,
+    resumed: Progress | None,
+    *,
+    rank: int,
+    world_size: int,
+    folder: Path,
+    warn: Warn,
+) -> tuple[Setting, list[Setting]]:
+    """Choose the setting, let the computer work with it, and return it and what was timed for it.
+
+    Args:
+        computer: of this rank.
+        spec: of the run.
+        prepared: what the rank has loaded.
+        resumed: the state to go on from on the same devices, whose setting is taken over, so that
+            the run goes on to the bit.
+        rank: this one.
+        world_size: number of ranks.
+        folder: where settings are kept.
+        warn: tells a message and a hint.
+
+    Raises:
+        UserError: a single example does not fit.
+    """
+    longest = choose_examples(prepared.train, 0)
+    if resumed is not None:
+        moved = resumed.num_moved[rank] if resumed.num_moved else 0
+        setting = Setting(
+            micro_tokens=resumed.micro_tokens[rank],
+            num_recomputed=_forced(spec, resumed.num_recomputed[rank]),
+            num_moved=moved,
+        )
+        apply(computer, setting)
+        prove(computer, longest, warn)
+        return setting, []
+    longest_tokens = int(prepared.train.num_tokens.max())
+    if prepared.device.type != "cuda":
+        setting = Setting(
+            micro_tokens=max(longest_tokens, CPU_TOKENS), num_recomputed=_forced(spec, 0)
+        )
+        apply(computer, setting)
+        return setting, []
+    path = folder / f"{_key(spec, prepared, computer.layers)}.json"
+    known = _recall(path)
+    if known is not None:
+        apply(computer, known)
+        prove(computer, longest, warn)
+        return known, []
+    apply(computer, Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
+    prove(computer, longest, warn)
+    batch_tokens = spec.batch_sequences * float(prepared.train.num_tokens.mean())
+    most_tokens = batch_tokens if world_size == 1 else batch_tokens * _SLACK / world_size
+    tuner = Tuner(
+        computer,
+        prepared.device,
+        lambda tokens: choose_examples(prepared.train, tokens),
+        most_tokens=max(longest_tokens, int(most_tokens)),
+        recompute=spec.recompute,
+        reserved_bytes=_OPTIMIZER_COPIES * prepared.flat.values.nbytes,
+    )
+    setting = tuner.choose()
+    apply(computer, setting)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(setting))
+    return setting, tuner.tried
+
+
+def describe_setting(setting: Setting, tried: list[Setting], layers: Layers) -> dict[str, Any]:
+    """Return what the journal tells of a setting and of what was timed to find it."""
+    return {
+        "compiled": layers.compiled,
+        "micro_tokens": setting.micro_tokens,
+        "num_layers": layers.most_layers,
+        "num_recomputed": layers.plan.num_recomputed,
+        "num_moved": layers.plan.num_moved,
+        "tried": [asdict(one) for one in tried],
+    }
+
+
+def prove(computer: Computer, part: Part, warn: Warn) -> None:
+    """Compute one example; where compiling fails, go on without and say so.
+
+    Raises:
+        UserError: it does not fit the memory.
+    """
+    try:
+        computer.add_gradients(part)
+    except UserError:
+        raise
+    except Exception as error:
+        if not computer.layers.compiled:
+            raise
+        computer.layers.stop_compiling()
+        first = str(error).strip().split("\n", 1)[0][:200]
+        warn(
+            "The layers of this model cannot be compiled here, so training takes longer "
+            f"({type(error).__name__}: {first}).",
+            "",
+        )
+        computer.add_gradients(part)
+
+
+def _forced(spec: RunSpec, otherwise: int) -> int:
+    """Return how many layers the spec makes recompute."""
+    return {"all": _ALL_LAYERS, "none": 0, "auto": otherwise}[spec.recompute]
+
+
+def _key(spec: RunSpec, prepared: Prepared, layers: Layers) -> str:
+    """Name all that the best setting depends on."""
+    train, device = prepared.train, prepared.device
+    said: dict[str, Any] = {
+        "card": torch.cuda.get_device_name(device),
+        "bytes": torch.cuda.get_device_properties(device).total_memory,
+        "memory_gib": spec.memory_gib,
+        "versions": prepared.versions,
+        "model": prepared.model.module.config.to_dict(),
+        "adapter": asdict(spec.adapter),
+        "objective": spec.objective,
+        "precision": spec.precision,
+        "optimizer": spec.optimizer,
+        "recompute": spec.recompute,
+        "longest": int(train.num_tokens.max()),
+        "mean": round(float(train.num_tokens.mean()) / 64),
+        "batch": spec.batch_sequences,
+        "compiled": layers.compiled,
+        "exact": spec.exact,
+    }
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
+
+
+def _recall(path: Path) -> Setting | None:
+    found = read_json(path)
+    try:
+        return Setting(**found) if isinstance(found, dict) else None
+    except TypeError:  # written by another version
+        return None

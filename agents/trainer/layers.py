@@ -1,0 +1,196 @@
+"""How each decoder layer is computed: compiled or not, and where its activations are meanwhile.
+
+A layer *keeps* its activations for the backward pass, *moves* them to host memory (see `offload`),
+or *recomputes* them from its input. Keeping is fastest; moving costs the bandwidth of the bus and
+recomputing a third of the layer's time, so no more layers do either than memory forces. Those that
+move are spread evenly, so that the copies of one pass while the next ones compute; of the others
+the first recompute, whose activations would be held the longest.
+
+One compiled function serves all layers of a kind, whatever the number of tokens; a layer that
+recomputes is compiled with its second pass inside, from which the compiler leaves out what no
+gradient needs, such as the last product of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agents.trainer import nf4
+from agents.trainer.model import TrainedModel
+from agents.trainer.offload import Offloader
+
+Mode = Literal["keep", "move", "recompute"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPlan:
+    """How many layers do what; the rest keep."""
+
+    num_recomputed: int = 0
+    num_moved: int = 0
+
+    def modes(self, num_layers: int) -> list[Mode]:
+        """Return the mode of each layer, in order.
+
+        >>> LayerPlan(num_recomputed=2, num_moved=1).modes(5)
+        ['recompute', 'recompute', 'move', 'keep', 'keep']
+        """
+        num_recomputed = min(self.num_recomputed, num_layers)
+        num_moved = min(self.num_moved, num_layers - num_recomputed)
+        moved = {(2 * i + 1) * num_layers // (2 * num_moved) for i in range(num_moved)}
+        others: Iterator[Mode] = chain(repeat("recompute", num_recomputed), repeat("keep"))
+        return ["move" if place in moved else next(others) for place in range(num_layers)]
+
+
+class Layers:
+    """The decoder layers of a model.
+
+    Args:
+        compiled: whether to compile them; see `compiling` for what that needs.
+        offloader: None: nothing is moved.
+    """
+
+    def __init__(
+        self, model: TrainedModel, *, compiled: bool = False, offloader: Offloader | None = None
+    ) -> None:
+        self._clock = model.clock
+        self._layers = [
+            module
+            for module in model.module.modules()
+            if isinstance(module, GradientCheckpointingLayer)
+        ]
+        self._plain = [layer.forward for layer in self._layers]
+        self._modes: list[Mode] = []
+        self.offloader = offloader
+        self.compiled = compiled
+        self._once = torch.compile(_compute, fullgraph=True)
+        self._twice = torch.compile(_compute_twice, fullgraph=True)
+        self.plan = LayerPlan()
+        self.set(LayerPlan())
+
+    @property
+    def most_layers(self) -> int:
+        """How many layers there are; 0: this model's class does not let its layers be chosen."""
+        return len(self._layers)
+
+    def set(self, plan: LayerPlan) -> None:
+        """Let the layers do what the plan says from the next micro-batch on.
+
+        Transformers' own switch works in training mode only, in which its dropouts would be on.
+        """
+        num_recomputed = min(plan.num_recomputed, self.most_layers)
+        num_moved = min(plan.num_moved, self.most_layers - num_recomputed)
+        if self.offloader is None:
+            num_moved = 0
+        self.plan = LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
+        self._modes = self.plan.modes(self.most_layers)
+        for place, layer in enumerate(self._layers):
+            plain = not self.compiled and self._modes[place] == "keep"
+            layer.forward = self._plain[place] if plain else partial(self._run, place)
+
+    def do_more(self) -> bool:
+        """Let more layers recompute: a quarter, a half, then all; False when all do already."""
+        if self.plan.num_recomputed >= self.most_layers:
+            return False
+        quarter = -(-self.most_layers // 4)
+        more = max(quarter, 2 * self.plan.num_recomputed)
+        self.set(LayerPlan(num_recomputed=more, num_moved=self.plan.num_moved))
+        return True
+
+    def stop_compiling(self) -> None:
+        """Compute the layers as their class is written from now on."""
+        self.compiled = False
+        self.set(self.plan)
+
+    def begin(self) -> None:
+        """Get ready for a micro-batch."""
+        if self.offloader is not None:
+            self.offloader.begin()
+
+    def end(self) -> None:
+        """Let go of everything, also after an error."""
+        if self.offloader is not None:
+            self.offloader.forget()
+
+    def _run(self, place: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        layer, mode = self._layers[place], self._modes[place]
+        if not torch.is_grad_enabled():
+            mode = "keep"
+        others = [*_tensors((args, kwargs))]
+        compute = self._choose(place, mode)
+        if self.compiled:
+            tokens = self._clock.tokens_BT1
+            for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
+                _mark(tensor)
+            if torch.is_grad_enabled() and not hidden.requires_grad:
+                hidden = hidden.detach().requires_grad_()  # or the first layer is compiled apart
+        nf4.compute_whole(mode == "recompute")
+        with self._moving(place, mode, others):
+            return compute(layer, hidden, args, kwargs)
+
+    def _choose(self, place: int, mode: Mode) -> Callable[..., Any]:
+        if self.compiled:
+            return self._twice if mode == "recompute" else self._once
+        plain = self._plain[place]
+        if mode != "recompute":
+            return lambda _, hidden, args, kwargs: plain(hidden, *args, **kwargs)
+        return partial(self._recompute, plain)
+
+    def _recompute(
+        self, plain: Callable[..., Any], _: Any, hidden: Tensor, args: Any, kwargs: Any
+    ) -> Any:
+        return checkpoint(
+            plain,
+            hidden,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), self._clock.again()),
+            **kwargs,
+        )
+
+    def _moving(self, place: int, mode: Mode, others: list[Tensor]) -> AbstractContextManager[None]:
+        if self.offloader is None or mode == "keep":
+            return nullcontext()
+        tokens = self._clock.tokens_BT1
+        shared = others if tokens is None else [*others, tokens]
+        return self.offloader.around(place, shared, is_whole=mode == "move")
+
+
+def _compute(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+    return type(layer).forward(layer, hidden, *args, **kwargs)
+
+
+def _compute_twice(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def body(hidden: Tensor) -> Any:
+        return type(layer).forward(layer, hidden, *args, **kwargs)
+
+    return checkpoint(body, hidden, use_reentrant=False, preserve_rng_state=False)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _mark(tensor: Tensor) -> None:
+    """Say that the number of tokens, or of segments, changes from call to call."""
+    dim = 0 if tensor.dim() == 1 else 1
+    if tensor.dim() and tensor.shape[dim] > 1:
+        torch._dynamo.maybe_mark_dynamic(tensor, dim)

@@ -1,0 +1,296 @@
+"""Find how a card trains fastest within its memory: tokens at once, and what each layer does.
+
+One small pass with every layer recomputing shows what is always needed; one with a single layer
+that moves its activations shows how much a layer keeps. From these the memory of every setting
+follows well enough to name candidates; the candidates are then timed, with twice the tokens each
+time, for as long as that is faster. What was found is kept for the next start of the same shape.
+
+All of it moves no number but in the last digits, and a checkpoint carries what was chosen.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from agents.spec import Recompute
+from agents.trainer.compute import Computer, Part
+from agents.trainer.layers import LayerPlan
+
+MOST_TOKENS = 16384
+_MEMORY_SHARE = 0.95
+"""Of what the card may give; the rest is for pieces that fit nothing."""
+_CAUTIONS = (1.0, 0.85, 0.7)
+"""Parts of the free memory that are planned with, one after the other, when it ran out."""
+_BUS_SHARE = 0.85
+"""Of the measured bandwidth that copies beside other work reach."""
+_IN_FLIGHT = 2
+"""Layers whose activations are on the GPU while they come and go."""
+_LEAST_GAIN = 0.02
+_TIMED_PASSES = 2
+_LONG_S = 10.0
+_PROBE_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What was chosen."""
+
+    micro_tokens: int
+    num_recomputed: int = 0
+    num_moved: int = 0
+    tokens_per_s: float = 0.0
+    """As measured; 0: it was not."""
+
+    @property
+    def plan(self) -> LayerPlan:
+        """What the layers do."""
+        return LayerPlan(num_recomputed=self.num_recomputed, num_moved=self.num_moved)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What was measured with `tokens` tokens at once."""
+
+    tokens: int
+    fixed_bytes: float
+    """Beside what is there at rest, whatever the number of tokens."""
+    token_bytes: float
+    """With every layer recomputing, for each token."""
+    layer_bytes: float
+    """That one layer keeps which does not recompute, for each token."""
+    input_bytes: float
+    """That one layer keeps which does, for each token."""
+    pass_s: float
+    """Forward and backward of all `tokens` with every layer recomputing."""
+    bus_bytes_per_s: float
+    """To host memory; 0: nothing can be moved."""
+
+
+def choose_plan(
+    needs: Needs,
+    *,
+    tokens: int,
+    num_layers: int,
+    room_bytes: float,
+    host_bytes: int,
+    recompute: Recompute = "auto",
+    may_move: bool = True,
+) -> LayerPlan | None:
+    """Return what the layers should do with `tokens` tokens at once; None: it does not fit.
+
+    Args:
+        needs: what was measured.
+        tokens: computed at once.
+        num_layers: of the model.
+        room_bytes: of the card, beside what is there at rest.
+        host_bytes: that may be moved out.
+        recompute: whether layers may, or all have to.
+        may_move: whether layers may move where they may recompute as well.
+    """
+    layer_bytes = max(1.0, needs.layer_bytes * tokens)
+    left = room_bytes - needs.fixed_bytes - needs.token_bytes * tokens
+    if left < 0:
+        return None
+    if recompute == "all":
+        return LayerPlan(num_recomputed=num_layers)
+    if left >= num_layers * layer_bytes:
+        return LayerPlan()
+    num_moved = min(int(host_bytes / layer_bytes), num_layers)
+    if recompute == "auto":
+        num_moved = min(num_moved, _fit_bus(needs, num_layers) if may_move else 0)
+    in_flight = min(_IN_FLIGHT, num_moved)
+    if left < in_flight * layer_bytes:
+        num_moved = in_flight = 0
+    num_kept = min(int(left / layer_bytes) - in_flight, num_layers - in_flight)
+    num_moved = min(num_moved, num_layers - num_kept)
+    num_recomputed = num_layers - num_kept - num_moved
+    if num_recomputed and recompute == "none":
+        return None
+    return LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
+
+
+def _fit_bus(needs: Needs, num_layers: int) -> int:
+    """Return how many layers can move in the time of a forward pass, beside the others' inputs."""
+    forward_s = needs.pass_s / 3  # two of the six products of a recomputing layer
+    bytes_per_token = forward_s / needs.tokens * needs.bus_bytes_per_s * _BUS_SHARE
+    more_bytes = needs.layer_bytes - needs.input_bytes
+    left_bytes = bytes_per_token - num_layers * needs.input_bytes
+    return max(0, int(left_bytes / more_bytes)) if more_bytes > 0 else 0
+
+
+class Tuner:
+    """Tries settings on one GPU.
+
+    Args:
+        computer: with layers that can move.
+        choose_part: gives examples of at most so many tokens together, but one at least.
+        most_tokens: more than these at once are never needed.
+        recompute: whether layers may, or all have to.
+        reserved_bytes: that the optimizer will still take.
+    """
+
+    def __init__(
+        self,
+        computer: Computer,
+        device: torch.device,
+        choose_part: Callable[[int], Part],
+        *,
+        most_tokens: int,
+        recompute: Recompute,
+        reserved_bytes: int = 0,
+    ) -> None:
+        self._computer = computer
+        self._device = device
+        self._choose_part = choose_part
+        self._most_tokens = min(MOST_TOKENS, most_tokens)
+        self._recompute = recompute
+        self._reserved_bytes = reserved_bytes
+        self.tried: list[Setting] = []
+        """What was timed."""
+
+    def choose(self) -> Setting:
+        """Return the fastest setting found."""
+        needs = self._measure()
+        best = self._try(needs, needs.tokens)
+        if best is None:
+            return Setting(micro_tokens=needs.tokens, num_recomputed=self._most_recomputed)
+        while best.micro_tokens < self._most_tokens:
+            found = self._try(needs, min(2 * best.micro_tokens, self._most_tokens))
+            if found is None or found.tokens_per_s < best.tokens_per_s * (1 + _LEAST_GAIN):
+                between = self._try(needs, min(3 * best.micro_tokens // 2, self._most_tokens))
+                return max((s for s in (best, found, between) if s), key=lambda s: s.tokens_per_s)
+            best = found
+        return best
+
+    @property
+    def _most_recomputed(self) -> int:
+        return 0 if self._recompute == "none" else self._computer.layers.most_layers
+
+    def _measure(self) -> Needs:
+        part, layers = self._choose_part(0), self._computer.layers
+        tokens = count_tokens(part)
+        least = Setting(micro_tokens=tokens, num_recomputed=self._most_recomputed)
+        apply(self._computer, least)
+        self._computer.add_gradients(part)  # compiles, and says in words what does not fit at all
+        pass_s, once_bytes = self._time(part) or 0.0, self._read_peak(part)
+        input_bytes = self._read_layer()
+        twice = self._choose_part(2 * tokens)
+        more = count_tokens(twice) - tokens
+        apply(self._computer, replace(least, micro_tokens=2 * tokens))
+        token_bytes = once_bytes / tokens
+        if more > tokens // 2 and self._computer.try_gradients(twice):
+            twice_bytes = self._read_peak(twice)
+            token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
+        layers.set(LayerPlan(num_recomputed=max(0, self._most_recomputed - 1), num_moved=1))
+        layer_bytes = self._read_layer() if self._computer.try_gradients(part) else 0
+        return Needs(
+            tokens=tokens,
+            fixed_bytes=once_bytes - token_bytes * tokens,
+            token_bytes=token_bytes,
+            layer_bytes=layer_bytes / tokens,
+            input_bytes=input_bytes / tokens,
+            pass_s=pass_s,
+            bus_bytes_per_s=measure_bus(self._device) if self._host_bytes else 0.0,
+        )
+
+    def _read_peak(self, part: Part) -> int:
+        """Return the most bytes beside those at rest that `part` needs."""
+        rest_bytes = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._computer.try_gradients(part)
+        return torch.cuda.max_memory_allocated(self._device) - rest_bytes
+
+    def _read_layer(self) -> int:
+        offloader = self._computer.layers.offloader
+        return offloader.most_layer_bytes if offloader is not None else 0
+
+    @property
+    def _host_bytes(self) -> int:
+        offloader = self._computer.layers.offloader
+        return offloader.arena.most_bytes if offloader is not None else 0
+
+    def _try(self, needs: Needs, tokens: int) -> Setting | None:
+        """Return the faster of moving and not moving; None: the card is too small."""
+        found = self._try_plan(needs, tokens, may_move=True)
+        if found is not None and found.num_moved and self._recompute == "auto":
+            other = self._try_plan(needs, tokens, may_move=False)
+            if other is not None and other.tokens_per_s > found.tokens_per_s:
+                return other
+        return found
+
+    def _try_plan(self, needs: Needs, tokens: int, *, may_move: bool) -> Setting | None:
+        part = self._choose_part(tokens)
+        for caution in _CAUTIONS:
+            plan = choose_plan(
+                needs,
+                tokens=tokens,
+                num_layers=self._computer.layers.most_layers,
+                room_bytes=(read_room(self._device) - self._reserved_bytes) * caution,
+                host_bytes=self._host_bytes,
+                recompute=self._recompute,
+                may_move=may_move,
+            )
+            if plan is None:
+                return None
+            setting = Setting(
+                micro_tokens=tokens, num_recomputed=plan.num_recomputed, num_moved=plan.num_moved
+            )
+            apply(self._computer, setting)
+            seconds = self._time(part) if self._computer.try_gradients(part) else None
+            if seconds is not None:
+                setting = replace(setting, tokens_per_s=count_tokens(part) / seconds)
+                self.tried.append(setting)
+                return setting
+            gc.collect()
+            torch.cuda.empty_cache()
+        return None
+
+    def _time(self, part: Part) -> float | None:
+        """Return the seconds of the fastest of some passes; None: memory ran out."""
+        times_s: list[float] = []
+        while len(times_s) < _TIMED_PASSES and sum(times_s) < _LONG_S:
+            torch.cuda.synchronize(self._device)
+            started = time.perf_counter()
+            if not self._computer.try_gradients(part):
+                return None
+            torch.cuda.synchronize(self._device)
+            times_s.append(time.perf_counter() - started)
+        return min(times_s)
+
+
+def count_tokens(part: Part) -> int:
+    """Return the tokens of all examples."""
+    return sum(example.num_tokens for example in part.examples)
+
+
+def apply(computer: Computer, setting: Setting) -> None:
+    """Let the computer work with this setting."""
+    computer.micro_tokens = setting.micro_tokens
+    computer.layers.set(setting.plan)
+
+
+def read_room(device: torch.device) -> float:
+    """Return the bytes that this process may still take of its GPU, less a reserve."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    reserved_bytes = torch.cuda.memory_reserved(device)
+    allowed_bytes = torch.cuda.get_per_process_memory_fraction(device) * total_bytes
+    most_bytes = min(allowed_bytes, free_bytes + reserved_bytes)
+    return most_bytes * _MEMORY_SHARE - torch.cuda.memory_allocated(device)
+
+
+def measure_bus(device: torch.device) -> float:
+    """Return the bytes per second from the GPU to pinned host memory."""
+    host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
+    host.copy_(there)
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    for _ in range(4):
+        host.copy_(there, non_blocking=True)
+    torch.cuda.synchronize(device)
+    return 4 * _PROBE_BYTES / (time.perf_counter() - started)

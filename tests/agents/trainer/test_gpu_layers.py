@@ -1,0 +1,185 @@
+"""On a GPU: compiled layers, moved activations and unpacked weights change no number that matters.
+
+The model is small and its sequences are long enough for several blocks of FlashAttention, whose
+ordinary backward pass adds up in an order that changes from run to run.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from agents.spec import AdapterSpec
+from agents.trainer import compiling, nf4
+from agents.trainer.compute import Computer, Part
+from agents.trainer.examples import Example, Segment
+from agents.trainer.flat import FlatParameters
+from agents.trainer.forward import Forward
+from agents.trainer.layers import LayerPlan, Layers
+from agents.trainer.model import load_model, load_tokenizer, make_trained
+from agents.trainer.objectives import Supervised
+from agents.trainer.offload import Offloader
+from tests.agents.trainer.ranks import DEMO, make_spec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),  # those of torch.compile about the card
+]
+NUM_LAYERS = 4
+PLANS = {
+    "keep": LayerPlan(),
+    "recompute": LayerPlan(num_recomputed=NUM_LAYERS),
+    "move": LayerPlan(num_moved=NUM_LAYERS),
+    "mixed": LayerPlan(num_recomputed=2, num_moved=1),
+}
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory):
+    import shutil
+
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=768,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path_factory.mktemp("wide")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(DEMO / "model" / name, folder / name)
+    return folder
+
+
+def make_part(*lengths):
+    examples = []
+    draw = np.random.default_rng(5)
+    for row, length in enumerate(lengths, 1):
+        ids = draw.integers(6, 700, length).astype(np.int32)
+        examples.append(Example((Segment(row, ids, np.arange(length) % 3 != 0),)))
+    count = len(lengths)
+    return Part(examples=examples, places=[0] * count, positions=list(range(count)))
+
+
+UNEQUAL, EQUAL = make_part(1500, 700, 90), make_part(1024, 1024)
+
+
+@pytest.fixture
+def make_computer(wide_model, tmp_path_factory):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+    def make(kind, plan, *, compiled=True, fast=True, precision="bf16"):
+        device = torch.device("cuda", 0)
+        if kind == "qlora":
+            pytest.importorskip("bitsandbytes")
+        adapter = AdapterSpec(kind=kind, rank=8, dropout=0.1)
+        spec = make_spec(precision=precision, adapter=adapter)
+        tokenizer, plain = load_tokenizer(wide_model)
+        base = load_model(spec, wide_model, tokenizer, device)
+        model = make_trained(spec, base, tokenizer, plain_template=plain, device=device)
+        if fast:
+            count = nf4.install(model.module)
+            assert count == (7 * NUM_LAYERS if kind == "qlora" else 0)
+        flat = FlatParameters(model.named_parameters(), device)
+        draw = torch.Generator().manual_seed(3)
+        flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw).to(device))
+        fixed = [*model.module.parameters(), *model.module.buffers()]
+        layers = Layers(
+            model, compiled=compiled, offloader=Offloader(device, fixed, most_bytes=2 << 30)
+        )
+        layers.set(plan)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        compiling.settle(tmp_path_factory.getbasetemp())
+        return Computer(
+            model,
+            flat,
+            Supervised(Forward(model, device)),
+            device,
+            layers=layers,
+            micro_tokens=1 << 20,
+            warn=lambda message, hint: None,
+            beat=lambda: None,
+        )
+
+    yield make
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(False)
+
+
+def gradients(computer, part):
+    computer.add_gradients(part)
+    return computer._flat.gradients.clone()
+
+
+def difference(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+@pytest.mark.parametrize("part", [UNEQUAL, EQUAL], ids=["unequal", "equal"])
+def test_compiled_gradients_are_as_near_to_exact_ones_as_plain_ones(make_computer, kind, part):
+    exact = gradients(
+        make_computer(kind, LayerPlan(), compiled=False, precision="fp32", fast=False), part
+    )
+    plain = gradients(make_computer(kind, LayerPlan(), compiled=False, fast=False), part)
+    error = difference(plain, exact)
+    assert 0 < error < 0.1
+    print(f"\n{kind}: plain bf16 {error:.2e} from fp32")
+    for name, plan in PLANS.items():
+        found = difference(gradients(make_computer(kind, plan), part), exact)
+        print(f"  compiled, {name}: {found:.2e}")
+        assert found < 1.5 * error
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
+def test_moved_activations_come_back_to_the_bit(make_computer, kind, compiled):
+    kept = make_computer(kind, LayerPlan(), compiled=compiled)
+    moved = make_computer(kind, PLANS["move"], compiled=compiled)
+    for part in (UNEQUAL, EQUAL, UNEQUAL):
+        assert torch.equal(gradients(moved, part), gradients(kept, part))
+    offloader = moved.layers.offloader
+    assert offloader.most_layer_bytes > 2000 * 512 * 2 * 5
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_gradients_are_the_same_every_time(make_computer, plan):
+    computer = make_computer("lora", plan)
+    for part in (UNEQUAL, EQUAL):
+        first = gradients(computer, part)
+        assert all(torch.equal(gradients(computer, part), first) for _ in range(5))
+
+
+def test_weights_are_unpacked_to_the_same_bits(make_computer):
+    import bitsandbytes
+
+    computer = make_computer("qlora", LayerPlan())
+    layers = [m for m in computer._model.module.modules() if hasattr(m, "nf4_packed")]
+    for layer in layers[:7]:
+        weight = bitsandbytes.functional.dequantize_4bit(
+            layer.weight.data, layer.weight.quant_state
+        )
+        one = torch.eye(layer.in_features, dtype=weight.dtype, device=weight.device)
+        assert torch.equal(layer(one), weight.T)
+
+
+def test_moving_leaves_less_on_the_card(make_computer):
+    peaks = {}
+    for name in ("keep", "move", "recompute"):
+        computer = make_computer("lora", PLANS[name])
+        gradients(computer, EQUAL)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        gradients(computer, EQUAL)
+        peaks[name] = torch.cuda.max_memory_allocated() - before
+        del computer
+    print({name: f"{peak / 2**20:.0f} MiB" for name, peak in peaks.items()})
+    assert peaks["move"] < 0.9 * peaks["keep"]
+    assert peaks["recompute"] < peaks["keep"]

@@ -1,0 +1,89 @@
+"""Compiled layers compute what plain ones do, and no more layers than needed save memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from agents.spec import AdapterSpec
+from agents.trainer.compute import Computer, Part
+from agents.trainer.examples import Example, Segment
+from agents.trainer.flat import FlatParameters
+from agents.trainer.forward import Forward
+from agents.trainer.layers import LayerPlan, Layers
+from agents.trainer.model import load_model, load_tokenizer, make_trained
+from agents.trainer.objectives import Supervised
+from tests.agents.trainer.ranks import make_spec
+
+CPU = torch.device("cpu")
+
+
+def make_part(*lengths):
+    examples = []
+    for row, length in enumerate(lengths, 1):
+        ids = np.arange(length, dtype=np.int32) * 7 % 700 + 6
+        examples.append(Example((Segment(row, ids, np.arange(length) % 3 != 0),)))
+    count = len(lengths)
+    return Part(examples=examples, places=[0] * count, positions=list(range(count)))
+
+
+def make_computer(tiny_model, plan, *, compiled):
+    spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=0.2))
+    tokenizer, plain = load_tokenizer(tiny_model)
+    base = load_model(spec, tiny_model, tokenizer, CPU)
+    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    flat = FlatParameters(model.named_parameters(), CPU)
+    draw = torch.Generator().manual_seed(3)
+    flat.values.add_(0.05 * torch.randn(len(flat.values), generator=draw))
+    layers = Layers(model, compiled=compiled)
+    layers.set(plan)
+    computer = Computer(
+        model,
+        flat,
+        Supervised(Forward(model, CPU)),
+        CPU,
+        layers=layers,
+        micro_tokens=1000,
+        warn=lambda message, hint: None,
+        beat=lambda: None,
+    )
+    return computer, flat
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
+@pytest.mark.parametrize("plan", [LayerPlan(), LayerPlan(num_recomputed=1)])
+def test_compiled_layers_compute_the_same_whatever_the_sizes(tiny_model, plan):
+    plain, plain_flat = make_computer(tiny_model, LayerPlan(), compiled=False)
+    compiled, flat = make_computer(tiny_model, plan, compiled=True)
+    torch._dynamo.reset()
+    counts = []
+    for lengths in ((30, 5, 17), (9, 12, 4), (21, 4, 8), (6, 6, 6)):
+        part = make_part(*lengths)
+        plain.add_gradients(part)
+        compiled.add_gradients(part)
+        error = (flat.gradients - plain_flat.gradients).abs().max()
+        assert error < 1e-5 * plain_flat.gradients.abs().max()
+        assert compiled.loss_sum.item() == pytest.approx(plain.loss_sum.item(), rel=1e-6)
+        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert counts[-1] == counts[1] > 0  # no size is compiled again
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (LayerPlan(), "kkkk"),
+        (LayerPlan(num_recomputed=4), "rrrr"),
+        (LayerPlan(num_moved=2), "kmkm"),
+        (LayerPlan(num_moved=4), "mmmm"),
+        (LayerPlan(num_recomputed=2, num_moved=1), "rrmk"),
+        (LayerPlan(num_recomputed=2, num_moved=2), "rmrm"),
+        (LayerPlan(num_recomputed=9, num_moved=9), "rrrr"),
+    ],
+)
+def test_layers_that_move_are_spread_and_the_first_others_recompute(plan, expected):
+    assert "".join(mode[0] for mode in plan.modes(4)) == expected
+
+
+def test_without_a_gpu_nothing_moves(tiny_model):
+    computer, _ = make_computer(tiny_model, LayerPlan(num_moved=2), compiled=False)
+    assert computer.layers.plan == LayerPlan()

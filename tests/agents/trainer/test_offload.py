@@ -1,0 +1,116 @@
+"""What layers save comes back to the bit from wherever it was, whatever the other layers do."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from agents.trainer.layers import LayerPlan
+from agents.trainer.offload import Arena, Offloader
+from tests.agents.trainer.ranks import make_tiny_model
+from tests.agents.trainer.test_layers import CPU, make_computer, make_part
+
+PLANS = [
+    LayerPlan(num_moved=2),
+    LayerPlan(num_moved=1),
+    LayerPlan(num_moved=1, num_recomputed=1),
+    LayerPlan(num_recomputed=2),
+]
+
+
+def with_offloader(computer, plan, most_bytes=1 << 29):
+    module = computer._model.module
+    fixed = [*module.parameters(), *module.buffers()]
+    computer.layers.offloader = Offloader(CPU, fixed, most_bytes, least_bytes=64)
+    computer.layers.set(plan)
+    return computer
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_gradients_are_the_same_to_the_bit(tiny_model, plan):
+    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
+    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    with_offloader(moving, plan)
+    assert moving.layers.plan == plan
+    for lengths in ((30, 5, 17), (9,), (21, 4)):
+        part = make_part(*lengths)
+        plain.add_gradients(part)
+        moving.add_gradients(part)
+        assert torch.equal(found.gradients, expected.gradients)
+        moved = moving.layers.offloader.most_layer_bytes
+        assert (moved > sum(lengths) * 32 * 4 * 3) == (plan.num_moved > 0)
+
+
+def test_what_has_no_room_in_the_host_stays(tiny_model):
+    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
+    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    with_offloader(moving, LayerPlan(num_moved=2), most_bytes=0)
+    plain.add_gradients(make_part(30, 5))
+    moving.add_gradients(make_part(30, 5))
+    assert torch.equal(found.gradients, expected.gradients)
+    assert moving.layers.offloader.most_layer_bytes > 0
+
+
+def test_an_error_in_between_leaves_nothing_behind(tiny_model, monkeypatch):
+    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    with_offloader(moving, LayerPlan(num_moved=2))
+    moving.add_gradients(make_part(30, 5))
+    expected = found.gradients.clone()
+    head = type(moving._objective)
+    real = head.compute
+
+    def fail(self, *args):
+        real(self, *args)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head, "compute", fail)
+        assert not moving.try_gradients(make_part(30, 5))
+    offloader = moving.layers.offloader
+    assert not offloader._away
+    assert not offloader._under_way
+    moving.add_gradients(make_part(30, 5))
+    assert torch.equal(found.gradients, expected)
+
+
+@pytest.mark.parametrize(
+    ("plan", "most_whole"),
+    [(LayerPlan(num_recomputed=12), 0), (LayerPlan(num_moved=12), 2)],
+    ids=str,
+)
+def test_few_layers_are_on_their_way_at_once(tmp_path, monkeypatch, plan, most_whole):
+    model = make_tiny_model(tmp_path / "deep", num_layers=12)
+    moving, _ = make_computer(model, LayerPlan(), compiled=False)
+    offloader = with_offloader(moving, plan).layers.offloader
+    seen = []
+
+    def look(place):
+        def looking(*args):
+            leaving = [layer for layer, _, _ in offloader._under_way]
+            coming = [
+                n for n, away in offloader._away.items() if any(a.back is not None for a in away)
+            ]
+            seen.append((len(leaving), len(coming)))
+            return place(*args)
+
+        return looking
+
+    for name in ("_pack", "_unpack"):
+        monkeypatch.setattr(offloader, name, look(getattr(offloader, name)))
+    moving.add_gradients(make_part(30, 5))
+    most_leaving, most_coming = (max(counts) for counts in zip(*seen, strict=True))
+    assert 0 < most_leaving <= (most_whole or 5)
+    assert 0 < most_coming <= (most_whole or 5)
+
+
+def test_the_arena_gives_out_pieces_that_do_not_overlap():
+    arena = Arena(2 << 29, is_pinned=False)
+    sizes = [300 << 20, 100 << 20, 200 << 20, 7]
+    pieces = [arena.take(size) for size in sizes]
+    starts = [piece.data_ptr() for piece in pieces]
+    spans = sorted(zip(starts, sizes, strict=True))
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
+    assert arena.take(400 << 20) is None
+    arena.clear()
+    assert arena.take(400 << 20).data_ptr() == starts[0]
+    assert arena.take(1 << 30) is None
