@@ -148,6 +148,12 @@ ADVANCED: tuple[Field, ...] = (
         help="Faster steps; the first start of a model on a node takes longer.",
     ),
     _memory(
+        key="exact",
+        label="Same to the last bit",
+        kind="tick",
+        help="A resumed run repeats every bit; without it some GPUs are faster.",
+    ),
+    _memory(
         key="memory_gib",
         label="Most GPU memory",
         unit="GiB",

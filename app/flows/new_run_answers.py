@@ -57,6 +57,7 @@ class Answers:
     precision: str = "auto"
     recompute: str = "auto"
     compile: str = "auto"
+    exact: str = YES
     memory_gib: str = ""
     parallel: str = "auto"
     rebalance: str = YES
@@ -101,6 +102,7 @@ def to_spec(answers: Answers) -> RunSpec:
         precision=cast(Any, answers.precision),
         recompute=cast(Any, answers.recompute),
         compile=cast(Any, answers.compile),
+        exact=answers.exact == YES,
         memory_gib=_optional(answers.memory_gib, read_decimal),
         seed=read_whole(answers.seed),
         nodes="all" if answers.nodes == ALL_NODES else split_names(answers.nodes),
@@ -154,6 +156,7 @@ def to_answers(spec: RunSpec) -> Answers:
         precision=spec.precision,
         recompute=spec.recompute,
         compile=spec.compile,
+        exact=_tick(spec.exact),
         memory_gib=_shown(spec.memory_gib),
         parallel=spec.parallel,
         rebalance=_tick(spec.rebalance),

@@ -73,6 +73,20 @@ def _tell_preview(line: Line, node: str, rank: int | None) -> Told:
     return "info", f"{text}, {learned:,} of them learned{packed}", False
 
 
+def _tell_setting(line: Line, node: str, rank: int | None) -> Told:
+    tokens, layers = whole_of(line, "micro_tokens"), whole_of(line, "num_layers")
+    twice, moved = whole_of(line, "num_recomputed") or 0, whole_of(line, "num_moved") or 0
+    is_compiled = line.get("compiled") is True
+    if tokens is None or layers is None or not (is_compiled or twice or moved):
+        return None  # a CPU, which has nothing to choose
+    text = f"rank {rank} on {node} computes up to {tokens:,} tokens at once"
+    text += " with compiled layers" if is_compiled else ""
+    does = [f"{twice} recompute their activations"] if twice else []
+    does += [f"{moved} keep theirs in the PC's memory"] if moved else []
+    more = f"; of {count_of(layers, 'layer')} {' and '.join(does)}" if does else ""
+    return "info", text + more, True
+
+
 def _reason(line: Line) -> str:
     rows = line.get("skipped")
     if isinstance(rows, list) and rows and isinstance(rows[0], dict):
@@ -156,6 +170,7 @@ def _tell_exit(line: Line, node: str, rank: int | None) -> Told:
 _RANK_TELLERS = {
     "started": _tell_started,
     "preview": _tell_preview,
+    "setting": _tell_setting,
     "checkpoint": _tell_checkpoint,
     "checkpoint_failed": _tell_checkpoint_failed,
     "certificate": _tell_certificate,
