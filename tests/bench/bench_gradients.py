@@ -40,6 +40,7 @@ from agents.trainer.attempt import read_attempt
 from agents.trainer.batch import choose_batch
 from agents.trainer.compute import Computer
 from agents.trainer.group import Group, Ranks
+from agents.trainer.layers import LayerPlan, Layers
 from agents.trainer.prepare import prepare
 from agents.trainer.reducer import ExactWire, Reducer
 from tests.agents.trainer.ranks import (
@@ -186,13 +187,15 @@ class Trainer:
         values = prepared.flat.values  # B of an adapter is zero at first, and the gradient of A
         draw = torch.Generator().manual_seed(5)
         values += 0.05 * torch.randn(len(values), generator=draw, dtype=torch.float64).to(values)
+        layers = Layers(prepared.model)
+        layers.set(LayerPlan(num_recomputed=num_recomputed))
+        if layers.plan.num_recomputed != num_recomputed:
+            raise RuntimeError(f"{layers.plan.num_recomputed} layers are computed twice")
         computer = Computer(
             prepared.model, prepared.flat, prepared.objective, CPU,
-            micro_tokens=1, num_recomputed=num_recomputed,
+            layers=layers, micro_tokens=1,
             warn=lambda message, hint: None, beat=lambda: None,
         )  # fmt: skip
-        if computer.num_recomputed != num_recomputed:
-            raise RuntimeError(f"{computer.num_recomputed} layers are computed twice")
         wire = ExactWire(self._group)  # type: ignore[arg-type]
         return computer, Reducer(prepared.flat, wire, world_size=2)
 

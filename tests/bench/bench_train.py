@@ -95,18 +95,53 @@ def summarize(lines: list[dict[str, Any]], started_s: float) -> dict[str, Any]:
     return {
         "import_s": phases["imported"] - started_s,
         "load_s": phases["training"] - phases["imported"],
+        "warmup_s": phases["training"] - phases["warmup"],
         "first_step_s": steps[0]["step_s"],
         "start_less_import_s": steps[0]["time_s"] - phases["imported"],
         "median_step_s": statistics.median(line["step_s"] for line in late),
         "tokens_per_s": sum(line["tokens"] for line in late) / step_s,
         "global_tokens_per_s": sum(line["global_tokens"] for line in late) / step_s,
         "waiting": sum(line["wait_s"] for line in late) / step_s,
+        "setting": next((drop_kind(line) for line in lines if line["kind"] == "setting"), None),
         "memory_gib": max(line["memory_bytes"] for line in late) / 2**30,
         "first_loss": steps[0]["loss"],
         "last_loss": steps[-1]["loss"],
         "last_loss_hex": steps[-1]["loss_hex"],
         "warnings": [line["message"] for line in lines if line["kind"] == "warning"],
     }
+
+
+def train(
+    home: Path, run_id: str, spec: RunSpec, model: Path, devices: list[str], threads: int = 1
+) -> list[dict[str, Any]]:
+    """Train in an agent's home with one rank for each device; return the figures of each rank."""
+    rows = home / "rows.jsonl"
+    intent = AttemptIntent(
+        run_id=run_id,
+        attempt=1,
+        node="here",
+        spec=spec,
+        python=sys.executable,
+        ranks=tuple(
+            RankPlacement(rank=r, local_rank=r, node="here", device=device, device_id=device)
+            for r, device in enumerate(devices)
+        ),
+        master_address="127.0.0.1",
+        master_port=free_port(),
+        address="127.0.0.1",
+        model_path=str(model),
+        train_path=str(rows if rows.exists() else make_rows(rows, spec.sequence_tokens)),
+        num_threads=threads,
+    )
+    folder = home / "runs" / run_id / "attempts" / "1"
+    started_s = run_ranks(folder, intent, threads)
+    journals = [read_journal(folder, rank) for rank in range(len(devices))]
+    return [{"rank": r, **summarize(lines, started_s)} for r, lines in enumerate(journals)]
+
+
+def drop_kind(line: dict[str, Any]) -> dict[str, Any]:
+    """Return what a record says beside its kind and time."""
+    return {key: value for key, value in line.items() if key not in ("kind", "time_s")}
 
 
 def main() -> None:
@@ -124,6 +159,9 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=128)
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--targets", default="all-linear", help="or names with commas between")
+    parser.add_argument("--memory-gib", type=float)
+    parser.add_argument("--compile", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep the model here between measurements")
     args = parser.parse_args()
@@ -131,37 +169,21 @@ def main() -> None:
     model = args.folder or (home / "model" if args.layers else DEMO / "model")
     if args.layers and not (model / "config.json").exists():
         make_model(model, args.layers, args.hidden, args.words)
+    targets = args.targets if args.targets == "all-linear" else tuple(args.targets.split(","))
     spec = RunSpec(
         model="bench",
         data=DataSpec(train="rows.jsonl"),
-        adapter=AdapterSpec(kind=args.kind, dropout=args.dropout),
+        adapter=AdapterSpec(kind=args.kind, dropout=args.dropout, targets=targets),
         sequence_tokens=args.sequence,
         batch_sequences=args.batch,
         max_steps=args.steps,
+        memory_gib=args.memory_gib,
+        compile=args.compile,
         checkpoint=CheckpointSpec(every_minutes=None),
     )
     devices = [f"cuda:{r}" if args.device == "cuda" else "cpu" for r in range(args.ranks)]
-    intent = AttemptIntent(
-        run_id="bench",
-        attempt=1,
-        node="here",
-        spec=spec,
-        python=sys.executable,
-        ranks=tuple(
-            RankPlacement(rank=r, local_rank=r, node="here", device=device, device_id=device)
-            for r, device in enumerate(devices)
-        ),
-        master_address="127.0.0.1",
-        master_port=free_port(),
-        address="127.0.0.1",
-        model_path=str(model),
-        train_path=str(make_rows(home / "rows.jsonl", args.sequence)),
-        num_threads=args.threads,
-    )
-    folder = home / "runs" / "bench" / "attempts" / "1"
-    started_s = run_ranks(folder, intent, args.threads)
-    for rank in range(args.ranks):
-        print(json.dumps({"rank": rank, **summarize(read_journal(folder, rank), started_s)}))
+    for line in train(home, "bench", spec, model, devices, args.threads):
+        print(json.dumps(line))
     shutil.rmtree(home)
 
 

@@ -198,6 +198,7 @@ OTHER = {
     "precision": "fp64",
     "recompute": "all",
     "compile": "off",
+    "exact": False,
     "memory_gib": 7.5,
     "seed": 2**63 - 1,
     "nodes": ("alpha", "zeta"),

@@ -135,6 +135,14 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
             "packs 98 % full",
         ),
         (
+            {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32,
+             "num_recomputed": 18, "num_moved": 12},
+            0,
+            "info",
+            "rank 0 on alpha computes up to 4,096 tokens at once with compiled layers; of 32 "
+            "layers 18 recompute their activations and 12 keep theirs in the PC's memory",
+        ),
+        (
             {"kind": "checkpoint", "step": 8, "seconds": 0.25},
             1,
             "info",
@@ -167,6 +175,7 @@ def test_what_a_line_tells_in_plain_words(
     ("line", "rank"),
     [
         ({"kind": "step", "step": 1}, 0),
+        ({"kind": "setting", "compiled": False, "micro_tokens": 4096, "num_layers": 4}, 0),
         ({"kind": "rank_exited", "rank": 0, "exit_code": 0}, None),
         ({"kind": "stalled"}, 0),
         ({"kind": "unheard of"}, 0),
