@@ -148,17 +148,18 @@ ADVANCED: tuple[Field, ...] = (
         help="Faster steps; the first start of a model on a node takes longer.",
     ),
     _memory(
-        key="exact",
-        label="Same to the last bit",
-        kind="tick",
-        help="A resumed run repeats every bit; without it some GPUs are faster.",
-    ),
-    _memory(
         key="memory_gib",
         label="Most GPU memory",
         unit="GiB",
         placeholder="what is free",
         help="A limit for each GPU, so that a desktop keeps some for itself.",
+    ),
+    _memory(
+        key="exact",
+        label="Same to the last bit",
+        kind="tick",
+        is_wide=True,
+        help="A resumed run repeats every bit; without it some GPUs are faster.",
     ),
     _devices(
         key="parallel",

@@ -57,8 +57,8 @@ class Answers:
     precision: str = "auto"
     recompute: str = "auto"
     compile: str = "auto"
-    exact: str = YES
     memory_gib: str = ""
+    exact: str = YES
     parallel: str = "auto"
     rebalance: str = YES
     shares: str = ""

@@ -13,6 +13,7 @@ from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
 from app.events import Certificate, RunEvent
+from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import Answers, to_spec
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
@@ -195,7 +196,7 @@ def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):
     new_run.fields["format"].set_answer("preference")
     assert "1 setting needs a look" in new_run.fold._note.text()
     new_run.fields["objective"].set_answer("dpo")
-    assert "1 of 26 settings changed" in new_run.fold._note.text()
+    assert f"1 of {len(ADVANCED)} settings changed" in new_run.fold._note.text()
     new_run.fields["packing"].input.click()
     assert "DPO" in new_run.fields["packing"]._finding.text()
     new_run.fields["format"].set_answer("chat")
