@@ -82,6 +82,7 @@ def fit(
         UserError: a single example does not fit.
     """
     longest = choose_examples(prepared.train, 0)
+    evaluates = prepared.evaluation is not None
     if resumed is not None:
         moved = resumed.num_moved[rank] if resumed.num_moved else 0
         setting = Setting(
@@ -90,7 +91,7 @@ def fit(
             num_moved=moved,
         )
         apply(computer, setting)
-        prove(computer, longest, warn)
+        prove(computer, longest, warn, evaluates=evaluates)
         return setting, []
     longest_tokens = int(prepared.train.num_tokens.max())
     if prepared.device.type != "cuda":
@@ -103,10 +104,10 @@ def fit(
     known = _recall(path)
     if known is not None:
         apply(computer, known)
-        prove(computer, longest, warn)
+        prove(computer, longest, warn, evaluates=evaluates)
         return known, []
     apply(computer, Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
-    prove(computer, longest, warn)
+    prove(computer, longest, warn, evaluates=evaluates)
     batch_tokens = spec.batch_sequences * float(prepared.train.num_tokens.mean())
     most_tokens = batch_tokens if world_size == 1 else batch_tokens * _SLACK / world_size
     tuner = Tuner(
@@ -136,19 +137,21 @@ def describe_setting(setting: Setting, tried: list[Setting], layers: Layers) -> 
     }
 
 
-def prove(computer: Computer, part: Part, warn: Warn) -> None:
-    """Compute one example; where compiling fails, go on without and say so.
+def prove(computer: Computer, part: Part, warn: Warn, *, evaluates: bool) -> None:
+    """Compile what the run will need; where that fails, go on without and say so.
 
     Raises:
-        UserError: it does not fit the memory.
+        UserError: a single example does not fit the memory.
     """
+    if not computer.layers.compiled:
+        return
     try:
         computer.add_gradients(part)
+        if evaluates:  # a form of its own, which would make the first evaluation seem to hang
+            computer.evaluate(part)
     except UserError:
         raise
-    except Exception as error:
-        if not computer.layers.compiled:
-            raise
+    except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         computer.layers.stop_compiling()
         first = str(error).strip().split("\n", 1)[0][:200]
         warn(
@@ -156,7 +159,6 @@ def prove(computer: Computer, part: Part, warn: Warn) -> None:
             f"({type(error).__name__}: {first}).",
             "",
         )
-        computer.add_gradients(part)
 
 
 def _forced(spec: RunSpec, otherwise: int) -> int:

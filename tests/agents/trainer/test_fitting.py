@@ -1,0 +1,99 @@
+"""Each device gets a setting; where compiling fails, training goes on without it and says so."""
+
+import shutil
+
+import pytest
+import torch
+
+from agents.trainer import compiling
+from agents.trainer.fitting import prove
+from agents.trainer.layers import LayerPlan
+from agents.trainer.tuning import Needs, Setting, Tuner
+from tests.agents.trainer.test_layers import CPU, make_computer, make_part
+from tests.agents.trainer.test_tuning import NEEDS
+
+
+class Played(Tuner):
+    """A search over a table of speeds instead of a GPU; None stands for a card that is too small.
+
+    `most_tokens` is 16384 unless named.
+    """
+
+    def __init__(self, computer, speeds, most_tokens=16384):
+        super().__init__(
+            computer, CPU, lambda tokens: None, most_tokens=most_tokens, recompute="auto"
+        )
+        self._speeds = speeds
+        self.asked = []
+
+    def _measure(self) -> Needs:
+        return NEEDS
+
+    def _try(self, needs, tokens):
+        self.asked.append(tokens)
+        speed = self._speeds.get(tokens)
+        return None if speed is None else Setting(micro_tokens=tokens, tokens_per_s=speed)
+
+
+@pytest.fixture
+def computer(tiny_model):
+    return make_computer(tiny_model, LayerPlan(), compiled=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected", "asked"),
+    [
+        ({2048: 10, 4096: 12, 8192: 13, 16384: 14}, 16384, [2048, 4096, 8192, 16384]),
+        ({2048: 10, 4096: 12, 8192: 11, 6144: 12.5}, 6144, [2048, 4096, 8192, 6144]),
+        ({2048: 10, 4096: 12, 8192: 11, 6144: 11}, 4096, [2048, 4096, 8192, 6144]),
+        ({2048: 10, 3072: 11}, 3072, [2048, 4096, 3072]),
+        ({2048: 10, 4096: 10.1, 3072: 10}, 4096, [2048, 4096, 3072]),
+        ({2048: 10}, 2048, [2048, 4096, 3072]),
+    ],
+)
+def test_the_search_doubles_while_that_is_faster(computer, speeds, expected, asked):
+    tuner = Played(computer, speeds)
+    assert tuner.choose().micro_tokens == expected
+    assert tuner.asked == asked
+
+
+def test_no_more_than_a_rank_can_get_is_tried(computer):
+    tuner = Played(computer, {2048: 10, 3000: 12}, most_tokens=3000)
+    assert tuner.choose().micro_tokens == 3000
+    assert tuner.asked == [2048, 3000]
+
+
+def test_a_card_where_nothing_was_timed_recomputes_everything(computer):
+    chosen = Played(computer, {}).choose()
+    assert (chosen.micro_tokens, chosen.num_recomputed) == (2048, 2)
+
+
+def test_layers_that_cannot_be_compiled_are_computed_as_they_are(tiny_model, monkeypatch):
+    computer, flat = make_computer(tiny_model, LayerPlan(), compiled=True)
+
+    def fail(*args):
+        raise RuntimeError("no such thing\nand more")
+
+    monkeypatch.setattr(computer.layers, "_once", fail)
+    warnings = []
+    prove(computer, make_part(9), lambda message, hint: warnings.append(message), evaluates=True)
+    assert "cannot be compiled here" in warnings[0]
+    assert "RuntimeError: no such thing)" in warnings[0]
+    assert not computer.layers.compiled
+    computer.add_gradients(make_part(9, 12))
+    assert flat.gradients.abs().max() > 0
+
+
+def test_why_a_machine_cannot_compile(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    assert compiling.why_not(CPU) == "there is no GPU"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GTX 1080")
+    assert "GTX 1080 is older" in compiling.why_not(gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setitem(__import__("sys").modules, "triton", object())
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "sudo apt install build-essential" in compiling.why_not(gpu)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert compiling.why_not(gpu) is None
