@@ -34,7 +34,7 @@ class Fold(QWidget):
         column.addLayout(row)
         column.addWidget(body)
         self.head.toggled.connect(self._show)
-        theme.changed.connect(lambda: self._show(self.is_open()))
+        theme.changed.connect(self._restyle)  # a method, which ends with this widget
         self._show(False)
 
     def is_open(self) -> bool:
@@ -50,6 +50,9 @@ class Fold(QWidget):
             self._note.setObjectName(role)
             self._note.style().polish(self._note)
         self.head.setAccessibleDescription(note)
+
+    def _restyle(self) -> None:
+        self._show(self.is_open())
 
     def _show(self, is_open: bool) -> None:
         self.body.setVisible(is_open)
