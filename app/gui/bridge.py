@@ -10,6 +10,7 @@ of events delays figures and never a click.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import shiboken6
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.errors import RacklessError, UserError
@@ -121,6 +123,7 @@ class Bridge(QObject):
 
         `report(value)` may be called from the work at any time; `progress(value)` follows here.
         Without `failure`, an error of the world goes to `failed`; a bug always goes to `crashed`.
+        Methods of a widget are not called after its end.
         """
         op = Op(self, _Callbacks(success, failure, progress))
         self.call_soon(lambda: self._start_op(op, work))
@@ -166,21 +169,23 @@ class Bridge(QObject):
         if op.is_done:
             return
         op.is_done = True
+        success, failure = _living(op.callbacks.success), _living(op.callbacks.failure)
         if error is None:
-            if op.callbacks.success is not None:
-                op.callbacks.success(value)
-        elif isinstance(error, UserError) and op.callbacks.failure is not None:
-            op.callbacks.failure(error)
+            if success is not None:
+                success(value)
+        elif isinstance(error, UserError) and failure is not None:
+            failure(error)
         elif isinstance(error, UserError):
             self.failed.emit(error)
         else:
-            if op.callbacks.failure is not None:
-                op.callbacks.failure(UserError(f"Something went wrong inside Rackless: {error}"))
+            if failure is not None:
+                failure(UserError(f"Something went wrong inside Rackless: {error}"))
             self.crashed.emit(_describe(error))
 
     def _progress(self, op: Op, value: object) -> None:
-        if not op.is_done and op.callbacks.progress is not None:
-            op.callbacks.progress(value)
+        progress = _living(op.callbacks.progress)
+        if not op.is_done and progress is not None:
+            progress(value)
 
     # ------------------------------------------------------------ core's thread
 
@@ -247,6 +252,13 @@ class Bridge(QObject):
             self._post(lambda: self._finish(op, None, failure))
         else:
             self._post(lambda: self._finish(op, value, None))
+
+
+def _living(call: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+    """Return the callback; None when it is a method of a widget that has gone meanwhile."""
+    method = call.func if isinstance(call, functools.partial) else call
+    owner = getattr(method, "__self__", None)
+    return None if isinstance(owner, QObject) and not shiboken6.isValid(owner) else call
 
 
 def _describe(error: BaseException) -> str:

@@ -1,10 +1,13 @@
 """The crossing: every operation ends in one callback on the Qt thread, floods never block it."""
 
 import asyncio
+import functools
 import threading
 import time
 
 import pytest
+import shiboken6
+from PySide6.QtCore import QObject
 
 from app.errors import UserError
 from app.events import RunEvent
@@ -98,6 +101,42 @@ def test_a_cancelled_operation_calls_nothing(application, bridge):
     wait_for(application, lambda: len(state) == 2)
     application.processEvents()
     assert told == []
+
+
+class Listener(QObject):
+    """A widget that keeps what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def hear(self, value):
+        self.told.append(value)
+
+
+@pytest.mark.parametrize("wrap", [lambda call: call, functools.partial], ids=["method", "partial"])
+def test_a_widget_that_has_gone_hears_nothing_and_no_error_is_lost(application, bridge, wrap):
+    bridge.start()
+    failed, crashed = [], []
+    bridge.failed.connect(failed.append)
+    bridge.crashed.connect(crashed.append)
+    go = threading.Event()
+
+    async def work(core, report):
+        await asyncio.to_thread(go.wait, 5)
+        report("half")
+        raise UserError("no", "")
+
+    gone, here = Listener(), Listener()
+    for listener in (gone, here):
+        hear = wrap(listener.hear)
+        bridge.run(work, hear, hear, hear)
+    shiboken6.delete(gone)
+    go.set()
+    wait_for(application, lambda: len(here.told) == 2 and failed)
+    assert gone.told == []
+    assert [error.message for error in failed] == ["no"]
+    assert crashed == []
 
 
 def test_a_core_that_cannot_open_says_so_and_the_window_can_close(application):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import Qt, Signal
@@ -157,7 +158,7 @@ class NewRunDialog(QDialog):
         """Fill the form from a run file."""
         self._context.bridge.run(
             lambda core, report: read_file(core, path),
-            lambda spec: self._take_file(path, spec),
+            partial(self._take_file, path),
             self.banner.show_error,
         )
 
