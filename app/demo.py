@@ -38,7 +38,7 @@ CUT_AT_SHARE = 0.4
 VERIFIED_STEPS = 3
 """Logged steps that the resumed run does again and compares."""
 STEP_TIMEOUT_S = 300.0
-_BEFORE_TRAINING = (None, "loading", "imported", "warmup")
+_BEFORE_TRAINING = (None, "loading", "imported", "tuning", "warmup")
 StepState = Literal["todo", "now", "done", "failed"]
 
 

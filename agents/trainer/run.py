@@ -116,8 +116,9 @@ def _train(
         beat=heartbeat.touch,
     )
     shares = spec.shares or (resumed.shares if resumed else None)
-    journal.write("phase", phase="warmup")
-    heartbeat.beat(0, "warmup")
+    if prepared.device.type == "cuda":
+        journal.write("phase", phase="tuning")
+        heartbeat.beat(0, "tuning")
     setting, tried = fit(
         computer,
         spec,
@@ -129,6 +130,8 @@ def _train(
         warn=warn,
     )
     journal.write("setting", **describe_setting(setting, tried, layers))
+    journal.write("phase", phase="warmup")
+    heartbeat.beat(0, "warmup")
     warmup_tokens = max(setting.micro_tokens, _GPU_WARMUP_TOKENS)
     if prepared.device.type == "cpu":
         warmup_tokens = _CPU_WARMUP_TOKENS

@@ -13,8 +13,8 @@ from app.storage.runs import Progress, RunRecord
 from app.text import show_share
 
 _PHASES = (
-    "loading", "imported", "tokenizing", "preparing", "reference", "warmup", "training", "saving",
-    "tracing", "done",
+    "loading", "imported", "tokenizing", "preparing", "reference", "tuning", "warmup", "training",
+    "saving", "tracing", "done",
 )  # fmt: skip
 """In the order of a run."""
 

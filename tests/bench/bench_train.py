@@ -95,7 +95,7 @@ def summarize(lines: list[dict[str, Any]], started_s: float) -> dict[str, Any]:
     return {
         "import_s": phases["imported"] - started_s,
         "load_s": phases["training"] - phases["imported"],
-        "warmup_s": phases["training"] - phases["warmup"],
+        "warmup_s": phases["training"] - phases.get("tuning", phases["warmup"]),
         "first_step_s": steps[0]["step_s"],
         "start_less_import_s": steps[0]["time_s"] - phases["imported"],
         "median_step_s": statistics.median(line["step_s"] for line in late),

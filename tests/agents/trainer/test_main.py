@@ -63,7 +63,7 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
         kinds = [line["kind"] if line["kind"] != "phase" else line["phase"] for line in lines]
         many = ("step", "eval", "checkpoint", "preview")
         assert [kind for kind in kinds if kind not in many] == [
-            "loading", "imported", "warmup", "setting", "started", "training",
+            "loading", "imported", "setting", "warmup", "started", "training",
             "saving", "training", "saving", "training", "finished", "done",
         ]  # fmt: skip
         assert kinds.count("preview") == (1 if rank == 0 else 0)
