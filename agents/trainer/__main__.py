@@ -20,6 +20,8 @@ from agents.trainer.wishes import Wishes
 
 EXIT_USER_ERROR = 3
 EXIT_FAULT = 1
+_MOST_COMPILERS = 8
+"""Processes that compile at once."""
 
 
 def main() -> int:
@@ -51,7 +53,7 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
     try:
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
-        _choose_allocator()
+        _settle(attempt.compiled_folder)
         from agents.trainer.run import run_rank  # torch, transformers and peft come with it
 
         journal.write("phase", phase="imported")
@@ -71,13 +73,22 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
     return 0
 
 
-def _choose_allocator() -> None:
-    """Let torch take the memory of GPUs in pieces that grow, so that less of it lies between them.
+def _settle(compiled_folder: Path) -> None:
+    """Set what torch reads when it is imported; what a person has set stays.
 
-    It reads this when it is imported. WSL2 does not offer such memory.
+    Compiled code is kept on the node for the next start. The memory of GPUs is taken in pieces that
+    grow, so that less of it lies between them, but not under WSL2, which does not offer that.
     """
+    workers = min(_MOST_COMPILERS, len(os.sched_getaffinity(0)))
+    settings = {
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder / "inductor"),
+        "TRITON_CACHE_DIR": str(compiled_folder / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(workers),
+    }
     if "microsoft" not in platform.release().lower():
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        settings["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 if __name__ == "__main__":

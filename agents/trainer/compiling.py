@@ -1,4 +1,4 @@
-"""Whether this machine can compile layers, and where the results are kept for the next start.
+"""Whether this machine can compile layers, and what makes two compilations alike.
 
 Triton builds small programs with the C compiler of the machine. Choices that are made by measuring
 are switched off, because they would let two starts add up in different orders.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import torch
 
 _COMPILERS = ("gcc", "clang", "cc")
 _MOST_KINDS = 64
 """Compiled forms of one function: kinds of layers, with and without gradients or adapter."""
-_MOST_WORKERS = 8
 
 
 def why_not(device: torch.device) -> str | None:
@@ -33,16 +31,8 @@ def why_not(device: torch.device) -> str | None:
     return "no C compiler is installed (sudo apt install build-essential)"
 
 
-def settle(folder: Path) -> None:
-    """Fix what compiled layers depend on; to be called before anything is compiled.
-
-    Args:
-        folder: where compiled code is kept, made when needed.
-    """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
-    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
+def settle() -> None:
+    """Fix what compiled layers depend on; to be called before anything is compiled."""
     import torch._dynamo
     import torch._inductor.config
 

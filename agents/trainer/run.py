@@ -86,7 +86,7 @@ def _settle(attempt: Attempt, ranks: Ranks, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(attempt.intent.spec.exact, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
-        compiling.settle(attempt.compiled_folder)
+        compiling.settle()
 
 
 def _train(

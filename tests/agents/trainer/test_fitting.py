@@ -1,6 +1,10 @@
 """Each device gets a setting; where compiling fails, training goes on without it and says so."""
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,8 @@ from agents.trainer.layers import LayerPlan
 from agents.trainer.tuning import Needs, Setting, Tuner
 from tests.agents.trainer.test_layers import CPU, make_computer, make_part
 from tests.agents.trainer.test_tuning import NEEDS
+
+ROOT = Path(__file__).parents[3]
 
 
 class Played(Tuner):
@@ -91,9 +97,26 @@ def test_why_a_machine_cannot_compile(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GTX 1080")
     assert "GTX 1080 is older" in compiling.why_not(gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
-    monkeypatch.setitem(__import__("sys").modules, "triton", object())
+    monkeypatch.setitem(sys.modules, "triton", object())
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "sudo apt install build-essential" in compiling.why_not(gpu)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert compiling.why_not(gpu) is None
+
+
+def test_compiled_code_goes_where_the_agent_keeps_it(tmp_path):
+    # torch makes up its mind while it is imported, so this needs a process of its own.
+    code = (
+        "import sys; from pathlib import Path; from agents.trainer.__main__ import _settle\n"
+        "_settle(Path(sys.argv[1]))\n"
+        "import agents.trainer.run\n"
+        "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
+        "print(cache_dir())\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TRITON"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=ROOT, env=environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split()[-1] == str(tmp_path / "inductor")

@@ -71,7 +71,7 @@ UNEQUAL, EQUAL = make_part(1500, 700, 90), make_part(1024, 1024)
 
 
 @pytest.fixture
-def make_computer(wide_model, tmp_path_factory):
+def make_computer(wide_model):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
 
@@ -96,7 +96,7 @@ def make_computer(wide_model, tmp_path_factory):
         )
         layers.set(plan)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        compiling.settle(tmp_path_factory.getbasetemp())
+        compiling.settle()
         return Computer(
             model,
             flat,
