@@ -179,9 +179,9 @@ class Loop:
         stats_S = self._layout.fill(self._tell(batch), self._prepared.device)
         self._group.sum(stats_S)
         watch.mark()
-        norm = self._update(batch)
+        norm, early = self._update(batch, stats_S)
         watch.mark()
-        stats = self._layout.read(stats_S, norm)
+        stats = early or self._layout.read(stats_S, norm)
         agreed = self._agree(batch, stats)
         self._saver.learn(int(stats.sums["uncommitted"]))
         self._times, self._num_tokens = watch.read(), batch.my_tokens
@@ -194,16 +194,21 @@ class Loop:
         """Return what turns the sum of the gradients into those of the batch's mean."""
         return self._scale.factor if self._scales else batch.weight
 
-    def _update(self, batch: Batch) -> Tensor:
-        """Turn the summed gradients into an optimizer step; return their norm before clipping."""
+    def _update(self, batch: Batch, stats_S: Tensor) -> tuple[Tensor, Stats | None]:
+        """Turn the summed gradients into an optimizer step.
+
+        Returns:
+            The norm before clipping, and the statistics if the host had to wait for them already,
+            because the norm decides whether the gradients can be used (fp16).
+        """
         gradients = self._prepared.flat.gradients
         gradients.div_(self._divisor(batch))
         norm = torch.linalg.vector_norm(gradients)
-        if self._scales and not self._scale_again(norm.item()):
-            return norm
-        gradients.mul_((self._spec.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
-        self._prepared.optimizer.step()
-        return norm
+        early = self._layout.read(stats_S, norm) if self._scales else None
+        if early is None or self._scale_again(early.local[0]):
+            gradients.mul_((self._spec.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
+            self._prepared.optimizer.step()
+        return norm, early
 
     def _scale_again(self, norm: float) -> bool:
         """Follow the loss scale of fp16; return whether the gradients can be used."""
