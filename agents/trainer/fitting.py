@@ -51,7 +51,8 @@ def make_layers(spec: RunSpec, prepared: Prepared, warn: Warn, *, local_ranks: i
     fixed = [*model.module.parameters(), *model.module.buffers()]
     most_bytes = int(read_available_bytes() * _HOST_SHARE / local_ranks)
     offloader = Offloader(device, fixed, most_bytes)
-    return Layers(model, compiled=not reason and spec.compile == "auto", offloader=offloader)
+    compiled = not reason and spec.compile == "auto"
+    return Layers(model, compiled=compiled, offloader=offloader, warn=warn)
 
 
 def fit(
@@ -63,7 +64,6 @@ def fit(
     rank: int,
     world_size: int,
     folder: Path,
-    warn: Warn,
 ) -> tuple[Setting, list[Setting]]:
     """Choose the setting, let the computer work with it, and return it and what was timed for it.
 
@@ -76,7 +76,6 @@ def fit(
         rank: this one.
         world_size: number of ranks.
         folder: where settings are kept.
-        warn: tells a message and a hint.
 
     Raises:
         UserError: a single example does not fit.
@@ -91,7 +90,7 @@ def fit(
             num_moved=moved,
         )
         apply(computer, setting)
-        prove(computer, longest, warn, evaluates=evaluates)
+        prove(computer, longest, evaluates=evaluates)
         return setting, []
     longest_tokens = int(prepared.train.num_tokens.max())
     if prepared.device.type != "cuda":
@@ -104,10 +103,10 @@ def fit(
     known = _recall(path)
     if known is not None:
         apply(computer, known)
-        prove(computer, longest, warn, evaluates=evaluates)
+        prove(computer, longest, evaluates=evaluates)
         return known, []
     apply(computer, Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
-    prove(computer, longest, warn, evaluates=evaluates)
+    prove(computer, longest, evaluates=evaluates)
     batch_tokens = spec.batch_sequences * float(prepared.train.num_tokens.mean())
     most_tokens = batch_tokens if world_size == 1 else batch_tokens * _SLACK / world_size
     tuner = Tuner(
@@ -137,7 +136,7 @@ def describe_setting(setting: Setting, tried: list[Setting], layers: Layers) -> 
     }
 
 
-def prove(computer: Computer, part: Part, warn: Warn, *, evaluates: bool) -> None:
+def prove(computer: Computer, part: Part, *, evaluates: bool) -> None:
     """Compile what the run will need; where that fails, go on without and say so.
 
     Raises:
@@ -152,13 +151,7 @@ def prove(computer: Computer, part: Part, warn: Warn, *, evaluates: bool) -> Non
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
-        computer.layers.stop_compiling()
-        first = str(error).strip().split("\n", 1)[0][:200]
-        warn(
-            "The layers of this model cannot be compiled here, so training takes longer "
-            f"({type(error).__name__}: {first}).",
-            "",
-        )
+        computer.layers.stop_compiling(error)
 
 
 def _forced(spec: RunSpec, otherwise: int) -> int:

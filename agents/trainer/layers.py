@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -58,11 +59,18 @@ class Layers:
     Args:
         compiled: whether to compile them; see `compiling` for what that needs.
         offloader: None: nothing is moved.
+        warn: is told a message and a hint when compiling fails.
     """
 
     def __init__(
-        self, model: TrainedModel, *, compiled: bool = False, offloader: Offloader | None = None
+        self,
+        model: TrainedModel,
+        *,
+        compiled: bool = False,
+        offloader: Offloader | None = None,
+        warn: Callable[[str, str], None] = lambda message, hint: None,
     ) -> None:
+        self._warn = warn
         self._clock = model.clock
         self._layers = [
             module
@@ -107,10 +115,17 @@ class Layers:
         self.set(LayerPlan(num_recomputed=more, num_moved=self.plan.num_moved))
         return True
 
-    def stop_compiling(self) -> None:
-        """Compute the layers as their class is written from now on."""
+    def stop_compiling(self, error: Exception) -> None:
+        """Compute the layers as their class is written from now on, and say why."""
         self.compiled = False
         self.set(self.plan)
+        lines = str(error).strip().splitlines()
+        first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:200]
+        self._warn(
+            "The layers of this model cannot be compiled here, so training takes longer "
+            f"({type(error).__name__}: {first}).",
+            "",
+        )
 
     def begin(self) -> None:
         """Get ready for a micro-batch."""
@@ -127,7 +142,6 @@ class Layers:
         if not torch.is_grad_enabled():
             mode = "keep"
         others = [*_tensors((args, kwargs))]
-        compute = self._choose(place, mode)
         if self.compiled:
             tokens = self._clock.tokens_BT1
             for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
@@ -136,7 +150,13 @@ class Layers:
                 hidden = hidden.detach().requires_grad_()  # or the first layer is compiled apart
         nf4.compute_whole(mode == "recompute")
         with self._moving(place, mode, others):
-            return compute(layer, hidden, args, kwargs)
+            try:
+                return self._choose(place, mode)(layer, hidden, args, kwargs)
+            except TorchDynamoException as error:
+                if not self.compiled or "out of memory" in str(error):
+                    raise
+                self.stop_compiling(error)
+                return self._choose(place, mode)(layer, hidden, args, kwargs)
 
     def _choose(self, place: int, mode: Mode) -> Callable[..., Any]:
         if self.compiled:

@@ -127,7 +127,6 @@ def _train(
         rank=attempt.rank,
         world_size=group.world_size,
         folder=attempt.compiled_folder / "settings",
-        warn=warn,
     )
     journal.write("setting", **describe_setting(setting, tried, layers))
     journal.write("phase", phase="warmup")

@@ -26,7 +26,14 @@ def make_part(*lengths):
     return Part(examples=examples, places=[0] * count, positions=list(range(count)))
 
 
-def make_computer(tiny_model, plan, *, compiled):
+class Apart(Forward):
+    """One segment at a time: what attention does to several on a CPU cannot be compiled."""
+
+    def _can_be_flat(self, *args):
+        return False
+
+
+def make_computer(tiny_model, plan, *, compiled, kind=Forward):
     spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=0.2))
     tokenizer, plain = load_tokenizer(tiny_model)
     base = load_model(spec, tiny_model, tokenizer, CPU)
@@ -34,12 +41,13 @@ def make_computer(tiny_model, plan, *, compiled):
     flat = FlatParameters(model.named_parameters(), CPU)
     draw = torch.Generator().manual_seed(3)
     flat.values.add_(0.05 * torch.randn(len(flat.values), generator=draw))
+    forward = kind(model, CPU)
     layers = Layers(model, compiled=compiled)
     layers.set(plan)
     computer = Computer(
         model,
         flat,
-        Supervised(Forward(model, CPU)),
+        Supervised(forward),
         CPU,
         layers=layers,
         micro_tokens=1000,
@@ -53,8 +61,8 @@ def make_computer(tiny_model, plan, *, compiled):
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
 @pytest.mark.parametrize("plan", [LayerPlan(), LayerPlan(num_recomputed=1)])
 def test_compiled_layers_compute_the_same_whatever_the_sizes(tiny_model, plan):
-    plain, plain_flat = make_computer(tiny_model, LayerPlan(), compiled=False)
-    compiled, flat = make_computer(tiny_model, plan, compiled=True)
+    plain, plain_flat = make_computer(tiny_model, LayerPlan(), compiled=False, kind=Apart)
+    compiled, flat = make_computer(tiny_model, plan, compiled=True, kind=Apart)
     torch._dynamo.reset()
     counts = []
     for lengths in ((30, 5, 17), (9, 12, 4), (21, 4, 8), (6, 6, 6)):
@@ -65,7 +73,23 @@ def test_compiled_layers_compute_the_same_whatever_the_sizes(tiny_model, plan):
         assert error < 1e-5 * plain_flat.gradients.abs().max()
         assert compiled.loss_sum.item() == pytest.approx(plain.loss_sum.item(), rel=1e-6)
         counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert compiled.layers.compiled
     assert counts[-1] == counts[1] > 0  # no size is compiled again
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
+def test_what_cannot_be_compiled_after_all_is_computed_as_it_is(tiny_model, monkeypatch):
+    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
+    compiled, found = make_computer(tiny_model, LayerPlan(), compiled=True)
+    warnings = []
+    monkeypatch.setattr(compiled.layers, "_warn", lambda message, hint: warnings.append(message))
+    for computer in (plain, compiled):  # several segments: their ends are numbers of the data
+        computer.add_gradients(make_part(9, 12, 5))
+    assert torch.equal(found.gradients, expected.gradients)
+    assert len(warnings) == 1
+    assert "cannot be compiled here" in warnings[0]
+    assert not compiled.layers.compiled
 
 
 @pytest.mark.parametrize(
