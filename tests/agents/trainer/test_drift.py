@@ -16,10 +16,10 @@ def run_drifting(environ: dict[str, str]) -> None:
 
     update = Loop._update
 
-    def drifting(self, batch):
-        norm = update(self, batch)
+    def drifting(self, *args):
+        found = update(self, *args)
         self._prepared.flat.values.mul_(1 + 1e-6)
-        return norm
+        return found
 
     Loop._update = drifting  # type: ignore[method-assign]
     from agents.trainer.__main__ import main
