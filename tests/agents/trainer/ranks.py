@@ -59,23 +59,23 @@ def make_rows(path: Path, num_rows: int = 40) -> Path:
     return path
 
 
-def make_tiny_model(folder: Path, num_layers: int = 2) -> Path:
-    """Make a model of a few thousand parameters, with the demo's tokenizer."""
+def make_tiny_model(folder: Path, num_layers: int = 2, **changes: Any) -> Path:
+    """Make a model of a few thousand parameters, or as changed, with the demo's tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    config = LlamaConfig(
-        vocab_size=768,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    sizes = {
+        "vocab_size": 768,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    LlamaForCausalLM(LlamaConfig(**{**sizes, **changes})).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(DEMO / "model" / name, folder / name)
     return folder
@@ -186,9 +186,13 @@ def read_journal(folder: Path, rank: int) -> list[dict[str, Any]]:
 
 
 def start_rank(
-    intent: AttemptIntent, rank: int, folder: Path, environ: dict[str, str]
+    intent: AttemptIntent,
+    rank: int,
+    folder: Path,
+    environ: dict[str, str],
+    target: Callable[[dict[str, str]], None] | None = None,
 ) -> BaseProcess:
-    """Start one rank in a fork of the fork server."""
+    """Start one rank in a fork of the fork server; `target` stands in for the trainer's entry."""
     rank_environ = {
         "RACKLESS_ATTEMPT_DIR": str(folder),
         "RANK": str(rank),
@@ -201,7 +205,7 @@ def start_rank(
         "OMP_NUM_THREADS": "1",
         **environ,
     }
-    return start(run_trainer, rank_environ)
+    return start(target or run_trainer, rank_environ)
 
 
 def start(target: Callable[..., None], *args: Any) -> BaseProcess:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agents.spec import AdapterSpec, CheckpointSpec
-from tests.agents.trainer.ranks import Run, finish, make_spec, start
+from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank
 
 KINDS = ("bf16", "powersgd")
 NUM_STEPS, HALF = 16, 8
@@ -46,17 +46,8 @@ def train_unrepaired(environ):
 def train(run):
     """Train an attempt to its end with ranks that nobody makes equal."""
     intent = run.intend()
-    common = {
-        "RACKLESS_ATTEMPT_DIR": str(run.attempt_folder),
-        "WORLD_SIZE": str(run.num_ranks),
-        "LOCAL_WORLD_SIZE": str(run.num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(intent.master_port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
     ranks = [
-        start(train_unrepaired, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        start_rank(intent, rank, run.attempt_folder, {}, train_unrepaired)
         for rank in range(run.num_ranks)
     ]
     assert finish(ranks) == [0] * run.num_ranks, run.read_log(0)

@@ -18,7 +18,7 @@ from agents.trainer.layers import LayerPlan, Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Supervised
 from agents.trainer.offload import Offloader
-from tests.agents.trainer.ranks import DEMO, make_spec
+from tests.agents.trainer.ranks import make_spec, make_tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,26 +35,14 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory):
-    import shutil
-
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=768,
+    return make_tiny_model(
+        tmp_path_factory.mktemp("wide"),
+        NUM_LAYERS,
         hidden_size=512,
         intermediate_size=1408,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=4096,
         tie_word_embeddings=False,
     )
-    folder = tmp_path_factory.mktemp("wide")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(DEMO / "model" / name, folder / name)
-    return folder
 
 
 def make_part(*lengths):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec
-from tests.agents.trainer.ranks import Run, finish, make_pairs, make_spec, start, start_rank
+from tests.agents.trainer.ranks import Run, finish, make_pairs, make_spec, start_rank
 
 NUM_STEPS, HALF = 4, 2
 
@@ -53,17 +53,8 @@ def train_without_asking(environ):
 
 def finish_without_asking(run, **changes):
     intent = run.intend(**changes)
-    common = {
-        "RACKLESS_ATTEMPT_DIR": str(run.attempt_folder),
-        "WORLD_SIZE": str(run.num_ranks),
-        "LOCAL_WORLD_SIZE": str(run.num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(intent.master_port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
     return finish([
-        start(train_without_asking, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        start_rank(intent, rank, run.attempt_folder, {}, train_without_asking)
         for rank in range(run.num_ranks)
     ])  # fmt: skip
 
