@@ -19,7 +19,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 QT = ("PySide6", "shiboken6", "pyqtgraph")
-TORCH = ("torch", "transformers", "peft", "safetensors", "bitsandbytes", "tokenizers", "accelerate")
+TORCH = (
+    "torch", "transformers", "peft", "safetensors", "bitsandbytes", "tokenizers", "accelerate",
+    "cudnn",
+)  # fmt: skip
 TORCH_FOLDERS = ("agents.trainer", "agents.quantizers")
 SHARED_WITH_APP = ("agents.protocol", "agents.spec", "agents.wire", "agents.logcap")
 INPUT_OUTPUT = (

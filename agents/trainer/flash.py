@@ -2,10 +2,10 @@
 
 Where all segments have one length and the card has a faster one (Hopper and later), the forward
 pass is cuDNN's; else it is that of FlashAttention 2 (Dao 2023, arXiv:2307.08691). Both give the
-same log-sum-exp, so that either backward pass fits. Where a run has to be the same to the bit that
-is FlashAttention's in its deterministic form: the ordinary one adds up the gradient of the queries
-in an order that changes from run to run, and so does cuDNN's, even where it is told not to (9.19).
-PyTorch takes the deterministic form only in its strict mode.
+same log-sum-exp, so that either backward pass fits. Where a run has to be the same to the bit, the
+backward pass is a deterministic form of either: the ordinary ones add up the gradient of the
+queries in an order that changes from run to run. PyTorch takes FlashAttention's deterministic form
+only in its strict mode and cuDNN's never (`cudnn_exact` does).
 
 Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
 """
@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from agents.trainer import cudnn_exact
 
 _aten: Any = torch.ops.aten
 _CUDNN_CAPABILITY = (9, 0)
@@ -95,9 +97,13 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     longest, equal = _measure(host_bounds_S)
     window = window if 0 < window < longest else 0
-    if _takes_cudnn(query_MHD, equal, window) and not torch.are_deterministic_algorithms_enabled():
+    if _takes_cudnn(query_MHD, equal, window):
         inputs = (gradient_MHD, query_MHD, key_MHD, value_MHD, out_MHD)
-        return _differentiate_cudnn(inputs, lse_HM, equal, scale)
+        if not torch.are_deterministic_algorithms_enabled():
+            return _differentiate_cudnn(inputs, lse_HM, equal, scale)
+        exact = cudnn_exact.differentiate(inputs, lse_HM, equal, scale)
+        if exact is not None:
+            return exact
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=query_MHD.device)
     with _strictly_deterministic():
         found = _aten._flash_attention_backward(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from agents.trainer.checkpoint import tells_full_disk
@@ -32,7 +33,6 @@ NUM_ROWS = 10
 _GZIP_LEVEL = 3
 """Chrome traces shrink to a tenth at any level; this one is the quickest that does."""
 _NAME_LETTERS = 120
-_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +167,12 @@ def summarise(made: profile) -> list[Row]:
     """Return what took longest: kernels where a GPU was recorded, operations of the CPU else."""
     results: Any = made.profiler
     events = results.kineto_results.events()
-    busy = [event for event in events if event.activity_type() in _ON_DEVICE]
+    # What ran on a GPU, without the spans that name what a host operation started there.
+    busy = [
+        event
+        for event in events
+        if event.device_type() != DeviceType.CPU and not event.is_user_annotation()
+    ]
     if busy:
         return rank_rows((event.name(), event.duration_ns()) for event in busy)
     operations = [

@@ -171,19 +171,15 @@ def run_rival(name: str, folder: Path, recompute: str, *, quick: bool) -> list[d
 
 def compare(folder: Path, rivals: list[str], caps: list[int], *, quick: bool) -> None:
     """Print what each engine reaches, and the ratios under each cap."""
-    ours = {}
-    with tempfile.TemporaryDirectory(prefix="rackless-bench-") as home:
-        for cap in caps:
-            for exact in (True,) if quick else (True, False):
-                found = measure_ours(Path(home), folder, "qlora", cap, exact=exact)
-                ours[cap, exact] = found
-                show_ratios([], cap, exact, found)
     rows = []
     for name in rivals:
         for recompute in ("all", "none"):
             rows += run_rival(name, folder, recompute, quick=quick)
-    for (cap, exact), found in ours.items():
-        show_ratios(rows, cap, exact, found)
+    with tempfile.TemporaryDirectory(prefix="rackless-bench-") as home:
+        for exact in (True,) if quick else (True, False):
+            for cap in caps:
+                found = measure_ours(Path(home), folder, "qlora", cap, exact=exact)
+                show_ratios(rows, cap, exact, found)
 
 
 def show_ratios(rows: list[dict[str, Any]], cap: int, exact: bool, ours: dict[str, Any]) -> None:
@@ -251,7 +247,7 @@ def main() -> None:
     parser.add_argument("--start", action="store_true")
     parser.add_argument("--rival", help="measure one rival in this process")
     parser.add_argument("--recompute", default="all")
-    parser.add_argument("--quick", action="store_true", help="fewer settings of the rivals")
+    parser.add_argument("--quick", action="store_true", help="fewer settings, and only exact")
     args = parser.parse_args()
     if args.rival:
         measure_rival(args.rival, str(args.folder), args.recompute, quick=args.quick)

@@ -146,8 +146,7 @@ def test_gradients_are_the_same_every_time(make_computer, plan):
 
 
 def test_weights_are_unpacked_to_the_same_bits(make_computer):
-    import bitsandbytes
-
+    bitsandbytes = pytest.importorskip("bitsandbytes")
     computer = make_computer("qlora", LayerPlan())
     layers = [m for m in computer._model.module.modules() if hasattr(m, "nf4_packed")]
     for layer in layers[:7]:
