@@ -44,8 +44,9 @@ def _digest_one(tensor: Tensor) -> Tensor:
     num_whole = flat_N.numel() // _ROW
     whole_RB = flat_N[: num_whole * _ROW].view(num_whole, _ROW)
     for first in range(0, num_whole, step):
-        rows_RB = whole_RB[first : first + step].to(torch.int64)
-        sum_R[first : first + step] = rows_RB.mul_(factor_B).sum(dim=1)
+        last = min(first + step, num_whole)
+        rows_RB = whole_RB[first:last].to(torch.int64)
+        sum_R[first:last] = rows_RB.mul_(factor_B).sum(dim=1)
     rest_B = flat_N[num_whole * _ROW :].to(torch.int64)
     if rest_B.numel():
         sum_R[-1] = (rest_B * factor_B[: rest_B.numel()]).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agents.trainer.digest import digest
+from agents.trainer.digest import _ROWS_AT_ONCE, digest
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
@@ -25,3 +25,13 @@ def test_what_lies_beyond_one_row_and_the_order_of_tensors_count(monkeypatch):
     a[5] = b[17] = 2
     assert digest([a, b]).tolist() != digest([b, a]).tolist()
     assert digest([a]).tolist() != digest([b]).tolist()
+
+
+@pytest.mark.parametrize("num_values", [7, 8, 20, 24, 61])
+def test_how_many_rows_are_taken_at_once_makes_no_difference(monkeypatch, num_values):
+    monkeypatch.setattr("agents.trainer.digest._ROW", 8)
+    values = torch.linspace(-1, 1, num_values)
+    one_by_one = digest([values]).tolist()
+    for rows in (2, 3, 128):
+        monkeypatch.setitem(_ROWS_AT_ONCE, "cpu", rows)
+        assert digest([values]).tolist() == one_by_one
