@@ -99,7 +99,8 @@ def fit(
         )
         apply(computer, setting)
         return setting, []
-    path = folder / f"{_key(spec, prepared, computer.layers)}.json"
+    place = f"{rank} of {world_size}"
+    path = folder / f"{name_setting(spec, prepared, computer.layers, place=place)}.json"
     known = _recall(path)
     if known is not None:
         apply(computer, known)
@@ -122,6 +123,35 @@ def fit(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(setting))
     return setting, tuner.tried
+
+
+def name_setting(spec: RunSpec, prepared: Prepared, layers: Layers, *, place: str) -> str:
+    """Name all that the best setting depends on, and whose it is.
+
+    Two ranks on cards alike may find different ones. Each gets its own back, so that a second run
+    adds up as the first one did, to the bit.
+    """
+    train, device = prepared.train, prepared.device
+    said: dict[str, Any] = {
+        "card": torch.cuda.get_device_name(device),
+        "bytes": torch.cuda.get_device_properties(device).total_memory,
+        "memory_gib": spec.memory_gib,
+        "versions": prepared.versions,
+        "model": prepared.model.module.config.to_dict(),
+        "adapter": asdict(spec.adapter),
+        "objective": spec.objective,
+        "precision": spec.precision,
+        "optimizer": spec.optimizer,
+        "recompute": spec.recompute,
+        "longest": int(train.num_tokens.max()),
+        "mean": round(float(train.num_tokens.mean()) / 64),
+        "batch": spec.batch_sequences,
+        "compiled": layers.compiled,
+        "exact": spec.exact,
+        "rank": place,
+    }
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
 
 
 def describe_setting(setting: Setting, tried: list[Setting], layers: Layers) -> dict[str, Any]:
@@ -157,30 +187,6 @@ def prove(computer: Computer, part: Part, *, evaluates: bool) -> None:
 def _forced(spec: RunSpec, otherwise: int) -> int:
     """Return how many layers the spec makes recompute."""
     return {"all": _ALL_LAYERS, "none": 0, "auto": otherwise}[spec.recompute]
-
-
-def _key(spec: RunSpec, prepared: Prepared, layers: Layers) -> str:
-    """Name all that the best setting depends on."""
-    train, device = prepared.train, prepared.device
-    said: dict[str, Any] = {
-        "card": torch.cuda.get_device_name(device),
-        "bytes": torch.cuda.get_device_properties(device).total_memory,
-        "memory_gib": spec.memory_gib,
-        "versions": prepared.versions,
-        "model": prepared.model.module.config.to_dict(),
-        "adapter": asdict(spec.adapter),
-        "objective": spec.objective,
-        "precision": spec.precision,
-        "optimizer": spec.optimizer,
-        "recompute": spec.recompute,
-        "longest": int(train.num_tokens.max()),
-        "mean": round(float(train.num_tokens.mean()) / 64),
-        "batch": spec.batch_sequences,
-        "compiled": layers.compiled,
-        "exact": spec.exact,
-    }
-    text = json.dumps(said, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
 
 
 def _recall(path: Path) -> Setting | None:

@@ -5,15 +5,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
 from agents.trainer import compiling
-from agents.trainer.fitting import prove
+from agents.trainer.fitting import name_setting, prove
 from agents.trainer.layers import LayerPlan
 from agents.trainer.tuning import Needs, Setting, Tuner
+from tests.agents.trainer.ranks import make_spec
 from tests.agents.trainer.test_layers import CPU, make_computer, make_part
 from tests.agents.trainer.test_tuning import NEEDS
 
@@ -73,6 +76,29 @@ def test_no_more_than_a_rank_can_get_is_tried(computer):
 def test_a_card_where_nothing_was_timed_recomputes_everything(computer):
     chosen = Played(computer, {}).choose()
     assert (chosen.micro_tokens, chosen.num_recomputed) == (2048, 2)
+
+
+def test_a_kept_setting_belongs_to_one_rank_and_one_shape(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX 4070")
+    properties = SimpleNamespace(total_memory=12 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+    def name(place="0 of 2", longest=2048, **changes):
+        prepared = SimpleNamespace(
+            train=SimpleNamespace(num_tokens=np.array([100, longest])),
+            device=CPU,
+            versions={},
+            model=SimpleNamespace(
+                module=SimpleNamespace(config=SimpleNamespace(to_dict=lambda: {"layers": 2}))
+            ),
+        )
+        return name_setting(
+            make_spec(**changes), prepared, SimpleNamespace(compiled=True), place=place
+        )
+
+    assert name() == name()
+    others = [name("1 of 2"), name("0 of 1"), name(longest=4096), name(exact=False)]
+    assert len({name(), *others}) == 5
 
 
 @pytest.mark.parametrize("error", [RuntimeError, BackendCompilerFailed], ids=["proof", "place"])

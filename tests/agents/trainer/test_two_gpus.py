@@ -104,6 +104,12 @@ def losses(run: Run) -> dict[int, str]:
     return {step: line["loss_hex"] for step, line in run.steps().items()}
 
 
+def settings(run: Run, rank: int, attempt: int) -> tuple[tuple[int, int, int], ...]:
+    """Return how much was computed at once, and how, as an attempt chose it."""
+    lines = [line for line in run.journal(rank, attempt) if line["kind"] == "setting"]
+    return tuple((x["micro_tokens"], x["num_recomputed"], x["num_moved"]) for x in lines)
+
+
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 @pytest.mark.parametrize(
     ("num_ranks", "shares"), [(1, None), (2, (5.0, 3.0))], ids=["one-gpu", "two-over-nccl"]
@@ -121,6 +127,9 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path, num_ranks, shares, kind):
     shutil.rmtree(run.folder / "checkpoints")
     train_until_killed(run)
     train(run, resume_step=HALF)
+    for rank in range(num_ranks):
+        chosen = {settings(run, rank, attempt) for attempt in (1, 2, 3)}
+        assert len(chosen) == 1, f"rank {rank} has to add up alike in all attempts"
     assert losses(run) == {step: expected[step] for step in range(HALF + 1, NUM_STEPS + 1)}
     assert (run.checkpoint(NUM_STEPS) / "adapter_model.safetensors").read_bytes() == made
     print(f"\n{num_ranks} GPU(s): loss {lines[1]['loss']:.4f} -> {lines[NUM_STEPS]['loss']:.4f}")
