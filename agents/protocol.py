@@ -35,6 +35,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     bundle.status     {destination, files: [FileEntry]} -> BundleStatus
     export.merged     MergeJob                        -> {path, files}; events `progress`
     data.preview      PreviewJob                      -> DataPreview; events `progress`
+    gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
+    model.config      {model}                         -> {config: dict | None}
     shutdown          {}                              -> {}; the agent process ends
 
 Raw bytes do not travel as messages: `receive` and `send` are own commands of the archive, each on a
@@ -549,6 +551,39 @@ class DataPreview:
     """The tokenizer has no chat template, so conversations are written in Alpaca's words."""
     rows: tuple[ShownRow, ...] = ()
     """The first rows of use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationJob:
+    """Measure how fast one GPU really is; takes about 20 seconds and the GPU to itself."""
+
+    python: str
+    device: str
+    """Such as `cuda:0`."""
+    device_id: str
+    """What is leased meanwhile: the GPU's uuid."""
+    seconds: float = 20.0
+    """What all measurements together may take, beside the start of torch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """What a GPU reached in a measurement, sustained and not at its best. None: not measured."""
+
+    card: str
+    """Name of the GPU, as its driver gives it."""
+    matrix_flops_per_s: float | None = None
+    """Products of matrices as wide as a 7B model's, in the type that training takes (bf16, else
+    fp16)."""
+    memory_bytes_per_s: float | None = None
+    """Read and written by a copy within the GPU."""
+    to_host_bytes_per_s: float | None = None
+    """Into pinned memory."""
+    from_host_bytes_per_s: float | None = None
+    unpack_values_per_s: float | None = None
+    """NF4 weights that become bf16."""
+    measured_s: float = 0.0
+    """The node's wall clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,6 +36,8 @@ ROUTES = {
     "bundle.status": "runs.bundle_status",
     "export.merged": "jobs.export_merged",
     "data.preview": "jobs.preview_data",
+    "gpu.calibrate": "jobs.calibrate",
+    "model.config": "node.read_model_config",
 }
 """Request kind -> `module.function` in this package."""
 

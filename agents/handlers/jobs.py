@@ -1,4 +1,5 @@
-"""Requests for long work on a node outside a run: merge an adapter into its model, look data over.
+"""Requests for long work on a node outside a run: merge an adapter into its model, look data over,
+measure a GPU.
 
 The work runs in the training environment, as `PYTHON -m MODULE JOB.json`. Of the JSON lines that it
 prints, those of kind `progress` become events, and one of kind `failed` is its reason to fail.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from typing import Any
 from agents.channel import Call
 from agents.errors import UserError
 from agents.files import describe_file, list_files, split_destination
-from agents.protocol import MergeJob, PreviewJob
+from agents.protocol import CalibrationJob, MergeJob, PreviewJob
 from agents.state import archive_path, require_name, write_json
+from agents.supervisor.leases import lease_devices, release
+from agents.supervisor.sweep import Tag
 from agents.wire import from_wire, to_wire
 
 
@@ -46,11 +50,28 @@ def export_merged(call: Call) -> dict[str, Any]:
 def preview_data(call: Call) -> dict[str, Any]:
     """Tokenize data as a run would; return what there is to say about it."""
     job = from_wire(PreviewJob, call.args, "job")
-    with tempfile.TemporaryDirectory(prefix=".preview-", dir=call.home.path) as name:
+    module = "agents.trainer.data.preview"
+    return _report(call, job.python, module, to_wire(job), "The preview of the data")
+
+
+def calibrate(call: Call) -> dict[str, Any]:
+    """Measure a GPU that no run uses meanwhile."""
+    job = from_wire(CalibrationJob, call.args, "job")
+    tag = Tag("measurement", 0, call.home.path)
+    held = lease_devices(call.home, tag, [job.device_id], socket.gethostname())
+    try:
+        module = "agents.trainer.calibration"
+        return _report(call, job.python, module, to_wire(job), f"The measurement of {job.device}")
+    finally:
+        release(held)
+
+
+def _report(call: Call, python: str, module: str, job: dict[str, Any], what: str) -> dict[str, Any]:
+    """Run `PYTHON -m MODULE JOB.json REPORT.json` and return the report."""
+    with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
         job_file, report = Path(name, "job.json"), Path(name, "report.json")
-        write_json(job_file, to_wire(job))
-        argv = [job.python, "-m", "agents.trainer.data.preview", str(job_file), str(report)]
-        _run(call, argv, "The preview of the data")
+        write_json(job_file, job)
+        _run(call, [python, "-m", module, str(job_file), str(report)], what)
         found: dict[str, Any] = json.loads(report.read_bytes())
         return found
 
@@ -61,7 +82,11 @@ def _run(call: Call, argv: list[str], what: str) -> None:
         if said.get("kind") == "progress":
             call.progress(str(said.get("message", "")))
 
-    environ = {"PYTHONPATH": archive_path(), "RACKLESS_AGENT_HOME": str(call.home.path)}
+    environ = {
+        "PYTHONPATH": archive_path(),
+        "RACKLESS_AGENT_HOME": str(call.home.path),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
+    }
     code, lines = call.children.run(argv, environ=environ, on_line=tell)
     if code == 0:
         return

@@ -1,15 +1,34 @@
-"""The request about what the node is."""
+"""The requests about what the node is and holds."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agents.channel import Call
 from agents.environment import read_adopted
+from agents.errors import UserError
 from agents.facts import read_facts as read_node_facts
+from agents.model_config import find_config
 from agents.protocol import NodeFacts
+from agents.wire import from_wire
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    model: str
 
 
 def read_facts(call: Call) -> NodeFacts:
     """Return the node's facts, with the environment adopted or built before."""
     return replace(read_node_facts(call.home), environment=read_adopted(call.home))
+
+
+def read_model_config(call: Call) -> dict[str, Any]:
+    """Return a model's config, from its folder or from what was fetched from the hub before."""
+    model = from_wire(ModelArgs, call.args, "args").model
+    try:
+        return {"config": find_config(model, os.environ)}
+    except ValueError as error:
+        raise UserError(f"The model {model} is of no use: {error}.", "Fetch it again") from error

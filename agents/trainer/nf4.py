@@ -128,6 +128,14 @@ class _Product(torch.autograd.Function):
         return (gradient_MO @ weight_OI, None, *[None] * len(ctx.saved_tensors))
 
 
+def unpack(layer: Any) -> Tensor:
+    """Return the weights (O, I) of a layer that `install` has changed."""
+    names = ("packed", "scale8", "code", "group", "offset", "values")
+    state = [getattr(layer, f"nf4_{name}") for name in names]
+    sizes = (layer.nf4_group_blocks, layer.out_features, layer.in_features)
+    return _unpack(*state, *sizes, layer.nf4_dtype)
+
+
 class _FastForward:
     """Mixed in before the class of a 4-bit linear layer."""
 

@@ -239,7 +239,40 @@ def test_preview_runs_in_the_environment_and_leaves_nothing(
     assert messages[1]["result"] == {"format": "text", "rows": 7}
     error = agent.ask("data.preview", **{**job, "train_path": "missing"})["error"]
     assert (error["message"], error["hint"]) == ("No data there.", "Bring it")
-    assert not list(node.home.path.glob(".preview-*"))
+    assert not list(node.home.path.glob(".job-*"))
+
+
+CALIBRATION = """#!{python}
+import json, os, sys
+assert sys.argv[1:3] == ["-m", "agents.trainer.calibration"], sys.argv
+assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+job = json.load(open(sys.argv[3]))
+json.dump({{"card": job["device"], "matrix_flops_per_s": 5e13}}, open(sys.argv[4], "w"))
+"""
+
+
+def test_calibration_leases_its_gpu(agent: Agent, node: Node, tmp_path: Path) -> None:
+    python = tmp_path / "calibration-python"
+    python.write_text(CALIBRATION.format(python=sys.executable))
+    python.chmod(0o755)
+    job = {"python": str(python), "device": "cuda:1", "device_id": "GPU-1", "seconds": 1.0}
+    told = ask(agent, "gpu.calibrate", **job)
+    assert told == {"card": "cuda:1", "matrix_flops_per_s": 5e13}
+    ask(agent, "attempt.launch", **to_wire(node.intent("train")))
+    busy = agent.ask("gpu.calibrate", **{**job, "device_id": "cpu"})["error"]
+    assert "already busy: run run-1 uses its CPU" in busy["message"]
+    ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
+
+
+def test_config_of_a_model_on_the_node(agent: Agent, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 64}')
+    assert ask(agent, "model.config", model=str(folder)) == {"config": {"hidden_size": 64}}
+    assert ask(agent, "model.config", model=str(tmp_path / "none")) == {"config": None}
+    (folder / "config.json").write_text("[")
+    error = agent.ask("model.config", model=str(folder))["error"]
+    assert "config.json is not JSON" in error["message"]
 
 
 def test_link_between_two_agents(agent: Agent, node: Node) -> None:

@@ -1,0 +1,163 @@
+"""Measure how fast this GPU really is: `python -m agents.trainer.calibration JOB.json REPORT.json`.
+
+Peaks of data sheets are reached by nobody: a card of a small case throttles, a laptop's has any of
+many power limits, and a slot may have 4 lanes of 16. So products are repeated for seconds, and what
+counts is the pace of the second half, when the card is warm. Prints JSON lines of kind `progress`,
+and one of kind `failed`.
+
+Shape letters: M tokens, O outputs, I inputs of a layer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from agents.errors import UserError
+from agents.protocol import Calibration, CalibrationJob
+from agents.trainer import nf4
+from agents.trainer.prepare import choose_device
+from agents.wire import from_wire, to_wire
+
+_SIZES = (4096, 11008, 4096)
+"""M, O, I: the widest layer of a 7B model (Llama 2) with 4,096 tokens at once."""
+_SMALL = (256, 688, 256)
+"""The same for a CPU, which would need minutes."""
+_COPY_BYTES = 256 << 20
+_SHARES = {"matrix": 0.5, "memory": 0.15, "host": 0.15, "unpack": 0.2}
+"""Of the time that the job gives."""
+
+
+def calibrate(job: CalibrationJob, tell: Callable[[str], None]) -> Calibration:
+    """Return what the job's device reaches."""
+    device = choose_device(job.device)
+    tell("products of matrices")
+    matrix = measure_matrix(device, job.seconds * _SHARES["matrix"])
+    tell("memory")
+    memory = measure_copy(device, job.seconds * _SHARES["memory"])
+    to_host = from_host = unpack = None
+    if device.type == "cuda":
+        tell("the way to the PC's own memory")
+        seconds = job.seconds * _SHARES["host"] / 2
+        to_host = measure_host(device, seconds, to_host=True)
+        from_host = measure_host(device, seconds, to_host=False)
+        tell("4-bit weights")
+        unpack = measure_unpack(device, job.seconds * _SHARES["unpack"])
+    return Calibration(
+        card=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        matrix_flops_per_s=matrix,
+        memory_bytes_per_s=memory,
+        to_host_bytes_per_s=to_host,
+        from_host_bytes_per_s=from_host,
+        unpack_values_per_s=unpack,
+        measured_s=time.time(),
+    )
+
+
+def measure_pace(device: torch.device, seconds: float, work: Callable[[], object]) -> float:
+    """Return the seconds of one call of `work`, once the device is warm."""
+    work()
+    _wait(device)
+    started = time.perf_counter()
+    work()
+    _wait(device)
+    at_once = max(1, int(0.05 / max(time.perf_counter() - started, 1e-6)))
+    paces: list[float] = []
+    began = time.perf_counter()
+    while not paces or time.perf_counter() - began < seconds:
+        started = time.perf_counter()
+        for _ in range(at_once):
+            work()
+        _wait(device)
+        paces.append((time.perf_counter() - started) / at_once)
+    warm = paces[len(paces) // 2 :]
+    return sum(warm) / len(warm)
+
+
+def measure_matrix(device: torch.device, seconds: float) -> float:
+    """Return the FLOP/s of products (M, I) x (I, O), 2 M O I operations each."""
+    m, o, i = _SIZES if device.type == "cuda" else _SMALL
+    dtype = _training_dtype(device)
+    x_MI = torch.randn(m, i, device=device, dtype=dtype)
+    weight_OI = torch.randn(o, i, device=device, dtype=dtype)
+    y_MO = torch.empty(m, o, device=device, dtype=dtype)
+    pace_s = measure_pace(device, seconds, lambda: torch.mm(x_MI, weight_OI.T, out=y_MO))
+    return 2.0 * m * o * i / pace_s
+
+
+def measure_copy(device: torch.device, seconds: float) -> float:
+    """Return the bytes per second that a copy within the device reads and writes together."""
+    size = _COPY_BYTES if device.type == "cuda" else _COPY_BYTES // 16
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2.0 * size / measure_pace(device, seconds, lambda: target.copy_(source))
+
+
+def measure_host(device: torch.device, seconds: float, *, to_host: bool) -> float:
+    """Return the bytes per second between the GPU and pinned memory of the PC."""
+    size = _COPY_BYTES // 4
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    source, target = (there, host) if to_host else (host, there)
+    return size / measure_pace(device, seconds, lambda: target.copy_(source, non_blocking=True))
+
+
+def measure_unpack(device: torch.device, seconds: float) -> float | None:
+    """Return how many NF4 weights become bf16 per second; None: nothing here can do it."""
+    try:
+        from bitsandbytes.nn import Linear4bit
+    except ImportError:
+        return None
+    _, o, i = _SIZES
+    dtype = _training_dtype(device)
+    layer: nn.Module = Linear4bit(
+        i, o, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
+    ).to(device)
+    if not nf4.install(layer):
+        return None
+    return o * i / measure_pace(device, seconds, lambda: nf4.unpack(layer))
+
+
+def _training_dtype(device: torch.device) -> torch.dtype:
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main(job_path: str, report_path: str) -> int:
+    """Measure, and write the report."""
+    job = from_wire(CalibrationJob, json.loads(Path(job_path).read_bytes()), "job")
+    try:
+        found = calibrate(job, lambda text: _say("progress", f"measuring {text}"))
+    except torch.OutOfMemoryError:
+        message = f"{job.device} has no memory left for a measurement."
+        _say("failed", message, "Close what else uses that GPU, then measure again")
+        return 1
+    except UserError as error:
+        _say("failed", error.message, error.hint)
+        return 1
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        _say("failed", f"{job.device} could not be measured: {reason}", "Check nvidia-smi there")
+        return 1
+    Path(report_path).write_text(json.dumps(to_wire(found)), encoding="ascii")
+    return 0
+
+
+def _say(kind: str, message: str, hint: str = "") -> None:
+    print(json.dumps({"kind": kind, "message": message, "hint": hint}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""The measurement of a device, here of the CPU; `gpu` marks the one of a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from agents.protocol import Calibration, CalibrationJob
+from agents.trainer.calibration import calibrate, main
+from agents.wire import from_wire, to_wire
+
+
+def test_cpu_is_measured_and_the_report_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = CalibrationJob(python="", device="cpu", device_id="cpu", seconds=0.4)
+    (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
+    assert main(str(tmp_path / "job.json"), str(tmp_path / "report.json")) == 0
+    found = from_wire(Calibration, json.loads((tmp_path / "report.json").read_bytes()))
+    assert found.matrix_flops_per_s is not None
+    assert found.matrix_flops_per_s > 1e8
+    assert found.memory_bytes_per_s is not None
+    assert found.memory_bytes_per_s > 1e7
+    assert (found.to_host_bytes_per_s, found.unpack_values_per_s) == (None, None)
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line["kind"] for line in said} == {"progress"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = CalibrationJob(python="", device="cuda:3", device_id="x", seconds=0.1)
+    (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
+    assert main(str(tmp_path / "job.json"), str(tmp_path / "report.json")) == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["kind"] == "failed"
+    assert "does not see cuda:3 (it sees 0 GPUs)" in last["message"]
+
+
+@pytest.mark.gpu
+def test_gpu_is_measured_in_all_parts() -> None:
+    job = CalibrationJob(python="", device="cuda:0", device_id="x", seconds=4.0)
+    found = calibrate(job, lambda text: None)
+    assert found.card == torch.cuda.get_device_name(0)
+    assert found.matrix_flops_per_s is not None
+    assert found.matrix_flops_per_s > 1e12
+    assert found.memory_bytes_per_s is not None
+    assert found.memory_bytes_per_s > 1e11
+    assert found.to_host_bytes_per_s is not None
+    assert found.from_host_bytes_per_s is not None
+    assert found.unpack_values_per_s is not None
+    assert found.unpack_values_per_s > 1e10
