@@ -1,0 +1,354 @@
+"""The sizes of a causal language model, from its config.json alone.
+
+Every parameter is counted, part by part, as the classes of Transformers create them: what a config
+leaves out has the default of its family's class. A family that is not listed is read as a Llama,
+whose parts most others share, and marked as not exact. Of models that see images, too, only the
+part that reads text is counted.
+
+Experts: Transformers keeps those of a layer as one tensor per matrix, so that they are no linear
+layers: they get no adapter, and nothing quantizes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.errors import UserError
+
+_GEMMA_3 = {
+    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "sliding_window": 4096,
+}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen2_moe": {
+        "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+    },
+    "qwen3_moe": {
+        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    "gemma": {"head_dim": 256, "tie_word_embeddings": True},
+    "gemma2": {
+        "head_dim": 256, "tie_word_embeddings": True, "sliding_window": 4096,
+        "num_key_value_heads": 4,
+    },
+    "gemma3_text": {**_GEMMA_3, "tie_word_embeddings": True},
+    "phi3": {},
+}  # fmt: skip
+"""What a family's configuration class fills in where config.json says nothing."""
+_MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
+_FOUR_NORMS = ("gemma2", "gemma3_text")
+_HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """One linear layer of a decoder layer."""
+
+    name: str
+    """As adapters name it: `q_proj`."""
+    num_inputs: int
+    num_outputs: int
+    has_bias: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        """Values of the matrix."""
+        return self.num_inputs * self.num_outputs
+
+    @property
+    def num_parameters(self) -> int:
+        """Values of the matrix and the bias."""
+        return self.num_weights + (self.num_outputs if self.has_bias else 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerShape:
+    """One decoder layer."""
+
+    linears: tuple[Linear, ...]
+    """Its linear layers: attention first, then the MLP or the expert that all tokens meet."""
+    num_attention: int
+    """Parameters of the linear layers of attention."""
+    num_mlp: int
+    """Parameters of the linear layers of the MLP, shared experts included."""
+    num_norms: int
+    num_router: int = 0
+    """Parameters that choose experts."""
+    num_experts_params: int = 0
+    """Parameters of all experts together."""
+    num_met_params: int = 0
+    """Of those, how many one token meets."""
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them."""
+        parts = self.num_attention + self.num_mlp + self.num_norms
+        return parts + self.num_router + self.num_experts_params
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The sizes of a model. Llama-2-7B has 6,738,415,616 parameters:
+
+    >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
+    ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
+    >>> shape.num_parameters, shape.layers[0].num_parameters, shape.num_head
+    (6738415616, 202383360, 131072000)
+    """
+
+    family: str
+    """`model_type` of the text model: llama, qwen3, ..."""
+    is_exact: bool
+    """Whether the family is one whose parts are known here."""
+    hidden: int
+    """Features of the residual stream."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Width of one head."""
+    ffn: int
+    """Inner width of the MLP of dense layers."""
+    vocab: int
+    """Rows of the embedding."""
+    is_tied: bool
+    """Whether the head is the embedding."""
+    layers: tuple[LayerShape, ...] = field(repr=False)
+    num_experts: int = 0
+    """Of each layer that has any."""
+    num_experts_met: int = 0
+    """By one token."""
+    expert_ffn: int = 0
+    """Inner width of one expert."""
+    sliding_window: int | None = None
+    """How many tokens back the sliding layers see; None: all of them."""
+    max_tokens: int | None = None
+    """Longest sequence that the model was made for; None: not said."""
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
+
+    @property
+    def num_embedding(self) -> int:
+        """Parameters of the embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def num_final_norm(self) -> int:
+        """Parameters of the norm after the last layer."""
+        return self.hidden
+
+    @property
+    def num_head(self) -> int:
+        """Parameters of the head; 0: it is the embedding."""
+        return 0 if self.is_tied else self.num_embedding
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them, each counted once."""
+        ends = self.num_embedding + self.num_final_norm + self.num_head
+        return ends + sum(layer.num_parameters for layer in self.layers)
+
+    @property
+    def num_quantized(self) -> int:
+        """Values that 4-bit or 8-bit quantization takes: the matrices of linear layers."""
+        return sum(one.num_weights for layer in self.layers for one in layer.linears)
+
+    @property
+    def linear_sizes(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers by name; of all kinds of layers."""
+        return {
+            one.name: (one.num_inputs, one.num_outputs)
+            for layer in self.layers
+            for one in layer.linears
+        }
+
+    def count_adapter(
+        self, rank: int, targets: str | tuple[str, ...], *, dora: bool = False
+    ) -> int:
+        """Return the parameters of a LoRA adapter.
+
+        r (inputs + outputs) for each target (Hu et al. 2021, arXiv:2106.09685, section 4.2). On
+        q, k, v and o of Llama-2-7B with r=16: 32 x 4 x 16 x 8,192.
+
+        >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
+        ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
+        >>> shape.count_adapter(16, ("q_proj", "k_proj", "v_proj", "o_proj"))
+        16777216
+        """
+        return sum(
+            rank * (one.num_inputs + one.num_outputs) + (one.num_outputs if dora else 0)
+            for layer in self.layers
+            for one in choose_targets(layer, targets)
+        )
+
+
+def choose_targets(layer: LayerShape, targets: str | tuple[str, ...]) -> tuple[Linear, ...]:
+    """Return the linear layers that get an adapter."""
+    if targets == "all-linear":
+        return layer.linears
+    names = (targets,) if isinstance(targets, str) else targets
+    return tuple(one for one in layer.linears if one.name in names)
+
+
+def read_shape(config: Mapping[str, Any]) -> ModelShape:
+    """Return the shape of the model that a config.json describes.
+
+    Raises:
+        UserError: it is no causal language model of decoder layers.
+    """
+    inner = config.get("text_config")
+    text = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+    family = str(text.get("model_type", ""))
+    family = "gemma3_text" if family == "gemma3" else family
+    known = {**_DEFAULTS.get(family, {}), **{k: v for k, v in text.items() if v is not None}}
+    hidden, heads = _number(known, "hidden_size"), _number(known, "num_attention_heads")
+    head_dim = int(known.get("head_dim") or hidden // heads)
+    kv_heads = int(known.get("num_key_value_heads") or heads)
+    sizes = _Sizes(
+        family=family,
+        hidden=hidden,
+        queries=heads * head_dim,
+        keys=kv_heads * head_dim,
+        head_dim=head_dim,
+        ffn=_number(known, "intermediate_size"),
+        known=known,
+    )
+    said = text.get("num_experts") or text.get("num_local_experts")  # both names are in use
+    num_experts = int(said or known.get("num_experts") or known.get("num_local_experts") or 0)
+    if not (family in _MOE or family not in _DEFAULTS):
+        num_experts = 0
+    dense, sparse = _layer(sizes), _layer(sizes, num_experts)
+    num_layers = _number(known, "num_hidden_layers")
+    window = known.get("sliding_window") if _slides(family, known, text) else None
+    return ModelShape(
+        family=family,
+        is_exact=family in _DEFAULTS,
+        hidden=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=sizes.ffn,
+        vocab=_number(known, "vocab_size"),
+        is_tied=bool(known.get("tie_word_embeddings", False)),
+        layers=tuple(
+            sparse if num_experts and _is_sparse(known, place) else dense
+            for place in range(num_layers)
+        ),
+        num_experts=num_experts,
+        num_experts_met=int(known.get("num_experts_per_tok") or 0) if num_experts else 0,
+        expert_ffn=sizes.expert_ffn if num_experts else 0,
+        sliding_window=int(window) if window else None,
+        max_tokens=known.get("max_position_embeddings"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    family: str
+    hidden: int
+    queries: int
+    keys: int
+    head_dim: int
+    ffn: int
+    known: Mapping[str, Any]
+
+    @property
+    def expert_ffn(self) -> int:
+        return int(self.known.get("moe_intermediate_size") or self.ffn)
+
+
+def _number(known: Mapping[str, Any], name: str) -> int:
+    value = known.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(
+            f"The model's config.json says {name}: {value!r}, which is no size.",
+            "Name a folder or a hub id of a causal language model",
+        )
+    return value
+
+
+def _layer(sizes: _Sizes, num_experts: int = 0) -> LayerShape:
+    """Return a decoder layer: with an MLP, or with experts in its place."""
+    attention = _attention(sizes)
+    family, hidden, known = sizes.family, sizes.hidden, sizes.known
+    mlp = () if num_experts else _mlp(sizes, sizes.ffn)
+    router = experts = met = 0
+    if num_experts:
+        router = num_experts * hidden
+        one_expert = 3 * hidden * sizes.expert_ffn
+        experts, met = num_experts * one_expert, int(known["num_experts_per_tok"]) * one_expert
+        shared = int(known.get("shared_expert_intermediate_size") or 0)
+        if shared and family == "qwen2_moe":
+            gate = Linear(name="shared_expert_gate", num_inputs=hidden, num_outputs=1)
+            mlp = (*_mlp(sizes, shared), gate)
+    norms = (4 if family in _FOUR_NORMS else 2) * hidden
+    norms += 2 * sizes.head_dim if family in _HEAD_NORMS else 0
+    return LayerShape(
+        linears=(*attention, *mlp),
+        num_attention=sum(one.num_parameters for one in attention),
+        num_mlp=sum(one.num_parameters for one in mlp),
+        num_norms=norms,
+        num_router=router,
+        num_experts_params=experts,
+        num_met_params=met,
+    )
+
+
+def _attention(sizes: _Sizes) -> tuple[Linear, ...]:
+    hidden, queries, keys = sizes.hidden, sizes.queries, sizes.keys
+    on_all = bool(sizes.known.get("attention_bias", False)) and sizes.family != "phi3"
+    on_qkv = on_all
+    if sizes.family == "qwen2":
+        on_qkv, on_all = True, False
+    elif sizes.family == "qwen2_moe":
+        on_qkv, on_all = bool(sizes.known["qkv_bias"]), False
+    last = Linear(name="o_proj", num_inputs=queries, num_outputs=hidden, has_bias=on_all)
+    if sizes.family == "phi3":
+        return (Linear(name="qkv_proj", num_inputs=hidden, num_outputs=queries + 2 * keys), last)
+    outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    return (
+        *(
+            Linear(name=name, num_inputs=hidden, num_outputs=width, has_bias=on_qkv)
+            for name, width in outputs.items()
+        ),
+        last,
+    )
+
+
+def _mlp(sizes: _Sizes, ffn: int) -> tuple[Linear, ...]:
+    hidden = sizes.hidden
+    bias = bool(sizes.known.get("mlp_bias", False)) and sizes.family == "llama"
+    down = Linear(name="down_proj", num_inputs=ffn, num_outputs=hidden, has_bias=bias)
+    if sizes.family == "phi3":
+        return (Linear(name="gate_up_proj", num_inputs=hidden, num_outputs=2 * ffn), down)
+    names = ("gate_proj", "up_proj")
+    ups = (Linear(name=name, num_inputs=hidden, num_outputs=ffn, has_bias=bias) for name in names)
+    return (*ups, down)
+
+
+def _is_sparse(known: Mapping[str, Any], place: int) -> bool:
+    """Tell whether a layer has experts (`decoder_sparse_step` of Qwen's mixtures)."""
+    if place in (known.get("mlp_only_layers") or ()):
+        return False
+    return (place + 1) % int(known.get("decoder_sparse_step") or 1) == 0
+
+
+def _slides(family: str, known: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Tell whether some layers see a window only."""
+    if "layer_types" in known:
+        return "sliding_attention" in known["layer_types"]
+    if family.startswith("qwen"):
+        return bool(known.get("use_sliding_window", False))
+    # A null in config.json says that there is none; a missing key leaves the family's default.
+    return text.get("sliding_window", known.get("sliding_window")) is not None
