@@ -24,7 +24,9 @@ TORCH = (
     "cudnn",
 )  # fmt: skip
 TORCH_FOLDERS = ("agents.trainer", "agents.quantizers")
-SHARED_WITH_APP = ("agents.protocol", "agents.spec", "agents.wire", "agents.logcap")
+SHARED_WITH_APP = (
+    "agents.protocol", "agents.spec", "agents.wire", "agents.logcap", "agents.model_config",
+)  # fmt: skip
 INPUT_OUTPUT = (
     *("asyncio", "socket", "selectors", "ssl", "subprocess", "multiprocessing", "signal"),
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "fcntl", "mmap", "sqlite3", "asyncssh"),

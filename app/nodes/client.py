@@ -18,6 +18,8 @@ from agents.protocol import (
     AttemptIntent,
     AttemptStatus,
     BundleStatus,
+    Calibration,
+    CalibrationJob,
     CheckpointInfo,
     DataPreview,
     EnvironmentBuild,
@@ -44,6 +46,8 @@ LAUNCH_TIMEOUT_S = 120.0
 STOP_MARGIN_S = 60.0
 TORCH_START_S = 90.0
 """What importing torch may take on a busy node, on top of a probe's own deadline."""
+CALIBRATION_MARGIN_S = 120.0
+"""What the start of torch and the kernels' first compilation may take beside a measurement."""
 MAX_BACKLOG_BYTES = 32 << 20
 """Most followed log data that waits for its reader before it is let go and asked for again."""
 T = TypeVar("T")
@@ -95,6 +99,11 @@ class _Number:
     """Any of the results that are one whole number."""
 
     value: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    config: dict[str, Any] | None
 
 
 class NodeClient:
@@ -254,6 +263,16 @@ class NodeClient:
     async def preview_data(self, job: PreviewJob, progress: Progress | None = None) -> DataPreview:
         """Look data over on the node; big data takes as long as tokenizing it."""
         return await self._ask(DataPreview, "data.preview", to_wire(job), None, progress)
+
+    async def calibrate(self, job: CalibrationJob, progress: Progress | None = None) -> Calibration:
+        """Measure a GPU that no run uses meanwhile."""
+        timeout_s = job.seconds + CALIBRATION_MARGIN_S
+        return await self._ask(Calibration, "gpu.calibrate", to_wire(job), timeout_s, progress)
+
+    async def model_config(self, model: str) -> dict[str, Any] | None:
+        """Return the config.json of a model that the node has; None: it has none."""
+        answer = await self._ask(_Config, "model.config", {"model": model})
+        return answer.config
 
     async def open_command(self, *arguments: str) -> Process:
         """Start another command of the agent's archive, for raw bytes."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agents.protocol import (
     AttemptIntent,
     AttemptStatus,
+    Calibration,
+    CalibrationJob,
     CheckpointInfo,
     DataPreview,
     MergeJob,
@@ -58,6 +60,10 @@ class NodeAgent(Protocol):
     async def preview_data(
         self, job: PreviewJob, progress: Progress | None = None
     ) -> DataPreview: ...
+    async def calibrate(
+        self, job: CalibrationJob, progress: Progress | None = None
+    ) -> Calibration: ...
+    async def model_config(self, model: str) -> dict[str, Any] | None: ...
 
 
 class Cluster(Protocol):

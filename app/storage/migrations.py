@@ -54,4 +54,43 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             sha256 TEXT NOT NULL
         ) STRICT""",
     ),
+    (
+        """CREATE TABLE calibrations (
+            node TEXT NOT NULL,
+            device_id TEXT NOT NULL,
+            measured_s REAL NOT NULL,
+            figures TEXT NOT NULL,
+            PRIMARY KEY (node, device_id)
+        ) STRICT""",
+        """CREATE TABLE links (
+            node TEXT NOT NULL,
+            peer TEXT NOT NULL,
+            measured_s REAL NOT NULL,
+            round_trip_s REAL NOT NULL,
+            bytes_per_s REAL,
+            PRIMARY KEY (node, peer)
+        ) STRICT""",
+        """CREATE TABLE data_sizes (
+            data_key TEXT PRIMARY KEY,
+            num_rows INTEGER NOT NULL,
+            num_tokens INTEGER NOT NULL,
+            longest_tokens INTEGER NOT NULL,
+            counted_s REAL NOT NULL
+        ) STRICT""",
+        """CREATE TABLE forecasts (
+            run_id TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
+            attempt INTEGER NOT NULL,
+            forecast TEXT NOT NULL,
+            measured TEXT,
+            PRIMARY KEY (run_id, attempt)
+        ) STRICT""",
+        """CREATE TABLE outcomes (
+            run_id TEXT NOT NULL,
+            attempt INTEGER NOT NULL,
+            rank INTEGER NOT NULL,
+            ended_s REAL NOT NULL,
+            outcome TEXT NOT NULL,
+            PRIMARY KEY (run_id, attempt, rank)
+        ) STRICT""",
+    ),
 )

@@ -7,11 +7,14 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from agents.protocol import (
     AttemptIntent,
     AttemptState,
     AttemptStatus,
+    Calibration,
+    CalibrationJob,
     CheckpointInfo,
     DataPreview,
     EnvironmentReport,
@@ -110,6 +113,8 @@ class FakeNode:
     pushed: list[str] = field(default_factory=list)
     merges: list[MergeJob] = field(default_factory=list)
     previews: list[PreviewJob] = field(default_factory=list)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By the model's path or id."""
     calls: list[str] = field(default_factory=list)
 
     # ------------------------------------------------------------ switches
@@ -236,6 +241,16 @@ class FakeNode:
             data_base64=base64.b64encode(data[offset : offset + max_bytes]).decode(),
             size_bytes=len(data),
         )
+
+    async def calibrate(self, job: CalibrationJob, progress: Progress | None = None) -> Calibration:
+        self._answer("calibrate")
+        return Calibration(
+            card=self.facts_now.gpus[0].name, matrix_flops_per_s=4e13, measured_s=5.0
+        )
+
+    async def model_config(self, model: str) -> dict[str, Any] | None:
+        self._answer("model_config")
+        return self.configs.get(model)
 
     async def checkpoint_list(self, run_id: str | None = None) -> tuple[CheckpointInfo, ...]:
         self._answer("checkpoint_list")

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import RankPlacement
+from agents.protocol import Calibration, RankPlacement
 from agents.spec import DataSpec, RunSpec
 from app.events import RunEvent
+from app.planning.learning import Outcome
 from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
+from app.storage.planning import CountedData, LinkRecord, PlanningStore
 from app.storage.runs import AttemptRecord, Progress, RunRecord, RunStore
 
 SPEC = RunSpec(model="m", data=DataSpec(train="t.jsonl"), nodes=("b", "a"), shares=(1.0, 2.5))
@@ -155,3 +157,38 @@ def test_hash_is_remembered_until_the_file_changes(database: Database, tmp_path:
     assert store.sha256(path) == first, "size and time are the same, so it was not read again"
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert store.sha256(path) != first
+
+
+def test_planning_store_gives_back_what_it_was_given(database: Database) -> None:
+    store = PlanningStore(database)
+    found = Calibration(card="RTX 3090", matrix_flops_per_s=6e13, measured_s=5.0)
+    store.save_calibration("alpha", "GPU-1", found)
+    store.save_calibration("beta", "GPU-2", found)
+    link = LinkRecord(
+        node="alpha", peer="beta", round_trip_s=2e-4, bytes_per_s=1.1e8, measured_s=6.0
+    )
+    store.save_links([link, replace(link, node="beta", peer="alpha")])
+    assert store.calibrations()["alpha", "GPU-1"] == found
+    assert store.links()[0] == link
+    store.forget_node("alpha")
+    assert (list(store.calibrations()), store.links()) == ([("beta", "GPU-2")], ())
+    assert store.counted("key") is None
+    counted = CountedData(num_rows=9, num_tokens=900, longest_tokens=300)
+    store.save_counted("key", counted)
+    assert store.counted("key") == counted
+
+
+def test_forecasts_go_with_their_run_and_outcomes_stay(database: Database) -> None:
+    RunStore(database).add(RUN)
+    store = PlanningStore(database)
+    assert store.forecast(RUN.run_id, 2) == ({}, None)
+    store.save_forecast(RUN.run_id, 2, {"step_s": 1.5})
+    store.save_measured(RUN.run_id, 2, {"step_s": 1.6})
+    assert store.forecast(RUN.run_id, 2) == ({"step_s": 1.5}, {"step_s": 1.6})
+    outcome = Outcome(
+        card="RTX 3090", family="llama", adapter="qlora", ended_s=9.0, speed_ratio=0.9
+    )
+    store.save_outcomes(RUN.run_id, 2, {0: outcome})
+    RunStore(database).delete(RUN.run_id)
+    assert store.forecast(RUN.run_id, 2) == ({}, None)
+    assert store.outcomes() == (outcome,)

@@ -1,0 +1,167 @@
+"""Find a model's config.json without its weights: here, among those that ship, or on the hub.
+
+A plan needs a few hundred bytes of a model, so nothing else is fetched. The sizes of the models
+that people name most ship with Rackless (resources/models/known.json): several are behind a
+licence on the hub, and a plan should not wait for somebody's approval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.model_config import MOST_BYTES, find_config, parse_config
+from app.errors import UserError
+from app.paths import private_folder
+
+FETCH_S = 10.0
+_FORGET_S = 60.0
+"""A model that could not be fetched is asked for again after so long."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+Fetch = Callable[[str, Mapping[str, str]], bytes]
+"""From an address and headers to the file's bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundConfig:
+    config: Mapping[str, Any]
+    source: str
+    """Where it was found, in words; empty: in the model's own folder."""
+
+
+class ConfigLibrary:
+    """Configs of models, each looked for once.
+
+    Args:
+        folder: where what was fetched is kept.
+        environ: of this process; it tells where the hub and its cache are.
+        fetch: gets a file of the hub.
+    """
+
+    def __init__(
+        self, folder: Path, environ: Mapping[str, str] | None = None, fetch: Fetch | None = None
+    ) -> None:
+        self._folder = folder
+        self._environ = os.environ if environ is None else environ
+        self._fetch = fetch or fetch_file
+        self._known: dict[str, dict[str, Any]] | None = None
+        self._failed: dict[str, tuple[float, UserError]] = {}
+
+    def find_here(self, model: str) -> FoundConfig | None:
+        """Return the config from this PC; None: it has none.
+
+        Raises:
+            UserError: there is one that is of no use.
+        """
+        try:
+            config = find_config(model, self._environ)
+        except ValueError as error:
+            raise UserError(f"the model {model} cannot be planned: {error}") from error
+        if config is not None:
+            return FoundConfig(config=config, source="")
+        with contextlib.suppress(OSError, ValueError):
+            kept = self._kept(model).read_bytes()
+            return FoundConfig(config=parse_config(kept, model), source="fetched before")
+        known = self._read_known().get(model.lower())
+        return FoundConfig(config=known, source="from Rackless's own table") if known else None
+
+    def fetch(self, model: str) -> FoundConfig:
+        """Return the config of a hub id. Takes seconds: not for the event loop.
+
+        Raises:
+            UserError: it is no hub id, or cannot be fetched.
+        """
+        if not is_hub_id(model):
+            raise UserError(
+                f"there is no model folder {model} here, and it is not a hub id",
+                "Give the folder's path (relative to the run file), or a hub id such as org/name.",
+            )
+        failed = self._failed.get(model)
+        if failed is not None and time.monotonic() - failed[0] < _FORGET_S:
+            raise failed[1]
+        try:
+            data = self._ask_hub(model)
+        except UserError as error:
+            self._failed[model] = (time.monotonic(), error)
+            raise
+        with contextlib.suppress(OSError):  # it is asked for again the next time
+            private_folder(self._folder)
+            self._kept(model).write_bytes(data)
+        return FoundConfig(config=parse_config(data, model), source="from the hub")
+
+    def _ask_hub(self, model: str) -> bytes:
+        hint = "Give the path of a folder with its config.json, or try again with a network."
+        if self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no"):
+            raise UserError(f"the config of {model} is not here, and HF_HUB_OFFLINE is set", hint)
+        endpoint = self._environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        token = self._environ.get("HF_TOKEN")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            data = self._fetch(f"{endpoint}/{model}/resolve/main/config.json", headers)
+            parse_config(data, model)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise UserError(
+                f"the hub gives no config of {model}: {_reason(error.code)}", hint
+            ) from (error)
+        except (OSError, ValueError) as error:
+            text = str(getattr(error, "reason", error))
+            raise UserError(f"the config of {model} cannot be fetched: {text}", hint) from error
+        return data
+
+    def _kept(self, model: str) -> Path:
+        return self._folder / f"{re.sub('[^A-Za-z0-9._-]', '--', model)}.json"
+
+    def _read_known(self) -> dict[str, dict[str, Any]]:
+        if self._known is None:
+            self._known = {
+                name.lower(): entry["config"] for entry in read_known() for name in entry["names"]
+            }
+        return self._known
+
+
+def read_known() -> list[dict[str, Any]]:
+    """Return the models whose sizes ship: `names`, `parameters` as published, and `config`."""
+    file = importlib.resources.files("resources").joinpath("models", "known.json")
+    known: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return known
+
+
+def is_hub_id(model: str) -> bool:
+    """Tell whether `model` has the form of a hub id.
+
+    >>> is_hub_id("org/name"), is_hub_id("./folder"), is_hub_id("a/b/c")
+    (True, False, False)
+    """
+    return _HUB_ID.fullmatch(model) is not None
+
+
+def fetch_file(address: str, headers: Mapping[str, str]) -> bytes:
+    """Return a small file of the hub.
+
+    Raises:
+        OSError: the network, or the hub, gives it not.
+        ValueError: it is far too large for a config.
+    """
+    request = urllib.request.Request(address, headers=dict(headers))
+    with urllib.request.urlopen(request, timeout=FETCH_S) as answer:
+        data: bytes = answer.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    return data
+
+
+def _reason(code: int) -> str:
+    if code in (401, 403):
+        return "it is behind a licence (set HF_TOKEN), or there is no such model"
+    return "there is no such model" if code == 404 else f"it answers {code}"

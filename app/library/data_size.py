@@ -1,0 +1,164 @@
+"""How much there is to learn from data, guessed from a look at its first rows.
+
+The exact figures come from tokenizing all of it, which a preview or a run does; until then a plan
+takes this guess and says so. English has about 4 characters to a token of the usual vocabularies;
+code and other languages have fewer, so a guess may be short by half.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.spec import RunSpec
+
+SAMPLE_BYTES = 1 << 20
+CHARS_PER_TOKEN = 4.0
+_TURN_TOKENS = 6
+"""What a chat template writes around each part."""
+_MOST_CSV_FIELD = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataGuess:
+    """What the first rows suggest of all of them."""
+
+    num_rows: int | None
+    """None: the format tells nothing without being read whole."""
+    mean_tokens: float | None
+    longest_tokens: int | None
+    """Of the rows that were looked at."""
+    is_whole: bool
+    """All rows were looked at."""
+
+
+NOTHING = DataGuess(num_rows=None, mean_tokens=None, longest_tokens=None, is_whole=False)
+
+
+def guess_data(path: Path) -> DataGuess:
+    """Look at the beginning of a file, or of a folder's first file. Never raises."""
+    try:
+        files = _list_files(path)
+        guesses = [_guess_file(file) for file in files[:1]]
+        if not guesses or guesses[0].num_rows is None:
+            return NOTHING
+        first = guesses[0]
+        size_bytes, all_bytes = files[0].stat().st_size, sum(f.stat().st_size for f in files)
+    except (OSError, ValueError, csv.Error):
+        return NOTHING
+    if len(files) == 1:
+        return first
+    return DataGuess(
+        num_rows=round((first.num_rows or 0) * all_bytes / max(1, size_bytes)),
+        mean_tokens=first.mean_tokens,
+        longest_tokens=first.longest_tokens,
+        is_whole=False,
+    )
+
+
+def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
+    """Return the guess for examples as the run sees them: cut, and packed where it packs.
+
+    >>> from agents.spec import DataSpec
+    >>> spec = RunSpec(model="m", data=DataSpec(train="t"), sequence_tokens=1000, packing=True)
+    >>> guess = DataGuess(num_rows=100, mean_tokens=200.0, longest_tokens=500, is_whole=True)
+    >>> packed = cut_and_pack(guess, spec)
+    >>> packed.num_rows, packed.mean_tokens
+    (20, 1000.0)
+    """
+    if guess.mean_tokens is None or guess.num_rows is None:
+        return guess
+    most = spec.sequence_tokens * (2 if spec.objective == "dpo" else 1)
+    mean = min(guess.mean_tokens, float(most))
+    longest = min(guess.longest_tokens or most, most)
+    num_rows = guess.num_rows
+    if spec.packing:
+        num_packs = max(1, -(-int(num_rows * mean) // most))
+        mean, longest, num_rows = num_rows * mean / num_packs, most, num_packs
+    return DataGuess(
+        num_rows=num_rows, mean_tokens=mean, longest_tokens=longest, is_whole=guess.is_whole
+    )
+
+
+def _list_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.is_file() and p.suffix.lower() in _READERS)
+    return [path]
+
+
+def _guess_file(path: Path) -> DataGuess:
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        return NOTHING
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        data = file.read(SAMPLE_BYTES)
+    is_whole = len(data) == size_bytes
+    if not is_whole:
+        data = data[: data.rfind(b"\n") + 1]
+    counts = [count for count in read(data.decode("utf-8-sig", "replace")) if count]
+    if not counts:
+        return NOTHING
+    num_rows = len(counts) if is_whole else round(len(counts) * size_bytes / len(data))
+    return DataGuess(
+        num_rows=num_rows,
+        mean_tokens=sum(counts) / len(counts),
+        longest_tokens=max(counts),
+        is_whole=is_whole,
+    )
+
+
+def _read_json_lines(text: str) -> Iterator[int]:
+    for line in text.splitlines():
+        try:
+            yield _count(json.loads(line))
+        except (ValueError, RecursionError):
+            continue  # broken rows are left out, here as in training
+
+
+def _read_json(text: str) -> Iterator[int]:
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError):
+        yield from _read_json_lines(text)  # more than the sample holds, or objects in lines
+        return
+    for row in rows if isinstance(rows, list) else [rows]:
+        yield _count(row)
+
+
+def _read_csv(text: str) -> Iterator[int]:
+    csv.field_size_limit(_MOST_CSV_FIELD)
+    rows = csv.reader(text.splitlines(), delimiter="\t" if "\t" in text[:1000] else ",")
+    next(rows, None)
+    for row in rows:
+        yield _count(row)
+
+
+def _read_text(text: str) -> Iterator[int]:
+    for line in text.splitlines():
+        yield _count(line) if line.strip() else 0
+
+
+def _count(row: Any) -> int:
+    """Return the tokens of all texts of a row, at whatever depth they stand."""
+    texts, left = [], [row]
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            texts.append(len(part))
+        elif isinstance(part, dict):
+            left += [v for k, v in part.items() if k not in ("role", "from", "id")]
+        elif isinstance(part, list):
+            left += part
+    return round(sum(texts) / CHARS_PER_TOKEN) + _TURN_TOKENS * len(texts) if texts else 0
+
+
+_READERS = {
+    ".jsonl": _read_json_lines, ".ndjson": _read_json_lines, ".json": _read_json,
+    ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_text, ".text": _read_text,
+    ".md": _read_text,
+}  # fmt: skip

@@ -1,0 +1,152 @@
+"""What plans are made from, and what became of them: measurements, forecasts, outcomes.
+
+An outcome stays when its run is deleted: what was learned of a card is true without the run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.protocol import Calibration, WireError, from_wire, to_wire
+from app.planning.learning import Outcome
+from app.storage.database import Database
+
+MOST_OUTCOMES = 2000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkRecord:
+    """What the check measured from one node to another."""
+
+    node: str
+    peer: str
+    round_trip_s: float
+    bytes_per_s: float | None
+    measured_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountedData:
+    """What tokenizing all of a run's data has counted."""
+
+    num_rows: int
+    """Examples: rows, packs of rows, or pairs."""
+    num_tokens: int
+    longest_tokens: int
+
+
+class PlanningStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # ------------------------------------------------------------ measurements
+
+    def calibrations(self) -> dict[tuple[str, str], Calibration]:
+        """Return the newest measurement by node and device id."""
+        rows = self._database.read("SELECT node, device_id, figures FROM calibrations")
+        return {(n, d): from_wire(Calibration, json.loads(f)) for n, d, f in rows}
+
+    def save_calibration(self, node: str, device_id: str, found: Calibration) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO calibrations VALUES (?, ?, ?, ?)",
+                (node, device_id, found.measured_s, json.dumps(to_wire(found))),
+            )
+
+    def links(self) -> tuple[LinkRecord, ...]:
+        rows = self._database.read(
+            "SELECT node, peer, round_trip_s, bytes_per_s, measured_s FROM links"
+        )
+        return tuple(
+            LinkRecord(node=n, peer=p, round_trip_s=r, bytes_per_s=b, measured_s=m)
+            for n, p, r, b, m in rows
+        )
+
+    def save_links(self, links: Sequence[LinkRecord]) -> None:
+        with self._database.write() as connection:
+            connection.executemany(
+                "INSERT OR REPLACE INTO links (node, peer, round_trip_s, bytes_per_s, measured_s) "
+                "VALUES (?, ?, ?, ?, ?)",
+                [(x.node, x.peer, x.round_trip_s, x.bytes_per_s, x.measured_s) for x in links],
+            )
+
+    def forget_node(self, node: str) -> None:
+        """Drop what was measured of a node that is removed."""
+        with self._database.write() as connection:
+            connection.execute("DELETE FROM calibrations WHERE node = ?", (node,))
+            connection.execute("DELETE FROM links WHERE node = ? OR peer = ?", (node, node))
+
+    # ------------------------------------------------------------ data
+
+    def counted(self, data_key: str) -> CountedData | None:
+        rows = self._database.read(
+            "SELECT num_rows, num_tokens, longest_tokens FROM data_sizes WHERE data_key = ?",
+            (data_key,),
+        )
+        if not rows:
+            return None
+        num_rows, num_tokens, longest_tokens = rows[0]
+        return CountedData(num_rows=num_rows, num_tokens=num_tokens, longest_tokens=longest_tokens)
+
+    def save_counted(self, data_key: str, data: CountedData) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO data_sizes VALUES (?, ?, ?, ?, ?)",
+                (data_key, data.num_rows, data.num_tokens, data.longest_tokens, time.time()),
+            )
+
+    # ------------------------------------------------------------ forecasts
+
+    def forecast(self, run_id: str, attempt: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Return the plain forms of an attempt's forecast and measurement; empty: none."""
+        rows = self._database.read(
+            "SELECT forecast, measured FROM forecasts WHERE run_id = ? AND attempt = ?",
+            (run_id, attempt),
+        )
+        if not rows:
+            return {}, None
+        return json.loads(rows[0][0]), json.loads(rows[0][1]) if rows[0][1] else None
+
+    def save_forecast(self, run_id: str, attempt: int, forecast: dict[str, Any]) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO forecasts VALUES (?, ?, ?, NULL)",
+                (run_id, attempt, json.dumps(forecast)),
+            )
+
+    def save_measured(self, run_id: str, attempt: int, measured: dict[str, Any]) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "UPDATE forecasts SET measured = ? WHERE run_id = ? AND attempt = ?",
+                (json.dumps(measured), run_id, attempt),
+            )
+
+    # ------------------------------------------------------------ outcomes
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Return what the newest runs taught; rows of another version are passed over."""
+        rows = self._database.read(
+            "SELECT outcome FROM outcomes ORDER BY ended_s DESC LIMIT ?", (MOST_OUTCOMES,)
+        )
+        found = []
+        for (text,) in rows:
+            try:
+                found.append(from_wire(Outcome, json.loads(text)))
+            except WireError:
+                continue
+        return tuple(found)
+
+    def save_outcomes(self, run_id: str, attempt: int, outcomes: dict[int, Outcome]) -> None:
+        """Remember what each rank of an attempt taught."""
+        with self._database.write() as connection:
+            connection.executemany(
+                "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?)",
+                [
+                    (run_id, attempt, rank, outcome.ended_s, json.dumps(to_wire(outcome)))
+                    for rank, outcome in outcomes.items()
+                ],
+            )

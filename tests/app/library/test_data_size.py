@@ -1,0 +1,66 @@
+"""What the first rows suggest of all of them."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.spec import DataSpec, RunSpec
+from app.library import data_size
+from app.library.data_size import NOTHING, cut_and_pack, guess_data
+
+ROW = {"messages": [{"role": "user", "content": "x" * 400}, {"role": "a", "content": "y" * 800}]}
+
+
+def test_examples() -> None:
+    assert doctest.testmod(data_size).failed == 0
+
+
+def test_rows_of_a_large_file_are_guessed_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text((json.dumps(ROW) + "\n") * 3000)
+    guess = guess_data(path)
+    assert not guess.is_whole
+    assert guess.num_rows == pytest.approx(3000, rel=0.01)
+    assert guess.mean_tokens == pytest.approx(1200 / 4 + 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "num_rows"),
+    [
+        ("a.json", json.dumps([ROW, ROW]), 2),
+        ("a.csv", "instruction,output\nabcdefgh,ijklmnop\nq,r\n", 2),
+        ("a.txt", "one line\n\nanother\n", 2),
+        ("a.jsonl", json.dumps(ROW) + "\n{broken\n", 1),
+    ],
+)
+def test_small_files_are_counted_whole(tmp_path: Path, name: str, text: str, num_rows: int) -> None:
+    (tmp_path / name).write_text(text)
+    guess = guess_data(tmp_path / name)
+    assert (guess.num_rows, guess.is_whole) == (num_rows, True)
+
+
+def test_folder_counts_all_its_files(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("12345678\n" * 5)
+    assert guess_data(tmp_path).num_rows == 10
+
+
+@pytest.mark.parametrize("name", ["none.jsonl", "a.parquet", "empty.jsonl"])
+def test_what_tells_nothing_is_not_guessed(tmp_path: Path, name: str) -> None:
+    if not name.startswith("none"):
+        (tmp_path / name).write_bytes(b"PAR1" if name.endswith("parquet") else b"")
+    assert guess_data(tmp_path / name) == NOTHING
+
+
+def test_long_rows_are_cut_as_the_run_does(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 40_000 + "\n")
+    spec = RunSpec(model="m", data=DataSpec(train="t"), sequence_tokens=512)
+    cut = cut_and_pack(guess_data(tmp_path / "a.txt"), spec)
+    assert (cut.mean_tokens, cut.longest_tokens) == (512, 512)
+    pairs = cut_and_pack(guess_data(tmp_path / "a.txt"), replace(spec, objective="dpo"))
+    assert pairs.longest_tokens == 1024
