@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 from agents.trainer.flash import flash_attention
 
 NAME = "rackless_segments"
+_NARROW = (torch.bfloat16, torch.float16)
 _WIDEST_HEAD = 256
 """FlashAttention knows no wider heads."""
 
@@ -93,10 +94,14 @@ def attend_segments(
     if windows is not None:
         windows.append(sliding_window)
     query, key, value = query_1HMD, key_1HMD, value_1HMD
+    if value.dtype in _NARROW:
+        # Trained weights are fp32, and so are the angles that autocast's narrow products are turned
+        # by: queries and keys come out wide, and would be cast at the next product anyway.
+        query, key = query.to(value.dtype), key.to(value.dtype)
     if (
         query.is_cuda
         and softcap is None
-        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.dtype in _NARROW
         and query.shape[-1] == value.shape[-1] <= _WIDEST_HEAD
     ):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
