@@ -1,0 +1,597 @@
+"""What a GPU's memory and time really are, to hold the planner's forecasts against.
+
+Models of random weights in the shapes of 1B to 13B, made on the GPU, with the trainer's own parts:
+flat buffers, compiled layers that keep, move or recompute, the loss in chunks, 4-bit weights, its
+optimizers. Each row is a whole step: forward and backward passes over one micro-batch, then the
+optimizer; it tells what was in memory when, and how long it took. Several models are loaded and
+compiled at once by processes of their own, but only one of them computes a row at a time.
+
+    python3 -m tests.bench.bench_planning --out rows.jsonl --seconds 320
+    python3 -m tests.bench.bench_planning --out rows.jsonl --cpu     # tiny shapes, to try it
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ALL, NONE, HALF, QUARTER = 1.0, 0.0, 0.5, 0.25
+SHAPES: dict[str, dict[str, int]] = {
+    "1B": {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+           "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "3B": {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192,
+           "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8},
+    "7B": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+           "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32},
+    "8B": {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+           "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "13B": {"vocab_size": 32000, "hidden_size": 5120, "intermediate_size": 13824,
+            "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40},
+    "tiny": {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176,
+             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+}  # fmt: skip
+"""Llama 3.2 1B and 3B (tied embeddings), Llama 2 7B, Llama 3 8B, Llama 2 13B."""
+TIED = ("1B", "3B")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+GPU_GIB = 100.0
+"""Of models that are there at once; a row's activations take the rest."""
+AT_ONCE = 6
+LAST_ROW_S = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One setting to measure."""
+
+    sequence: int
+    batch: int
+    recomputed: float
+    """Share of the layers."""
+    moved: float = 0.0
+    optimizer: str = "adamw"
+    unequal: bool = False
+    """Sequences of several lengths, which take another kernel of attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One model as it is loaded, and what to measure with it."""
+
+    shape: str
+    kind: str
+    gib: float
+    """That the model takes, roughly; so many are there at once."""
+    rows: tuple[Row, ...]
+    rank: int = 16
+    targets: str | tuple[str, ...] = "all-linear"
+    dropout: float = 0.05
+
+
+def row(sequence: int, batch: int, recomputed: float, optimizer: str = "adamw", **more: Any) -> Row:
+    """Return a row in few words."""
+    return Row(sequence=sequence, batch=batch, recomputed=recomputed, optimizer=optimizer, **more)
+
+
+FIRST = (row(2048, 1, ALL), row(2048, 1, NONE), row(1024, 8, ALL), row(512, 4, NONE))
+EIGHT, PAGED = "adamw_8bit", "paged_adamw_8bit"
+FULL = (
+    row(2048, 1, ALL), row(2048, 1, NONE), row(512, 8, ALL, EIGHT), row(512, 2, NONE, EIGHT),
+    row(4096, 1, HALF, EIGHT), row(8192, 1, ALL, PAGED), row(1024, 1, NONE, PAGED),
+)  # fmt: skip
+JOBS = (
+    Job(shape="7B", kind="qlora", gib=14, rows=(
+        *FIRST, row(2048, 2, NONE), row(8192, 1, ALL, EIGHT), row(4096, 2, HALF, EIGHT),
+        row(2048, 2, HALF, unequal=True), row(1024, 2, NONE, unequal=True),
+        row(2048, 2, NONE, moved=HALF))),
+    Job(shape="1B", kind="lora", gib=4, rank=64, rows=(
+        *FIRST, row(8192, 2, ALL), row(4096, 2, NONE, EIGHT), row(2048, 4, HALF, PAGED),
+        row(1024, 8, QUARTER, unequal=True))),
+    Job(shape="8B", kind="qlora", gib=17, rank=32, rows=(
+        *FIRST, row(8192, 1, ALL), row(2048, 2, HALF), row(1024, 4, NONE, EIGHT),
+        row(4096, 1, QUARTER, unequal=True), row(2048, 1, NONE, moved=QUARTER))),
+    Job(shape="3B", kind="lora", gib=9, targets=ATTENTION, dropout=0.0, rows=(
+        *FIRST, row(8192, 1, NONE), row(4096, 2, ALL, EIGHT), row(512, 8, HALF))),
+    Job(shape="1B", kind="full", gib=34, rows=FULL),
+    Job(shape="13B", kind="qlora", gib=27, rows=(
+        *FIRST, row(4096, 1, NONE), row(8192, 1, ALL, PAGED), row(4096, 2, HALF),
+        row(512, 1, NONE, EIGHT))),
+    Job(shape="7B", kind="lora", gib=15, rank=8, targets=("q_proj", "v_proj"), rows=(
+        *FIRST, row(4096, 1, NONE, EIGHT), row(8192, 1, ALL), row(2048, 4, HALF))),
+    Job(shape="1B", kind="qlora", gib=4, rows=(
+        *FIRST, row(8192, 2, ALL), row(4096, 1, NONE), row(512, 8, QUARTER, EIGHT))),
+    Job(shape="8B", kind="lora", gib=18, rows=(
+        *FIRST, row(4096, 1, NONE), row(8192, 1, ALL, PAGED), row(2048, 4, QUARTER))),
+    Job(shape="3B", kind="qlora", gib=9, rank=8, targets=ATTENTION, rows=(
+        *FIRST, row(4096, 2, HALF), row(8192, 2, ALL), row(2048, 2, NONE, unequal=True))),
+    Job(shape="7B", kind="qlora", gib=14, targets=ATTENTION, dropout=0.0, rows=(
+        *FIRST, row(2048, 4, ALL))),
+    Job(shape="3B", kind="full", gib=80, rows=FULL[:5]),
+    Job(shape="13B", kind="lora", gib=29, targets=ATTENTION, rows=(
+        *FIRST, row(4096, 1, NONE), row(8192, 1, ALL))),
+    Job(shape="7B", kind="full", gib=92, rows=(
+        row(2048, 1, ALL, EIGHT), row(1024, 1, NONE, EIGHT), row(4096, 1, HALF, PAGED))),
+)  # fmt: skip
+TINY = (
+    Job(shape="tiny", kind="qlora", gib=30, rows=(
+        row(64, 1, ALL), row(96, 2, HALF, moved=QUARTER), row(64, 2, NONE, unequal=True))),
+    Job(shape="tiny", kind="full", gib=80, rows=(row(64, 2, NONE), row(64, 1, ALL))),
+    Job(shape="tiny", kind="lora", gib=30, targets=ATTENTION, dropout=0.0, rows=(
+        row(64, 1, NONE),)),
+)  # fmt: skip
+
+
+@contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Let no other process compute inside the block; a process that dies lets go."""
+    with open(path, "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_row(path: str, found: dict[str, Any]) -> None:
+    """Append a line, whole, and see it on disk."""
+    with open(path, "a", encoding="ascii") as file:
+        file.write(json.dumps(found) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_base(job: Job, device: Any) -> Any:
+    """Return a frozen model of random weights as `load_model` gives it, made on the device."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **SHAPES[job.shape],
+        max_position_embeddings=16384,
+        tie_word_embeddings=job.shape in TIED,
+        attn_implementation="sdpa",
+    )
+    wide = job.kind == "full" or device.type == "cpu"
+    torch.set_default_dtype(torch.float32 if wide else torch.bfloat16)
+    try:
+        with device:
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.eval()
+    model.requires_grad_(False)
+    if job.kind == "qlora":
+        quantize(model, device)
+    return model
+
+
+def quantize(model: Any, device: Any) -> None:
+    """Put 4-bit layers in the place of the linear ones of all decoder layers."""
+    import torch
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    for block in model.model.layers:
+        for parent in list(block.modules()):
+            for name, old in list(parent.named_children()):
+                if type(old) is not torch.nn.Linear:
+                    continue
+                new = Linear4bit(
+                    old.in_features, old.out_features, bias=False, device="meta",
+                    compute_dtype=old.weight.dtype, compress_statistics=True, quant_type="nf4",
+                )  # fmt: skip
+                new.weight = Params4bit(
+                    old.weight.data, requires_grad=False, compress_statistics=True,
+                    quant_type="nf4", module=new,
+                ).to(device)  # fmt: skip
+                new.training = True  # see model._keep_layout
+                setattr(parent, name, new)
+    model.is_loaded_in_4bit = True
+
+
+class Meter:
+    """Reads what torch has allocated; all zero on a CPU."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._on = device.type == "cuda"
+
+    def now(self) -> int:
+        """Return the bytes allocated now."""
+        import torch
+
+        return torch.cuda.memory_allocated(self._device) if self._on else 0
+
+    def peak(self) -> int:
+        """Return the most since the last call of `reset`."""
+        import torch
+
+        return torch.cuda.max_memory_allocated(self._device) if self._on else 0
+
+    def reserved(self) -> int:
+        """Return the most that was reserved since then."""
+        import torch
+
+        return torch.cuda.max_memory_reserved(self._device) if self._on else 0
+
+    def reset(self) -> None:
+        """Begin a new peak."""
+        import torch
+
+        if self._on:
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def clean(self) -> None:
+        """Give back what is free."""
+        import torch
+
+        gc.collect()
+        if self._on:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+    def wait(self) -> float:
+        """Return the time when all that was asked for is done."""
+        import torch
+
+        if self._on:
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def outside(self) -> dict[str, int]:
+        """Return what the whole GPU has in use, and what this process has reserved of it."""
+        import torch
+
+        if not self._on:
+            return {"used_bytes": 0, "held_bytes": 0}
+        free, total = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device)
+        return {"used_bytes": total - free, "held_bytes": held}
+
+
+class Bench:
+    """One loaded model."""
+
+    def __init__(self, job: Job, device: Any) -> None:
+        import torch
+
+        from agents.spec import AdapterSpec, DataSpec, RunSpec
+        from agents.trainer import compiling, nf4
+        from agents.trainer.compute import Computer
+        from agents.trainer.flat import FlatParameters
+        from agents.trainer.forward import Forward
+        from agents.trainer.layers import Layers
+        from agents.trainer.model import make_trained
+        from agents.trainer.offload import Offloader
+
+        self.job, self.device, self.meter = job, device, Meter(device)
+        self.warnings: list[str] = []
+        self.sizes: dict[str, int] = {}
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        compiling.settle()
+        adapter = AdapterSpec(
+            kind=job.kind,  # type: ignore[arg-type]
+            rank=job.rank, targets=job.targets, dropout=job.dropout,
+        )  # fmt: skip
+        self.spec = RunSpec(model="bench", data=DataSpec(train="rows.jsonl"), adapter=adapter)
+        base = make_base(job, device)
+        self.meter.clean()
+        self.sizes["base_bytes"] = self.meter.now()
+        model = make_trained(self.spec, base, None, plain_template=False, device=device)
+        if device.type == "cuda":
+            nf4.install(model.module)
+        self.sizes["model_bytes"] = self.meter.now()
+        self.watched = Watched(Forward(model, device), self.meter)
+        self.meter.clean()
+        self.sizes["tried_bytes"] = self.meter.now()
+        self.flat = FlatParameters(model.named_parameters(), device)
+        self.meter.clean()
+        self.sizes["flat_bytes"] = self.meter.now()
+        fixed = [*model.module.parameters(), *model.module.buffers()]
+        layers = Layers(
+            model,
+            compiled=device.type == "cuda",
+            offloader=Offloader(device, fixed, 24 << 30),
+            warn=lambda message, hint: self.warnings.append(message),
+        )
+        self.computer = Computer(
+            model, self.flat, self.watched, device, layers=layers, micro_tokens=1 << 20,
+            warn=lambda message, hint: self.warnings.append(message), beat=lambda: None,
+        )  # fmt: skip
+        self.optimizer: Any = None
+        self.optimizer_name = ""
+
+    def compile(self) -> dict[str, Any]:
+        """Compile both ways of a layer on few tokens, and tell what one layer keeps."""
+        from agents.trainer.layers import LayerPlan
+
+        layers = self.computer.layers
+        part = make_part([512, 512], self.job)
+        layers.set(LayerPlan(num_recomputed=layers.most_layers - 1, num_moved=1))
+        offloader = layers.offloader
+        assert offloader is not None
+        saved: list[Any] = []
+        pack = offloader._pack
+
+        def look(tensor: Any) -> Any:
+            saved.append([offloader._layer, str(tensor.dtype), list(tensor.shape)])
+            return pack(tensor)
+
+        offloader._pack = look  # type: ignore[method-assign]
+        started = time.perf_counter()
+        self.computer.try_gradients(part)
+        seconds = self.meter.wait() - started
+        offloader._pack = pack  # type: ignore[method-assign]
+        middle = layers.most_layers // 2  # that which moves, and keeps all
+        return {
+            "compile_s": seconds,
+            "layer_bytes_per_token": offloader.most_layer_bytes / 1024,
+            "saved": [one[1:] for one in saved if one[0] == middle],
+            "saved_again": [one[1:] for one in saved if one[0] == 0],
+            "compiled": layers.compiled,
+        }
+
+    def measure(self, wanted: Row) -> dict[str, Any]:
+        """Return the figures of a row."""
+        from agents.trainer.layers import LayerPlan
+
+        layers, meter = self.computer.layers, self.meter
+        count = layers.most_layers
+        plan = LayerPlan(
+            num_recomputed=round(wanted.recomputed * count), num_moved=round(wanted.moved * count)
+        )
+        layers.set(plan)
+        lengths = [wanted.sequence] * wanted.batch
+        if wanted.unequal:
+            lengths = [*lengths, wanted.sequence // 3]
+        part = make_part(lengths, self.job)
+        self._choose(wanted.optimizer)
+        meter.clean()
+        if not self.computer.try_gradients(part):
+            meter.clean()
+            return {"out_of_memory": True}
+        meter.clean()
+        found: dict[str, Any] = {"rest_bytes": meter.now(), "lengths": lengths}
+        passes, steps = [], []
+        for turn in range(3):
+            meter.reset()
+            self.watched.seen = {}
+            started = meter.wait()
+            fits = self.computer.try_gradients(part)
+            between = meter.wait()
+            if not turn:
+                found["backward_peak_bytes"] = meter.peak()
+                found |= self.watched.seen
+                found["after_bytes"] = meter.now()
+                meter.reset()
+            self._update()
+            ended = meter.wait()
+            if not turn:
+                found["step_peak_bytes"] = meter.peak()
+                found["reserved_bytes"] = meter.reserved()
+                found |= meter.outside()
+            else:
+                passes.append(between - started)
+                steps.append(ended - between)
+            if not fits or (turn and ended - started > 2.5):
+                break
+        peaks = ("body_peak_bytes", "head_peak_bytes", "backward_peak_bytes", "step_peak_bytes")
+        found["peak_bytes"] = max(found.get(name, 0) for name in peaks)
+        found |= {"pass_s": passes, "step_s": steps, "fits": fits}
+        found["plan"] = {"recomputed": plan.num_recomputed, "moved": plan.num_moved}
+        found["tokens"] = sum(lengths)
+        meter.clean()
+        return found
+
+    def _choose(self, name: str) -> None:
+        """Have an optimizer of this kind with all of its state."""
+        from dataclasses import replace
+
+        from agents.trainer.optimizer import make_optimizer
+
+        if name == self.optimizer_name:
+            return
+        self.optimizer = None
+        self.meter.clean()
+        before = self.meter.now()
+        self.optimizer = make_optimizer(replace(self.spec, optimizer=name), self.flat)
+        self.optimizer_name = name
+        self._update()
+        self.meter.clean()
+        self.sizes["optimizer_bytes"] = self.meter.now() - before
+
+    def _update(self) -> None:
+        """Do what the trainer's loop does between the backward pass and the next step."""
+        import torch
+
+        gradients = self.flat.gradients
+        gradients.div_(1000.0)
+        norm = torch.linalg.vector_norm(gradients)
+        gradients.mul_((1.0 / (norm + 1e-6)).clamp(max=1.0))
+        self.optimizer.step()
+
+
+class Watched:
+    """The supervised loss, with a look at the memory between body and head."""
+
+    def __init__(self, forward: Any, meter: Meter) -> None:
+        self._forward = forward
+        self._meter = meter
+        self.seen: dict[str, int] = {}
+
+    def compute(self, batch: Any, places: Any, gradient_scale: float) -> Any:
+        """Return what `objectives.Supervised` does."""
+        import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+
+        from agents.trainer.objectives import NUM_SUMS
+
+        features = self._forward.features(batch)
+        meter = self._meter
+        self.seen = {"body_peak_bytes": meter.peak(), "body_bytes": meter.now()}
+        meter.reset()
+        loss = self._forward.head.sum_loss(features, batch.label_N, gradient_scale)
+        self.seen |= {"head_peak_bytes": meter.peak(), "head_bytes": meter.now()}
+        meter.reset()
+        return loss, F.pad(loss.detach().double().reshape(1), (0, NUM_SUMS - 1))
+
+
+def make_part(lengths: list[int], job: Job) -> Any:
+    """Return sequences of random tokens that all count."""
+    import numpy as np
+
+    from agents.trainer.compute import Part
+    from agents.trainer.examples import Example, Segment
+
+    draw = np.random.default_rng(5)
+    examples = []
+    for number, length in enumerate(lengths, 1):
+        ids = draw.integers(6, SHAPES[job.shape]["vocab_size"], length).astype(np.int32)
+        examples.append(Example((Segment(number, ids, np.arange(length) > 0),)))
+    count = len(lengths)
+    return Part(examples=examples, places=[0] * count, positions=list(range(count)))
+
+
+def measure_job(job: Job, out: str, lock: str, deadline_s: float, alive: Any, cpu: bool) -> None:
+    """Load a model and write its rows, until there is no time left."""
+    import warnings
+
+    import torch
+
+    warnings.filterwarnings("ignore")
+    device = torch.device("cpu" if cpu else "cuda:0")
+    said = {"shape": job.shape, "kind": job.kind, "rank": job.rank, "targets": job.targets,
+            "dropout": job.dropout}  # fmt: skip
+    try:
+        started = time.time()
+        bench = Bench(job, device)
+        loaded_s = time.time() - started
+        head = {**said, "what": "job", "load_s": loaded_s, **bench.compile(), **bench.sizes}
+        write_row(out, {**head, "warnings": bench.warnings, "num_trained": len(bench.flat.values)})
+        for wanted in job.rows:
+            with alone(lock):
+                if time.time() + LAST_ROW_S > deadline_s:
+                    write_row(out, {**said, "what": "no time"})
+                    return
+                started = time.time()
+                found = bench.measure(wanted)
+                took_s = time.time() - started
+            write_row(
+                out,
+                {"what": "row", **said, **asdict(wanted), **found, **bench.sizes, "took_s": took_s,
+                 "at_once": alive.value, "compiled": bench.computer.layers.compiled,
+                 "warnings": bench.warnings},
+            )  # fmt: skip
+    except Exception:  # noqa: BLE001 - whatever happens to one model, the others go on
+        write_row(out, {**said, "what": "failed", "error": traceback.format_exc()[-3000:]})
+
+
+def calibrate_first(out: str, lock: str, deadline_s: float, cpu: bool) -> None:
+    """Write what the node's own measurement says of this card, and what a bare process holds."""
+    import torch
+
+    from agents.protocol import CalibrationJob
+    from agents.trainer.calibration import calibrate
+
+    with alone(lock):
+        held = {} if cpu else {"bare": Meter(_warm()).outside()}
+        found = calibrate(
+            CalibrationJob(
+                python=sys.executable,
+                device="cpu" if cpu else "cuda:0",
+                device_id="",
+                seconds=1 if cpu else 6,
+            ),
+            lambda text: None,
+        )
+        names = {} if cpu else {"properties": str(torch.cuda.get_device_properties(0))}
+        line = {"what": "calibration", **asdict(found), **held, **names, "torch": torch.__version__}
+        write_row(out, line)
+
+
+def _warm() -> Any:
+    import torch
+
+    device = torch.device("cuda:0")
+    torch.ones(8, device=device).sum().item()
+    return device
+
+
+def measure_all(jobs: list[Job], out: str, seconds: float, *, cpu: bool) -> None:
+    """Run the jobs, several at once as far as they fit, and end in time."""
+    started_s = time.time()
+    deadline_s = started_s + seconds
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "torch._dynamo", "torch._inductor.compile_fx", "transformers", "peft",
+         "bitsandbytes", "transformers.models.llama.modeling_llama",
+         "agents.trainer.calibration", "agents.trainer.fitting"]
+    )  # fmt: skip
+    alive = context.Value("i", 0)
+    waiting, running = list(jobs), list[tuple[Any, float]]()
+    with tempfile.TemporaryDirectory(prefix="rackless-bench-") as folder:
+        lock = str(Path(folder) / "lock")
+        first = context.Process(target=calibrate_first, args=(out, lock, deadline_s, cpu))
+        first.start()
+        if not cpu:
+            time.sleep(0.5)
+        while (waiting or running) and time.time() < deadline_s:
+            running = [(process, gib) for process, gib in running if process.is_alive()]
+            room = GPU_GIB - sum(gib for _, gib in running)
+            chosen = next((job for job in waiting if job.gib <= room), None)
+            if chosen is not None and len(running) < AT_ONCE:
+                waiting.remove(chosen)
+                process = context.Process(
+                    target=measure_job, args=(chosen, out, lock, deadline_s, alive, cpu)
+                )
+                process.start()
+                running.append((process, chosen.gib))
+            else:
+                time.sleep(0.2)
+            alive.value = len(running)
+        for process, _ in [*running, (first, 0.0)]:
+            process.join(max(0.0, deadline_s - time.time()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+    write_row(out, {"what": "end", "seconds": time.time() - started_s, "left": len(waiting)})
+
+
+def main() -> None:
+    """Measure, and say how much was."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=320.0)
+    parser.add_argument("--cpu", action="store_true", help="tiny shapes, to try the script")
+    parser.add_argument("--only", help="shape:kind of one job")
+    args = parser.parse_args()
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in [os.getcwd(), *sys.path[:1]] if p)
+    cache = tempfile.mkdtemp(prefix="rackless-compiled-")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/inductor")
+    os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/triton")
+    jobs = [job for job in (TINY if args.cpu else JOBS) if args.only in (None, named(job))]
+    measure_all(jobs, str(args.out), args.seconds, cpu=args.cpu)
+    lines = [json.loads(line) for line in args.out.read_text().splitlines()]
+    for what in ("row", "failed", "no time"):
+        print(f"{what}: {sum(line['what'] == what for line in lines)}", flush=True)
+
+
+def named(job: Job) -> str:
+    """Return what `--only` calls a job."""
+    return f"{job.shape}:{job.kind}"
+
+
+if __name__ == "__main__":
+    main()
