@@ -25,8 +25,9 @@ TORCH = (
 )  # fmt: skip
 TORCH_FOLDERS = ("agents.trainer", "agents.quantizers")
 SHARED_WITH_APP = (
-    "agents.protocol", "agents.spec", "agents.wire", "agents.logcap", "agents.model_config",
-)  # fmt: skip
+    *("agents.protocol", "agents.spec", "agents.wire", "agents.logcap", "agents.cards"),
+    "agents.model_config",
+)
 INPUT_OUTPUT = (
     *("asyncio", "socket", "selectors", "ssl", "subprocess", "multiprocessing", "signal"),
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "fcntl", "mmap", "sqlite3", "asyncssh"),
@@ -116,7 +117,7 @@ def third_party_in_agent(found: Import) -> bool:
 
 RULES: dict[str, Callable[[Path, Import], bool]] = {
     "agents never imports app": lambda _, i: within(i.module, "agents") and within(i.name, "app"),
-    "app imports from agents only protocol, spec, wire and logcap": lambda _, i: (
+    "app imports from agents only protocol, spec, wire, logcap and cards": lambda _, i: (
         within(i.module, "app")
         and within(i.name, "agents")
         and not within(i.name, *SHARED_WITH_APP)
@@ -277,13 +278,13 @@ def test_no_file_names_a_path_of_this_machine() -> None:
 SAMPLES = [
     ("agents never imports app", "agents/server.py", "def f():\n    from app import errors\n", 2),
     (
-        "app imports from agents only protocol, spec, wire and logcap",
+        "app imports from agents only protocol, spec, wire, logcap and cards",
         "app/core.py",
         "import agents\n",
         1,
     ),
     (
-        "app imports from agents only protocol, spec, wire and logcap",
+        "app imports from agents only protocol, spec, wire, logcap and cards",
         "app/nodes/bootstrap.py",
         "from agents import protocol, server\n",
         1,

@@ -1,31 +1,18 @@
 """How much matrix arithmetic a GPU can do at most, to say how much of it training uses.
 
-Figures are dense bf16 or fp16 with fp32 accumulation, in TFLOP/s, at the boost clock of the
-reference card, from NVIDIA's own papers: "Ampere GA102 GPU Architecture" (RTX 30), "Ada GPU
-Architecture" (RTX 40), "RTX Blackwell GPU Architecture" (RTX 50), and the data sheets of A100,
-H100, H200 and L40S. Cards that those papers leave out have twice their fp32 shader rate, as all
-GeForce cards in them do. Laptop GPUs run at any of many power limits, so no figure is true for
-them: they, and all cards not listed, are measured.
+From the table of cards where the figure is true for every card of a name; laptop GPUs and cards
+that are not listed are measured.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 
 import torch
 
-_TFLOPS = {
-    "RTX 3060": 25.5, "RTX 3060 Ti": 32.4, "RTX 3070": 40.6, "RTX 3070 Ti": 43.5,
-    "RTX 3080": 59.5, "RTX 3080 Ti": 68.2, "RTX 3090": 71.2, "RTX 3090 Ti": 80.0,
-    "RTX 4060": 30.2, "RTX 4060 Ti": 44.1, "RTX 4070": 58.3, "RTX 4070 SUPER": 71.0,
-    "RTX 4070 Ti": 80.2, "RTX 4070 Ti SUPER": 88.2, "RTX 4080": 97.5, "RTX 4080 SUPER": 104.4,
-    "RTX 4090": 165.2,
-    "RTX 5060": 38.4, "RTX 5060 Ti": 47.4, "RTX 5070": 61.7, "RTX 5070 Ti": 87.9,
-    "RTX 5080": 112.6, "RTX 5090": 209.5,
-    "A100": 312.0, "H100 80GB HBM3": 989.4, "H100 PCIe": 756.0, "H200": 989.4, "L40S": 362.1,
-}  # fmt: skip
+from agents.cards import find_card
+
 _MEASURED_SIZE = 4096
 _MEASURED_S = 0.15
 
@@ -47,14 +34,8 @@ def peak_of(name: str) -> float | None:
     >>> peak_of("NVIDIA A100-SXM4-80GB")
     312000000000000.0
     """
-    if "laptop" in name.lower() or "max-q" in name.lower():
-        return None
-    plain = re.sub(r"^NVIDIA (GeForce )?", "", name, flags=re.IGNORECASE).strip().lower()
-    plain = re.sub(r" \d+ ?gb$|-(sxm|pcie).*$", "", plain)
-    for known, tflops in _TFLOPS.items():
-        if plain == known.lower():
-            return tflops * 1e12
-    return None
+    card = find_card(name)
+    return None if card is None or card.is_laptop else card.flops_per_s
 
 
 def find_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
