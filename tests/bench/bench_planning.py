@@ -525,16 +525,29 @@ def _warm() -> Any:
     return device
 
 
+def choose_context(*, cpu: bool) -> Any:
+    """Return how processes start: as forks of one that has the slow imports, where that works.
+
+    A library that looks at the GPU while it is imported makes forks useless; PEFT and bitsandbytes
+    do, so each process imports them itself.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "torch._dynamo", "transformers.models.llama.modeling_llama"]
+    )
+    if cpu:
+        return context
+    probe = context.Process(target=_warm)
+    probe.start()
+    probe.join()
+    return context if probe.exitcode == 0 else multiprocessing.get_context("spawn")
+
+
 def measure_all(jobs: list[Job], out: str, seconds: float, *, cpu: bool) -> None:
     """Run the jobs, several at once as far as they fit, and end in time."""
     started_s = time.time()
     deadline_s = started_s + seconds
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torch", "torch._dynamo", "torch._inductor.compile_fx", "transformers", "peft",
-         "bitsandbytes", "transformers.models.llama.modeling_llama",
-         "agents.trainer.calibration", "agents.trainer.fitting"]
-    )  # fmt: skip
+    context = choose_context(cpu=cpu)
     alive = context.Value("i", 0)
     waiting, running = list(jobs), list[tuple[Any, float]]()
     with tempfile.TemporaryDirectory(prefix="rackless-bench-") as folder:
@@ -577,6 +590,7 @@ def main() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     os.environ.setdefault("OMP_NUM_THREADS", "2")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # or the check itself spoils forks
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in [os.getcwd(), *sys.path[:1]] if p)
     cache = tempfile.mkdtemp(prefix="rackless-compiled-")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/inductor")
