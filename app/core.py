@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agents.protocol import DataPreview, EnvironmentReport
+from agents.protocol import Calibration, DataPreview, EnvironmentReport
 from agents.spec import RunSpec
 from app.events import (
     Certificate,
@@ -32,12 +32,14 @@ from app.events import (
     StepRecord,
     TraceMade,
 )
+from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
 from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.fleet_cluster import FleetCluster
+from app.runs.learning import compare_run, keep_counted, keep_links
 from app.runs.logs import LogFile, find_logs
 from app.runs.run import ACTIVE_STATES
 from app.runs.services import Services
@@ -46,11 +48,13 @@ from app.settings import Settings
 from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
+from app.storage.planning import PlanningStore
 from app.storage.runs import RunStore
 
 if TYPE_CHECKING:
     from app.library.recipes import Recipe
     from app.nodes.judgement import CheckRow
+    from app.planning.outcome import Comparison
 
 Progress = Callable[[str], None]
 CERTIFICATE_S = 1800.0
@@ -142,6 +146,7 @@ class Core:
         stop.expect_unused(self._services, name)
         await self._fleet.remove(name)
         self._node_store.remove(name)
+        self._services.planning.forget_node(name)
 
     async def connect(self, names: tuple[str, ...] = ()) -> None:
         """Keep nodes (empty: all) connected from now on, and everything shown up to date."""
@@ -163,10 +168,35 @@ class Core:
         return report
 
     async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
-        """Look nodes (empty: all) over before a run; return the rows of the check."""
+        """Look nodes (empty: all) over before a run; return the rows of the check.
+
+        What it measures of the ways between nodes is kept for plans.
+        """
         from app.nodes.check import check_nodes
 
-        return await check_nodes(self._fleet, names or self._fleet.names())
+        rows = await check_nodes(self._fleet, names or self._fleet.names())
+        keep_links(self._services.planning, rows)
+        return rows
+
+    async def calibrate_node(
+        self, name: str, progress: Progress | None = None
+    ) -> tuple[Calibration, ...]:
+        """Measure the GPUs of a node (else its CPU), 20 seconds each; plans use it from then on.
+
+        Raises:
+            UserError: it has no training environment, or a run uses a GPU.
+        """
+        from app.nodes.calibrate import calibrate_node
+
+        found = await calibrate_node(self._fleet.client(name), progress)
+        for device_id, calibration in found.items():
+            self._services.planning.save_calibration(name, device_id, calibration)
+        return tuple(found.values())
+
+    def calibrations(self, name: str) -> dict[str, Calibration]:
+        """Return what was measured of a node's GPUs, by their uuids."""
+        known = self._services.planning.calibrations()
+        return {device_id: found for (node, device_id), found in known.items() if node == name}
 
     async def monitor(self) -> AsyncIterator[SampleArrived]:
         """Yield the samples of all nodes as they come."""
@@ -208,9 +238,12 @@ class Core:
         """
         from app.runs.preview import preview_data
 
-        return await preview_data(
+        found = await preview_data(
             self._services, spec, part=part, node=node, whole=whole, progress=progress
         )
+        if part == "train":
+            keep_counted(self._services.planning, spec, found)
+        return found
 
     async def start_run(
         self, spec: RunSpec, announced: Callable[[str], None] | None = None
@@ -344,6 +377,13 @@ class Core:
         """Return what a run learns, as its first rank wrote it down; None: not told yet."""
         return self._book.history(self._book.get(run_id).run_id).data
 
+    def comparison(self, run_id: str) -> Comparison | None:
+        """Return what was foretold of a run's newest attempt beside what was measured.
+
+        None: nothing was foretold, such as of a run that only the nodes remember.
+        """
+        return compare_run(self._services, self._book.get(run_id))
+
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None
     ) -> tuple[LogFile, ...]:
@@ -442,5 +482,7 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         hashes=HashStore(database),
         cluster=FleetCluster(fleet),
         settings=Settings(paths.settings_file),
+        planning=PlanningStore(database),
+        configs=ConfigLibrary(paths.configs),
     )
     return Core(services, fleet, node_store, database, hub)

@@ -48,6 +48,11 @@ class Paths:
         return self.home / "runs"
 
     @property
+    def configs(self) -> Path:
+        """Configs of models that were fetched from the hub."""
+        return self.home / "configs"
+
+    @property
     def demo(self) -> Path:
         return self.home / "demo"
 

@@ -1,4 +1,4 @@
-"""`rackless nodes`: add, list, show, remove, setup."""
+"""`rackless nodes`: add, list, show, remove, setup, measure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    verbs = add_verbs(add_command(commands, "nodes", "add, list, show, remove and set up PCs"))
+    verbs = add_verbs(
+        add_command(commands, "nodes", "add, list, show, remove, set up and measure PCs")
+    )
     _add_add(verbs)
     add_command(verbs, "list", "list the nodes and how they stand", with_core(_list))
     _named(verbs, "show", "show everything known of a node", _show)
     _named(verbs, "remove", "forget a node; nothing on it is deleted", _remove)
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
     setup.add_argument("--python", metavar="FILE", help="adopt this interpreter on the node")
+    _named(verbs, "measure", "measure its GPUs, 20 seconds each, for exact plans", _measure)
 
 
 def _add_add(verbs: Commands) -> None:
@@ -119,6 +122,16 @@ async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
     report = await core.setup_node(args.name, args.python, out.note)
     out.document(report)
     out.text(f"{args.name} trains with {report.python} (Python {report.python_version})")
+    return 0
+
+
+async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.planning_words import describe_calibration
+
+    found = await core.calibrate_node(args.name, out.note)
+    out.document(found)
+    for one in found:
+        out.text(f"{one.card}: {describe_calibration(one)}")
     return 0
 
 

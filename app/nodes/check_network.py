@@ -163,7 +163,16 @@ def judge_link(node: str, peer: str, probe: TcpProbe) -> CheckRow:
         status = "warn"
         text += "; much slower than Gigabit Ethernet"
         fix = "Connect both PCs by cable to one Gigabit switch; Wi-Fi and VPNs are too slow"
-    return CheckRow(check="tcp", node=node, peer=peer, status=status, message=text, fix=fix)
+    return CheckRow(
+        check="tcp",
+        node=node,
+        peer=peer,
+        status=status,
+        message=text,
+        fix=fix,
+        round_trip_s=probe.round_trip_s,
+        bytes_per_s=probe.bytes_per_s,
+    )
 
 
 async def _run_probes(

@@ -41,6 +41,9 @@ class CheckRow:
     message: str
     fix: str = ""
     """What to do next; empty when all is well."""
+    round_trip_s: float | None = None
+    """Of a way between two nodes; None: not measured."""
+    bytes_per_s: float | None = None
 
 
 def judge_environment(node: str, report: EnvironmentReport) -> CheckRow:

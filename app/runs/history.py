@@ -29,6 +29,7 @@ from app.runs.journal import (
 )
 
 _RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
+
 PACE_STEPS = 20
 _SUPERVISOR_JOURNAL = "supervisor.jsonl"
 
@@ -52,6 +53,29 @@ class RankHistory:
     peak_flops_per_s: float | None = None
     memory_bytes: int | None = None
     memory_reserved_bytes: int | None = None
+    setting: UsedSetting | None = None
+    paces: deque[Pace] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """Of the newest steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedSetting:
+    """How a rank computes, as it chose by trying."""
+
+    micro_tokens: int
+    num_recomputed: int
+    num_moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What one rank did in one step."""
+
+    step: int
+    tokens: int
+    step_s: float
+    compute_s: float
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +238,12 @@ def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHis
         attempt.wishes[text_of(line, "wish_id")] = whole_of(line, "step") or 0
     elif kind == "eval":
         _take_evaluation(line, attempt)
+    elif kind == "setting":
+        rank.setting = UsedSetting(
+            micro_tokens=whole_of(line, "micro_tokens") or 0,
+            num_recomputed=whole_of(line, "num_recomputed") or 0,
+            num_moved=whole_of(line, "num_moved") or 0,
+        )
     elif kind == "step":
         _take_step(line, rank)
 
@@ -249,3 +279,14 @@ def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
     rank.model_flops = number_of(line, "model_flops")
     rank.memory_bytes = whole_of(line, "memory_bytes")
     rank.memory_reserved_bytes = whole_of(line, "memory_reserved_bytes")
+    tokens = whole_of(line, "tokens")
+    if None not in (rank.step, tokens, rank.step_s, rank.compute_s):
+        rank.paces.append(
+            Pace(
+                step=rank.step or 0,
+                tokens=tokens or 0,
+                step_s=rank.step_s or 0.0,
+                compute_s=rank.compute_s or 0.0,
+                wait_s=rank.wait_s or 0.0,
+            )
+        )

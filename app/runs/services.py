@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from app.errors import UserError
 from app.filelock import try_locked
+from app.library.configs import ConfigLibrary
 from app.paths import Paths, private_folder
 from app.runs.book import RunBook
 from app.runs.cluster import Cluster
 from app.settings import Settings
 from app.storage.hashes import HashStore
+from app.storage.planning import PlanningStore
 
 _LAUNCH_LOCK = "launch.lock"
 _LOOKS = 10
@@ -29,6 +31,8 @@ class Services:
     hashes: HashStore
     cluster: Cluster
     settings: Settings
+    planning: PlanningStore
+    configs: ConfigLibrary
 
     @contextlib.contextmanager
     def launching(self, run_id: str) -> Iterator[None]:

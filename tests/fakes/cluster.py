@@ -32,6 +32,7 @@ from agents.protocol import (
 from app.errors import NodeUnreachable, UserError
 from app.events import EventHub
 from app.library.bundles import Source
+from app.library.configs import ConfigLibrary
 from app.paths import Paths
 from app.runs.book import RunBook
 from app.runs.cluster import Progress
@@ -39,6 +40,7 @@ from app.runs.services import Services
 from app.settings import Settings
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
+from app.storage.planning import PlanningStore
 from app.storage.runs import RunStore
 
 ENVIRONMENT = EnvironmentReport(python="/env/bin/python", python_version="3.11.7", fits=True)
@@ -332,4 +334,6 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         hashes=HashStore(database),
         cluster=cluster,
         settings=Settings(paths.settings_file),
+        planning=PlanningStore(database),
+        configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
     )

@@ -1,0 +1,36 @@
+"""A name for a run's data and all that decides how many tokens it has.
+
+Files count as unchanged while their size and modification time are; a data set of the hub is known
+by its name alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from agents.spec import RunSpec
+
+
+def make_data_key(spec: RunSpec) -> str:
+    """Return the same text for the same data, model and settings. Reads no content."""
+    said = [
+        spec.data.train,
+        _stat(Path(spec.data.train).expanduser().absolute()),
+        spec.model,
+        spec.data.format,
+        spec.objective,
+        spec.sequence_tokens,
+        spec.packing,
+    ]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def _stat(path: Path) -> list[tuple[str, int, int]]:
+    try:
+        paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+        stats = [(p.name, p.stat()) for p in paths if p.is_file()]
+    except OSError:
+        return []
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
