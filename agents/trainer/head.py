@@ -192,7 +192,9 @@ class _SumLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return *ctx.gradients.scaled(gradient), None, None, None, None
+        # The node lives as long as the loss: what it holds would be held to the end of the pass.
+        gradients, ctx.gradients = ctx.gradients, None
+        return *gradients.scaled(gradient), None, None, None, None
 
 
 class _LogProbabilities(torch.autograd.Function):

@@ -94,3 +94,10 @@ def test_the_model_s_own_logits_give_the_same():
         OwnHead.log_probabilities(hidden @ head.weight_VH.T, label),
         head.log_probabilities(hidden, label),
     )
+
+
+def test_nothing_is_held_once_the_gradients_are_handed_on():
+    hidden, head, label = make(bias=False, scale=1.0, softcap=None)
+    loss = head.sum_loss(hidden, label)
+    loss.backward()
+    assert loss.grad_fn.gradients is None
