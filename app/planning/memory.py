@@ -8,10 +8,12 @@ the forecast; that moment is either the backward pass of the last layer or the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from agents.spec import RunSpec
+from app.planning.layer_plan import Needs, choose_plan
 from app.planning.model_shape import LayerShape, ModelShape, choose_targets
 
 Dtype = Literal["fp32", "bf16", "fp16", "fp64"]
@@ -21,6 +23,12 @@ _CHUNK_VALUES = 1 << 24
 """Logits that the loss computes at once."""
 _CONTEXT_BYTES = 520 << 20
 """Of the driver, the kernels and the libraries for one process."""
+_MOST_TOKENS = 16384
+_MEMORY_SHARE = 0.95
+_LEAST_GAIN = 0.02
+_OPTIMIZER_COPIES = 5
+_SHARE_SLACK = 2
+"""These five are those of agents/trainer/tuning.py and fitting.py."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +58,13 @@ class GpuMemory:
     """Attention's exact backward pass keeps more parts apart on cards that have more of them."""
     context_bytes: int = _CONTEXT_BYTES
     """Of the driver and the kernels for one process, outside of torch's own count."""
+
+    @property
+    def room_bytes(self) -> int:
+        """What may be in use of the card, with what others hold."""
+        if self.cap_bytes is None:
+            return self.total_bytes
+        return min(self.total_bytes, self.cap_bytes + self.context_bytes + self.desktop_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,9 +215,12 @@ def choose_setting(
     ranks: int = 1,
     host_bytes: int = 0,
     bus_bytes_per_s: float = 0.0,
-    tokens_per_s: float = 0.0,
+    token_s: Callable[[Setting], float],
 ) -> Fit:
     """Forecast what the trainer's own search will choose.
+
+    It starts with one example at once and takes twice as many tokens as long as that is faster,
+    letting more layers move or recompute where memory asks for it.
 
     Args:
         longest_tokens: of one example.
@@ -211,14 +229,117 @@ def choose_setting(
         ranks: of the whole run.
         host_bytes: of this PC's memory that may hold activations.
         bus_bytes_per_s: from the card to host memory; 0: nothing can be moved.
-        tokens_per_s: of the card with every layer recomputing; 0: not known.
+        token_s: seconds of a token, both passes, under a setting.
     """
-    setting = Setting(micro_tokens=longest_tokens)
-    room_bytes = gpu.total_bytes
+    search = _Search(
+        shape=shape, spec=spec, longest_tokens=longest_tokens, gpu=gpu, ranks=ranks,
+        host_bytes=host_bytes, bus_bytes_per_s=bus_bytes_per_s, token_s=token_s,
+    )  # fmt: skip
+    batch_tokens = spec.batch_sequences * mean_tokens
+    most = int(batch_tokens if ranks == 1 else batch_tokens * _SHARE_SLACK / ranks)
+    setting = search.choose(min(_MOST_TOKENS, max(longest_tokens, most)))
+    return Fit(setting=setting, memory=search.estimate(setting), room_bytes=gpu.room_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Search:
+    """The search of agents/trainer/tuning.py, with forecasts in the place of measurements."""
+
+    shape: ModelShape
+    spec: RunSpec
+    longest_tokens: int
+    gpu: GpuMemory
+    ranks: int
+    host_bytes: int
+    bus_bytes_per_s: float
+    token_s: Callable[[Setting], float]
+
+    def estimate(self, setting: Setting) -> MemoryForecast:
+        return estimate_memory(
+            self.shape,
+            self.spec,
+            setting=setting,
+            longest_tokens=self.longest_tokens,
+            gpu=self.gpu,
+            ranks=self.ranks,
+        )
+
+    def choose(self, most_tokens: int) -> Setting:
+        """Return the fastest setting, or the smallest one where none fits."""
+        num_all = 0 if self.spec.recompute == "none" else self.shape.num_layers
+        least = Setting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
+        needs, room_bytes = self._needs(least), self._room_bytes()
+        best = self._try(needs, room_bytes, self.longest_tokens)
+        if best is None:
+            return least
+        while best.micro_tokens < most_tokens:
+            now = best.micro_tokens
+            found = self._try(needs, room_bytes, min(2 * now, most_tokens))
+            if found is None or self.token_s(found) * (1 + _LEAST_GAIN) > self.token_s(best):
+                between = self._try(needs, room_bytes, min(3 * now // 2, most_tokens))
+                return min((s for s in (best, found, between) if s), key=self.token_s)
+            best = found
+        return best
+
+    def _needs(self, least: Setting) -> Needs:
+        tokens = self.longest_tokens
+        twice = replace(least, micro_tokens=2 * tokens)
+        once_bytes, twice_bytes = (
+            count_pass_bytes(self.shape, self.spec, setting, self.gpu) for setting in (least, twice)
+        )
+        token_bytes = min(once_bytes / tokens, (twice_bytes - once_bytes) / tokens)
+        layer, width = self.shape.layers[-1], _DTYPE_BYTES[choose_dtype(self.spec, self.gpu)]
+        return Needs(
+            fixed_bytes=once_bytes - token_bytes * tokens,
+            token_bytes=token_bytes,
+            layer_bytes=_kept_bytes(self.shape, layer, self.spec, width),
+            input_bytes=self.shape.hidden * width,
+            token_s=self.token_s(least),
+            bus_bytes_per_s=self.bus_bytes_per_s if self.host_bytes else 0.0,
+        )
+
+    def _room_bytes(self) -> float:
+        """Return what the passes may take beside what is there at rest, as the trainer counts."""
+        trained_bytes = 4 * count_trained(self.shape, self.spec)
+        weights = sum(
+            _weights(self.shape, self.spec, _DTYPE_BYTES[choose_dtype(self.spec, self.gpu)])
+        )
+        rest = weights + trained_bytes * (1 if self.spec.adapter.kind == "full" else 2)
+        most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
+        return most * _MEMORY_SHARE - rest - _OPTIMIZER_COPIES * trained_bytes
+
+    def _try(self, needs: Needs, room_bytes: float, tokens: int) -> Setting | None:
+        """Return the faster of moving and not moving; None: the card is too small."""
+        found: list[Setting] = []
+        for may_move in (True, False):
+            plan = choose_plan(
+                needs,
+                tokens=tokens,
+                num_layers=self.shape.num_layers,
+                room_bytes=room_bytes,
+                host_bytes=self.host_bytes,
+                recompute=self.spec.recompute,
+                may_move=may_move,
+            )
+            if plan is not None:
+                found.append(
+                    Setting(
+                        micro_tokens=tokens,
+                        num_recomputed=plan.num_recomputed,
+                        num_moved=plan.num_moved,
+                    )
+                )
+        return min(found, key=self.token_s, default=None)
+
+
+def count_pass_bytes(shape: ModelShape, spec: RunSpec, setting: Setting, gpu: GpuMemory) -> int:
+    """Return what forward and backward passes need at most, beside what is there at rest."""
     memory = estimate_memory(
-        shape, spec, setting=setting, longest_tokens=longest_tokens, gpu=gpu, ranks=ranks
+        shape, spec, setting=setting, longest_tokens=setting.micro_tokens, gpu=gpu
     )
-    return Fit(setting=setting, memory=memory, room_bytes=room_bytes)
+    return (
+        memory.activations_bytes + memory.inputs_bytes + memory.loss_bytes + memory.workspace_bytes
+    )
 
 
 def _weights(shape: ModelShape, spec: RunSpec, width: int) -> tuple[int, int]:
