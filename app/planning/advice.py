@@ -1,0 +1,170 @@
+"""What a person could change: the smallest change that makes a run fit, or a faster way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agents.spec import RunSpec
+from app.planning.candidate import Advice, Candidate, Question
+from app.planning.case import Case, open_case
+from app.planning.memory import GIB
+from app.planning.reasons import name_nodes, name_way
+
+_LEAST_GAIN = 1.05
+_SLOW_NETWORK = 0.1
+"""Of a step, from which on something is said of it."""
+_LEAST_TOKENS = 256
+
+
+def give_advice(
+    question: Question, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
+) -> tuple[Advice, ...]:
+    """Return what helps, the most important first."""
+    if not case.workers:
+        return (Advice(text="No node has a GPU whose memory is known: add one, or describe one"),)
+    together = _together(case, found)
+    advice: list[Advice] = []
+    if chosen is None or (together is not None and not together.fits):
+        advice += _make_fit(question, case, chosen, found)
+    if chosen is not None:
+        advice += _fewer_nodes(case, chosen, found)
+        advice += _compress(question, chosen)
+    return tuple(advice)
+
+
+def _together(case: Case, found: Sequence[Candidate]) -> Candidate | None:
+    """Return the plan of all GPUs together."""
+    mode = "data" if len(case.workers) > 1 else "single"
+    return next((o for o in found if o.mode == mode and len(o.gpus) == len(case.workers)), None)
+
+
+# ---------------------------------------------------------------- a run that does not fit
+
+
+def _make_fit(
+    question: Question, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
+) -> Iterator[Advice]:
+    """Say what makes it fit on the largest card, or on all of them."""
+    if chosen is not None:
+        out = tuple(node.name for node in case.cluster.nodes if node.name not in chosen.nodes)
+        misfits = [name for name in out if not _fits_on(case, name)]
+        if misfits:
+            text = f"It does not fit on {name_nodes(tuple(misfits))}"
+            yield Advice(
+                text=f"{text}: leave {'it' if len(misfits) == 1 else 'them'} out",
+                change={"nodes": chosen.nodes},
+            )
+        return
+    for change, words in _changes(question.spec):
+        changed = open_case(replace(question, spec=apply_change(question.spec, change)))
+        able = [w for w in changed.workers if changed.fit(w, 1).fits]
+        needs_all = question.spec.nodes != "all" and question.spec.parallel != "single"
+        if able and (not needs_all or len(able) == len(changed.workers)):
+            where = tuple(dict.fromkeys(worker.node.name for worker in able))
+            yield Advice(text=f"{words}: it then fits on {name_nodes(where)}", change=change)
+            return
+    yield from _nothing_fits(case, found)
+
+
+def _fits_on(case: Case, name: str) -> bool:
+    return all(case.fit(worker, 1).fits for worker in case.of((name,)))
+
+
+def _nothing_fits(case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
+    later = next((one for one in found if one.fits), None)
+    if later is not None:
+        yield Advice(text=f"It would fit as {name_way(later)}, which this version cannot train yet")
+    best = min(
+        case.workers,
+        key=lambda one: case.fit(one, 1).memory.expected_bytes - case.room_bytes(one),
+    )
+    fit = case.fit(best, 1)
+    needed = (fit.memory.expected_bytes - fit.memory.desktop_bytes) / GIB
+    yield Advice(
+        text=f"No change of the run file makes it fit: it needs a card with {needed:.0f} GiB free, "
+        f"or a smaller model"
+    )
+
+
+Change = dict[str, Any]
+
+
+def _changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
+    """Yield changes, those first that cost the least; then two of them together."""
+    small: list[tuple[Change, str]] = []
+    if spec.recompute == "none":
+        small.append(({"recompute": "auto"}, "Let layers compute activations a second time"))
+    if spec.memory_gib is not None:
+        small.append(({"memory_gib": None}, "Lift the limit on memory"))
+    if spec.optimizer != "paged_adamw_8bit":
+        small.append(({"optimizer": "paged_adamw_8bit"}, "Take the paged 8-bit optimizer"))
+    shorter = [
+        ({"sequence_tokens": tokens}, f"Shorten sequences to {tokens} tokens")
+        for tokens in (spec.sequence_tokens // 2, spec.sequence_tokens // 4)
+        if tokens >= _LEAST_TOKENS
+    ]
+    kinds = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}[spec.adapter.kind]
+    words = {"lora": "Train a LoRA adapter", "qlora": "Hold the weights in 4 bits (QLoRA)"}
+    other: list[tuple[Change, str]] = [({"adapter.kind": kind}, words[kind]) for kind in kinds]
+    yield from small
+    yield from other
+    yield from shorter
+    paged: Change = {"optimizer": "paged_adamw_8bit"}
+    for first, first_words in other[-1:] or small[-1:]:
+        for second, second_words in (*shorter, (paged, "take the paged 8-bit optimizer")):
+            lower = second_words[0].lower() + second_words[1:]
+            yield {**first, **second}, f"{first_words} and {lower}"
+
+
+def apply_change(spec: RunSpec, change: Mapping[str, Any]) -> RunSpec:
+    """Return the spec with dotted keys changed.
+
+    >>> from agents.spec import DataSpec
+    >>> spec = RunSpec(model="m", data=DataSpec(train="d"))
+    >>> apply_change(spec, {"adapter.kind": "qlora", "sequence_tokens": 512}).adapter.kind
+    'qlora'
+    """
+    for key, value in change.items():
+        part, _, name = key.rpartition(".")
+        if part:
+            inner = replace(getattr(spec, part), **{name: value})
+            spec = replace(spec, **{part: inner})
+        else:
+            spec = replace(spec, **{name: value})
+    return spec
+
+
+# ---------------------------------------------------------------- a faster way
+
+
+def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> Iterator[Advice]:
+    """Say so when fewer PCs are faster than all that the spec names."""
+    best = next((one for one in found if one.fits and one.runnable), chosen)
+    together = _together(case, found)
+    slower = chosen if best is not chosen and best.nodes != chosen.nodes else together
+    if slower is None or not slower.fits or slower.nodes == best.nodes:
+        return
+    gain = slower.step_s / best.step_s
+    if gain < _LEAST_GAIN:
+        return
+    who = name_nodes(best.nodes)
+    alone = f"{who} alone" if len(best.nodes) == 1 else who
+    it = "it is" if len(best.nodes) == 1 else "they are"
+    yield Advice(
+        text=f"Use {alone}: {it} {gain:.1f} times faster than {name_nodes(slower.nodes)} together",
+        change={"nodes": best.nodes},
+    )
+
+
+def _compress(question: Question, chosen: Candidate) -> Iterator[Advice]:
+    """Say what fewer bytes would gain where the network is waited for."""
+    waited = chosen.parts_s.network_s
+    if question.spec.compression != "none" or waited < _SLOW_NETWORK * chosen.step_s:
+        return
+    yield Advice(
+        text=f"{waited / chosen.step_s:.0%} of each step waits for the network: send gradients as "
+        "bf16, which halves that and moves the last digits",
+        change={"compression": "bf16"},
+    )

@@ -1,0 +1,104 @@
+"""Why a candidate was chosen, or why it lost: one sentence in plain words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.planning.candidate import Candidate, Mode
+from app.planning.case import Case
+from app.planning.memory import GIB
+from app.planning.sharded import wire_s
+
+_MODES: dict[Mode, str] = {
+    "single": "one GPU",
+    "data": "data parallel",
+    "pipeline": "pipeline",
+    "streamed": "streamed weights",
+    "sharded": "sharded",
+    "deepspeed": "DeepSpeed",
+}
+_NOT_YET = "not trained by this version yet"
+
+
+def explain(case: Case, candidate: Candidate, chosen: Candidate | None) -> Candidate:
+    """Return the candidate with its reason."""
+    if candidate.reason:
+        return candidate
+    return replace(candidate, reason=_reason(case, candidate, chosen))
+
+
+def name_nodes(nodes: tuple[str, ...]) -> str:
+    """Return the names as a sentence has them.
+
+    >>> name_nodes(("alpha",)), name_nodes(("alpha", "beta", "gamma"))
+    ('alpha', 'alpha, beta and gamma')
+    """
+    return nodes[0] if len(nodes) == 1 else f"{', '.join(nodes[:-1])} and {nodes[-1]}"
+
+
+def name_way(candidate: Candidate) -> str:
+    """Return what a candidate is, such as `data parallel on alpha and beta`."""
+    if candidate.mode == "single":
+        return f"{name_nodes(candidate.nodes)} alone"
+    return f"{_MODES[candidate.mode]} on {name_nodes(candidate.nodes)}"
+
+
+def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
+    if not candidate.fits:
+        return f"{name_way(candidate)}: {_misfit(candidate)}"
+    words = _network_words(case, candidate)
+    if candidate is chosen:
+        return f"{name_way(candidate)}: the fastest that fits{words and f'; {words}'}"
+    if chosen is None:
+        later = "" if candidate.runnable else f", but {_NOT_YET}"
+        return f"{name_way(candidate)}: fits{later}{words and f'; {words}'}"
+    ratio = candidate.step_s / chosen.step_s
+    pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
+    if ratio < 0.95:
+        pace = f"{1 / ratio:.1f} times as fast"
+    later = "" if candidate.runnable else f", and {_NOT_YET}" if ratio > 1 else f", but {_NOT_YET}"
+    return f"{name_way(candidate)}: {words or pace}{f', {pace}' if words else ''}{later}"
+
+
+def _misfit(candidate: Candidate) -> str:
+    """Name the GPU that lacks most."""
+    short = [gpu for gpu in candidate.gpus if not gpu.fits]
+    if not short:
+        return "does not fit"
+    worst = max(short, key=lambda gpu: gpu.memory.expected_bytes - gpu.room_bytes)
+    needed, room = worst.memory.expected_bytes / GIB, worst.room_bytes / GIB
+    return f"{worst.card} of {worst.node} would need {needed:.1f} GiB and has {room:.1f}"
+
+
+def _network_words(case: Case, candidate: Candidate) -> str:
+    """Return what is said of the network, if it matters.
+
+    For weights that are gathered, that is all the time on the wire, hidden or not.
+    """
+    if len(candidate.gpus) < 2:
+        return ""
+    seconds = candidate.parts_s.network_s
+    if candidate.mode == "sharded" and seconds > 0.05 * candidate.step_s:
+        workers = case.of(candidate.nodes)
+        rows = [round(gpu.share * case.spec.batch_sequences) for gpu in candidate.gpus]
+        fits = [gpu.setting for gpu in candidate.gpus]
+        seconds = wire_s(case, workers, fits, rows, 3)
+    elif seconds <= 0.05 * candidate.step_s:
+        bubble = candidate.parts_s.bubble_s
+        if bubble > 0.1 * candidate.step_s:
+            return f"{bubble / candidate.step_s:.0%} of a step is a bubble"
+        return ""
+    return f"{_seconds(seconds)} of network per step over {_rate(case, candidate)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def _rate(case: Case, candidate: Candidate) -> str:
+    link = case.ring(case.of(candidate.nodes))
+    if link.source == "measured":
+        return f"{link.bytes_per_s / 1e6:.0f} MB/s"
+    return (
+        f"{link.bytes_per_s * 8 / 0.94e9:.3g} Gb/s" if len(candidate.nodes) > 1 else "PCI Express"
+    )

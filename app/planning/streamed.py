@@ -1,0 +1,136 @@
+"""Plans in which frozen layers come over the bus from the PC's own memory while others compute.
+
+Adapters stay on the GPU, so what PCs exchange is what data parallel exchanges. A copy is hidden
+where a micro-batch has enough tokens: bytes / bandwidth <= the time of a layer's forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from app.planning.candidate import Candidate, StepParts
+from app.planning.case import (
+    SEQUENCES_AT_ONCE,
+    Case,
+    Worker,
+    gpu_plan,
+    make_candidate,
+    with_checkpoint,
+)
+from app.planning.memory import Fit, MemoryForecast, Setting
+from app.planning.resident import choose_weights, exposed_s, save_s, split_rows
+
+_SLOTS = 3
+"""Layers on the GPU while one is computed and the next is on its way."""
+
+
+def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
+    """Return the plan that fetches frozen layers over the bus; None: all weights are trained."""
+    if case.spec.adapter.kind == "full":
+        return None
+    streams = [_stream(case, worker, len(workers)) for worker in workers]
+    fits = [stream.fit for stream in streams]
+    speeds = [stream.tokens_per_s for stream in streams]
+    rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
+    times = [stream.seconds(case, count) for stream, count in zip(streams, rows, strict=True)]
+    slowest = max(range(len(times)), key=lambda place: sum(times[place]))
+    parts = StepParts(
+        compute_s=times[slowest][0],
+        input_s=times[slowest][1],
+        network_s=exposed_s(case, workers, fits, [sum(time) for time in times]),
+        optimizer_s=max(worker.pace.optimizer_s for worker in workers),
+    )
+    parts = with_checkpoint(parts, save_s(case, parts, workers))
+    gpus = tuple(
+        gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
+        for worker, fit, count, speed in zip(workers, fits, rows, speeds, strict=True)
+    )
+    busy = [time[0] for time in times]
+    ram_fits = all(stream.host_bytes <= stream.worker.host_bytes for stream in streams)
+    found = make_candidate(case, "streamed", workers, gpus, parts, busy)
+    return found if ram_fits else replace(found, fits=False, reason=_ram_reason(streams))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stream:
+    """One GPU that fetches some of its layers."""
+
+    worker: Worker
+    fit: Fit
+    host_bytes: int
+    """Of the PC's memory that the weights take."""
+    copy_s: float
+    """Of all layers that are fetched, once."""
+    tokens_per_s: float
+
+    def seconds(self, case: Case, rows: int) -> tuple[float, float]:
+        """Return the seconds of a step: computing, and waiting for weights.
+
+        The forward pass takes a third of a micro-batch's time at most, the backward pass the rest;
+        a layer's copy hides behind the computing of the one before.
+        """
+        tokens = rows * case.mean_tokens
+        compute_s = self.worker.pace.seconds(tokens, self.fit.setting, case.mean_tokens)
+        if not rows:
+            return 0.0, 0.0
+        at_once = max(1, int(self.fit.setting.micro_tokens / case.mean_tokens))
+        num_passes = math.ceil(rows / at_once)
+        each_s = compute_s / num_passes
+        waits = max(0.0, self.copy_s - each_s / 3) + max(0.0, self.copy_s - each_s * 2 / 3)
+        return compute_s, waits * num_passes
+
+
+def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
+    """Return the best of some micro-batches: as many tokens as leave room for the slots."""
+    room = case.room_bytes(worker)
+    shape = case.shape
+    forecast = streamed = None
+    setting = Setting(micro_tokens=case.longest_tokens, num_recomputed=shape.num_layers)
+    for num in SEQUENCES_AT_ONCE:
+        if num > 1 and num * ranks > case.spec.batch_sequences:
+            continue
+        setting = replace(setting, micro_tokens=num * case.longest_tokens)
+        forecast = case.forecast(worker, setting, ranks)
+        streamed = _num_streamed(case, forecast, room)
+        if streamed <= shape.num_layers - _SLOTS:
+            break
+    assert forecast is not None
+    assert streamed is not None
+    num_streamed = min(streamed, max(0, shape.num_layers - _SLOTS))
+    layer = _layer_bytes(case, forecast)
+    memory = replace(
+        forecast,
+        weights_bytes=forecast.weights_bytes - int(num_streamed * layer[0]),
+        constants_bytes=forecast.constants_bytes - int(num_streamed * layer[1]),
+    )
+    copied = num_streamed * sum(layer)
+    speed = worker.pace.tokens_per_s(setting, case.mean_tokens)
+    return _Stream(
+        worker=worker,
+        fit=Fit(setting=setting, memory=memory, room_bytes=room),
+        host_bytes=int(copied),
+        copy_s=copied / worker.rates.from_host_bytes_per_s,
+        tokens_per_s=speed,
+    )
+
+
+def _layer_bytes(case: Case, forecast: MemoryForecast) -> tuple[float, float]:
+    """Return bytes of a layer's weights and of their constants."""
+    ends = 2.0 * (case.shape.num_embedding + case.shape.num_head)
+    num = case.shape.num_layers
+    return (forecast.weights_bytes - ends) / num, forecast.constants_bytes / num
+
+
+def _num_streamed(case: Case, forecast: MemoryForecast, room_bytes: int) -> int:
+    over = forecast.expected_bytes - room_bytes
+    return max(0, math.ceil(over / sum(_layer_bytes(case, forecast))))
+
+
+def _ram_reason(streams: list[_Stream]) -> str:
+    short = next(one for one in streams if one.host_bytes > one.worker.host_bytes)
+    needed, there = short.host_bytes / 2**30, short.worker.host_bytes / 2**30
+    return (
+        f"weights streamed from the PC's memory: {short.worker.node.name} needs {needed:.0f} GiB "
+        f"of it and can give {there:.0f}"
+    )

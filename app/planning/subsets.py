@@ -1,0 +1,96 @@
+"""Which PCs to take together: every subset weighed by an estimate that costs microseconds.
+
+A step takes about all tokens at the summed speed, and what the gradients need on the slowest link
+of the ring beyond the last backward pass. Only the best few are computed in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from app.planning.case import Case
+from app.planning.cluster import Link
+from app.planning.network import gradient_bytes, hide, ring_s
+
+MOST_NODES = 10
+"""Of more PCs only the fastest ones together are looked at, not every subset."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prospect:
+    """What a PC would bring."""
+
+    name: str
+    tokens_per_s: float
+    num_gpus: int
+    last_s: float
+    """Of its shortest micro-batch."""
+
+
+def choose_subsets(case: Case, num: int) -> list[tuple[str, ...]]:
+    """Return up to `num` subsets of the PCs in which every GPU fits, the best first."""
+    prospects = [found for node in case.cluster.nodes if (found := _prospect(case, node.name))]
+    links = {
+        (a.name, b.name): case.cluster.link(a.name, b.name)
+        for a in prospects
+        for b in prospects
+        if a is not b
+    }
+    num_bytes = gradient_bytes(case.shape, case.spec) * case.network_factor
+    weighed = [
+        (_estimate_s(case, some, links, num_bytes), len(some), [one.name for one in some])
+        for some in _subsets(prospects)
+    ]
+    return [tuple(names) for _, _, names in sorted(weighed)[:num]]
+
+
+def fastest_together(case: Case) -> Iterator[tuple[str, ...]]:
+    """Yield the fastest PC, the two fastest ones, and so on, each in the order of the cluster."""
+    names = [node.name for node in case.cluster.nodes if case.of((node.name,))]
+    speeds = {name: sum(1 / one.pace.token_s for one in case.of((name,))) for name in names}
+    fastest = sorted(names, key=lambda name: -speeds[name])
+    for size in range(1, len(names) + 1):
+        yield tuple(name for name in names if name in fastest[:size])
+
+
+def _subsets(prospects: list[_Prospect]) -> Iterator[tuple[_Prospect, ...]]:
+    if len(prospects) <= MOST_NODES:
+        for size in range(1, len(prospects) + 1):
+            yield from combinations(prospects, size)
+        return
+    fastest = sorted(prospects, key=lambda one: -one.tokens_per_s)
+    for size in range(1, len(prospects) + 1):
+        chosen = fastest[:size]
+        yield tuple(one for one in prospects if one in chosen)
+
+
+def _prospect(case: Case, name: str) -> _Prospect | None:
+    workers = case.of((name,))
+    fits = [case.fit(worker, 1) for worker in workers]
+    if not workers or not all(fit.fits for fit in fits):
+        return None
+    both = list(zip(workers, fits, strict=True))
+    speeds = [worker.pace.tokens_per_s(fit.setting, case.mean_tokens) for worker, fit in both]
+    return _Prospect(
+        name=name,
+        tokens_per_s=sum(speeds),
+        num_gpus=len(workers),
+        last_s=min(fit.setting.micro_tokens / v for (_, fit), v in zip(both, speeds, strict=True)),
+    )
+
+
+def _estimate_s(
+    case: Case,
+    some: tuple[_Prospect, ...],
+    links: dict[tuple[str, str], Link],
+    num_bytes: float,
+) -> float:
+    step_s = case.step_tokens / sum(one.tokens_per_s for one in some)
+    if len(some) < 2:
+        return step_s
+    ring = [links[some[place - 1].name, one.name] for place, one in enumerate(some)]
+    slowest = min(ring, key=lambda link: link.bytes_per_s)
+    reduce_s = ring_s(num_bytes, slowest, sum(one.num_gpus for one in some))
+    return step_s + hide(reduce_s, min(one.last_s for one in some))

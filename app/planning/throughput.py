@@ -1,0 +1,254 @@
+"""How long a GPU needs for its part of a step.
+
+A roofline in which the terms add up, since a layer's kernels run one after the other: products of
+matrices at the rate that the card reaches, attention at its own, what lies between them at the
+speed of the card's memory, and 4-bit weights that are unpacked once per pass. The shares below say
+what of a rate is reached; they hold for compiled layers (see agents/trainer/layers.py).
+
+FLOPs as in agents/trainer/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight counts 4
+per token, a trained one 6, and 2 more where a layer computes its activations again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.spec import RunSpec
+from app.planning.cluster import PlannedGpu
+from app.planning.memory import Setting, choose_dtype, count_trained
+from app.planning.model_shape import LayerShape, ModelShape, choose_targets
+
+MATRIX_SHARE = 0.85
+"""Of a card's peak that long products of matrices reach when it is warm."""
+COPY_SHARE = 0.85
+"""Of the bandwidth on a data sheet that a copy within the card reaches."""
+LAYER_SHARE = 0.80
+"""Of the rate of long products that those of a layer reach."""
+ATTENTION_SHARE = 0.35
+"""The same for both passes of exact attention, whose backward pass adds up in one order."""
+TRAFFIC_SHARE = 0.85
+"""Of a copy's rate that the kernels between the products reach."""
+_UNPACK_BYTES = 2.516
+"""Read and written for one 4-bit weight that becomes bf16."""
+_LAYER_PASS_S = 0.0004
+"""To start the kernels of one layer, both passes, beyond what goes on while others run."""
+_STEP_BYTES = {"adamw": 32.0, "adamw_8bit": 20.0, "paged_adamw_8bit": 20.0}
+"""Read and written for each trained value: the norm, the state, the value, and clearing."""
+_FP32_SHARE = 0.5
+_UNKNOWN_FLOPS = 25e12
+_UNKNOWN_BYTES_PER_S = 300e9
+_CPU_FLOPS, _CPU_BYTES_PER_S = 0.15e12, 20e9
+_SLOT_BYTES_PER_S = 12e9
+"""Of a slot that nothing is known of: generation 3, 16 lanes."""
+
+RateSource = Literal["measured", "listed", "assumed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """What a GPU reaches."""
+
+    matrix_flops_per_s: float
+    """Long products in the type that training takes."""
+    copy_bytes_per_s: float
+    unpack_values_per_s: float
+    """4-bit weights that become bf16."""
+    to_host_bytes_per_s: float
+    from_host_bytes_per_s: float
+    source: RateSource
+
+
+def find_rates(gpu: PlannedGpu) -> Rates:
+    """Return what a GPU reaches: as measured, else by its data sheet.
+
+    >>> rates = find_rates(PlannedGpu(name="RTX 4070"))
+    >>> round(rates.matrix_flops_per_s / 1e12, 1), rates.source
+    (49.6, 'listed')
+    """
+    card, found = gpu.card, gpu.calibration
+    is_cpu = gpu.device == "cpu"
+    matrix = _CPU_FLOPS if is_cpu else _UNKNOWN_FLOPS
+    copy = _CPU_BYTES_PER_S if is_cpu else _UNKNOWN_BYTES_PER_S
+    bus = _CPU_BYTES_PER_S if is_cpu else _SLOT_BYTES_PER_S
+    if card is not None:
+        matrix = MATRIX_SHARE * card.flops_per_s
+        copy = COPY_SHARE * card.memory_bytes_per_s
+        bus = card.bus_bytes_per_s
+    matrix = (found and found.matrix_flops_per_s) or matrix
+    copy = (found and found.memory_bytes_per_s) or copy
+    listed: RateSource = "listed" if card is not None else "assumed"
+    return Rates(
+        matrix_flops_per_s=matrix,
+        copy_bytes_per_s=copy,
+        unpack_values_per_s=(found and found.unpack_values_per_s) or copy / _UNPACK_BYTES,
+        to_host_bytes_per_s=(found and found.to_host_bytes_per_s) or bus,
+        from_host_bytes_per_s=(found and found.from_host_bytes_per_s) or bus,
+        source="measured" if found and found.matrix_flops_per_s else listed,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What a model costs whichever card computes it, per token of forward and backward passes."""
+
+    layer_flops: float
+    """Products of all layers, both passes, adapters included."""
+    layer_again_flops: float
+    """More of them when every layer computes its activations again."""
+    attention_flops: float
+    attention_again_flops: float
+    head_flops: float
+    traffic_bytes: float
+    """Between the products of all layers, both passes."""
+    traffic_again_bytes: float
+    quantized_values: float
+    """4-bit weights of all layers; each pass unpacks them."""
+    num_layers: int
+    trained_values: int
+    step_bytes: float
+    """Read and written by an optimizer step."""
+
+
+def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
+    """Count what a token costs.
+
+    Args:
+        mean_tokens: of a row: attention looks back over that much.
+
+    Llama-2-7B with LoRA r=16 on q, k, v and o in sequences of 2,048: 28.1 GFLOP per token, 57.6
+    TFLOP per sequence.
+
+    >>> from agents.spec import AdapterSpec, DataSpec, RunSpec
+    >>> from app.planning.model_shape import read_shape
+    >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
+    ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
+    >>> spec = RunSpec(model="m", data=DataSpec(train="d"),
+    ...                adapter=AdapterSpec(targets=("q_proj", "k_proj", "v_proj", "o_proj")))
+    >>> work = measure_work(shape, spec, 2048)
+    >>> round((work.layer_flops + work.attention_flops + work.head_flops) * 2048 / 1e12, 2)
+    57.63
+    """
+    met = sum(_met_weights(layer) for layer in shape.layers)
+    trained = count_trained(shape, spec)
+    full = spec.adapter.kind == "full"
+    inner = 0 if full else trained
+    traffic = sum(_traffic_bytes(shape, layer, spec) for layer in shape.layers)
+    length = min(mean_tokens, shape.sliding_window or mean_tokens)
+    attended = shape.num_layers * shape.num_heads * shape.head_dim * length
+    return Work(
+        layer_flops=(6.0 if full else 4.0) * met + 6.0 * inner,
+        layer_again_flops=2.0 * (met + inner),
+        attention_flops=6.0 * attended,
+        attention_again_flops=2.0 * attended,
+        head_flops=(6.0 if full else 4.0) * shape.num_embedding,
+        traffic_bytes=3 * traffic,
+        traffic_again_bytes=traffic,
+        quantized_values=shape.num_quantized if spec.adapter.kind == "qlora" else 0,
+        num_layers=shape.num_layers,
+        trained_values=trained,
+        step_bytes=_STEP_BYTES[spec.optimizer] * trained,
+    )
+
+
+def _met_weights(layer: LayerShape) -> int:
+    """Return the weights of one layer that a token meets."""
+    return sum(one.num_weights for one in layer.linears) + layer.num_router + layer.num_met_params
+
+
+def _traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> float:
+    """Return what one layer reads and writes between its products for a token, forward.
+
+    Norms and residuals: ten times the hidden features; rotary positions: queries and keys read and
+    written; the gate: two read and one written. An adapter reads its input twice and adds to its
+    output.
+    """
+    heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    inner = shape.ffn
+    if layer.num_met_params:
+        inner = layer.num_met_params // (3 * shape.hidden)
+    values = 10 * shape.hidden + 4 * heads + 3 * inner
+    if spec.adapter.kind != "full":
+        targets = choose_targets(layer, spec.adapter.targets)
+        values += sum(one.num_inputs + 3 * one.num_outputs for one in targets)
+    return 2.0 * values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """What passes over a model cost on one card."""
+
+    token_s: float
+    """Of both passes, for each token."""
+    again_s: float
+    """More for each token, if all layers compute their activations again."""
+    pass_s: float
+    """For each micro-batch, whatever its size."""
+    again_pass_s: float
+    optimizer_s: float
+    """Of a step."""
+    num_layers: int
+
+    def seconds(self, tokens: float, setting: Setting, mean_tokens: float) -> float:
+        """Return the time of all micro-batches of a step.
+
+        Args:
+            tokens: that this GPU computes.
+            setting: how many at once, and what its layers do.
+            mean_tokens: of a row; a micro-batch holds whole rows.
+        """
+        if tokens <= 0:
+            return 0.0
+        again = setting.num_recomputed / self.num_layers if self.num_layers else 0.0
+        rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
+        num_passes = math.ceil(max(1.0, tokens / mean_tokens) / rows_at_once - 1e-9)
+        each = self.token_s + again * self.again_s
+        return tokens * each + num_passes * (self.pass_s + again * self.again_pass_s)
+
+    def tokens_per_s(self, setting: Setting, mean_tokens: float) -> float:
+        """Return the speed with full micro-batches."""
+        rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
+        tokens = rows_at_once * mean_tokens
+        return tokens / self.seconds(tokens, setting, mean_tokens)
+
+
+def make_pace(work: Work, rates: Rates, *, correction: float = 1.0, share: float = 1.0) -> Pace:
+    """Return what passes cost on a card.
+
+    Args:
+        work: of the whole model.
+        rates: of the card.
+        correction: what past runs say of its speed.
+        share: of the matrix rate, for arithmetic wider than bf16.
+    """
+    layer_rate = rates.matrix_flops_per_s * LAYER_SHARE * share
+    attention_rate = rates.matrix_flops_per_s * ATTENTION_SHARE * share
+    traffic_rate = rates.copy_bytes_per_s * TRAFFIC_SHARE * max(share, 0.5)
+    unpack_s = work.quantized_values / rates.unpack_values_per_s
+    token_s = (
+        (work.layer_flops + work.head_flops) / layer_rate
+        + work.attention_flops / attention_rate
+        + work.traffic_bytes / traffic_rate
+    )
+    again_s = (
+        work.layer_again_flops / layer_rate
+        + work.attention_again_flops / attention_rate
+        + work.traffic_again_bytes / traffic_rate
+    )
+    return Pace(
+        token_s=token_s / correction,
+        again_s=again_s / correction,
+        pass_s=(2 * unpack_s + work.num_layers * _LAYER_PASS_S) / correction,
+        again_pass_s=unpack_s / correction,
+        optimizer_s=work.step_bytes / (rates.copy_bytes_per_s * TRAFFIC_SHARE),
+        num_layers=work.num_layers,
+    )
+
+
+def arithmetic_share(spec: RunSpec, gpu: PlannedGpu) -> float:
+    """Return how much slower than in bf16 the products are in the arithmetic of this run."""
+    memory = gpu.memory
+    if gpu.device == "cpu" or memory is None:
+        return 1.0
+    return {"fp32": _FP32_SHARE, "fp64": _FP32_SHARE / 32}.get(choose_dtype(spec, memory), 1.0)
