@@ -117,7 +117,7 @@ class Case:
             ranks=ranks,
             host_bytes=worker.host_bytes,
             bus_bytes_per_s=worker.rates.to_host_bytes_per_s,
-            tokens_per_s=1 / (worker.pace.token_s + worker.pace.again_s),
+            token_s=lambda setting: 1 / worker.pace.tokens_per_s(setting, self.mean_tokens),
         )
 
     def forecast(self, worker: Worker, setting: Setting, ranks: int) -> MemoryForecast:
