@@ -18,11 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agents.protocol import Calibration, DataPreview, EnvironmentReport
+from agents.protocol import Calibration, DataPreview, EnvironmentReport, Sample
 from agents.spec import RunSpec
+from app.errors import UserError
 from app.events import (
     Certificate,
     CheckpointSnapshot,
+    Event,
     EventHub,
     NodeSnapshot,
     RunEvent,
@@ -41,6 +43,8 @@ from app.runs.book import RunBook
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.learning import compare_run, keep_counted, keep_links
 from app.runs.logs import LogFile, find_logs
+from app.runs.planner import Planner, know_nodes
+from app.runs.readiness import choose_nodes
 from app.runs.run import ACTIVE_STATES
 from app.runs.services import Services
 from app.runs.upkeep import Upkeep
@@ -50,10 +54,12 @@ from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
 from app.storage.planning import PlanningStore
 from app.storage.runs import RunStore
+from app.text import show_list
 
 if TYPE_CHECKING:
     from app.library.recipes import Recipe
     from app.nodes.judgement import CheckRow
+    from app.planning.candidate import Plan
     from app.planning.outcome import Comparison
 
 Progress = Callable[[str], None]
@@ -78,6 +84,9 @@ class Core:
         self._fleet = fleet
         self._node_store = nodes
         self._upkeep = Upkeep(services, fleet, nodes, database, hub)
+        self._planner = Planner(services)
+        self._samples: dict[str, Sample] = {}
+        """The newest of each node; they tell a plan what others hold of a GPU."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -98,6 +107,7 @@ class Core:
             core = _assemble(paths, database, fleet, hub)
             core.at_end = at_end
             stack.push_async_callback(core._upkeep.end)
+            stack.enter_context(hub.listening(core._take_sample))
             yield core
         finally:
             # Without the error of the block, which the fleet's task group would wrap in a group.
@@ -244,6 +254,39 @@ class Core:
         if part == "train":
             keep_counted(self._services.planning, spec, found)
         return found
+
+    async def plan(self, spec: RunSpec, *, look_far: bool = True) -> Plan:
+        """Say what a run needs and how fast it would be, on which GPU what; start nothing.
+
+        Args:
+            spec: what is asked for.
+            look_far: ask nodes for facts, and nodes and the hub for the model's config, where they
+                are not known here; False: answer at once, from what is.
+
+        Raises:
+            UserError: the model's sizes cannot be found out, or there are no nodes.
+        """
+        names = choose_nodes(spec, self._fleet.names())
+        known = {node.name: node for node in self._fleet.snapshots()}
+        if look_far and any(known[name].facts is None for name in names):
+            known = {node.name: node for node in await self._fleet.reach()}
+        facts = {name: fact for name in names if (fact := known[name].facts) is not None}
+        if not facts:
+            raise UserError(
+                f"{show_list(list(names))} cannot be reached, so their GPUs are not known",
+                "Turn one on: what is foretold rests on what they have.",
+            )
+        return await self._planner.plan(
+            spec,
+            know_nodes(self._services.planning, facts, self._samples),
+            online=tuple(name for name in names if known[name].state == "online"),
+            silent=tuple(name for name in names if name not in facts),
+            look_far=look_far,
+        )
+
+    def _take_sample(self, event: Event) -> None:
+        if isinstance(event, SampleArrived) and not event.replayed:
+            self._samples[event.node] = event.sample
 
     async def start_run(
         self, spec: RunSpec, announced: Callable[[str], None] | None = None

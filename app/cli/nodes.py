@@ -126,7 +126,7 @@ async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.planning_words import describe_calibration
+    from app.planning.words import describe_calibration
 
     found = await core.calibrate_node(args.name, out.note)
     out.document(found)

@@ -1,25 +1,159 @@
-"""`rackless plan`: announced, not here yet. A run file is read all the same, so mistakes show."""
+"""`rackless plan`: what a run needs, how fast it would be and where, and why not otherwise."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from app.cli.command import Commands, add_command
-from app.cli.output import Output
-from app.errors import NotAvailableYet
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output, plain
+from app.text import show_duration, show_model, show_rate, show_share
+
+if TYPE_CHECKING:
+    from agents.spec import RunSpec
+    from app.core import Core
+    from app.planning.candidate import Candidate, GpuPlan, Plan
+
+MOST_SHOWN = 6
+"""Runners-up that people see; --json has all."""
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "plan", "show what a run would need (not available yet)", _plan)
+    text = "show what a run needs, where it would train and how fast; starts nothing"
+    parser = add_command(commands, "plan", text, with_core(_plan))
     parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
 
 
-def _plan(args: argparse.Namespace, out: Output) -> int:
-    from app.runs.spec_file import read_run_file
+async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
+    spec = core.read_run_file(args.run_file)
+    plan = await core.plan(spec)
+    out.document(plan_document(plan))
+    print_plan(plan, spec, out)
+    return 0 if plan.chosen is not None else 1
 
-    read_run_file(args.run_file)
-    raise NotAvailableYet(
-        "plans are not available yet; the run file itself is right",
-        f"Start it, shares are then measured: rackless start {args.run_file}",
-    )
+
+def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
+    """Print a plan for people."""
+    from app.planning.words import describe_candidate, describe_plan
+
+    out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
+    out.text(describe_plan(plan))
+    if plan.chosen is not None:
+        for caption, text in describe_candidate(plan.chosen):
+            out.text(f"  {caption:<20}{text}")
+    shown = plan.chosen or (plan.others[0] if plan.others else None)
+    if shown is not None:
+        out.text("")
+        _print_gpus(shown, out)
+    _print_list("What would help", [advice.text for advice in plan.advice], out)
+    _print_others(plan, out)
+    _print_list("Assumed", list(plan.assumptions), out)
+
+
+def _print_gpus(candidate: Candidate, out: Output) -> None:
+    from app.planning.words import describe_memory, describe_setting, group_memory
+    from app.text import show_bytes
+
+    rows = []
+    for gpu in candidate.gpus:
+        groups = group_memory(gpu.memory.parts.items())
+        rows.append(
+            [
+                f"{gpu.node} {gpu.device}",
+                gpu.card,
+                show_share(gpu.share),
+                show_rate(gpu.tokens_per_s),
+                describe_memory(gpu),
+                "" if gpu.fits else "does not fit",
+                ", ".join(f"{name} {show_bytes(size)}" for name, size in groups if size),
+                describe_setting(gpu),
+            ]
+        )
+    head = ["GPU", "CARD", "SHARE", "ALONE", "MEMORY", "", "PARTS", "SETTING"]
+    if all(gpu.fits for gpu in candidate.gpus):
+        head, rows = _without(head, 5), [_without(row, 5) for row in rows]
+    out.table(head, rows)
+
+
+def _without(row: list[str], place: int) -> list[str]:
+    return [*row[:place], *row[place + 1 :]]
+
+
+def _print_others(plan: Plan, out: Output) -> None:
+    from app.planning.words import name_candidate
+
+    if not plan.others:
+        return
+    out.text("\nOther ways")
+    rows = [
+        [
+            name_candidate(one),
+            show_duration(one.step_s) if one.fits else "does not fit",
+            "" if one.runnable else "not trained by this version",
+            one.reason,
+        ]
+        for one in plan.others[:MOST_SHOWN]
+    ]
+    out.table(["WAY", "STEP", "", "WHY NOT"], rows)
+
+
+def _print_list(title: str, lines: list[str], out: Output) -> None:
+    if lines:
+        out.text(f"\n{title}")
+        for line in lines:
+            out.text(f"  {line}")
+
+
+# ---------------------------------------------------------------- as JSON
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return a plan as --json prints it, with what its parts come to."""
+    return {
+        "fits": plan.chosen is not None,
+        "chosen": _candidate(plan.chosen) if plan.chosen is not None else None,
+        "others": [_candidate(candidate) for candidate in plan.others],
+        "advice": [{"text": one.text, "change": dict(one.change)} for one in plan.advice],
+        "assumptions": list(plan.assumptions),
+    }
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "mode": candidate.mode,
+        "nodes": list(candidate.nodes),
+        "fits": candidate.fits,
+        "runnable": candidate.runnable,
+        "step_s": candidate.step_s,
+        "parts_s": plain(candidate.parts_s),
+        "tokens_per_s": candidate.tokens_per_s,
+        "tokens_per_step": candidate.tokens_per_step,
+        "num_steps": candidate.num_steps,
+        "total_s": candidate.total_s,
+        "energy_wh": candidate.energy_wh,
+        "reason": candidate.reason,
+        "gpus": [_gpu(gpu) for gpu in candidate.gpus],
+    }
+
+
+def _gpu(gpu: GpuPlan) -> dict[str, Any]:
+    memory = gpu.memory
+    return {
+        "node": gpu.node,
+        "device": gpu.device,
+        "card": gpu.card,
+        "share": gpu.share,
+        "layers": gpu.layers,
+        "fits": gpu.fits,
+        "tokens_per_s": gpu.tokens_per_s,
+        "setting": plain(gpu.setting),
+        "room_bytes": gpu.room_bytes,
+        "memory": {
+            "low_bytes": memory.low_bytes,
+            "expected_bytes": memory.expected_bytes,
+            "high_bytes": memory.high_bytes,
+            "allocated_bytes": memory.allocated_bytes,
+            "parts_bytes": dict(memory.parts),
+        },
+    }

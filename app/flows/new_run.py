@@ -86,6 +86,22 @@ def preview_spec(answers: Answers) -> RunSpec | None:
     return None if find_problems(chosen) else to_spec(chosen)
 
 
+def plan_spec(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpec | None, str]:
+    """Return a spec that says enough for a plan; None and why while something of it is missing."""
+    if not answers.model.strip():
+        return None, "Choose a model to see what it needs."
+    if not nodes:
+        return None, "Add a node to see how the run would fare on it."
+    named = replace(
+        answers, name=answers.name.strip() or "-", train=answers.train.strip() or "the data"
+    )
+    if find_problems(named):
+        return None, "Correct what is marked to see the plan."
+    if answers.nodes != ALL_NODES and not chosen_nodes(answers, nodes):
+        return None, "Choose at least one node to see the plan."
+    return to_spec(named), ""
+
+
 def usable_nodes(nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
     """Return the nodes that can start a run now."""
     return tuple(node for node in nodes if node.state == "online")

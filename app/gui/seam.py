@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.protocol import DataPreview, EnvironmentReport
+from agents.protocol import Calibration, DataPreview, EnvironmentReport
 from agents.spec import RunSpec
 from app.events import (
     CheckpointSnapshot,
@@ -19,6 +19,8 @@ from app.events import (
     StepRecord,
     TraceMade,
 )
+from app.planning.candidate import Plan
+from app.planning.outcome import Comparison
 
 
 class CheckRow(Protocol):
@@ -74,6 +76,12 @@ class CoreSeam(Protocol):
         whole: bool = True,
         progress: Callable[[str], None] | None = None,
     ) -> DataPreview: ...
+    def comparison(self, run_id: str) -> Comparison | None: ...
+    def calibrations(self, name: str) -> dict[str, Calibration]: ...
+    async def calibrate_node(
+        self, name: str, progress: Callable[[str], None] | None = None
+    ) -> tuple[Calibration, ...]: ...
+    async def plan(self, spec: RunSpec, *, look_far: bool = True) -> Plan: ...
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None
     ) -> tuple[Any, ...]: ...

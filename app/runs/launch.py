@@ -20,6 +20,7 @@ from app.runs.advice import advise
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
 from app.runs.parts import stop_parts
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
+from app.runs.planner import Planner
 from app.runs.readiness import Plan, choose_nodes, expect_supported, look_over
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
@@ -89,6 +90,7 @@ async def launch(
     master = plan.endpoints[plan.nodes[0]]
     port = await services.cluster.agent(plan.nodes[0]).port_choose(master.address)
     record_intent(services, run, plan, inputs, resume_step)
+    await _store_forecast(services, run, plan)
     intents = [
         replace(
             _intent(run, plan, node, folders[node], master.address, port, resume_step),
@@ -131,6 +133,16 @@ def record_intent(
     )
     for advice in advise(run.spec, [place.device for place in plan.ranks]):
         services.book.tell(run.run_id, "warning", f"{advice.key}: {advice.text}")
+
+
+async def _store_forecast(services: Services, run: RunRecord, plan: Plan) -> None:
+    """Keep what is foretold of this attempt, to hold it against what it measures."""
+    try:
+        forecast = await Planner(services).forecast(run.spec, plan.facts, plan.ranks)
+    except UserError:  # the model's sizes are not known here; it trains all the same
+        return
+    if forecast is not None:
+        services.planning.save_forecast(run.run_id, run.attempt, to_wire(forecast))
 
 
 def _intent(

@@ -25,6 +25,7 @@ class Plan:
     ranks: tuple[RankPlacement, ...]
     endpoints: dict[str, Endpoint]
     pythons: dict[str, str]
+    facts: dict[str, NodeFacts]
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -91,6 +92,7 @@ async def look_over(services: Services, spec: RunSpec, nodes: Sequence[str]) -> 
         ranks=ranks,
         endpoints=choose_endpoints(facts),
         pythons={name: python_of(name, known) for name, known in facts.items()},
+        facts=facts,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.protocol import (
+    Calibration,
     DataPreview,
     EnvironmentReport,
     GpuFacts,
@@ -47,8 +48,11 @@ from app.events import (
     TraceRow,
 )
 from app.library.recipes import Recipe, list_recipes
+from app.planning.candidate import Plan
+from app.planning.outcome import Comparison
 from app.runs.logs import LogFile
 from tests.fakes.cluster import make_preview
+from tests.fakes.plans import make_comparison, make_plan_of_all
 
 GIB = 1024**3
 NOW_S = 1_795_000_000.0
@@ -313,6 +317,11 @@ class FakeCore:
     node_map: dict[str, NodeSnapshot] = field(default_factory=dict)
     run_map: dict[str, RunSnapshot] = field(default_factory=dict)
     step_map: dict[str, list[StepRecord]] = field(default_factory=dict)
+    plan_answer: Plan | Exception = field(default_factory=make_plan_of_all)
+    plan_gate: asyncio.Event | None = None
+    """A plan waits for it."""
+    comparison_map: dict[str, Comparison] = field(default_factory=dict)
+    calibration_map: dict[str, dict[str, Calibration]] = field(default_factory=dict)
     preview_map: dict[str, DataPreview] = field(default_factory=dict)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
     logs_map: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -362,6 +371,33 @@ class FakeCore:
 
     def run_preview(self, run_id: str) -> DataPreview | None:
         return self.preview_map.get(run_id)
+
+    def comparison(self, run_id: str) -> Comparison | None:
+        return self.comparison_map.get(run_id)
+
+    def calibrations(self, name: str) -> dict[str, Calibration]:
+        return self.calibration_map.get(name, {})
+
+    async def calibrate_node(
+        self, name: str, progress: Callable[[str], None] | None = None
+    ) -> tuple[Calibration, ...]:
+        await self._act("calibrate_node", name)
+        if progress is not None:
+            progress("measuring memory")
+        found = Calibration(
+            card="NVIDIA GeForce RTX 5070 Ti", matrix_flops_per_s=8.1e13,
+            memory_bytes_per_s=7.9e11, to_host_bytes_per_s=2.5e10, measured_s=NOW_S,
+        )  # fmt: skip
+        self.calibration_map[name] = {f"GPU-{name}-0": found}
+        return (found,)
+
+    async def plan(self, spec: RunSpec, *, look_far: bool = True) -> Plan:
+        self.calls.append(("plan", spec, look_far))
+        if self.plan_gate is not None:
+            await self.plan_gate.wait()
+        if isinstance(self.plan_answer, Exception):
+            raise self.plan_answer
+        return self.plan_answer
 
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None
@@ -581,6 +617,7 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
     run = running_run()
     core.run_map = {item.run_id: item for item in (run, *past_runs())}
     core.step_map[run.run_id] = make_steps(424, (1, 2))
+    core.comparison_map[run.run_id] = make_comparison()
     core.event_map[run.run_id] = [
         RunEvent(run_id=run.run_id, time_s=NOW_S - age, severity=severity, text=text)  # type: ignore[arg-type]
         for age, severity, text in (

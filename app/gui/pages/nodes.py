@@ -14,7 +14,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from agents.protocol import EnvironmentReport
+from agents.protocol import Calibration, EnvironmentReport
 from app.errors import RacklessError
 from app.events import NodeSnapshot
 from app.gui.actions import Actions
@@ -27,6 +27,7 @@ from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.empty import EmptyState
 from app.gui.widgets.parts import Button, make_label
 from app.gui.windows.ask import ask
+from app.planning.words import describe_calibration
 
 
 class NodesPage(QWidget):
@@ -118,6 +119,13 @@ class NodesPage(QWidget):
                 icon="setup",
                 tip="Build the training environment on the selected node from the lock file",
             ),
+            "measure": Button(
+                theme,
+                "Measure",
+                self._measure,
+                icon="speed",
+                tip="See how fast its GPUs really are, 20 seconds each, so that plans are right",
+            ),
         }
 
     def _make_split(self) -> QSplitter:
@@ -175,6 +183,23 @@ class NodesPage(QWidget):
     def _show_setup(self, name: str, report: EnvironmentReport) -> None:
         text = f"{name} is ready to train"
         self.banner.show_message("good", text, f"Python {report.python_version}, {report.python}")
+
+    def _measure(self) -> None:
+        node = self.table.selected()
+        if node is None:
+            return
+        title = f"Measuring {node.name}"
+        self.banner.show_message("busy", title, "About 20 seconds for each GPU.")
+        self._context.bridge.run(
+            lambda core, report: core.calibrate_node(node.name, report),
+            success=lambda found: self._show_measured(node.name, found),
+            failure=self.banner.show_error,
+            progress=lambda line: self.banner.show_message("busy", title, str(line)),
+        )
+
+    def _show_measured(self, name: str, found: tuple[Calibration, ...]) -> None:
+        figures = "; ".join(f"{one.card}: {describe_calibration(one)}" for one in found)
+        self.banner.show_message("good", f"{name} is measured; plans use it from now on", figures)
 
     def _ask_remove(self) -> None:
         node = self.table.selected()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
 from app.gui.tables.rows_model import Column, number_first
+from app.planning.words import ComparedRow
 from app.telemetry.state import Status, Tone, describe_run
 from app.telemetry.step_parts import describe_split, split_step
 from app.telemetry.stream import ACTIVE_STATES
@@ -89,6 +90,21 @@ def wait_share(rank: RankProgress) -> float | None:
     if rank.wait_s is None or not rank.step_s:
         return None
     return rank.wait_s / rank.step_s
+
+
+def forecast_columns() -> list[Column[ComparedRow]]:
+    return [
+        Column(title="What", text=lambda r: r.what, stretches=True),
+        Column(title="Foretold", text=lambda r: r.foretold, is_number=True, width_px=140),
+        Column(title="Measured", text=lambda r: r.measured, is_number=True, width_px=140),
+        Column(
+            title="Off by",
+            text=lambda r: r.error,
+            tip="Above 0 the forecast was too high",
+            is_number=True,
+            width_px=96,
+        ),
+    ]
 
 
 def _describe_rank(rank: RankProgress) -> Status:

@@ -1,15 +1,17 @@
-"""What follows from the answers of a form, beside it: figures, and a look at the data."""
+"""What follows from the answers of a form, beside it: the plan, figures, and a look at the data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtWidgets import QFrame, QLabel, QVBoxLayout
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui.theme import Theme
-from app.gui.widgets.parts import Button, make_label
+from app.gui.widgets.parts import Button, make_label, make_rule
+from app.gui.widgets.plan_view import PlanView
 
-WIDTH_PX = 280
+WIDTH_PX = 360
 
 
 class Outlook(QFrame):
@@ -19,6 +21,7 @@ class Outlook(QFrame):
         super().__init__()
         self.setObjectName("panel")
         self.setFixedWidth(WIDTH_PX)
+        self.plan = PlanView(theme)
         self._values: dict[str, QLabel] = {}
         self._rows = QVBoxLayout()
         self._rows.setSpacing(12)
@@ -29,9 +32,19 @@ class Outlook(QFrame):
             icon="search",
             tip="Show what is recognised, and three rows with what is learned of them",
         )
-        column = QVBoxLayout(self)
-        column.setContentsMargins(20, 16, 20, 16)
+        frame = QVBoxLayout(self)
+        frame.setContentsMargins(1, 1, 1, 1)
+        frame.addWidget(self._make_scroll())
+
+    def _make_scroll(self) -> QScrollArea:
+        body = QWidget()
+        body.setObjectName("content")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(19, 15, 19, 15)
         column.setSpacing(12)
+        column.addWidget(make_label("The plan", "heading"))
+        column.addWidget(self.plan)
+        column.addWidget(make_rule())
         column.addWidget(make_label("What will happen", "heading"))
         column.addLayout(self._rows)
         column.addWidget(self.look)
@@ -44,6 +57,12 @@ class Outlook(QFrame):
                 wraps=True,
             )
         )
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        return scroll
 
     def show_rows(self, rows: Sequence[tuple[str, str]]) -> None:
         """Show (label, value); a label that is missing now keeps its last value."""

@@ -24,11 +24,12 @@ from PySide6.QtWidgets import (
 from agents.spec import RunSpec
 from app.errors import RacklessError
 from app.events import RunSnapshot
-from app.flows.new_run import Review, preview_spec, review
+from app.flows.new_run import Review, plan_spec, preview_spec, review
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import Answers, free_name, to_answers, use_recipe
 from app.flows.new_run_fields import FIELDS, MAIN
 from app.gui.context import Context
+from app.gui.live_plan import LivePlan
 from app.gui.seam import CoreSeam, RecipeRow
 from app.gui.widgets.answer_field import AnswerField
 from app.gui.widgets.banner import Banner
@@ -65,8 +66,8 @@ class NewRunDialog(QDialog):
         self._context = context
         self._shows_all = False
         self.setWindowTitle("New run")
-        self.setMinimumSize(760, 480)
-        self.resize(960, 720)
+        self.setMinimumSize(840, 480)
+        self.resize(1100, 760)
         nodes = context.cluster.node_list()
         self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
         self.start_from = StartFrom()
@@ -75,6 +76,7 @@ class NewRunDialog(QDialog):
         self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))
         self.banner = Banner(context.theme)
         self.outlook = Outlook(context.theme, self.look_at_data)
+        self._plan = LivePlan(context.bridge, self.outlook.plan)
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -206,6 +208,7 @@ class NewRunDialog(QDialog):
         self._tell_advanced(result)
         self.outlook.show_rows(result.summary)
         self.outlook.look.setEnabled(preview_spec(self.answers()) is not None)
+        self._plan.follow(*plan_spec(self.answers(), self._context.cluster.node_list()))
         return result
 
     def _tell_advanced(self, result: Review) -> None:

@@ -150,7 +150,7 @@ def test_what_cannot_be_done_exits_with_1_and_an_empty_stdout(
     assert "Traceback" not in printed.err
 
 
-def test_plan_reads_the_run_file_before_it_says_not_yet(
+def test_plan_reads_the_run_file_before_it_asks_for_nodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.yaml"
@@ -159,7 +159,7 @@ def test_plan_reads_the_run_file_before_it_says_not_yet(
     assert "did you mean data.train?" in capsys.readouterr().err
     path.write_text("model: org/m\ndata: {train: x}\n")
     assert run(["plan", str(path)]) == 1
-    assert "plans are not available yet" in capsys.readouterr().err
+    assert "there are no nodes yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["nodes list", "runs list", "checkpoints", "check"])

@@ -1,0 +1,76 @@
+"""What `rackless plan` prints, for people and as JSON."""
+
+from __future__ import annotations
+
+import doctest
+import io
+import json
+
+import pytest
+
+from app.cli.output import Output
+from app.cli.plan import plan_document, print_plan
+from app.planning import words
+from app.planning.candidate import Plan
+from app.text import DASH
+from tests.fakes.core import SPEC
+from tests.fakes.plans import make_comparison, make_plan_of_all
+
+
+def printed(plan: Plan) -> str:
+    out = io.StringIO()
+    print_plan(plan, SPEC, Output(as_json=False, out=out))
+    return out.getvalue()
+
+
+def test_examples() -> None:
+    assert doctest.testmod(words).failed == 0
+
+
+def test_a_plan_reads_as_sentences_and_tables() -> None:
+    text = printed(make_plan_of_all())
+    for part in (
+        "Data parallel on alpha, beta and gamma: 2.6 times as fast as the fastest GPU alone",
+        "13 s (12 s computing, 900 ms network, 100 ms optimizer)",
+        "3 h 58 min, 1,125 steps",
+        "2.7 kWh",
+        "11.1 GiB (10.5 to 11.7 GiB) of 16.0 GiB",
+        "4,096 tokens at once, 20 layers recomputed",
+        "not trained by this version",
+        "515 s of network per step over 1 Gb/s",
+        "Measure gamma's laptop GPU",
+        "alpha and gamma: 1 Gb/s, as their network cards say",
+    ):
+        assert part in text, part
+
+
+def test_what_does_not_fit_says_so_and_what_would_help() -> None:
+    text = printed(make_plan_of_all(fits=False))
+    assert "No way to train this on these GPUs fits. gamma has 6.0 GiB" in text
+    assert "does not fit" in text
+    assert "With sequences of 1,024 tokens it fits gamma." in text
+
+
+def test_json_has_every_figure_and_its_sums() -> None:
+    document = json.loads(json.dumps(plan_document(make_plan_of_all())))
+    chosen = document["chosen"]
+    assert document["fits"] is True
+    assert (chosen["mode"], chosen["runnable"]) == ("data", True)
+    assert chosen["step_s"] == pytest.approx(sum(chosen["parts_s"].values()))
+    assert sum(gpu["share"] for gpu in chosen["gpus"]) == pytest.approx(1.0)
+    for gpu in chosen["gpus"]:
+        memory = gpu["memory"]
+        assert memory["expected_bytes"] == sum(memory["parts_bytes"].values())
+        assert memory["low_bytes"] <= memory["expected_bytes"] <= memory["high_bytes"]
+    assert [other["mode"] for other in document["others"]] == ["single", "sharded"]
+    assert document["others"][1]["runnable"] is False
+    short = plan_document(make_plan_of_all(fits=False))
+    assert (short["fits"], short["chosen"]) == (False, None)
+    assert short["advice"][0]["change"] == {"sequence_tokens": 1024}
+
+
+def test_comparison_leaves_out_what_nobody_knows() -> None:
+    rows = words.describe_comparison(make_comparison())
+    assert "Whole run" in [row.what for row in rows]
+    assert next(row for row in rows if row.what == "Whole run").error == DASH
+    assert len([row for row in rows if row.what.endswith(": memory")]) == 4

@@ -1,0 +1,120 @@
+"""The plan beside the form: it follows typing, and only the newest question's answer counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel
+
+from app.errors import UserError
+from app.gui import live_plan
+from app.gui.widgets.memory_bar import MemoryBar
+from app.gui.windows.new_run_dialog import NewRunDialog
+from tests.fakes.plans import make_plan_of_all
+from tests.gui.stage import Stage
+from tests.gui.test_nodes_page import open_dialog
+from tests.gui.test_overview import press
+
+RUN = "support-chat-7f3a"
+
+
+@pytest.fixture
+def dialog(busy: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewRunDialog]:
+    monkeypatch.setattr(live_plan, "REST_MS", 60)
+    busy.window.ask_new_run()
+    dialog = open_dialog(NewRunDialog)
+    assert isinstance(dialog, NewRunDialog)
+    yield dialog
+    dialog.reject()
+
+
+def headline(dialog: NewRunDialog) -> str:
+    return dialog.outlook.plan.headline.text()
+
+
+def test_the_plan_follows_the_answers(busy: Stage, dialog: NewRunDialog) -> None:
+    assert headline(dialog) == "Choose a model to see what it needs."
+    QTest.keyClicks(dialog.fields["model"].input, "org/m")
+    busy.wait_for(lambda: headline(dialog).startswith("Data parallel on alpha, beta and gamma"))
+    texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
+    assert "gamma: RTX 4070 Laptop GPU, 14 %" in texts
+    assert any("Measure gamma's laptop GPU" in text for text in texts)
+    bars = dialog.outlook.plan.findChildren(MemoryBar)
+    assert [bar.isVisibleTo(dialog.outlook.plan) for bar in bars] == [True] * 4
+    assert "activations 5.4 GiB" in bars[0].accessibleName()
+    assert all(look_far is False for _, look_far in busy.called("plan"))
+    asked = busy.called("plan")[-1][0]
+    assert (asked.model, asked.data.train) == ("org/m", "the data")  # type: ignore[attr-defined]
+
+
+def test_only_the_newest_question_counts_while_one_is_asked(
+    busy: Stage, dialog: NewRunDialog
+) -> None:
+    gate = busy.core.plan_gate = asyncio.Event()
+    QTest.keyClicks(dialog.fields["model"].input, "org/model")
+    busy.settle(0.05)
+    assert len(busy.called("plan")) == 1
+    busy.core.on_loop(gate.set)
+    busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))
+    models = [spec.model for spec, _ in busy.called("plan")]  # type: ignore[attr-defined]
+    assert models == ["o", "org/model"]
+
+
+def test_an_unknown_model_is_looked_up_once_the_hands_rest(
+    busy: Stage, dialog: NewRunDialog
+) -> None:
+    busy.core.plan_answer = UserError("the hub gives no config of org/m", "Give a folder.")
+    QTest.keyClicks(dialog.fields["model"].input, "org/m")
+    busy.wait_for(lambda: headline(dialog) == "The hub gives no config of org/m.")
+    assert dialog.outlook.plan.problem.text() == "Give a folder."
+    assert [far for _, far in busy.called("plan")].count(True) == 1
+    busy.core.plan_answer = make_plan_of_all()
+    QTest.keyClicks(dialog.fields["model"].input, "x")
+    busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))
+    assert not dialog.outlook.plan.problem.isVisible()
+
+
+def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: NewRunDialog) -> None:
+    busy.core.plan_answer = make_plan_of_all(fits=False)
+    QTest.keyClicks(dialog.fields["model"].input, "org/m")
+    busy.wait_for(lambda: headline(dialog).startswith("No way to train this on these GPUs fits"))
+    assert "gamma has 6.0 GiB" in headline(dialog)
+    assert dialog.outlook.plan.advice.text().startswith("With sequences of 1,024 tokens")
+    texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
+    assert any(text.startswith("Does not fit: ") for text in texts)
+
+
+def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDialog) -> None:
+    QTest.keyClicks(dialog.fields["model"].input, "org/m")
+    dialog.fields["rank"].input.selectAll()
+    QTest.keyClicks(dialog.fields["rank"].input, "0")
+    busy.wait_for(lambda: headline(dialog) == "Correct what is marked to see the plan.")
+
+
+def test_a_runs_page_holds_the_forecast_against_what_was_measured(busy: Stage) -> None:
+    busy.window.open_run(RUN)
+    page = busy.window.run_page()
+    busy.wait_for(lambda: bool(page.forecast.rows()))
+    rows = {row.what: row for row in page.forecast.rows()}
+    assert (rows["Step"].foretold, rows["Step"].measured, rows["Step"].error) == (
+        "13 s", "13 s", "-3.1 %",
+    )  # fmt: skip
+    assert rows["gamma cuda:0: memory"].error == "+1.5 %"
+    busy.window.open_run("recipes-a0d2")
+    busy.wait_for(lambda: page._foretold.text().startswith("Nothing was foretold"))
+    assert not page.forecast.rows()
+
+
+def test_measure_tells_what_a_card_reached(busy: Stage) -> None:
+    busy.window.go_to("nodes")
+    busy.window.nodes.table.select("alpha")
+    press(busy.window.nodes, "Measure")
+    busy.wait_for(lambda: "81 TFLOP/s" in busy.window.nodes.banner.message())
+    busy.core.failure = UserError("Node alpha is already busy: run x uses GPU 0.", "Wait for it.")
+    QTest.keyClick(busy.window, Qt.Key.Key_Escape)
+    press(busy.window.nodes, "Measure")
+    busy.wait_for(lambda: "already busy" in busy.window.nodes.banner.message())
