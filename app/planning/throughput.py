@@ -3,7 +3,8 @@
 A roofline in which the terms add up, since a layer's kernels run one after the other: products of
 matrices at the rate that the card reaches, attention at its own, what lies between them at the
 speed of the card's memory, and 4-bit weights that are unpacked once per pass. The shares below say
-what of a rate is reached; they hold for compiled layers (see agents/trainer/layers.py).
+what of a rate is reached; they hold for compiled layers (see agents/trainer/layers.py), and follow
+whole steps of a 7B model on an H200 (tests/app/planning/test_throughput.py).
 
 FLOPs as in agents/trainer/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight counts 4
 per token, a trained one 6, and 2 more where a layer computes its activations again.
@@ -24,15 +25,21 @@ MATRIX_SHARE = 0.85
 """Of a card's peak that long products of matrices reach when it is warm."""
 COPY_SHARE = 0.85
 """Of the bandwidth on a data sheet that a copy within the card reaches."""
-LAYER_SHARE = 0.80
+LAYER_SHARE = 0.85
 """Of the rate of long products that those of a layer reach."""
 ATTENTION_SHARE = 0.35
 """The same for both passes of exact attention, whose backward pass adds up in one order."""
-TRAFFIC_SHARE = 0.85
+TRAFFIC_SHARE = 0.75
 """Of a copy's rate that the kernels between the products reach."""
+_TRAFFIC_AGAIN = 0.25
+"""Of the forward pass's traffic that computing it again costs: most of it is fused into kernels of
+the backward pass, which need the same values."""
+_UNPACK_PER_PROCESSOR = 4.1e9
+"""4-bit weights that a multiprocessor unpacks in a second at most; it is less than the memory of
+an H200 would allow, and more than that of a GeForce."""
 _UNPACK_BYTES = 2.516
 """Read and written for one 4-bit weight that becomes bf16."""
-_LAYER_PASS_S = 0.0004
+_LAYER_PASS_S = 0.00024
 """To start the kernels of one layer, both passes, beyond what goes on while others run."""
 _STEP_BYTES = {"adamw": 32.0, "adamw_8bit": 20.0, "paged_adamw_8bit": 20.0}
 """Read and written for each trained value: the norm, the state, the value, and clearing."""
@@ -78,11 +85,14 @@ def find_rates(gpu: PlannedGpu) -> Rates:
         bus = card.bus_bytes_per_s
     matrix = (found and found.matrix_flops_per_s) or matrix
     copy = (found and found.memory_bytes_per_s) or copy
+    unpack = copy / _UNPACK_BYTES
+    if card is not None:
+        unpack = min(unpack, _UNPACK_PER_PROCESSOR * card.num_multiprocessors)
     listed: RateSource = "listed" if card is not None else "assumed"
     return Rates(
         matrix_flops_per_s=matrix,
         copy_bytes_per_s=copy,
-        unpack_values_per_s=(found and found.unpack_values_per_s) or copy / _UNPACK_BYTES,
+        unpack_values_per_s=(found and found.unpack_values_per_s) or unpack,
         to_host_bytes_per_s=(found and found.to_host_bytes_per_s) or bus,
         from_host_bytes_per_s=(found and found.from_host_bytes_per_s) or bus,
         source="measured" if found and found.matrix_flops_per_s else listed,
@@ -144,7 +154,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
         attention_again_flops=2.0 * attended,
         head_flops=(6.0 if full else 4.0) * shape.num_embedding,
         traffic_bytes=3 * traffic,
-        traffic_again_bytes=traffic,
+        traffic_again_bytes=_TRAFFIC_AGAIN * traffic,
         quantized_values=shape.num_quantized if spec.adapter.kind == "qlora" else 0,
         num_layers=shape.num_layers,
         trained_values=trained,
