@@ -255,17 +255,27 @@ class Core:
             keep_counted(self._services.planning, spec, found)
         return found
 
-    async def plan(self, spec: RunSpec, *, look_far: bool = True) -> Plan:
+    async def plan(
+        self, spec: RunSpec, cluster: Path | None = None, *, look_far: bool = True
+    ) -> Plan:
         """Say what a run needs and how fast it would be, on which GPU what; start nothing.
 
         Args:
             spec: what is asked for.
+            cluster: a file that describes PCs, such as ones not bought yet; None: the nodes.
             look_far: ask nodes for facts, and nodes and the hub for the model's config, where they
                 are not known here; False: answer at once, from what is.
 
         Raises:
-            UserError: the model's sizes cannot be found out, or there are no nodes.
+            UserError: the model's sizes cannot be found out, there are no nodes, or the file is
+                of no use.
         """
+        if cluster is not None:
+            from app.library.cluster_file import read_cluster_file
+
+            described = await asyncio.to_thread(read_cluster_file, cluster)
+            choose_nodes(spec, [node.name for node in described.nodes])
+            return await self._planner.plan(spec, described, look_far=look_far)
         names = choose_nodes(spec, self._fleet.names())
         known = {node.name: node for node in self._fleet.snapshots()}
         if look_far and any(known[name].facts is None for name in names):
@@ -274,7 +284,7 @@ class Core:
         if not facts:
             raise UserError(
                 f"{show_list(list(names))} cannot be reached, so their GPUs are not known",
-                "Turn one on: what is foretold rests on what they have.",
+                "Turn one on, or describe PCs in a file: rackless plan RUN.yaml --cluster FILE",
             )
         return await self._planner.plan(
             spec,

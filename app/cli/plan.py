@@ -23,11 +23,17 @@ def add_parser(commands: Commands) -> None:
     text = "show what a run needs, where it would train and how fast; starts nothing"
     parser = add_command(commands, "plan", text, with_core(_plan))
     parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    parser.add_argument(
+        "--cluster",
+        metavar="FILE",
+        type=Path,
+        help="plan for the PCs that this YAML file describes, instead of the nodes",
+    )
 
 
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
     spec = core.read_run_file(args.run_file)
-    plan = await core.plan(spec)
+    plan = await core.plan(spec, args.cluster)
     out.document(plan_document(plan))
     print_plan(plan, spec, out)
     return 0 if plan.chosen is not None else 1

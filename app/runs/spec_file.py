@@ -76,7 +76,7 @@ def parse_run(text: str, source: str = "run file") -> RunSpec:
     Raises:
         UsageError: with every problem found, each with its line.
     """
-    data, lines, problems = _load(text)
+    data, lines, problems = load_yaml(text, needed="the keys model and data")
     if not problems:
         problems = find_problems(data, lines)
     if problems:
@@ -120,14 +120,20 @@ def write_run_file(spec: RunSpec, path: Path) -> None:
 # ---------------------------------------------------------------- YAML, with the line of each key
 
 
-def _load(text: str) -> tuple[Any, dict[KeyPath, int], list[Problem]]:
+def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[Problem]]:
+    """Return the plain values of a file, the line of each key, and why they cannot be read.
+
+    Args:
+        text: of the file.
+        needed: what an empty file lacks.
+    """
     lines: dict[KeyPath, int] = {}
     problems: list[Problem] = []
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            return None, lines, [Problem(1, "the file is empty; it needs the keys model and data")]
+            return None, lines, [Problem(1, f"the file is empty; it needs {needed}")]
         _index(node, (), lines, problems)
         return loader.construct_document(node), lines, problems
     except yaml.MarkedYAMLError as error:

@@ -391,7 +391,9 @@ class FakeCore:
         self.calibration_map[name] = {f"GPU-{name}-0": found}
         return (found,)
 
-    async def plan(self, spec: RunSpec, *, look_far: bool = True) -> Plan:
+    async def plan(
+        self, spec: RunSpec, cluster: Path | None = None, *, look_far: bool = True
+    ) -> Plan:
         self.calls.append(("plan", spec, look_far))
         if self.plan_gate is not None:
             await self.plan_gate.wait()

@@ -1,0 +1,224 @@
+"""Read cluster files: PCs that a person describes, to plan for what is not there or not bought yet.
+
+    nodes:
+      - {name: alpha, gpus: [RTX 5070 Ti], ram_gib: 32, system: linux}
+      - {name: beta, gpus: [{card: RTX 4070, memory_gib: 12, count: 2, power_limit_w: 180}]}
+    links:
+      default: {gbit_per_s: 1, latency_ms: 0.2}
+      alpha beta: {gbit_per_s: 2.5}
+
+Only `nodes` with names are needed. All mistakes are told at once, each with its line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agents.cards import GIB, find_card, list_cards
+from app.errors import UsageError
+from app.planning.cluster import (
+    ASSUMED,
+    Cluster,
+    Link,
+    Pair,
+    PlannedGpu,
+    PlannedNode,
+    System,
+    ethernet,
+    guess_desktop,
+)
+from app.runs.spec_file import MAX_FILE_BYTES, load_yaml
+from app.runs.spec_problems import KeyPath, Problem, dotted
+
+_SYSTEMS: tuple[System, ...] = ("linux", "windows", "wsl")
+_MOST_GPUS = 16
+_LIMITS = {
+    "ram_gib": (1.0, 65536.0),
+    "memory_gib": (1.0, 1024.0),
+    "count": (1.0, float(_MOST_GPUS)),
+    "power_limit_w": (10.0, 2000.0),
+    "gbit_per_s": (0.001, 1000.0),
+    "latency_ms": (0.0, 10000.0),
+}
+
+
+def read_cluster_file(path: Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises:
+        UsageError: the file is missing, is not YAML, or says something that is not allowed.
+    """
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a text file in UTF-8: {error}") from error
+    except OSError as error:
+        raise UsageError(
+            f"the cluster file {path} cannot be read: {error.strerror}",
+            "Give the path of a YAML file with the key nodes.",
+        ) from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} has {len(raw)} bytes; a file has at most {MAX_FILE_BYTES}")
+    return parse_cluster(text, str(path))
+
+
+def parse_cluster(text: str, source: str = "cluster file") -> Cluster:
+    """Read the text of a cluster file; `source` is what errors call it.
+
+    Raises:
+        UsageError: with every problem found, each with its line.
+    """
+    data, lines, problems = load_yaml(text, needed="the key nodes")
+    reader = _Reader(lines, problems)
+    cluster = reader.read(data) if not problems else Cluster(nodes=())
+    if problems:
+        problems.sort(key=lambda problem: problem.line or 0)
+        listed = "\n".join(
+            f"{source}, line {one.line}: {one.text}" if one.line else f"{source}: {one.text}"
+            for one in problems
+        )
+        raise UsageError(listed, "Correct the file; nothing was planned.")
+    return cluster
+
+
+class _Reader:
+    """Turns plain values into a cluster, and notes what is wrong with them."""
+
+    def __init__(self, lines: dict[KeyPath, int], problems: list[Problem]) -> None:
+        self._lines = lines
+        self._problems = problems
+
+    def read(self, data: Any) -> Cluster:
+        found = self._mapping((), data, ("nodes", "links"))
+        entries = found.get("nodes")
+        if not isinstance(entries, list) or not entries:
+            self._tell(("nodes",), "nodes must be a list with one PC at least")
+            return Cluster(nodes=())
+        nodes = tuple(self._node(("nodes", i), entry) for i, entry in enumerate(entries))
+        names = [node.name for node in nodes]
+        for place, name in enumerate(names):
+            if name and name in names[:place]:
+                self._tell(("nodes", place), f"the name {name} stands twice")
+        links, default = self._links(found.get("links"), names)
+        return Cluster(nodes=nodes, links=links, default_link=default)
+
+    def _node(self, path: KeyPath, entry: Any) -> PlannedNode:
+        known = self._mapping(path, entry, ("name", "gpus", "ram_gib", "system"))
+        name = known.get("name")
+        if not isinstance(name, str) or not name or " " in name:
+            self._tell((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
+            name = ""
+        system = known.get("system", "linux")
+        if system not in _SYSTEMS:
+            words = ", ".join(_SYSTEMS)
+            self._tell((*path, "system"), f"system is {system!r}; it must be one of {words}")
+            system = "linux"
+        ram_gib = self._number((*path, "ram_gib"), known.get("ram_gib"))
+        gpus = known.get("gpus", [])
+        if not isinstance(gpus, list):
+            self._tell((*path, "gpus"), f"{dotted(path)}.gpus must be a list of cards")
+            gpus = []
+        cards = [card for i, gpu in enumerate(gpus) for card in self._gpus((*path, "gpus", i), gpu)]
+        return PlannedNode(
+            name=name,
+            gpus=tuple(
+                PlannedGpu(
+                    name=card.name,
+                    device=f"cuda:{index}",
+                    memory_bytes=card.memory_bytes,
+                    desktop_bytes=guess_desktop(system) if index == 0 else 0,
+                    power_limit_w=card.power_limit_w,
+                )
+                for index, card in enumerate(cards)
+            ),
+            ram_bytes=None if ram_gib is None else int(ram_gib * GIB),
+            system=system,
+        )
+
+    def _gpus(self, path: KeyPath, entry: Any) -> list[PlannedGpu]:
+        """Return the cards of one entry: a name, or a mapping with how many there are."""
+        keys = ("card", "memory_gib", "count", "power_limit_w")
+        known = {"card": entry} if isinstance(entry, str) else self._mapping(path, entry, keys)
+        name = known.get("card")
+        if not isinstance(name, str):
+            self._tell(path, f"{dotted(path)} must be the name of a card, or {{card: NAME, ...}}")
+            return []
+        memory_gib = self._number((*path, "memory_gib"), known.get("memory_gib"))
+        if find_card(name) is None and memory_gib is None:
+            near = difflib.get_close_matches(name, list_cards(), n=1, cutoff=0.5)
+            guess = f"did you mean {near[0]}? Else " if near else ""
+            self._tell(
+                path,
+                f"the card {name} is not known; {guess}give its memory, too: "
+                f"{{card: {name}, memory_gib: 12}}",
+            )
+            return []
+        one = PlannedGpu(
+            name=name,
+            memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
+            power_limit_w=self._number((*path, "power_limit_w"), known.get("power_limit_w")),
+        )
+        count = self._number((*path, "count"), known.get("count", 1))
+        return [one] * int(count or 1)
+
+    def _links(self, data: Any, names: list[str]) -> tuple[dict[Pair, Link], Link]:
+        entries = {} if data is None else self._mapping(("links",), data, None)
+        links: dict[Pair, Link] = {}
+        default = ASSUMED
+        for key, entry in entries.items():
+            link = self._link(("links", key), entry)
+            pair = str(key).split()
+            if key == "default":
+                default = link
+            elif len(pair) == 2 and pair[0] != pair[1] and set(pair) <= set(names):
+                links[frozenset(pair)] = link
+            else:
+                text = f"links.{key} must be default, or the names of two nodes, such as "
+                self._tell(("links", key), text + " ".join([*names, "alpha", "beta"][:2]))
+        return links, default
+
+    def _link(self, path: KeyPath, entry: Any) -> Link:
+        known = self._mapping(path, entry, ("gbit_per_s", "latency_ms"))
+        gbit = self._number((*path, "gbit_per_s"), known.get("gbit_per_s", 1))
+        latency_ms = self._number((*path, "latency_ms"), known.get("latency_ms"))
+        return ethernet(gbit or 1.0, None if latency_ms is None else latency_ms / 1000)
+
+    def _mapping(self, path: KeyPath, data: Any, keys: tuple[str, ...] | None) -> Mapping[str, Any]:
+        """Return `data` if it is a mapping with no other keys than these."""
+        if not isinstance(data, dict):
+            what = dotted(path) or "the file"
+            self._tell(path, f"{what} must be a list of `key: value` lines")
+            return {}
+        for key in data if keys is not None else ():
+            if key not in (keys or ()):
+                near = difflib.get_close_matches(str(key), keys or (), n=1, cutoff=0.6)
+                text = f"{dotted((*path, str(key)))} is not known; "
+                known = ", ".join(keys or ())
+                text += f"did you mean {near[0]}?" if near else f"the keys here are {known}"
+                self._tell((*path, str(key)), text)
+        return data
+
+    def _number(self, path: KeyPath, value: Any) -> float | None:
+        """Return a number within its limits; None: nothing was given, or it is wrong."""
+        if value is None:
+            return None
+        low, high = _LIMITS[str(path[-1])]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_whole = path[-1] != "count" or isinstance(value, int)
+        if is_number and is_whole and math.isfinite(value) and low <= value <= high:
+            return float(value)
+        kind = "a number" if path[-1] != "count" else "a whole number"
+        self._tell(path, f"{dotted(path)} is {value!r}; it must be {kind} from {low:g} to {high:g}")
+        return None
+
+    def _tell(self, path: KeyPath, text: str) -> None:
+        line = next(
+            (self._lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self._lines),
+            None,
+        )
+        self._problems.append(Problem(line, text))

@@ -1,0 +1,92 @@
+"""Cluster files: what is right becomes PCs and links, what is wrong is told with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import UsageError
+from app.library.cluster_file import parse_cluster, read_cluster_file
+from app.planning.cluster import Cluster
+
+CLUSTERS = Path(__file__).parents[3] / "resources" / "clusters"
+GIB = 2**30
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(UsageError) as refused:
+        parse_cluster(text, "pcs.yaml")
+    return refused.value.message.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_nodes", "num_gpus"),
+    [("three-mismatched", 3, 3), ("seven-4070", 7, 7), ("two-3090", 1, 2)],
+)
+def test_the_examples_are_read(name: str, num_nodes: int, num_gpus: int) -> None:
+    cluster = read_cluster_file(CLUSTERS / f"{name}.yaml")
+
+    assert len(cluster.nodes) == num_nodes
+    gpus = [gpu for node in cluster.nodes for gpu in node.gpus]
+    assert len(gpus) == num_gpus
+    assert all(gpu.card is not None and gpu.memory is not None for gpu in gpus)
+
+
+def test_all_keys_are_taken() -> None:
+    cluster = parse_cluster(
+        "nodes:\n"
+        "  - {name: a, gpus: [{card: RTX 4070, memory_gib: 10, count: 2, power_limit_w: 150}],"
+        " ram_gib: 64, system: wsl}\n"
+        "  - {name: b}\n"
+        "  - {name: c, gpus: [{card: Strange 1, memory_gib: 20}]}\n"
+        "links: {default: {gbit_per_s: 10}, a b: {gbit_per_s: 2.5, latency_ms: 1}}\n"
+    )
+
+    first, second, third = cluster.nodes
+    assert [gpu.device for gpu in first.gpus] == ["cuda:0", "cuda:1"]
+    assert first.gpus[0].memory_bytes == 10 * GIB
+    assert first.gpus[1].power_w == 150
+    assert (first.ram_bytes, first.system) == (64 * GIB, "wsl")
+    assert second.gpus == ()
+    assert third.gpus[0].card is None
+    assert cluster.link("b", "a").bytes_per_s == pytest.approx(2.5e9 / 8 * 0.94)
+    assert cluster.link("a", "c").bytes_per_s == pytest.approx(10e9 / 8 * 0.94)
+    assert cluster.slowest(("a", "b", "c")).latency_s == pytest.approx(0.001)
+
+
+def test_without_links_gigabit_is_assumed() -> None:
+    cluster: Cluster = parse_cluster("nodes: [{name: a}, {name: b}]")
+
+    assert cluster.link("a", "b").source == "assumed"
+    assert cluster.link("a", "b").bytes_per_s == pytest.approx(117.5e6)
+
+
+def test_every_mistake_is_told_with_its_line() -> None:
+    found = problems(
+        "nodes:\n"
+        "  - {name: a, gpus: [RTX 4071]}\n"
+        "  - {name: a, ram_gb: 32}\n"
+        "  - {name: c d, system: mac, gpus: [{card: RTX 4070, count: 0}]}\n"
+        "links:\n"
+        "  a z: {gbit_per_s: fast}\n"
+    )
+
+    assert any("line 2: the card RTX 4071 is not known; did you mean RTX 407" in p for p in found)
+    assert "pcs.yaml, line 3: nodes[1].ram_gb is not known; did you mean ram_gib?" in found
+    assert "pcs.yaml, line 3: the name a stands twice" in found
+    assert "pcs.yaml, line 4: nodes[2].name must be a name without spaces" in found
+    assert any("line 4: system is 'mac'; it must be one of linux" in p for p in found)
+    assert any("line 4: nodes[2].gpus[0].count is 0; it must be a whole number" in p for p in found)
+    assert any("line 6: links.a z.gbit_per_s is 'fast'" in p for p in found)
+    assert any("line 6: links.a z must be default, or the names of two nodes" in p for p in found)
+
+
+@pytest.mark.parametrize("text", ["", "nodes: []", "- a", "nodes: 3", "nodes: [{name: 4}]"])
+def test_what_is_no_cluster_is_refused(text: str) -> None:
+    assert problems(text)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_cluster_file(tmp_path / "no.yaml")
