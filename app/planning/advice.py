@@ -11,11 +11,15 @@ from app.planning.candidate import Advice, Candidate, Question
 from app.planning.case import Case, open_case
 from app.planning.memory import GIB
 from app.planning.reasons import name_nodes, name_way
+from app.planning.resident import plan_data
 
 _LEAST_GAIN = 1.05
 _SLOW_NETWORK = 0.1
 """Of a step, from which on something is said of it."""
 _LEAST_TOKENS = 256
+_LEAST_FILLED = 0.08
+"""Gain from which on another batch is worth a word."""
+_MOST_MORE = 16
 
 
 def give_advice(
@@ -30,6 +34,7 @@ def give_advice(
         advice += _make_fit(question, case, chosen, found)
     if chosen is not None:
         advice += _fewer_nodes(case, chosen, found)
+        advice += _fill_batch(case, together)
         advice += _compress(question, chosen)
     return tuple(advice)
 
@@ -47,25 +52,25 @@ def _make_fit(
     question: Question, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
 ) -> Iterator[Advice]:
     """Say what makes it fit on the largest card, or on all of them."""
-    if chosen is not None:
-        out = tuple(node.name for node in case.cluster.nodes if node.name not in chosen.nodes)
-        misfits = [name for name in out if not _fits_on(case, name)]
-        if misfits:
-            text = f"It does not fit on {name_nodes(tuple(misfits))}"
-            yield Advice(
-                text=f"{text}: leave {'it' if len(misfits) == 1 else 'them'} out",
-                change={"nodes": chosen.nodes},
-            )
-        return
+    names = tuple(node.name for node in case.cluster.nodes)
+    misfits = tuple(name for name in names if not _fits_on(case, name))
+    if chosen is not None and misfits:
+        it = "it" if len(misfits) == 1 else "them"
+        yield Advice(
+            text=f"It does not fit on {name_nodes(misfits)}: leave {it} out",
+            change={"nodes": chosen.nodes},
+        )
+    is_whole = question.spec.nodes != "all" and question.spec.parallel != "single"
+    num_needed = len(case.workers) if chosen is not None or is_whole else 1
     for change, words in _changes(question.spec):
         changed = open_case(replace(question, spec=apply_change(question.spec, change)))
-        able = [w for w in changed.workers if changed.fit(w, 1).fits]
-        needs_all = question.spec.nodes != "all" and question.spec.parallel != "single"
-        if able and (not needs_all or len(able) == len(changed.workers)):
+        able = [worker for worker in changed.workers if changed.fit(worker, 1).fits]
+        if len(able) >= num_needed:
             where = tuple(dict.fromkeys(worker.node.name for worker in able))
             yield Advice(text=f"{words}: it then fits on {name_nodes(where)}", change=change)
             return
-    yield from _nothing_fits(case, found)
+    if chosen is None:
+        yield from _nothing_fits(case, found)
 
 
 def _fits_on(case: Case, name: str) -> bool:
@@ -156,6 +161,28 @@ def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> I
         text=f"Use {alone}: {it} {gain:.1f} times faster than {name_nodes(slower.nodes)} together",
         change={"nodes": best.nodes},
     )
+
+
+def _fill_batch(case: Case, together: Candidate | None) -> Iterator[Advice]:
+    """Say which batch divides better: a share has whole sequences."""
+    if together is None or not together.fits or case.spec.shares is not None:
+        return
+    workers, rows = case.workers, case.spec.batch_sequences
+    ideal = sum(gpu.tokens_per_s for gpu in together.gpus)
+    if len(workers) < 2 or together.tokens_per_s > (1 - _LEAST_FILLED) * ideal:
+        return
+    best, speed = rows, together.tokens_per_s * (1 + _LEAST_FILLED)
+    for more in range(rows + 1, min(2 * rows, rows + _MOST_MORE) + 1):
+        found = plan_data(replace(case, spec=replace(case.spec, batch_sequences=more)), workers)
+        if found.tokens_per_s > speed:
+            best, speed = more, found.tokens_per_s * 1.01
+    if best > rows:
+        gain = speed / 1.01 / together.tokens_per_s - 1
+        yield Advice(
+            text=f"A batch of {best} sequences divides better among {len(workers)} GPUs than one "
+            f"of {rows}: {gain:.0%} more tokens per second, but fewer and larger steps",
+            change={"batch_sequences": best},
+        )
 
 
 def _compress(question: Question, chosen: Candidate) -> Iterator[Advice]:

@@ -35,7 +35,7 @@ def make_plan(question: Question) -> Plan:
     case = open_case(question)
     found = sorted(find_candidates(case), key=lambda one: (not one.fits, one.step_s))
     chosen = choose(case, found)
-    others = [explain(case, one, chosen) for one in _keep_best(found) if one is not chosen]
+    others = [explain(case, one, chosen) for one in _keep_best(case, found) if one is not chosen]
     if chosen is not None:
         chosen = explain(case, chosen, chosen)
     advice = give_advice(question, case, chosen, found)
@@ -50,7 +50,9 @@ def find_candidates(case: Case) -> list[Candidate]:
     found += _data_plans(case)
     together = [case.of(names) for names in fastest_together(case)]
     found += _some(plan_pipeline(case, workers) for workers in _chains(case, together))
-    found += _some(plan_streamed(case, workers) for workers in (together[0], together[-1]))
+    found += _some(
+        plan_streamed(case, workers) for workers in dict.fromkeys((together[0], together[-1]))
+    )
     found += _some(
         plan_sharded(case, case.workers, stage=stage, mode=mode) for mode, stage in _SHARDED
     )
@@ -118,13 +120,17 @@ def _chains(case: Case, together: list[tuple[Worker, ...]]) -> Iterator[tuple[Wo
 _SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
 
 
-def _keep_best(found: list[Candidate]) -> list[Candidate]:
-    """Return the best few of each mode; of DeepSpeed's stages one."""
+def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
+    """Return the best few of each mode, the plan of all GPUs, and of plans alike one."""
     counts: dict[Mode, int] = {}
+    seen: set[tuple[object, ...]] = set()
     kept = []
     for one in found:
+        alike = (one.mode, round(one.step_s, 6), *sorted(gpu.card for gpu in one.gpus))
+        counts[one.mode] = counts.get(one.mode, 0) + (alike not in seen)
         most = 1 if one.mode in ("deepspeed", "sharded") else _SHOWN_OF_A_MODE
-        if counts.get(one.mode, 0) < most:
-            counts[one.mode] = counts.get(one.mode, 0) + 1
+        is_asked = one.mode == "data" and len(one.gpus) == len(case.workers)
+        if is_asked or (alike not in seen and counts[one.mode] <= most):
             kept.append(one)
+        seen.add(alike)
     return kept

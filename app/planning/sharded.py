@@ -55,27 +55,23 @@ def plan_sharded(
 
 
 def _shard(case: Case, worker: Worker, num: int, stage: int) -> Fit:
-    """Return the most sequences at once that fit."""
-    room = case.room_bytes(worker)
+    """Return what fits: the trainer's own choice, else as many sequences at once as can be.
+
+    Many at once, because with stage 3 each micro-batch gathers all weights again.
+    """
     num_layers = case.shape.num_layers
-    fit = None
+    own = case.fit(worker, num)
+    if stage < 3 and own.fits:
+        return replace(own, memory=_cut_state(own.memory, num, num_layers, stage))
+    fit = own
     for sequences in SEQUENCES_AT_ONCE:
-        if sequences > 1 and sequences * num > case.spec.batch_sequences:
-            continue
-        setting = Setting(micro_tokens=sequences * case.longest_tokens, num_recomputed=num_layers)
-        whole = estimate_memory(
-            case.shape,
-            case.spec,
-            setting=setting,
-            longest_tokens=case.longest_tokens,
-            gpu=worker.memory,
-            ranks=num,
-        )
-        memory = _cut_state(whole, num, num_layers, stage)
-        fit = Fit(setting=setting, memory=memory, room_bytes=room)
-        if fit.fits:
-            break
-    assert fit is not None
+        if sequences == 1 or sequences * num <= case.spec.batch_sequences:
+            tokens = sequences * case.longest_tokens
+            setting = Setting(micro_tokens=tokens, num_recomputed=num_layers)
+            memory = _cut_state(case.forecast(worker, setting, num), num, num_layers, stage)
+            fit = Fit(setting=setting, memory=memory, room_bytes=own.room_bytes)
+            if fit.fits:
+                break
     return fit
 
 

@@ -26,10 +26,12 @@ _SLOTS = 3
 
 
 def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan that fetches frozen layers over the bus; None: all weights are trained."""
+    """Return the plan that fetches frozen layers over the bus; None: there is nothing to fetch."""
     if case.spec.adapter.kind == "full":
         return None
     streams = [_stream(case, worker, len(workers)) for worker in workers]
+    if all(case.fit(worker, len(workers)).fits for worker in workers):
+        return None
     fits = [stream.fit for stream in streams]
     speeds = [stream.tokens_per_s for stream in streams]
     rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
