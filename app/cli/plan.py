@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output, plain
-from app.text import show_duration, show_model, show_rate, show_share
+from app.text import show_model, show_rate, show_share
 
 if TYPE_CHECKING:
     from agents.spec import RunSpec
@@ -41,7 +41,7 @@ async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     """Print a plan for people."""
-    from app.planning.words import describe_candidate, describe_plan
+    from app.planning.words import describe_candidate, describe_other, describe_plan
 
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
     out.text(describe_plan(plan))
@@ -53,7 +53,8 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
         out.text("")
         _print_gpus(shown, out)
     _print_list("What would help", [advice.text for advice in plan.advice], out)
-    _print_others(plan, out)
+    others = plan.others if plan.chosen is not None else plan.others[1:]
+    _print_list("Other ways", [describe_other(one) for one in others[:MOST_SHOWN]], out)
     _print_list("Assumed", list(plan.assumptions), out)
 
 
@@ -84,24 +85,6 @@ def _print_gpus(candidate: Candidate, out: Output) -> None:
 
 def _without(row: list[str], place: int) -> list[str]:
     return [*row[:place], *row[place + 1 :]]
-
-
-def _print_others(plan: Plan, out: Output) -> None:
-    from app.planning.words import name_candidate
-
-    if not plan.others:
-        return
-    out.text("\nOther ways")
-    rows = [
-        [
-            name_candidate(one),
-            show_duration(one.step_s) if one.fits else "does not fit",
-            "" if one.runnable else "not trained by this version",
-            one.reason,
-        ]
-        for one in plan.others[:MOST_SHOWN]
-    ]
-    out.table(["WAY", "STEP", "", "WHY NOT"], rows)
 
 
 def _print_list(title: str, lines: list[str], out: Output) -> None:

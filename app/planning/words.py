@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from agents.protocol import Calibration
 from app.planning.candidate import Candidate, GpuPlan, Plan
 from app.planning.outcome import Comparison, error_of
-from app.text import DASH, count_of, show_bytes, show_duration, show_list, show_rate
+from app.text import DASH, count_of, show_bytes, show_duration, show_rate
 
-_MODES = {
-    "single": "one GPU",
-    "data": "data parallel",
-    "pipeline": "pipeline",
-    "streamed": "weights streamed from RAM",
-    "sharded": "sharded (FSDP)",
-    "deepspeed": "DeepSpeed ZeRO",
-}
 MEMORY_GROUPS = {
     "weights": ("weights", "constants"),
     "training": ("adapter", "gradients", "optimizer"),
@@ -37,11 +29,6 @@ _STEP_PARTS = (
 _LEAST_SHOWN = 0.005
 """Parts of a step below this share of it are left out of its sentence."""
 KWH = 1000.0
-
-
-def name_candidate(candidate: Candidate) -> str:
-    """Return how and where a candidate trains, such as `data parallel on alpha and beta`."""
-    return f"{_MODES[candidate.mode]} on {show_list(list(candidate.nodes))}"
 
 
 def describe_step(candidate: Candidate) -> str:
@@ -120,12 +107,24 @@ def group_memory(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def describe_plan(plan: Plan) -> str:
     """Return the plan in a sentence."""
-    if plan.chosen is None:
-        nearest = f" {plan.others[0].reason}" if plan.others and plan.others[0].reason else ""
-        return f"No way to train this on these GPUs fits.{nearest}"
-    name = name_candidate(plan.chosen)
-    reason = f": {plan.chosen.reason}" if plan.chosen.reason else ""
-    return f"{name[0].upper()}{name[1:]}{reason}"
+    if plan.chosen is not None:
+        return as_sentence(plan.chosen)
+    nearest = f" {as_sentence(plan.others[0])}" if plan.others else ""
+    return f"Nothing that this version trains fits.{nearest}"
+
+
+def describe_other(candidate: Candidate) -> str:
+    """Return why a runner-up lost, with its step where it would fit."""
+    step = f" ({show_duration(candidate.step_s)} a step)" if candidate.fits else ""
+    return f"{as_sentence(candidate)[:-1]}{step}."
+
+
+def as_sentence(candidate: Candidate) -> str:
+    """Return a candidate's reason with a full stop, and a capital unless a node's name leads."""
+    text = candidate.reason.rstrip(".")
+    if not text.startswith(candidate.nodes):
+        text = text[:1].upper() + text[1:]
+    return f"{text}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def make_plan_of_all(fits: bool = True) -> Plan:
         total_s=14_300.0,
         energy_wh=2710.0,
         num_steps=1125,
-        reason="2.6 times as fast as the fastest GPU alone",
+        reason="data parallel on alpha, beta and gamma: the fastest that fits",
     )
     alone = replace(
         chosen,
@@ -75,13 +75,14 @@ def make_plan_of_all(fits: bool = True) -> Plan:
         parts_s=StepParts(compute_s=32.6, optimizer_s=0.1),
         total_s=36_800.0,
         energy_wh=2900.0,
-        reason="2.6 times slower: it leaves three GPUs idle",
+        reason="alpha alone: 2.6 times as long per step",
     )
     sharded = replace(
         chosen,
         mode="sharded",
         parts_s=StepParts(compute_s=12.0, network_s=515.0),
-        reason="515 s of network per step over 1 Gb/s",
+        reason="sharded on alpha, beta and gamma: 515 s of network per step over 1 Gb/s, and not "
+        "trained by this version yet",
     )
     plan = Plan(
         chosen=chosen,
@@ -95,7 +96,7 @@ def make_plan_of_all(fits: bool = True) -> Plan:
         chosen,
         fits=False,
         gpus=tuple(replace(gpu, room_bytes=6 * GIB) for gpu in chosen.gpus),
-        reason="gamma has 6.0 GiB, and 8.1 GiB are needed",
+        reason="data parallel on alpha, beta and gamma: needs 8.1 GiB of the 6.0 GiB of gamma",
     )
     advice = Advice(
         text="With sequences of 1,024 tokens it fits gamma.", change={"sequence_tokens": 1024}

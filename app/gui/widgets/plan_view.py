@@ -11,17 +11,17 @@ from app.gui.theme import Theme
 from app.gui.widgets.fold import Fold
 from app.gui.widgets.memory_bar import COLORS, MemoryBar, Swatch
 from app.gui.widgets.parts import make_label
-from app.planning.candidate import Candidate, GpuPlan, Plan
+from app.planning.candidate import GpuPlan, Plan
 from app.planning.words import (
     MEMORY_GROUPS,
     describe_candidate,
     describe_memory,
+    describe_other,
     describe_plan,
     describe_setting,
     group_memory,
-    name_candidate,
 )
-from app.text import count_of, show_duration, show_rate, show_share
+from app.text import count_of, show_rate, show_share
 
 MOST_OTHERS = 8
 _LEGEND_COLUMNS = 3
@@ -91,7 +91,7 @@ class PlanView(QWidget):
         self.advice.setText("\n".join(advice.text for advice in plan.advice))
         self.advice.setVisible(bool(plan.advice))
         others = plan.others if fits else plan.others[1:]
-        self._other_text.setText("\n\n".join(_describe_other(one) for one in others[:MOST_OTHERS]))
+        self._other_text.setText("\n\n".join(describe_other(one) for one in others[:MOST_OTHERS]))
         self.others.setVisible(bool(others))
         self.others.tell(count_of(len(others), "plan"))
         self._assumed_text.setText("\n\n".join(plan.assumptions))
@@ -152,14 +152,6 @@ class _GpuLine(QWidget):
         self._memory.setText(f"{fits}{describe_memory(gpu)}")
         rate = f"{show_rate(gpu.tokens_per_s)}, " if gpu.tokens_per_s else ""
         self._setting.setText(f"{rate}{describe_setting(gpu)}")
-
-
-def _describe_other(candidate: Candidate) -> str:
-    name = name_candidate(candidate)
-    time = f": {show_duration(candidate.step_s)} a step" if candidate.fits else ": does not fit"
-    reason = f". {candidate.reason}" if candidate.reason else ""
-    runnable = "" if candidate.runnable else " Not trained by this version."
-    return f"{name[0].upper()}{name[1:]}{time}{reason}.{runnable}".replace("..", ".")
 
 
 def _make_legend(theme: Theme) -> QWidget:
