@@ -106,21 +106,21 @@ def find_card(name: str) -> Card | None:
     ('RTX 4070 Laptop GPU', 'RTX 4070 Ti')
     >>> find_card("NVIDIA GeForce RTX 4070 Laptop GPU with Max-Q Design")
     """
-    for known, row in _CARDS.items():
-        if _plain(name) == _plain(known):
-            tflops, gib, gb_per_s, power_w, capability, processors, generation, lanes = row
-            return Card(
-                name=known,
-                flops_per_s=tflops * 1e12,
-                memory_bytes=int(gib * GIB),
-                memory_bytes_per_s=gb_per_s * 1e9,
-                power_w=power_w,
-                capability=capability,
-                num_multiprocessors=processors,
-                pcie_generation=generation,
-                pcie_lanes=lanes,
-            )
-    return None
+    known = _BY_PLAIN_NAME.get(_plain(name))
+    if known is None:
+        return None
+    tflops, gib, gb_per_s, power_w, capability, processors, generation, lanes = _CARDS[known]
+    return Card(
+        name=known,
+        flops_per_s=tflops * 1e12,
+        memory_bytes=int(gib * GIB),
+        memory_bytes_per_s=gb_per_s * 1e9,
+        power_w=power_w,
+        capability=capability,
+        num_multiprocessors=processors,
+        pcie_generation=generation,
+        pcie_lanes=lanes,
+    )
 
 
 def list_cards() -> tuple[str, ...]:
@@ -133,3 +133,6 @@ def _plain(name: str) -> str:
     words = re.sub(r"^(nvidia )?(geforce )?(rtx )?", "", " ".join(name.lower().split()))
     words = re.sub(r"( gpu| \d+ ?gb|-(sxm|pcie).*)$", "", words)
     return words.replace(" gpu", "") if words.endswith("laptop gpu") else words
+
+
+_BY_PLAIN_NAME = {_plain(name): name for name in _CARDS}

@@ -87,7 +87,7 @@ def gradient_bytes(shape: ModelShape, spec: RunSpec) -> float:
 def _power_values(shape: ModelShape, spec: RunSpec) -> float:
     """Return the values of the low-rank factors that stand for all matrices."""
     total = 0.0
-    for layer in shape.layers:
+    for layer, count in shape.kinds:
         if spec.adapter.kind == "full":
             sizes = [(one.num_inputs, one.num_outputs) for one in layer.linears]
         else:
@@ -96,7 +96,7 @@ def _power_values(shape: ModelShape, spec: RunSpec) -> float:
             sizes = [
                 pair for one in targets for pair in _factors(one.num_inputs, one.num_outputs, rank)
             ]
-        total += sum(min(a * b, _POWER_RANK * (a + b)) for a, b in sizes)
+        total += count * sum(min(a * b, _POWER_RANK * (a + b)) for a, b in sizes)
     return total
 
 

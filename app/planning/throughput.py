@@ -140,11 +140,11 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
     >>> round((work.layer_flops + work.attention_flops + work.head_flops) * 2048 / 1e12, 2)
     57.63
     """
-    met = sum(_met_weights(layer) for layer in shape.layers)
+    met = sum(count * _met_weights(layer) for layer, count in shape.kinds)
     trained = count_trained(shape, spec)
     full = spec.adapter.kind == "full"
     inner = 0 if full else trained
-    traffic = sum(_traffic_bytes(shape, layer, spec) for layer in shape.layers)
+    traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
     attended = shape.num_layers * shape.num_heads * shape.head_dim * length
     return Work(
