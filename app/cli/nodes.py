@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
-from app.cli.output import Output
+from app.cli.output import Output, plain
 from app.errors import HostKeyUnknown
 from app.text import DASH, show_bytes, show_duration
 
@@ -104,9 +104,13 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.planning.words import describe_calibration
+
     node = await core.node(args.name)
-    out.document(node)
-    for name, value in _facts(node):
+    measured = core.calibrations(args.name)
+    out.document({**plain(node), "measured": plain(measured)})
+    rows = [*_facts(node), *(("measured", describe_calibration(m)) for m in measured.values())]
+    for name, value in rows:
         out.text(f"{name:<14}{value}")
     return 0
 

@@ -149,6 +149,9 @@ def describe_comparison(found: Comparison) -> list[ComparedRow]:
         _compare("Speed", told.tokens_per_s, seen.tokens_per_s if seen else None, show_rate),
         _compare("Whole run", told.total_s, seen.total_s if seen else None, show_duration),
     ]
+    if len(told.ranks) > 1:
+        network_s = seen.network_s if seen else None
+        rows.insert(1, _compare("Network per step", told.network_s, network_s, show_duration))
     for number, rank in enumerate(told.ranks):
         was = seen.ranks[number] if seen and number < len(seen.ranks) else None
         place = f"{rank.node} {rank.device}"

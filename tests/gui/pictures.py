@@ -14,6 +14,7 @@ from app.gui.application import make_application
 from app.gui.theme import Theme
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import FakeCore, busy_core, publish_history
+from tests.fakes.plans import make_plan_of_all
 from tests.gui.stage import Stage
 
 RUN = "support-chat-7f3a"
@@ -147,6 +148,16 @@ def _new_run_filled(stage: Stage) -> QWidget:
     return dialog
 
 
+def _new_run_misfit(stage: Stage) -> QWidget:
+    """A plan that does not fit, with its runners-up unfolded."""
+    stage.core.plan_answer = make_plan_of_all(fits=False)
+    dialog = _new_run_filled(stage)
+    dialog.outlook.plan.others.open()  # type: ignore[attr-defined]
+    dialog.outlook.plan.assumed.open()  # type: ignore[attr-defined]
+    stage.settle(0.2)
+    return dialog
+
+
 def _new_run_recipe(stage: Stage) -> QWidget:
     """DPO's recipe, and then an answer that contradicts it."""
     dialog = _choose_recipe(stage, "DPO")
@@ -209,6 +220,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "run-log": _run_tab(2),
     "run-checkpoints": _run_tab(3),
     "run-data": _data,
+    "run-forecast": _run_tab(5),
     "run-profiled": _profiled,
     "run-interrupted": _interrupted,
     "new-run": _new_run,
@@ -217,6 +229,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-advanced-2": _new_run_advanced(0.8),
     "new-run-advanced-3": _new_run_advanced(1.0),
     "new-run-filled": _new_run_filled,
+    "new-run-misfit": _new_run_misfit,
     "new-run-recipe": _new_run_recipe,
     "new-run-repeat": _repeat,
     "new-run-look": _look,

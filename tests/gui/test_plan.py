@@ -114,6 +114,12 @@ def test_measure_tells_what_a_card_reached(busy: Stage) -> None:
     busy.window.nodes.table.select("alpha")
     press(busy.window.nodes, "Measure")
     busy.wait_for(lambda: "81 TFLOP/s" in busy.window.nodes.banner.message())
+    busy.wait_for(
+        lambda: (
+            "81 TFLOP/s, memory 790 GB/s, to the PC 25 GB/s"
+            in [label.text() for label in busy.window.nodes.details.findChildren(QLabel)]
+        )
+    )
     busy.core.failure = UserError("Node alpha is already busy: run x uses GPU 0.", "Wait for it.")
     QTest.keyClick(busy.window, Qt.Key.Key_Escape)
     press(busy.window.nodes, "Measure")

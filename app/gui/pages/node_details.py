@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from PySide6.QtCore import Qt
@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from agents.protocol import Calibration
 from app.events import NodeSnapshot
 from app.gui.context import Context
 from app.gui.tables.node_columns import check_columns, describe_clock, describe_environment
@@ -22,15 +23,26 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import copy_text
 from app.gui.widgets.parts import Button, make_label, make_selectable
+from app.planning.words import describe_calibration
 from app.text import DASH, count_of, show_bytes, show_bytes_of, show_duration, show_moment
 
 NUM_COLUMNS = 3
 
 
 def describe_node_facts(
-    node: NodeSnapshot, now_s: float, clock_offset_s: float | None
+    node: NodeSnapshot,
+    now_s: float,
+    clock_offset_s: float | None,
+    measured: Mapping[str, Calibration],
 ) -> list[tuple[str, str]]:
-    """Return (name, value) of all that is known about a node; unknown values are a dash."""
+    """Return (name, value) of all that is known about a node; unknown values are a dash.
+
+    Args:
+        node: the node.
+        now_s: wall clock.
+        clock_offset_s: the node's clock less ours.
+        measured: what its GPUs reached, by their uuids.
+    """
     facts = node.facts
     rows = [
         ("Address", node.address),
@@ -57,6 +69,8 @@ def describe_node_facts(
     for gpu in facts.gpus:
         driver = f", driver {gpu.driver}" if gpu.driver else ""
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}{driver}"))
+        if gpu.uuid in measured:
+            rows.append((f"GPU {gpu.index} reached", describe_calibration(measured[gpu.uuid])))
     for interface in facts.interfaces[:4]:
         speed = f", {interface.speed_mbit} Mbit/s" if interface.speed_mbit else ""
         rows.append((f"Network {interface.name}", f"{interface.address}{speed}"))
@@ -78,6 +92,8 @@ class NodeDetails(QScrollArea):
         for number in range(NUM_COLUMNS):
             self._grid.setColumnStretch(number, 1)
         self._labels: list[QLabel] = []
+        self._name = ""
+        self._measured: dict[str, Mapping[str, Calibration]] = {}
         column = QVBoxLayout(self._body)
         column.setContentsMargins(4, 12, 4, 4)
         column.setSpacing(12)
@@ -88,8 +104,15 @@ class NodeDetails(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
 
+    def show_measured(self, name: str, measured: Mapping[str, Calibration]) -> None:
+        """Show what the GPUs of a node reached, from now on."""
+        self._measured[name] = measured
+        if name in self._context.cluster.nodes and name == self._name:
+            self.show_node(self._context.cluster.nodes[name])
+
     def show_node(self, node: NodeSnapshot | None) -> None:
         """Show a node; None: none is selected."""
+        self._name = node.name if node is not None else ""
         problem = f"{node.problem}\n{node.hint}".strip() if node is not None else ""
         self._problem.setText(problem)
         self._problem.setVisible(bool(problem))
@@ -97,7 +120,8 @@ class NodeDetails(QScrollArea):
         if node is not None:
             cluster = self._context.cluster
             offset_s = cluster.telemetry.clock_offset(node.name)
-            pairs = describe_node_facts(node, cluster.now_s(), offset_s)
+            measured = self._measured.get(node.name, {})
+            pairs = describe_node_facts(node, cluster.now_s(), offset_s, measured)
         while len(self._labels) < 2 * len(pairs):
             self._add_pair()
         for number, label in enumerate(self._labels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import Qt
@@ -20,6 +21,7 @@ from app.events import NodeSnapshot
 from app.gui.actions import Actions
 from app.gui.context import Context
 from app.gui.pages.node_details import CheckResults, NodeDetails
+from app.gui.seam import CoreSeam
 from app.gui.tables.node_columns import node_columns
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
@@ -28,6 +30,11 @@ from app.gui.widgets.empty import EmptyState
 from app.gui.widgets.parts import Button, make_label
 from app.gui.windows.ask import ask
 from app.planning.words import describe_calibration
+
+
+async def load_calibrations(core: CoreSeam, name: str) -> dict[str, Calibration]:
+    """Return what was measured of a node's GPUs."""
+    return core.calibrations(name)
 
 
 class NodesPage(QWidget):
@@ -51,6 +58,7 @@ class NodesPage(QWidget):
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
         self._buttons = self._make_buttons()
+        self._asked_measured: set[str] = set()
         column = QVBoxLayout(self)
         page_margins(column, self)
         column.addLayout(self._make_head(actions))
@@ -164,6 +172,9 @@ class NodesPage(QWidget):
             self.table.selectRow(0)
         node = self.table.selected()
         self.details.show_node(node)
+        if node is not None and node.name not in self._asked_measured:
+            self._asked_measured.add(node.name)
+            self._load_measured(node.name)
         for button in self._buttons.values():
             button.setEnabled(node is not None)
 
@@ -198,8 +209,15 @@ class NodesPage(QWidget):
         )
 
     def _show_measured(self, name: str, found: tuple[Calibration, ...]) -> None:
+        self._load_measured(name)
         figures = "; ".join(f"{one.card}: {describe_calibration(one)}" for one in found)
         self.banner.show_message("good", f"{name} is measured; plans use it from now on", figures)
+
+    def _load_measured(self, name: str) -> None:
+        self._context.bridge.run(
+            lambda core, report: load_calibrations(core, name),
+            partial(self.details.show_measured, name),
+        )
 
     def _ask_remove(self) -> None:
         node = self.table.selected()

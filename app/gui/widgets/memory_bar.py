@@ -60,7 +60,8 @@ class MemoryBar(QWidget):
             left += width
         if used > self._room_bytes:
             edge = area.width() * self._room_bytes / whole
-            painter.fillRect(QRectF(edge - 1, 0, 3, area.height()), palette.color("error"))
+            beyond = QRectF(edge, 0, area.width() - edge, area.height())
+            painter.fillRect(beyond, palette.color("error"))
         painter.end()
 
 
