@@ -16,10 +16,10 @@ from app.planning.memory import (
     GpuMemory,
     MemoryForecast,
     Setting,
-    choose_setting,
     estimate_memory,
 )
 from app.planning.model_shape import ModelShape
+from app.planning.setting_search import choose_setting
 from app.planning.throughput import (
     Pace,
     Rates,

@@ -140,6 +140,8 @@ def stage_memory(
         longest_tokens=case.longest_tokens,
         gpu=worker.memory,
         ranks=num_stages,
+        inputs_stay=True,
+        has_head=place == num_stages - 1,
     )
     under_way = min(num_stages - place, spec.batch_sequences)
     is_first, is_last = place == 0, place == num_stages - 1

@@ -1,0 +1,155 @@
+"""Which setting the trainer's own search will choose on a GPU.
+
+The search of agents/trainer/tuning.py, with forecasts in the place of its measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from agents.spec import RunSpec
+from app.planning.layer_plan import Needs, choose_plan
+from app.planning.memory import (
+    Fit,
+    GpuMemory,
+    MemoryForecast,
+    Setting,
+    count_rest_bytes,
+    count_trained,
+    estimate_memory,
+)
+from app.planning.model_shape import ModelShape
+from app.planning.moments import measure_widest, worst_pass_bytes
+
+_MOST_TOKENS = 16384
+_MEMORY_SHARE = 0.95
+_LEAST_GAIN = 0.02
+_OPTIMIZER_COPIES = 5
+_SHARE_SLACK = 2
+"""These five are those of agents/trainer/tuning.py and fitting.py."""
+
+
+def choose_setting(
+    shape: ModelShape,
+    spec: RunSpec,
+    *,
+    longest_tokens: int,
+    mean_tokens: float,
+    gpu: GpuMemory,
+    ranks: int = 1,
+    host_bytes: int = 0,
+    bus_bytes_per_s: float = 0.0,
+    token_s: Callable[[Setting], float],
+) -> Fit:
+    """Forecast what the trainer's own search will choose.
+
+    It starts with one example at once and takes twice as many tokens as long as that is faster,
+    letting more layers move or recompute where memory asks for it.
+
+    Args:
+        longest_tokens: of one example.
+        mean_tokens: of the examples; with the batch they say how much can be done at once.
+        gpu: the card.
+        ranks: of the whole run.
+        host_bytes: of this PC's memory that may hold activations.
+        bus_bytes_per_s: from the card to host memory; 0: nothing can be moved.
+        token_s: seconds of a token, both passes, under a setting.
+    """
+    search = _Search(
+        shape=shape, spec=spec, longest_tokens=longest_tokens, gpu=gpu, ranks=ranks,
+        host_bytes=host_bytes, bus_bytes_per_s=bus_bytes_per_s, token_s=token_s,
+    )  # fmt: skip
+    batch_tokens = spec.batch_sequences * mean_tokens
+    most = int(batch_tokens if ranks == 1 else batch_tokens * _SHARE_SLACK / ranks)
+    setting = search.choose(min(_MOST_TOKENS, max(longest_tokens, most)))
+    return Fit(setting=setting, memory=search.estimate(setting), room_bytes=gpu.room_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Search:
+    """The search of agents/trainer/tuning.py, with forecasts in the place of measurements."""
+
+    shape: ModelShape
+    spec: RunSpec
+    longest_tokens: int
+    gpu: GpuMemory
+    ranks: int
+    host_bytes: int
+    bus_bytes_per_s: float
+    token_s: Callable[[Setting], float]
+
+    def estimate(self, setting: Setting) -> MemoryForecast:
+        return estimate_memory(
+            self.shape,
+            self.spec,
+            setting=setting,
+            longest_tokens=self.longest_tokens,
+            gpu=self.gpu,
+            ranks=self.ranks,
+        )
+
+    def choose(self, most_tokens: int) -> Setting:
+        """Return the fastest setting, or the smallest one where none fits."""
+        num_all = 0 if self.spec.recompute == "none" else self.shape.num_layers
+        least = Setting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
+        needs, room_bytes = self._needs(least), self._room_bytes()
+        best = self._try(needs, room_bytes, self.longest_tokens)
+        if best is None:
+            return least
+        while best.micro_tokens < most_tokens:
+            now = best.micro_tokens
+            found = self._try(needs, room_bytes, min(2 * now, most_tokens))
+            if found is None or self.token_s(found) * (1 + _LEAST_GAIN) > self.token_s(best):
+                between = self._try(needs, room_bytes, min(3 * now // 2, most_tokens))
+                return min((s for s in (best, found, between) if s), key=self.token_s)
+            best = found
+        return best
+
+    def _needs(self, least: Setting) -> Needs:
+        tokens = self.longest_tokens
+        twice = replace(least, micro_tokens=2 * tokens)
+        once_bytes, twice_bytes = (
+            worst_pass_bytes(self.shape, self.spec, setting, self.gpu, longest_tokens=tokens)
+            for setting in (least, twice)
+        )
+        token_bytes = min(once_bytes / tokens, (twice_bytes - once_bytes) / tokens)
+        one = measure_widest(self.shape, self.spec, self.gpu, tokens, 1)
+        return Needs(
+            fixed_bytes=once_bytes - token_bytes * tokens,
+            token_bytes=token_bytes,
+            layer_bytes=one.kept_bytes / tokens,
+            input_bytes=one.input_bytes / tokens,
+            token_s=self.token_s(least),
+            bus_bytes_per_s=self.bus_bytes_per_s if self.host_bytes else 0.0,
+        )
+
+    def _room_bytes(self) -> float:
+        """Return what the passes may take beside what is there at rest, as the trainer counts."""
+        trained_bytes = 4 * count_trained(self.shape, self.spec)
+        rest_bytes = count_rest_bytes(self.shape, self.spec, self.gpu)
+        most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
+        return most * _MEMORY_SHARE - rest_bytes - _OPTIMIZER_COPIES * trained_bytes
+
+    def _try(self, needs: Needs, room_bytes: float, tokens: int) -> Setting | None:
+        """Return the faster of moving and not moving; None: the card is too small."""
+        found: list[Setting] = []
+        for may_move in (True, False):
+            plan = choose_plan(
+                needs,
+                tokens=tokens,
+                num_layers=self.shape.num_layers,
+                room_bytes=room_bytes,
+                host_bytes=self.host_bytes,
+                recompute=self.spec.recompute,
+                may_move=may_move,
+            )
+            if plan is not None:
+                found.append(
+                    Setting(
+                        micro_tokens=tokens,
+                        num_recomputed=plan.num_recomputed,
+                        num_moved=plan.num_moved,
+                    )
+                )
+        return min(found, key=self.token_s, default=None)
