@@ -123,17 +123,13 @@ def _room(
 
 
 def _even_out(num_layers: int, room: list[int]) -> tuple[int, ...] | None:
-    """Take away what is too much, from the last stages first, one layer at each round."""
+    """Take away what is too much, always from the stage that is fullest for its room."""
     if min(room) < 1 or sum(room) < num_layers:
         return None
-    counts = list(room)
-    surplus = sum(counts) - num_layers
-    while surplus:
-        place = max(
-            range(len(counts)), key=lambda i: (counts[i] - room[i] * num_layers / sum(room), i)
-        )
-        counts[place] -= 1
-        surplus -= 1
+    counts, part = list(room), num_layers / sum(room)
+    for _ in range(sum(room) - num_layers):
+        able = [place for place, count in enumerate(counts) if count > 1]
+        counts[max(able, key=lambda i: (counts[i] - room[i] * part, i))] -= 1
     return tuple(counts)
 
 

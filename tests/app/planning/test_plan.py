@@ -1,0 +1,212 @@
+"""Plans of the three example clusters, of what users claim, and of what a spec asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agents.spec import AdapterKind
+from app.planning.advice import apply_change
+from app.planning.candidate import Candidate, Mode
+from app.planning.cluster import Cluster, Link
+from app.planning.learning import Corrections, Outcome
+from app.planning.plan import DataSize, Plan, make_plan
+from tests.app.planning.clusters import GIB, ask, example, make_node, make_pcs
+
+
+def of_mode(plan: Plan, mode: Mode) -> list[Candidate]:
+    found = [plan.chosen] if plan.chosen is not None else []
+    return [one for one in (*found, *plan.others) if one.mode == mode]
+
+
+def test_three_unlike_pcs_share_by_their_speed() -> None:
+    plan = make_plan(ask(example("three-mismatched")))
+
+    assert plan.chosen is not None
+    assert plan.chosen.mode == "data"
+    assert plan.chosen.nodes == ("alpha", "beta", "gamma")
+    alpha, beta, gamma = plan.chosen.gpus
+    assert alpha.share > gamma.share > beta.share
+    alone = {one.nodes[0]: one.tokens_per_s for one in of_mode(plan, "single")}
+    # The claim is 2.5 times the fastest PC; the sum of the speeds is the bound, which is less.
+    bound = sum(alone.values()) / alone["alpha"]
+    assert bound < 2.5
+    assert 0.9 * bound < plan.chosen.tokens_per_s / alone["alpha"] <= bound
+
+
+def test_seven_equal_pcs_train_13b_together_and_a_better_batch_is_named() -> None:
+    plan = make_plan(ask(example("seven-4070"), "13B"))
+
+    assert plan.chosen is not None
+    assert plan.chosen.mode == "data"
+    assert any("batch_sequences" in advice.change for advice in plan.advice)
+
+
+def test_70b_over_seven_12_gib_cards_fits_only_in_modes_that_come_later() -> None:
+    plan = make_plan(ask(example("seven-4070"), "70B"))
+
+    assert plan.chosen is None
+    (pipeline, *_) = of_mode(plan, "pipeline")
+    assert pipeline.fits
+    assert not pipeline.runnable
+    assert pipeline.gpus[0].layers is not None
+    assert sum(b - a for a, b in (gpu.layers or (0, 0) for gpu in pipeline.gpus)) == 80
+    assert any("pipeline" in a.text or "streamed" in a.text for a in plan.advice)
+
+
+def test_two_cards_of_one_pc_share_evenly() -> None:
+    plan = make_plan(ask(example("two-3090"), kind="lora"))
+
+    assert plan.chosen is not None
+    assert [gpu.share for gpu in plan.chosen.gpus] == [0.5, 0.5]
+    assert plan.chosen.parts_s.network_s < 0.02 * plan.chosen.step_s
+
+
+def test_70b_sharded_over_gigabit_waits_for_the_network() -> None:
+    """515 s of wire for each micro-step of one sequence per PC: 2 x 6/7 of 35 GB at 117.5 MB/s."""
+    cluster = replace(example("seven-4070"), default_link=make_pcs("RTX 4070").default_link)
+    plan = make_plan(ask(cluster, "70B", batch_sequences=7))
+
+    (sharded,) = of_mode(plan, "sharded")
+    assert "of network per step over 1 Gb/s" in sharded.reason
+    assert sharded.parts_s.network_s + sharded.parts_s.compute_s == pytest.approx(515, rel=0.05)
+
+
+@pytest.mark.parametrize(("memory_gib", "fits"), [(12.0, True), (8.0, True), (4.0, False)])
+def test_7b_qlora_fits_cards_that_users_call_tight(memory_gib: float, fits: bool) -> None:
+    node = make_node("pc", "RTX 4070", memory_gib=memory_gib)
+    plan = make_plan(ask(Cluster(nodes=(node,))))
+
+    assert (plan.chosen is not None) == fits
+
+
+def test_13b_qlora_fits_12_gib() -> None:
+    plan = make_plan(ask(make_pcs("RTX 4070"), "13B"))
+
+    assert plan.chosen is not None
+    assert plan.chosen.gpus[0].memory.expected_bytes <= 12 * GIB
+
+
+def test_a_slow_network_makes_one_pc_faster_than_all() -> None:
+    pcs = make_pcs("RTX 4090", "RTX 3060", gbit_per_s=0.01)
+    plan = make_plan(ask(pcs, kind="lora"))
+    asked = make_plan(ask(pcs, nodes=("pc1", "pc2")))
+
+    assert plan.chosen is not None
+    assert plan.chosen.nodes == ("pc1",)
+    assert asked.chosen is not None
+    assert asked.chosen.nodes == ("pc1", "pc2")
+    (advice, *_) = asked.advice
+    assert advice.text.startswith("Use pc1 alone: it is ")
+    assert advice.change == {"nodes": ("pc1",)}
+
+
+def test_the_fastest_plan_is_chosen_and_the_others_say_why_they_lost() -> None:
+    plan = make_plan(ask(example("three-mismatched")))
+
+    assert plan.chosen is not None
+    runnable = [one for one in plan.others if one.fits and one.runnable]
+    assert all(one.step_s >= plan.chosen.step_s for one in runnable)
+    assert all(one.reason for one in (plan.chosen, *plan.others))
+    assert {one.mode for one in plan.others} >= {"single", "pipeline", "sharded", "deepspeed"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "memory_gib"),
+    [("full", "7B", 24.0), ("lora", "13B", 16.0), ("qlora", "13B", 8.0), ("lora", "7B", 11.0)],
+)
+def test_advice_makes_a_run_fit(kind: AdapterKind, size: str, memory_gib: float) -> None:
+    cluster = Cluster(nodes=(make_node("pc", "RTX 3090", memory_gib=memory_gib),))
+    question = ask(cluster, size, kind)
+    plan = make_plan(question)
+
+    assert plan.chosen is None
+    changes = [advice.change for advice in plan.advice if advice.change]
+    for change in changes[:1]:
+        better = replace(question, spec=apply_change(question.spec, change))
+        assert make_plan(better).chosen is not None
+    assert plan.advice
+
+
+def test_a_mode_that_is_not_trained_yet_is_never_chosen() -> None:
+    for mode in ("pipeline", "streamed", "sharded", "deepspeed"):
+        plan = make_plan(ask(example("three-mismatched"), parallel=mode))
+        assert plan.chosen is None
+        assert plan.others
+
+
+def test_single_takes_one_gpu() -> None:
+    plan = make_plan(ask(example("three-mismatched"), parallel="single"))
+    named = make_plan(ask(example("three-mismatched"), parallel="single", nodes=("gamma",)))
+
+    assert plan.chosen is not None
+    assert plan.chosen.nodes == ("alpha",)
+    assert named.chosen is not None
+    assert named.chosen.nodes == ("gamma",)
+
+
+def test_given_shares_are_kept() -> None:
+    plan = make_plan(ask(example("three-mismatched"), shares=(1.0, 1.0, 1.0)))
+
+    assert plan.chosen is not None
+    assert [gpu.share for gpu in plan.chosen.gpus] == [pytest.approx(1 / 3)] * 3
+
+
+def test_time_and_energy_follow_from_steps() -> None:
+    question = ask(make_pcs("RTX 4070"), epochs=3.0, batch_sequences=24)
+    plan = make_plan(question)
+
+    assert plan.chosen is not None
+    assert plan.chosen.num_steps == 125
+    assert plan.chosen.total_s == pytest.approx(125 * plan.chosen.step_s)
+    assert plan.chosen.energy_wh == pytest.approx(0.9 * 200 * plan.chosen.total_s / 3600, rel=0.02)
+
+
+def test_what_is_not_known_is_said() -> None:
+    question = replace(ask(make_pcs("RTX 4070", "RTX 4070")), data=DataSize())
+    plan = make_plan(replace(question, cluster=Cluster(nodes=question.cluster.nodes)))
+
+    assert plan.chosen is not None
+    assert plan.chosen.total_s is None
+    assert plan.chosen.energy_wh is None
+    assert any("the data was not counted" in text for text in plan.assumptions)
+    assert any("taken to be Gigabit Ethernet" in text for text in plan.assumptions)
+    assert any("by its data sheet, not measured" in text for text in plan.assumptions)
+
+
+def test_past_runs_correct_speed_memory_and_network() -> None:
+    question = ask(make_pcs("RTX 4070", "RTX 4070"), kind="qlora")
+    outcomes = tuple(
+        Outcome(
+            card="RTX 4070", family="llama", adapter="qlora", ended_s=float(i),
+            memory_ratio=1.1, speed_ratio=0.5, network_ratio=3.0,
+        )
+        for i in range(9)
+    )  # fmt: skip
+    plain = make_plan(question).chosen
+    learned = make_plan(replace(question, learned=Corrections(outcomes=outcomes))).chosen
+
+    assert plain is not None
+    assert learned is not None
+    assert learned.parts_s.compute_s == pytest.approx(plain.parts_s.compute_s / 0.53, rel=0.1)
+    assert learned.parts_s.network_s > 2 * plain.parts_s.network_s
+
+
+def test_a_measured_link_counts() -> None:
+    question = ask(make_pcs("RTX 4070", "RTX 4070"))
+    slow = Link(bytes_per_s=5e6, latency_s=0.01, source="measured")
+    cluster = replace(question.cluster, links={frozenset(("pc1", "pc2")): slow})
+
+    fast_data = of_mode(make_plan(question), "data")[0]
+    slow_data = of_mode(make_plan(replace(question, cluster=cluster)), "data")[0]
+
+    assert slow_data.parts_s.network_s > 10 * fast_data.parts_s.network_s
+
+
+def test_no_gpu_at_all_is_no_plan() -> None:
+    plan = make_plan(ask(Cluster(nodes=())))
+
+    assert plan.chosen is None
+    assert plan.others == ()
+    assert plan.advice
