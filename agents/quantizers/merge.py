@@ -11,19 +11,17 @@ is hashed first: an adapter means nothing on other weights.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from agents.errors import UserError, explain_os_error
-from agents.state import fsync_folder
-from agents.trainer.checkpoint import Checkpoint, read_checkpoint, sync_file, tells_full_disk
+from agents.errors import UserError
+from agents.quantizers.work import Progress, appearing, read_plain, run_job
+from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.fingerprint import hash_model
 
-EXIT_USER_ERROR = 3
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 _COPIED = (".json", ".jinja", ".model", ".txt")
 _NOT_COPIED = ("config.json", "manifest.json")
@@ -47,9 +45,8 @@ def read_job(path: Path) -> Job:
     Raises:
         UserError: it is not one.
     """
+    plain, home = read_plain(path, "merge")
     try:
-        plain = json.loads(path.read_bytes())
-        home = Path(plain.get("agent_home") or os.environ.get("RACKLESS_AGENT_HOME") or ".")
         checkpoint = plain.get("checkpoint")
         if checkpoint is None:
             checkpoint = f"runs/{plain['run_id']}/checkpoints/step-{plain['step']:08d}"
@@ -59,25 +56,8 @@ def read_job(path: Path) -> Job:
             destination=home / plain["destination"],
             hashes=home / "hashes" if home != Path() else None,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a merge job: {error!r}.", "Export the run again") from error
-
-
-class Progress:
-    """Prints JSON lines to the stdout that this process began with."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def tell(self, message: str, **fields: Any) -> None:
-        self._write({"kind": "progress", "message": message, **fields})
-
-    def fail(self, message: str, hint: str) -> None:
-        self._write({"kind": "failed", "message": message, "hint": hint})
-
-    def _write(self, record: dict[str, Any]) -> None:
-        self._out.write(json.dumps(record) + "\n")
-        self._out.flush()
 
 
 def merge(job: Job, progress: Progress) -> None:
@@ -90,18 +70,9 @@ def merge(job: Job, progress: Progress) -> None:
     checkpoint = read_checkpoint(job.checkpoint)
     _refuse_damage(checkpoint)
     _refuse_other_model(checkpoint, job)
-    partial = job.destination.with_name(f".partial-{job.destination.name}-{os.getpid()}")
-    try:
-        partial.mkdir(mode=0o700, parents=True)
+    with appearing(job.destination, "the merged model") as partial:
         _write_model(job, checkpoint, partial, progress)
         _copy_rest(job, checkpoint, partial)
-        _appear(partial, job.destination)
-    except Exception as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        told = _explain(error, job)
-        if told is error:
-            raise
-        raise told from error
     progress.tell(f"The merged model is in {job.destination}", path=str(job.destination))
 
 
@@ -193,47 +164,10 @@ def _copy_rest(job: Job, checkpoint: Checkpoint, folder: Path) -> None:
             shutil.copyfile(checkpoint.path / name, folder / "adapter" / name)
 
 
-def _appear(partial: Path, destination: Path) -> None:
-    for path in partial.rglob("*"):
-        if path.is_file():
-            sync_file(path)
-    fsync_folder(partial)
-    old = None
-    if destination.exists():
-        old = destination.with_name(f".deleted-{destination.name}-{os.getpid()}")
-        os.rename(destination, old)
-    os.rename(partial, destination)
-    fsync_folder(destination.parent)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _explain(error: Exception, job: Job) -> Exception:
-    if tells_full_disk(error):
-        return UserError(
-            f"The disk is full: the merged model does not fit into {job.destination.parent}.",
-            "Free some room there and export again; nothing half written was left",
-        )
-    if isinstance(error, UserError) or not isinstance(error, (OSError, MemoryError)):
-        return error
-    if isinstance(error, MemoryError):
-        return UserError("The PC ran out of memory.", "Close other programs and export again")
-    return explain_os_error(error, f"writing {job.destination}")
-
-
 def main(argv: list[str]) -> int:
     """Run one job and return the exit code."""
-    # Libraries print what they like; only progress may reach the real stdout.
-    progress = Progress(os.fdopen(os.dup(1), "w", encoding="ascii"))
-    os.dup2(2, 1)
-    try:
-        if len(argv) != 1:
-            raise UserError("One job file is needed.", "python -m agents.quantizers.merge JOB.json")
-        merge(read_job(Path(argv[0])), progress)
-    except UserError as error:
-        progress.fail(error.message, error.hint)
-        return EXIT_USER_ERROR
-    return 0
+    usage = "python -m agents.quantizers.merge JOB.json"
+    return run_job(argv, usage, lambda path, progress: merge(read_job(path), progress))
 
 
 if __name__ == "__main__":

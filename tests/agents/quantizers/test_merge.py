@@ -15,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agents.errors import UserError
-from agents.quantizers.merge import Progress, merge, read_job
+from agents.quantizers.merge import merge, read_job
+from agents.quantizers.work import Progress
 from agents.spec import AdapterSpec
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import Run, make_spec

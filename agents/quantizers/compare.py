@@ -1,0 +1,118 @@
+"""How far a quantized model is from the one it was made of, over the same held-out tokens.
+
+The mean Kullback-Leibler divergence from the original's next-token distribution to the other one's
+is what counts: perplexity alone rates a damaged model as nearly whole, because errors in either
+direction cancel. Only one model is in memory at a time, so the original's distributions wait in a
+file meanwhile, in half precision: 2 bytes for each token and word of the vocabulary.
+
+Shape letters: B one row, T tokens of a row, N tokens of all rows, V words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CLOSED = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distance:
+    """Of one model from the original, means over all predicted tokens."""
+
+    kl: float
+    """D(original || other), nats per token (Kullback and Leibler 1951); 0: the same."""
+    top1: float
+    """Share of tokens whose likeliest next word is the same, 0 to 1."""
+    perplexity: float
+    """exp of the mean cross-entropy of the text."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """The original's distributions, kept in a file."""
+
+    logits: Path
+    """float16 (N, V): log-probabilities."""
+    num_words: int
+    perplexity: float
+    num_tokens: int
+
+
+def remember(model: Any, rows: Sequence[Sequence[int]], path: Path) -> Reference:
+    """Write the log-probabilities of the next word after each token of `rows` to `path`.
+
+    Args:
+        model: of Transformers, on its device.
+        rows: token ids; what follows the first token of each is predicted.
+        path: is made; 2 N V bytes.
+
+    Raises:
+        ValueError: no row has two tokens.
+    """
+    num_tokens = sum(max(0, len(row) - 1) for row in rows)
+    if not num_tokens:
+        raise ValueError("rows has no row of two tokens; there is nothing to predict")
+    kept_NV: np.memmap[Any, Any] | None = None
+    place, loss = 0, 0.0
+    for targets_T, logs_TV in _walk(model, rows):
+        if kept_NV is None:
+            shape = (num_tokens, logs_TV.shape[1])
+            kept_NV = np.memmap(path, dtype=np.float16, mode="w+", shape=shape)
+        kept_NV[place : place + len(targets_T)] = logs_TV.half().cpu().numpy()
+        loss -= logs_TV.gather(1, targets_T[:, None]).double().sum().item()
+        place += len(targets_T)
+    assert kept_NV is not None
+    kept_NV.flush()
+    return Reference(
+        logits=path,
+        num_words=int(kept_NV.shape[1]),
+        perplexity=math.exp(loss / num_tokens),
+        num_tokens=num_tokens,
+    )
+
+
+def measure(model: Any, rows: Sequence[Sequence[int]], reference: Reference) -> Distance:
+    """Return how far `model` is from the remembered one over the same rows."""
+    shape = (reference.num_tokens, reference.num_words)
+    kept_NV = np.memmap(reference.logits, dtype=np.float16, mode="r", shape=shape)
+    place, kl, same, loss = 0, 0.0, 0, 0.0
+    for targets_T, logs_TV in _walk(model, rows):
+        taken = np.array(kept_NV[place : place + len(targets_T)])
+        kept_TV = torch.from_numpy(taken).to(logs_TV.device).float().log_softmax(-1)
+        words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
+        kl += _diverge(kept_TV[:, :words], logs_TV[:, :words])
+        same += int((kept_TV.argmax(1) == logs_TV.argmax(1)).sum())
+        loss -= logs_TV.gather(1, targets_T[:, None]).double().sum().item()
+        place += len(targets_T)
+    return Distance(
+        kl=max(0.0, kl / place),
+        top1=same / place,
+        perplexity=math.exp(loss / place),
+        num_tokens=place,
+    )
+
+
+def _walk(model: Any, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the words that follow (T,) and log-probabilities for them (T, V), row by row."""
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        for row in rows:
+            if len(row) < 2:
+                continue
+            ids_BT = torch.tensor([list(row)], device=device)
+            logits_TV = model(input_ids=ids_BT, use_cache=False).logits[0, :-1]
+            yield ids_BT[0, 1:], logits_TV.float().log_softmax(-1)
+
+
+def _diverge(first_TV: Tensor, second_TV: Tensor) -> float:
+    terms_TV = first_TV.exp() * (first_TV - second_TV)
+    return terms_TV.where(first_TV > math.log(_CLOSED), torch.zeros_like(terms_TV)).sum().item()

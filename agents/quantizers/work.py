@@ -1,0 +1,116 @@
+"""What all jobs on models have in common: a job file in, progress out, a whole folder or none.
+
+Progress goes to the real stdout as JSON lines, and the last one tells what went wrong; whatever
+libraries print goes to stderr. A result appears with one rename when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from agents.errors import UserError, explain_os_error
+from agents.state import fsync_folder
+from agents.trainer.checkpoint import sync_file, tells_full_disk
+
+EXIT_USER_ERROR = 3
+
+
+class Progress:
+    """Prints JSON lines to the stdout that this process began with."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def tell(self, message: str, **fields: Any) -> None:
+        self._write({"kind": "progress", "message": message, **fields})
+
+    def fail(self, message: str, hint: str) -> None:
+        self._write({"kind": "failed", "message": message, "hint": hint})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._out.write(json.dumps(record) + "\n")
+        self._out.flush()
+
+
+def run_job(argv: list[str], usage: str, work: Callable[[Path, Progress], None]) -> int:
+    """Do the job that `argv` names, with only progress on stdout; return the exit code."""
+    progress = Progress(os.fdopen(os.dup(1), "w", encoding="ascii"))
+    os.dup2(2, 1)
+    try:
+        if len(argv) != 1:
+            raise UserError("One job file is needed.", usage)
+        work(Path(argv[0]), progress)
+    except UserError as error:
+        progress.fail(error.message, error.hint)
+        return EXIT_USER_ERROR
+    return 0
+
+
+def read_plain(path: Path, what: str) -> tuple[dict[str, Any], Path]:
+    """Return a job file's content and the agent's home, where its relative paths start.
+
+    Raises:
+        UserError: it is not one.
+    """
+    try:
+        plain = json.loads(path.read_bytes())
+        home = Path(plain.get("agent_home") or os.environ.get("RACKLESS_AGENT_HOME") or ".")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} is not a {what} job: {error!r}.", "Export the run again"
+        ) from error
+    return plain, home
+
+
+@contextmanager
+def appearing(destination: Path, what: str) -> Iterator[Path]:
+    """Give a folder to fill, which becomes `destination` at the end, or vanishes after an error.
+
+    Raises:
+        UserError: the disk is full, memory ran out, or the place cannot be written.
+    """
+    partial = destination.with_name(f".partial-{destination.name}-{os.getpid()}")
+    try:
+        partial.mkdir(mode=0o700, parents=True)
+        yield partial
+        _appear(partial, destination)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        told = _explain(error, destination, what)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _appear(partial: Path, destination: Path) -> None:
+    for path in partial.rglob("*"):
+        if path.is_file():
+            sync_file(path)
+    fsync_folder(partial)
+    old = None
+    if destination.exists():
+        old = destination.with_name(f".deleted-{destination.name}-{os.getpid()}")
+        os.rename(destination, old)
+    os.rename(partial, destination)
+    fsync_folder(destination.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _explain(error: Exception, destination: Path, what: str) -> Exception:
+    if tells_full_disk(error):
+        return UserError(
+            f"The disk is full: {what} does not fit into {destination.parent}.",
+            "Free some room there and export again; nothing half written was left",
+        )
+    if isinstance(error, UserError) or not isinstance(error, (OSError, MemoryError)):
+        return error
+    if isinstance(error, MemoryError):
+        return UserError("The PC ran out of memory.", "Close other programs and export again")
+    return explain_os_error(error, f"writing {destination}")
