@@ -196,7 +196,7 @@ def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]
             "python3-venv is missing on this node, so no environment can be built.",
             f"sudo apt-get install -y python{version}-venv",
         )
-    raise _explain("making the virtual environment failed", lines)
+    raise explain_pip("making the virtual environment failed", lines)
 
 
 def _install(
@@ -216,10 +216,10 @@ def _install(
     environ = {**CLEAN_ENVIRON, "PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
     code, lines = children.run(argv, environ=environ, on_line=progress)
     if code != 0:
-        raise _explain("installing the packages failed", lines)
+        raise explain_pip("installing the packages failed", lines)
 
 
-def _explain(what: str, lines: list[str]) -> UserError:
+def explain_pip(what: str, lines: list[str]) -> UserError:
     """Return what pip's or venv's last lines mean."""
     text = "\n".join(lines)
     for pattern, cause, hint in PIP_PROBLEMS:

@@ -2,7 +2,8 @@
 
 One message is one line of JSON. Three kinds of envelope: Request (master to node), Response
 (exactly one per request) and Event (node to master, unasked or following a request). Below them
-stand the payloads, one dataclass for each thing that is said. `None` means "not known" everywhere.
+stand the payloads, one dataclass for each thing that is said; those about artifacts are in
+`agents/artifacts.py`. `None` means "not known" everywhere.
 
 The kinds of request, with their arguments (dataclass or names) and results:
 
@@ -11,6 +12,7 @@ The kinds of request, with their arguments (dataclass or names) and results:
     telemetry.follow  {after_s: float | None}         -> {}; then events `telemetry.sample` (Sample)
     environment.find  EnvironmentQuery                -> EnvironmentReport
     environment.build EnvironmentBuild                -> EnvironmentReport; events `progress`
+    packages.build    PackagesBuild                   -> PackagesReport; events `progress`
     port.choose       {address}                       -> {port}
     probe.listen      {address, timeout_s}            -> {port}
     probe.connect     {address, port, num_bytes}      -> {round_trip_s, bytes_per_s}
@@ -34,6 +36,7 @@ The kinds of request, with their arguments (dataclass or names) and results:
     run.delete        {run_id}                        -> {freed_bytes}
     bundle.status     {destination, files: [FileEntry]} -> BundleStatus
     export.merged     MergeJob                        -> {path, files}; events `progress`
+    export.made       MakeJob                         -> {path, files}; events `progress`
     data.preview      PreviewJob                      -> DataPreview; events `progress`
     gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
     model.config      {model}                         -> {config: dict | None}

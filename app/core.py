@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -467,17 +467,24 @@ class Core:
         to: str = "merged",
         *,
         out: Path,
+        types: Sequence[str] = (),
         checkpoint: int | None = None,
         progress: Progress | None = None,
     ) -> Path:
         """Write a run's model to the new folder `out`.
 
+        Args:
+            to: merged, nf4 or gguf.
+            types: of gguf; none: Q8_0.
+
         Raises:
-            UserError: `out` is in use, or no whole checkpoint is there.
-            NotAvailableYet: every format but `merged`.
+            UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
+            NotAvailableYet: the other formats.
         """
         run_id = self._book.get(run_id).run_id
-        return await export.export_run(self._services, run_id, to, out, checkpoint, progress)
+        return await export.export_run(
+            self._services, run_id, to, out, checkpoint, progress, types=types
+        )
 
     def recipes(self) -> tuple[Recipe, ...]:
         """Return the run files that ship with Rackless, to start from."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agents import environment
+from agents import environment, packages
+from agents.artifacts import PackagesBuild, PackagesReport
 from agents.channel import Call
 from agents.protocol import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
 from agents.wire import from_wire
@@ -18,3 +19,9 @@ def build(call: Call) -> EnvironmentReport:
     """Build the environment from the lock, with `progress` events."""
     job = from_wire(EnvironmentBuild, call.args, "args")
     return environment.build(call.home, job, call.children, call.progress)
+
+
+def build_packages(call: Call) -> PackagesReport:
+    """Put packages beside the training environment, with `progress` events."""
+    job = from_wire(PackagesBuild, call.args, "job")
+    return packages.build(call.home, job, call.children, call.progress)

@@ -1,5 +1,5 @@
-"""Requests for long work on a node outside a run: merge an adapter into its model, look data over,
-measure a GPU.
+"""Requests for long work on a node outside a run: merge an adapter into its model, quantize the
+result, look data over, measure a GPU.
 
 The work runs in the training environment, as `PYTHON -m MODULE JOB.json`. Of the JSON lines that it
 prints, those of kind `progress` become events, and one of kind `failed` is its reason to fail.
@@ -11,9 +11,11 @@ import json
 import os
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.artifacts import MakeJob
 from agents.channel import Call
 from agents.errors import UserError
 from agents.files import describe_file, list_files, split_destination
@@ -47,6 +49,20 @@ def export_merged(call: Call) -> dict[str, Any]:
     return {"path": job.destination, "files": files}
 
 
+def export_made(call: Call) -> dict[str, Any]:
+    """Quantize a merged model and prove the result; return the folder and its files."""
+    job = from_wire(MakeJob, call.args, "job")
+    destination = call.home.path.joinpath(*split_destination(job.destination))
+    packages = [str(call.home.path / job.packages)] if job.packages else []
+    with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
+        job_file = Path(name, "job.json")
+        write_json(job_file, to_wire(job))
+        argv = [job.python, "-m", "agents.quantizers.make", str(job_file)]
+        _run(call, argv, f"Making {job.method} of {job.origin.run_id}", packages)
+    files = [describe_file(destination, path) for path in list_files(call.home, destination)]
+    return {"path": job.destination, "files": files}
+
+
 def preview_data(call: Call) -> dict[str, Any]:
     """Tokenize data as a run would; return what there is to say about it."""
     job = from_wire(PreviewJob, call.args, "job")
@@ -76,14 +92,14 @@ def _report(call: Call, python: str, module: str, job: dict[str, Any], what: str
         return found
 
 
-def _run(call: Call, argv: list[str], what: str) -> None:
+def _run(call: Call, argv: list[str], what: str, packages: Sequence[str] = ()) -> None:
     def tell(line: str) -> None:
         said = _parse(line)
         if said.get("kind") == "progress":
             call.progress(str(said.get("message", "")))
 
     environ = {
-        "PYTHONPATH": archive_path(),
+        "PYTHONPATH": os.pathsep.join((archive_path(), *packages)),
         "RACKLESS_AGENT_HOME": str(call.home.path),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
     }

@@ -14,13 +14,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_CLOSED = 1e-9
+_IMPOSSIBLE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +47,35 @@ class Reference:
     num_tokens: int
 
 
-def remember(model: Any, rows: Sequence[Sequence[int]], path: Path) -> Reference:
+class Predictor(Protocol):
+    """Something that says what comes next."""
+
+    def predict(self, row: Sequence[int]) -> Tensor:
+        """Return log-probabilities (T - 1, V) of what follows each token but the last, float32."""
+        ...
+
+
+class ModelPredictor:
+    """A model of Transformers, on its device."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._device = next(model.parameters()).device
+
+    def predict(self, row: Sequence[int]) -> Tensor:
+        """See `Predictor`."""
+        ids_BT = torch.tensor([list(row)], device=self._device)
+        with torch.inference_mode():
+            logits_TV = self._model(input_ids=ids_BT, use_cache=False).logits[0, :-1]
+            logs_TV: Tensor = logits_TV.float().log_softmax(-1).cpu()
+        return logs_TV
+
+
+def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) -> Reference:
     """Write the log-probabilities of the next word after each token of `rows` to `path`.
 
     Args:
-        model: of Transformers, on its device.
+        predictor: of the original.
         rows: token ids; what follows the first token of each is predicted.
         path: is made; 2 N V bytes.
 
@@ -63,12 +87,12 @@ def remember(model: Any, rows: Sequence[Sequence[int]], path: Path) -> Reference
         raise ValueError("rows has no row of two tokens; there is nothing to predict")
     kept_NV: np.memmap[Any, Any] | None = None
     place, loss = 0, 0.0
-    for targets_T, logs_TV in _walk(model, rows):
+    for targets_T, logs_TV in _walk(predictor, rows):
         if kept_NV is None:
             shape = (num_tokens, logs_TV.shape[1])
             kept_NV = np.memmap(path, dtype=np.float16, mode="w+", shape=shape)
-        kept_NV[place : place + len(targets_T)] = logs_TV.half().cpu().numpy()
-        loss -= logs_TV.gather(1, targets_T[:, None]).double().sum().item()
+        kept_NV[place : place + len(targets_T)] = logs_TV.half().numpy()
+        loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
     assert kept_NV is not None
     kept_NV.flush()
@@ -80,18 +104,18 @@ def remember(model: Any, rows: Sequence[Sequence[int]], path: Path) -> Reference
     )
 
 
-def measure(model: Any, rows: Sequence[Sequence[int]], reference: Reference) -> Distance:
-    """Return how far `model` is from the remembered one over the same rows."""
+def measure(predictor: Predictor, rows: Sequence[Sequence[int]], reference: Reference) -> Distance:
+    """Return how far another model is from the remembered one over the same rows."""
     shape = (reference.num_tokens, reference.num_words)
     kept_NV = np.memmap(reference.logits, dtype=np.float16, mode="r", shape=shape)
     place, kl, same, loss = 0, 0.0, 0, 0.0
-    for targets_T, logs_TV in _walk(model, rows):
-        taken = np.array(kept_NV[place : place + len(targets_T)])
-        kept_TV = torch.from_numpy(taken).to(logs_TV.device).float().log_softmax(-1)
+    for targets_T, logs_TV in _walk(predictor, rows):
+        taken = torch.from_numpy(np.array(kept_NV[place : place + len(targets_T)]))
         words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
-        kl += _diverge(kept_TV[:, :words], logs_TV[:, :words])
+        kept_TV = taken.float().log_softmax(-1)[:, :words]
+        kl += diverge(kept_TV, logs_TV[:, :words])
         same += int((kept_TV.argmax(1) == logs_TV.argmax(1)).sum())
-        loss -= logs_TV.gather(1, targets_T[:, None]).double().sum().item()
+        loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
     return Distance(
         kl=max(0.0, kl / place),
@@ -101,18 +125,24 @@ def measure(model: Any, rows: Sequence[Sequence[int]], reference: Reference) -> 
     )
 
 
-def _walk(model: Any, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the words that follow (T,) and log-probabilities for them (T, V), row by row."""
-    device = next(model.parameters()).device
-    with torch.inference_mode():
-        for row in rows:
-            if len(row) < 2:
-                continue
-            ids_BT = torch.tensor([list(row)], device=device)
-            logits_TV = model(input_ids=ids_BT, use_cache=False).logits[0, :-1]
-            yield ids_BT[0, 1:], logits_TV.float().log_softmax(-1)
+def diverge(first_TV: Tensor, second_TV: Tensor) -> float:
+    """Return the sum over T of D(first || second), nats, of log-probabilities (T, V).
 
-
-def _diverge(first_TV: Tensor, second_TV: Tensor) -> float:
+    >>> half = torch.tensor([[0.5, 0.5]]).log()
+    >>> round(diverge(half, torch.tensor([[0.25, 0.75]]).log()), 4)
+    0.1438
+    """
     terms_TV = first_TV.exp() * (first_TV - second_TV)
-    return terms_TV.where(first_TV > math.log(_CLOSED), torch.zeros_like(terms_TV)).sum().item()
+    possible_TV = first_TV > math.log(_IMPOSSIBLE)
+    return terms_TV.where(possible_TV, torch.zeros_like(terms_TV)).double().sum().item()
+
+
+def _walk(predictor: Predictor, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the words that follow (T,) and log-probabilities for them (T, V), row by row."""
+    for row in rows:
+        if len(row) > 1:
+            yield torch.tensor(list(row[1:])), predictor.predict(row)
+
+
+def _loss(targets_T: Tensor, logs_TV: Tensor) -> float:
+    return -logs_TV.gather(1, targets_T[:, None]).double().sum().item()

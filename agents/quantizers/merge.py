@@ -22,6 +22,8 @@ from agents.quantizers.work import Progress, appearing, read_plain, run_job
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.fingerprint import hash_model
 
+LINEAGE_FILE = "rackless.json"
+"""In a merged model: which weights and data it comes from."""
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 _COPIED = (".json", ".jinja", ".model", ".txt")
 _NOT_COPIED = ("config.json", "manifest.json")
@@ -153,6 +155,9 @@ def _copy_rest(job: Job, checkpoint: Checkpoint, folder: Path) -> None:
         wanted = path.suffix in _COPIED and path.name not in (*_NOT_COPIED, *written)
         if wanted and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
+    manifest = checkpoint.manifest
+    lineage = {"base_sha256": manifest.model_sha256, "data_sha256": manifest.data_sha256}
+    (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
     state = json.loads((checkpoint.path / "state.json").read_bytes())
     if state.get("plain_template"):
         from agents.trainer.data.tokens import PLAIN_TEMPLATE

@@ -18,15 +18,26 @@ FORMATS = ("merged", "gguf", "awq", "gptq", "nf4")
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "export", "write a run's model to a folder", with_core(_export))
     parser.add_argument("run", metavar="RUN")
-    parser.add_argument("--to", required=True, choices=FORMATS, help="only merged works yet")
-    parser.add_argument("--type", metavar="TYPE", help="kind of gguf, such as Q4_K_M")
+    parser.add_argument("--to", required=True, choices=FORMATS, help="awq and gptq do not work yet")
+    parser.add_argument(
+        "--type",
+        action="append",
+        default=[],
+        metavar="TYPE",
+        help="kind of gguf, such as Q4_K_M; may be given several times (Q8_0)",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
 
 
 async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
     path = await core.export_run(
-        args.run, args.to, out=args.out, checkpoint=args.checkpoint, progress=out.note
+        args.run,
+        args.to,
+        out=args.out,
+        types=args.type,
+        checkpoint=args.checkpoint,
+        progress=out.note,
     )
     out.document({"path": str(path)})
     out.text(str(path))

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from agents.artifacts import MakeJob, PackagesBuild, PackagesReport
 from agents.protocol import (
     AllReduceProbe,
     AttemptIntent,
@@ -259,6 +260,16 @@ class NodeClient:
 
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> ExportResult:
         return await self._ask(ExportResult, "export.merged", to_wire(job), None, progress)
+
+    async def export_made(self, job: MakeJob, progress: Progress | None = None) -> ExportResult:
+        """Quantize a merged model and prove the result; as long as that takes."""
+        return await self._ask(ExportResult, "export.made", to_wire(job), None, progress)
+
+    async def build_packages(
+        self, job: PackagesBuild, progress: Progress | None = None
+    ) -> PackagesReport:
+        """Put packages beside the training environment; downloads tens of megabytes."""
+        return await self._ask(PackagesReport, "packages.build", to_wire(job), None, progress)
 
     async def preview_data(self, job: PreviewJob, progress: Progress | None = None) -> DataPreview:
         """Look data over on the node; big data takes as long as tokenizing it."""

@@ -34,7 +34,12 @@ class EnvironmentLock:
 
 def read_train_lock() -> EnvironmentLock:
     """Return the lock that this version of Rackless trains with."""
-    file = importlib.resources.files("resources").joinpath("environments", "train.lock")
+    return read_lock("train")
+
+
+def read_lock(name: str) -> EnvironmentLock:
+    """Return a lock that ships with Rackless: `train`, or what a way of quantizing needs beside."""
+    file = importlib.resources.files("resources").joinpath("environments", f"{name}.lock")
     return parse_lock(file.read_text("utf-8"))
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from agents.artifacts import MakeJob, PackagesBuild, PackagesReport
 from agents.protocol import (
     AttemptIntent,
     AttemptStatus,
@@ -57,6 +58,12 @@ class NodeAgent(Protocol):
     async def run_fence(self, run_id: str, attempt: int) -> int: ...
     async def run_delete(self, run_id: str) -> int: ...
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> Exported: ...
+
+    async def export_made(self, job: MakeJob, progress: Progress | None = None) -> Exported: ...
+
+    async def build_packages(
+        self, job: PackagesBuild, progress: Progress | None = None
+    ) -> PackagesReport: ...
     async def preview_data(
         self, job: PreviewJob, progress: Progress | None = None
     ) -> DataPreview: ...

@@ -1,24 +1,42 @@
 """Turn a checkpoint into a model folder on this PC.
 
-The merge runs on a node that holds the checkpoint, because the weights and torch are there; the
-result is fetched beside its destination, checked, and put in place with one rename.
+The work runs on a node that holds the checkpoint, because the weights and torch are there: the
+adapter is merged into its base, and what is to be smaller is quantized and proved there. The result
+is fetched beside its destination, checked, and put in place with one rename.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+from agents.artifacts import (
+    GGUF_TYPES,
+    METHODS,
+    MakeJob,
+    Method,
+    Origin,
+    PackagesBuild,
+    TextSource,
+)
 from agents.protocol import MergeJob
 from app.errors import NotAvailableYet, UsageError, UserError
+from app.nodes.environment import read_lock
 from app.runs.checkpoints import Copy, find_copies
-from app.runs.inputs import recall_inputs, send
+from app.runs.cluster import NodeAgent
+from app.runs.inputs import Inputs, recall_inputs, send
 from app.runs.readiness import python_of
 from app.runs.resume import choose_checkpoint
 from app.runs.services import Services
+from app.storage.runs import RunRecord
 
 FORMATS = ("merged", "gguf", "awq", "gptq", "nf4")
+_USUAL_TYPE = "Q8_0"
+_LOCKS = ("gguf",)
+"""Methods that need packages beside the training environment."""
 Progress = Callable[[str], None]
 
 
@@ -29,14 +47,21 @@ async def export_run(
     out: Path,
     checkpoint: int | None = None,
     progress: Progress | None = None,
+    *,
+    types: Sequence[str] = (),
 ) -> Path:
-    """Write the run's model as a folder `out` that plain Transformers loads; return it.
+    """Write the run's model as a folder `out`; return it.
+
+    Args:
+        to: one of `FORMATS`.
+        types: of GGUF; none: Q8_0.
 
     Raises:
-        UserError: `out` is in use, or there is no whole checkpoint to export.
+        UserError: `out` is in use, there is no whole checkpoint to export, or the node could not
+            make it.
     """
     tell = progress or (lambda text: None)
-    _expect_format(to)
+    types = _choose_types(to, types)
     out = await asyncio.to_thread(_free_place, out)
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
@@ -55,19 +80,94 @@ async def export_run(
         ),
         tell,
     )
+    made = exported.path
+    if to in METHODS:
+        made = await _make(services, run, inputs, copy, exported.path, to, types, tell)
     tell(f"fetching it from {copy.node}")
-    await services.cluster.fetch(copy.node, exported.path, out)
-    services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out}")
+    await services.cluster.fetch(copy.node, made, out)
+    services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
     return out
 
 
-def _expect_format(to: str) -> None:
+async def _make(
+    services: Services,
+    run: RunRecord,
+    inputs: Inputs,
+    copy: Copy,
+    merged: str,
+    to: str,
+    types: tuple[str, ...],
+    tell: Progress,
+) -> str:
+    """Quantize the merged model on the node that has it; return the folder there."""
+    agent = services.cluster.agent(copy.node)
+    facts = await agent.facts()
+    python = python_of(copy.node, facts)
+    packages = await _bring_packages(agent, python, to, tell)
+    spec = run.spec
+    train = TextSource(
+        path=await send(services, copy.node, inputs.train),
+        format=spec.data.format,
+        objective=spec.objective,
+    )
+    evaluation = None
+    if inputs.eval is not None:
+        evaluation = replace(train, path=await send(services, copy.node, inputs.eval))
+    job = MakeJob(
+        python=python,
+        packages=packages,
+        model=merged,
+        method=cast(Method, to),
+        destination=f"runs/{run.run_id}/exports/{to}-{copy.info.step}",
+        origin=Origin(
+            base=spec.model,
+            data=spec.data.train,
+            run_id=run.run_id,
+            run_name=run.name,
+            step=copy.info.step,
+        ),
+        train=train,
+        evaluation=evaluation,
+        types=types,
+        device="cuda:0" if facts.gpus else "cpu",
+    )
+    tell(f"making {' and '.join(types) or to} on {copy.node}")
+    return (await agent.export_made(job, tell)).path
+
+
+async def _bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress) -> str | None:
+    if to not in _LOCKS:
+        return None
+    lock = read_lock(to)
+    report = await agent.build_packages(
+        PackagesBuild(
+            python=python,
+            lock_sha256=lock.sha256,
+            lock_text=lock.text,
+            requirements=lock.requirements,
+        ),
+        tell,
+    )
+    return report.path
+
+
+def _choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
     if to not in FORMATS:
         raise UsageError(f"{to} is no export format", f"Use one of {', '.join(FORMATS)}.")
-    if to != "merged":
+    if to != "merged" and to not in METHODS:
         raise NotAvailableYet(
-            f"export to {to} is not available yet", "Export to merged and convert that folder."
+            f"export to {to} is not available yet",
+            f"Use merged or one of {', '.join(METHODS)}.",
         )
+    if to != "gguf" and types:
+        raise UsageError(f"{to} has no types", "Leave --type out; it is for gguf.")
+    known = {kind.lower(): kind for kind in GGUF_TYPES}
+    unknown = [kind for kind in types if kind.lower() not in known]
+    if unknown:
+        raise UsageError(f"GGUF has no type {unknown[0]}", f"Use one of {', '.join(GGUF_TYPES)}.")
+    if to != "gguf":
+        return ()
+    return tuple(dict.fromkeys(known[kind.lower()] for kind in types)) or (_USUAL_TYPE,)
 
 
 def _free_place(out: Path) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agents.artifacts import MakeJob, PackagesBuild, PackagesReport
 from agents.protocol import (
     AttemptIntent,
     AttemptState,
@@ -114,6 +115,7 @@ class FakeNode:
     deleted: list[str] = field(default_factory=list)
     pushed: list[str] = field(default_factory=list)
     merges: list[MergeJob] = field(default_factory=list)
+    made: list[MakeJob] = field(default_factory=list)
     previews: list[PreviewJob] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
@@ -284,6 +286,17 @@ class FakeNode:
         self._answer("export_merged")
         self.merges.append(job)
         return Exported(job.destination)
+
+    async def export_made(self, job: MakeJob, progress: Progress | None = None) -> Exported:
+        self._answer("export_made")
+        self.made.append(job)
+        return Exported(job.destination)
+
+    async def build_packages(
+        self, job: PackagesBuild, progress: Progress | None = None
+    ) -> PackagesReport:
+        self._answer("build_packages")
+        return PackagesReport(path=f"environments/packages-{job.lock_sha256[:16]}")
 
     async def preview_data(self, job: PreviewJob, progress: Progress | None = None) -> DataPreview:
         self._answer("preview_data")

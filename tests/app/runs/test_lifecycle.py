@@ -516,11 +516,36 @@ def test_export_into_an_empty_folder_is_fine_and_into_a_full_one_refused(
 
 
 def test_export_formats(services: Services, interrupted: str, tmp_path: Path) -> None:
+    def refuse(to: str, *types: str) -> None:
+        asyncio.run(export_run(services, interrupted, to, tmp_path / "x", types=types))
+
     with pytest.raises(NotAvailableYet):
-        asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x"))
-    with pytest.raises(UsageError):
-        asyncio.run(export_run(services, interrupted, "zip", tmp_path / "x"))
+        refuse("awq")
+    with pytest.raises(UsageError, match="zip is no export format"):
+        refuse("zip")
+    with pytest.raises(UsageError, match="GGUF has no type Q4"):
+        refuse("gguf", "Q8_0", "Q4")
+    with pytest.raises(UsageError, match="nf4 has no types"):
+        refuse("nf4", "Q8_0")
     assert not (tmp_path / "x").exists()
+
+
+def test_export_quantizes_what_it_has_merged_where_that_lies(
+    services: Services, interrupted: str, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    kinds = ("q8_0", "Q4_K_M", "Q8_0")
+    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x", types=kinds))
+    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
+    asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "z"))
+    node = cluster["alpha"]
+    first, second, third = node.made
+    assert (first.types, second.types, third.types) == (("Q8_0", "Q4_K_M"), ("Q8_0",), ())
+    assert first.model == node.merges[0].destination
+    assert first.packages is not None
+    assert third.packages is None, "the training environment has what NF4 needs"
+    assert first.origin.run_id == interrupted
+    assert first.train.path.startswith("/agent/data/")
+    assert third.destination == f"runs/{interrupted}/exports/nf4-10"
 
 
 def test_export_without_a_checkpoint(services: Services, run_id: str, tmp_path: Path) -> None:

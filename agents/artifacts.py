@@ -1,0 +1,90 @@
+"""What the master and a node say to each other about making an artifact of a trained model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.spec import DataFormat, Objective
+
+Method = Literal["nf4", "gguf"]
+METHODS: tuple[Method, ...] = ("nf4", "gguf")
+GGUF_TYPES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M")
+"""From the largest to the smallest."""
+CONVERTED_TYPES = ("F16", "Q8_0")
+"""That llama.cpp's converter writes itself; the others need a tool that is built first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextSource:
+    """A data file with how it is read."""
+
+    path: str
+    format: DataFormat = "auto"
+    objective: Objective = "sft"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where an artifact comes from."""
+
+    base: str
+    """Name of the base model."""
+    data: str
+    run_id: str
+    run_name: str
+    step: int
+    base_sha256: str | None = None
+    data_sha256: str | None = None
+    licence: str | None = None
+    """Of the base model, as its own card says it; None: it says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MakeJob:
+    """Quantize a merged model and prove the result. Paths start at the agent's home."""
+
+    python: str
+    """Interpreter of the training environment."""
+    packages: str | None = None
+    """Folder with what the method needs beside that environment; None: it has it all."""
+    model: str
+    """Folder of the merged model."""
+    method: Method
+    destination: str
+    origin: Origin
+    train: TextSource
+    evaluation: TextSource | None = None
+    types: tuple[str, ...] = ()
+    """Of GGUF."""
+    device: str = "cpu"
+    tools: str = "tools"
+    """Folder where what is built for quantizing is kept."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method is {self.method}; it must be one of {', '.join(METHODS)}")
+        unknown = [kind for kind in self.types if kind not in GGUF_TYPES]
+        if unknown:
+            raise ValueError(f"types has {unknown[0]}; GGUF has {', '.join(GGUF_TYPES)}")
+        if (self.method == "gguf") != bool(self.types):
+            raise ValueError("types must name at least one with gguf, and none without")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackagesBuild:
+    """Put packages beside the training environment, without touching it."""
+
+    python: str
+    lock_sha256: str
+    lock_text: str
+    """A pip requirements file with exact versions, dependencies included."""
+    requirements: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackagesReport:
+    """Where they are."""
+
+    path: str | None = None
+    """Folder relative to the agent's home; None: the environment itself has them."""

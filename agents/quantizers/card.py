@@ -1,0 +1,95 @@
+"""The card of an artifact: its README.md, with where it comes from and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agents.artifacts import Origin
+from agents.quantizers.proof import Proof
+from agents.quantizers.texts import Texts
+
+_METHODS = {
+    "nf4": "bitsandbytes NF4 with double quantization (arXiv:2305.14314)",
+    "gguf": "llama.cpp",
+}
+
+
+def write_card(
+    method: str, origin: Origin, proofs: Sequence[Proof], texts: Texts, files: Mapping[str, int]
+) -> str:
+    """Return the card as Markdown.
+
+    Args:
+        method: `nf4` or `gguf`.
+        origin: of the artifact.
+        proofs: of its files.
+        texts: that were used.
+        files: name -> bytes.
+    """
+    licence = f"license: {origin.licence}\n" if origin.licence else ""
+    lines = [
+        f"---\nbase_model: {origin.base}\n{licence}tags: [rackless, {method}]\n---",
+        f"# {origin.run_name}, {method}",
+        "",
+        f"Made by {_METHODS[method]} from step {origin.step} of run `{origin.run_id}`.",
+        "",
+        *_facts(origin),
+        "",
+        "## Measured",
+        "",
+        *_table(proofs),
+        "",
+        f"Over {proofs[0].distance.num_tokens} predicted tokens of {_source(texts)}. KL is the "
+        "mean divergence of the next-token distribution from that of the original; the control "
+        f"(KL {proofs[0].control.kl:.3g}) is the same model with every linear weight rounded to "
+        "4 bits, which a method has to beat. Speed is that of one text at a time on the PC that "
+        "made it.",
+        "",
+        "## Verdict",
+        "",
+        *_verdict(proofs),
+        "",
+        "## Files",
+        "",
+        *(f"- `{name}`: {size:,} bytes" for name, size in sorted(files.items())),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _facts(origin: Origin) -> list[str]:
+    return [
+        f"- Base: `{origin.base}`, sha256 `{origin.base_sha256 or '-'}`",
+        f"- Trained on: `{origin.data}`, sha256 `{origin.data_sha256 or '-'}`",
+        f"- Licence of the base: {origin.licence or 'its folder does not say'}",
+    ]
+
+
+def _table(proofs: Sequence[Proof]) -> list[str]:
+    names = ("", "bytes", "KL", "same likeliest word", "perplexity", "same answers", "tokens/s")
+    first = proofs[0]
+    rows = [f"| {' | '.join((*names, 'first token'))} |", f"|{'---|' * (len(names) + 1)}"]
+    original = f"{first.original_bytes:,} | 0 | 1 | {first.original_perplexity:.4g} | 1"
+    rows.append(f"| original | {original} | | |")
+    for proof in proofs:
+        distance = proof.distance
+        rows.append(
+            f"| {proof.name} | {proof.size_bytes:,} | {distance.kl:.3g} | {distance.top1:.4f} | "
+            f"{distance.perplexity:.4g} | {proof.same_answers:.3f} | {proof.tokens_per_s:,.1f} | "
+            f"{1e3 * proof.first_token_s:,.0f} ms |"
+        )
+    return rows
+
+
+def _verdict(proofs: Sequence[Proof]) -> list[str]:
+    said = []
+    for proof in proofs:
+        words = "keep." if proof.keep else f"do not keep. {' '.join(proof.problems)}"
+        said.append(f"- {proof.name}: {words} Loaded and answered in {proof.runtime}.")
+    return said
+
+
+def _source(texts: Texts) -> str:
+    if texts.held_out_from == "evaluation":
+        return "the run's evaluation data"
+    return "the last rows of the run's training data, which the run has seen"

@@ -1,0 +1,81 @@
+"""GGUF models in llama.cpp, inside this process: what they predict, and what they answer.
+
+xllamacpp brings llama.cpp ready-built; its server is called as a function. (It also opens a port
+on 127.0.0.1, which nothing of ours uses.) It tells the likeliest words only, so that a comparison
+sees the others as one: what is measured can be too small by what happens among words that are less
+likely than the first thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NUM_WORDS = 1000
+_SPARE_TOKENS = 64
+
+
+class LlamaCpp:
+    """A loaded GGUF file.
+
+    Args:
+        path: of the file.
+        num_words: of the model's vocabulary.
+        context_tokens: longest text with its answer.
+        on_gpu: whether its layers go to the GPU.
+    """
+
+    def __init__(
+        self, path: Path, *, num_words: int, context_tokens: int, on_gpu: bool = False
+    ) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_ctx = context_tokens + _SPARE_TOKENS
+        params.n_gpu_layers = 999 if on_gpu else 0
+        params.warmup = False
+        self._server = xllamacpp.Server(params)
+        self._num_words = num_words
+
+    def predict(self, row: Sequence[int]) -> Tensor:
+        """Return log-probabilities (T - 1, V); words beyond the likeliest share what is left."""
+        logs_TV = torch.empty(len(row) - 1, self._num_words)
+        for place in range(1, len(row)):
+            answer = self._complete(row[:place], 1, n_probs=min(NUM_WORDS, self._num_words))
+            (first, *_) = answer["choices"][0]["logprobs"]["content"]
+            found = {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
+            left = max(1e-12, 1.0 - sum(map(math.exp, found.values())))
+            others = max(1, self._num_words - len(found))
+            logs_V = logs_TV[place - 1].fill_(math.log(left / others))
+            logs_V[list(found)] = torch.tensor(list(found.values()))
+        return logs_TV.log_softmax(-1)
+
+    def answer(self, row: Sequence[int], num_tokens: int) -> list[int]:
+        """Return the likeliest next tokens, one after the other, up to the end of the answer."""
+        answer = self._complete(row, num_tokens, n_probs=1)
+        return [int(one["id"]) for one in answer["choices"][0]["logprobs"]["content"]]
+
+    def time(self, row: Sequence[int], num_tokens: int) -> tuple[float, float]:
+        """Return seconds to the first token, and tokens per second after it."""
+        asked = {"cache_prompt": False, "ignore_eos": True}
+        timings = self._complete(row, num_tokens, **asked)["timings"]
+        return timings["prompt_ms"] / 1e3, timings["predicted_per_second"]
+
+    def _complete(self, row: Sequence[int], num_tokens: int, **more: Any) -> dict[str, Any]:
+        asked = {
+            "prompt": list(map(int, row)),
+            "n_predict": num_tokens,
+            "temperature": 0.0,
+            "cache_prompt": True,
+            **more,
+        }
+        answer = self._server.handle_completions(asked)
+        if not isinstance(answer, dict) or "choices" not in answer:
+            raise RuntimeError(f"llama.cpp answered {str(answer)[:300]}")
+        return answer

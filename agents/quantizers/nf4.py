@@ -1,0 +1,39 @@
+"""Quantize to bitsandbytes NF4 with double quantization, the format that QLoRA trains on.
+
+The weights are quantized while they are loaded (Dettmers et al. 2023, arXiv:2305.14314), so that
+the whole model in half precision is never on the GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_SHARD_SIZE = "5GB"
+
+
+def quantize(model: Path, folder: Path, device: str) -> None:
+    """Write the quantized model of Transformers into `folder`, without its tokenizer."""
+    loaded = load_quantized(model, device)
+    loaded.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
+
+
+def load_quantized(model: Path, device: str) -> Any:
+    """Return the model with its linear weights as NF4."""
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    return AutoModelForCausalLM.from_pretrained(
+        model,
+        quantization_config=settings,
+        dtype=torch.bfloat16,
+        device_map={"": device},
+        use_safetensors=True,
+        local_files_only=True,
+    )

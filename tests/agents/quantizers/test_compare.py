@@ -1,0 +1,108 @@
+"""Distances between models: zero to itself, larger for more damage, and blind to no direction."""
+
+import math
+
+import pytest
+import torch
+
+from agents.quantizers.compare import ModelPredictor, measure, remember
+from agents.quantizers.control import round_to_nearest, round_weights
+from agents.quantizers.proof import Proof
+from tests.agents.trainer.ranks import DEMO
+
+ROWS = [(1, 4, 9, 33, 2), (1, 7), (5,)]
+
+
+class Table:
+    """Predicts the same words whatever came before."""
+
+    def __init__(self, *shares):
+        self.logs_V = torch.tensor(shares).log()
+
+    def predict(self, row):
+        return self.logs_V.expand(len(row) - 1, -1)
+
+
+def test_the_distance_is_that_of_the_formula(tmp_path):
+    rows = [(0, 1, 2, 1), (2, 0)]
+    reference = remember(Table(0.5, 0.25, 0.25), rows, tmp_path / "logits")
+    assert reference.num_tokens == 4
+    assert (tmp_path / "logits").stat().st_size == 4 * 3 * 2
+    found = measure(Table(0.25, 0.25, 0.5), rows, reference)
+    assert found.kl == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2), rel=1e-3)
+    assert found.top1 == 0
+    assert found.perplexity == pytest.approx(math.exp((math.log(4) * 3 + math.log(2)) / 4))
+    same = measure(Table(0.5, 0.25, 0.25), rows, reference)
+    assert same.kl < 1e-6
+    assert (same.top1, same.perplexity) == (1, pytest.approx(reference.perplexity))
+
+
+def test_words_that_a_format_adds_do_not_count(tmp_path):
+    rows = [(0, 1, 1)]
+    reference = remember(Table(0.5, 0.5), rows, tmp_path / "logits")
+    assert measure(Table(0.5, 0.5, 1e-9), rows, reference).kl < 1e-6
+
+
+def test_nothing_to_predict_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no row of two tokens"):
+        remember(Table(1.0), [(1,), ()], tmp_path / "logits")
+
+
+def test_coarser_weights_are_further_away(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    def load():
+        return AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32)
+
+    reference = remember(ModelPredictor(load()), ROWS, tmp_path / "logits")
+    distances = [measure(ModelPredictor(load()), ROWS, reference).kl]
+    for bits in (8, 4, 2):
+        model = load()
+        head = model.get_output_embeddings().weight.clone()
+        assert round_weights(model, bits) == 28
+        assert torch.equal(model.get_output_embeddings().weight, head)
+        distances.append(measure(ModelPredictor(model), ROWS, reference).kl)
+    assert distances == sorted(distances)
+    assert distances[0] < 1e-6 < distances[1]
+
+
+def test_groups_are_rounded_apart_and_zero_stays_zero():
+    weight = torch.randn(5, 300, generator=torch.Generator().manual_seed(1))
+    weight[:, 7] = 0
+    rounded = round_to_nearest(weight)
+    assert (rounded[:, 7] == 0).all()
+    for first in (0, 128, 256):
+        part, exact = rounded[:, first : first + 128], weight[:, first : first + 128]
+        span = exact.amax(1).clamp(min=0) - exact.amin(1).clamp(max=0)
+        assert ((part - exact).abs().amax(1) <= span / 15 * 0.51 + span / 15 * 0.5).all()
+        assert all(len(row.unique()) <= 16 for row in part)
+    assert torch.equal(round_to_nearest(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+def make_proof(tmp_path, other):
+    rows = [(0, 1, 2, 1), (2, 0)]
+    reference = remember(Table(0.5, 0.25, 0.25), rows, tmp_path / "logits")
+    return Proof(
+        name="nf4",
+        distance=measure(other, rows, reference),
+        original_perplexity=reference.perplexity,
+        control=measure(Table(0.45, 0.3, 0.25), rows, reference),
+        same_answers=1.0,
+        size_bytes=1,
+        original_bytes=2,
+        tokens_per_s=1.0,
+        first_token_s=1.0,
+        runtime="none",
+    )
+
+
+def test_the_verdict_follows_from_the_figures(tmp_path):
+    good = make_proof(tmp_path, Table(0.49, 0.26, 0.25))
+    assert good.keep
+    bad = make_proof(tmp_path, Table(0.7, 0.1, 0.2))
+    assert not bad.keep
+    assert "merely rounded" in bad.problems[0]
+    assert "% above the original's" in bad.problems[1]
+    assert make_proof(tmp_path, Table(0.25, 0.4, 0.35)).problems, (
+        "a better perplexity hides nothing"
+    )

@@ -1,0 +1,187 @@
+"""Artifacts of the demo's model: each loads in its runtime, is proved, and whole or not there."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from agents.artifacts import MakeJob, Origin, TextSource
+from agents.errors import UserError
+from agents.quantizers import gguf
+from agents.quantizers.make import PROOF_FILE, make, read_job
+from agents.quantizers.work import Progress
+from agents.wire import to_wire
+from tests.agents.trainer.ranks import DEMO
+
+SHA = "ab" * 32
+ORIGIN = Origin(base="demo", data="train.jsonl", run_id="r1", run_name="valley", step=8)
+
+
+def job_for(tmp_path, method, *types, **changes) -> MakeJob:
+    settings = {
+        "python": sys.executable,
+        "model": str(DEMO / "model"),
+        "method": method,
+        "destination": str(tmp_path / method),
+        "origin": ORIGIN,
+        "train": TextSource(path=str(DEMO / "train.jsonl")),
+        "evaluation": TextSource(path=str(DEMO / "eval.jsonl")),
+        "types": types,
+        **changes,
+    }
+    return MakeJob(**settings)
+
+
+def run(job: MakeJob, home) -> tuple[list[dict], dict]:
+    out = io.StringIO()
+    make(job, home, Progress(out))
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    return told, json.loads((home / job.destination / PROOF_FILE).read_bytes())
+
+
+def test_nf4_is_a_quarter_of_the_size_and_loads_in_transformers(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    told, about = run(job_for(tmp_path, "nf4"), tmp_path)
+    (proof,) = about["proofs"]
+    folder = tmp_path / "nf4"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.is_loaded_in_4bit
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert proof["size_bytes"] < 0.4 * proof["original_bytes"]
+    assert 0 < proof["distance"]["kl"] < proof["control"]["kl"]
+    assert proof["keep"]
+    assert told[-1]["path"] == str(folder)
+    card = (folder / "README.md").read_text()
+    assert "# valley, nf4" in card
+    assert "the run's evaluation data" in card
+    assert "- nf4: keep. Loaded and answered in Transformers" in card
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_gguf_answers_in_llama_cpp_as_the_original_does(tmp_path):
+    pytest.importorskip("xllamacpp")
+    _, about = run(job_for(tmp_path, "gguf", "F16", "Q8_0"), tmp_path)
+    whole, small = about["proofs"]
+    assert whole["distance"]["kl"] < 1e-5
+    assert (whole["distance"]["top1"], whole["same_answers"]) == (1, 1)
+    assert whole["distance"]["perplexity"] == pytest.approx(whole["original_perplexity"], rel=1e-3)
+    assert 1e-6 < small["distance"]["kl"] < 0.1 * small["control"]["kl"]
+    ratio = small["distance"]["perplexity"] / small["original_perplexity"]
+    assert ratio == pytest.approx(1, abs=5e-3)
+    assert small["size_bytes"] < 0.6 * whole["size_bytes"]
+    names = {path.name for path in (tmp_path / "gguf").iterdir()}
+    assert names == {"model-F16.gguf", "model-Q8_0.gguf", "README.md", PROOF_FILE}
+
+
+@pytest.mark.campaign
+def test_k_types_are_made_by_the_tool_that_is_built_for_them(tmp_path):
+    pytest.importorskip("xllamacpp")
+    job = job_for(tmp_path, "gguf", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M")
+    _, about = run(job, tmp_path)
+    sizes = [proof["size_bytes"] for proof in about["proofs"]]
+    distances = [proof["distance"]["kl"] for proof in about["proofs"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert distances == sorted(distances)
+    assert about["proofs"][2]["keep"]
+    assert (tmp_path / "tools" / gguf.QUANTIZER).exists()
+    assert not list((tmp_path / "gguf").glob("*F16*"))
+
+
+def test_without_evaluation_data_the_last_rows_judge(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    run(job_for(tmp_path, "nf4", evaluation=None), tmp_path)
+    card = (tmp_path / "nf4" / "README.md").read_text()
+    assert "the last rows of the run's training data, which the run has seen" in card
+
+
+def test_the_lineage_of_the_merge_goes_into_the_card(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    import shutil
+
+    merged = tmp_path / "merged"
+    shutil.copytree(DEMO / "model", merged)
+    (merged / "rackless.json").write_text(json.dumps({"base_sha256": SHA, "data_sha256": "c" * 64}))
+    _, about = run(job_for(tmp_path, "nf4", model=str(merged)), tmp_path)
+    assert about["origin"]["base_sha256"] == SHA
+    assert SHA in (tmp_path / "nf4" / "README.md").read_text()
+    assert not (tmp_path / "nf4" / "rackless.json").exists()
+
+
+def test_too_little_text_is_named(tmp_path):
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"text": "three small words"}\n')
+    job = job_for(tmp_path, "nf4", train=TextSource(path=str(short)), evaluation=None)
+    with pytest.raises(UserError, match=r"short.jsonl has only \d+ tokens of use"):
+        run(job, tmp_path)
+    assert not (tmp_path / "nf4").exists()
+
+
+def test_a_model_that_is_gone_is_named(tmp_path):
+    with pytest.raises(UserError, match="no model of Transformers"):
+        run(job_for(tmp_path, "nf4", model=str(tmp_path / "nothing")), tmp_path)
+
+
+def test_an_architecture_that_llama_cpp_does_not_know_leaves_nothing(tmp_path):
+    pytest.importorskip("xllamacpp")
+    import shutil
+
+    odd = tmp_path / "odd"
+    shutil.copytree(DEMO / "model", odd)
+    config = json.loads((odd / "config.json").read_bytes())
+    (odd / "config.json").write_text(json.dumps({**config, "architectures": ["OddForCausalLM"]}))
+    with pytest.raises(UserError, match="Converting to Q8_0 failed"):
+        run(job_for(tmp_path, "gguf", "Q8_0", model=str(odd)), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+
+
+def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
+    job = replace(job_for(tmp_path, "nf4"), model="m", train=TextSource(path="t"), evaluation=None)
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**to_wire(job), "agent_home": str(tmp_path)}))
+    found, home = read_job(path)
+    assert (home, found.train.path) == (tmp_path, str(tmp_path / "t"))
+    done = subprocess.run(
+        [sys.executable, "-m", "agents.quantizers.make", str(path)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert json.loads(done.stdout.splitlines()[-1])["kind"] == "failed"
+    path.write_text("{}")
+    with pytest.raises(UserError, match="is no quantizing job"):
+        read_job(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "zip"}, "method is zip"),
+        ({"types": ("Q9",)}, "types has Q9"),
+        ({"types": ()}, "must name at least one with gguf"),
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        job_for(tmp_path, changes.pop("method", "gguf"), *changes.pop("types", ("F16",)))
+
+
+def test_how_text_is_split_is_read_from_the_tokenizer(tmp_path):
+    assert gguf.name_split(DEMO / "model") == "gpt-2"
+    assert gguf.name_split(tmp_path) is None
+
+    def write(rule):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": rule}))
+        return gguf.name_split(tmp_path)
+
+    split = {"type": "Split", "pattern": {"Regex": next(iter(gguf._SPLITS))}}
+    bytes_only = {"type": "ByteLevel", "use_regex": False}
+    assert write({"type": "Sequence", "pretokenizers": [split, bytes_only]}) == "llama-bpe"
+    assert write({"type": "Split", "pattern": {"Regex": "other"}}) is None
+    assert write(bytes_only) is None
+    assert write(None) is None
