@@ -36,13 +36,13 @@ _SPLITS = {
 
 
 def write_files(
-    model: Path, folder: Path, types: Sequence[str], tools: Path, progress: Progress
+    model: Path, stem: Path, types: Sequence[str], tools: Path, progress: Progress
 ) -> dict[str, Path]:
-    """Write one file per type into `folder`, and return them.
+    """Write `STEM-TYPE.gguf` for each type, and return them.
 
     Args:
         model: folder of Transformers, in half precision or wider.
-        folder: where the files go.
+        stem: folder and beginning of the files' names.
         types: of `GGUF_TYPES`.
         tools: where `llama-quantize` is kept once it is built.
         progress: hears of each file.
@@ -51,8 +51,7 @@ def write_files(
         UserError: llama.cpp does not know the architecture or the tokenizer, or its tool cannot be
             built or fails.
     """
-    name = model.name if model.name not in ("", ".") else "model"
-    files = {kind: folder / f"{name}-{kind}.gguf" for kind in types}
+    files = {kind: stem.with_name(f"{stem.name}-{kind}.gguf") for kind in types}
     for kind in CONVERTED_TYPES:
         if kind in files:
             progress.tell(f"Converting to {kind}")
@@ -61,7 +60,7 @@ def write_files(
     if not others:
         return files
     quantizer = find_quantizer(tools, progress)
-    whole = files.get("F16", folder / ".whole.gguf")
+    whole = files.get("F16", stem.with_name(".whole.gguf"))
     if not whole.exists():
         progress.tell("Converting to F16, which the smaller types are made of")
         convert(model, whole, "F16")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import json
+import re
 import shutil
 import sys
 import time
@@ -66,7 +67,8 @@ def _make(
     kept = folder / ".logits"
     first = _look_at_original(model, job.device, rows, kept, progress)
     if job.method == "gguf":
-        files = write_files(model, folder, job.types, home / job.tools, progress)
+        stem = folder / (re.sub(r"[^A-Za-z0-9]+", "-", job.origin.run_name).strip("-") or "model")
+        files = write_files(model, stem, job.types, home / job.tools, progress)
         proofs = [_prove_gguf(kind, path, first, rows, progress) for kind, path in files.items()]
     else:
         proofs = [_make_nf4(job, model, folder, first, rows, progress)]

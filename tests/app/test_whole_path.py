@@ -95,6 +95,14 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert (full.code, full.output) == (1, "")
     assert "is not empty" in full.problem
 
+    small = tmp_path / "small"
+    site.answer("export", run_id, "--to", "gguf", "--type", "q8_0", "--out", str(small))
+    (proof,) = json.loads((small / "proof.json").read_bytes())["proofs"]
+    assert (proof["name"], proof["keep"]) == ("Q8_0", True)
+    (file,) = small.glob("*-Q8_0.gguf")
+    assert file.read_bytes()[:4] == b"GGUF"
+    assert run_id in (small / "README.md").read_text()
+
     logs = site.answer("runs", "logs", run_id, "--rank", "0")
     assert [(log["node"], log["attempt"]) for log in logs] == [("alpha", 1), ("beta", 2)]
 

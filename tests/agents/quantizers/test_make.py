@@ -77,7 +77,7 @@ def test_gguf_answers_in_llama_cpp_as_the_original_does(tmp_path):
     assert ratio == pytest.approx(1, abs=5e-3)
     assert small["size_bytes"] < 0.6 * whole["size_bytes"]
     names = {path.name for path in (tmp_path / "gguf").iterdir()}
-    assert names == {"model-F16.gguf", "model-Q8_0.gguf", "README.md", PROOF_FILE}
+    assert names == {"valley-F16.gguf", "valley-Q8_0.gguf", "README.md", PROOF_FILE}
 
 
 @pytest.mark.campaign
