@@ -11,7 +11,7 @@ from app.planning.candidate import Advice, Candidate, Question
 from app.planning.case import Case, open_case
 from app.planning.memory import GIB
 from app.planning.reasons import name_nodes, name_way
-from app.planning.resident import plan_data
+from app.planning.resident import split_rows
 
 _LEAST_GAIN = 1.05
 _SLOW_NETWORK = 0.1
@@ -34,7 +34,7 @@ def give_advice(
         advice += _make_fit(question, case, chosen, found)
     if chosen is not None:
         advice += _fewer_nodes(case, chosen, found)
-        advice += _fill_batch(case, together)
+        advice += _fill_batch(case, chosen, together)
         advice += _compress(question, chosen)
     return tuple(advice)
 
@@ -163,26 +163,34 @@ def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> I
     )
 
 
-def _fill_batch(case: Case, together: Candidate | None) -> Iterator[Advice]:
-    """Say which batch divides better: a share has whole sequences."""
+def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> Iterator[Advice]:
+    """Say which batch divides better: a share has whole sequences.
+
+    Seven equal GPUs do 24 sequences in the time of 28.
+    """
     if together is None or not together.fits or case.spec.shares is not None:
         return
-    workers, rows = case.workers, case.spec.batch_sequences
-    ideal = sum(gpu.tokens_per_s for gpu in together.gpus)
-    if len(workers) < 2 or together.tokens_per_s > (1 - _LEAST_FILLED) * ideal:
-        return
-    best, speed = rows, together.tokens_per_s * (1 + _LEAST_FILLED)
-    for more in range(rows + 1, min(2 * rows, rows + _MOST_MORE) + 1):
-        found = plan_data(replace(case, spec=replace(case.spec, batch_sequences=more)), workers)
-        if found.tokens_per_s > speed:
-            best, speed = more, found.tokens_per_s * 1.01
-    if best > rows:
-        gain = speed / 1.01 / together.tokens_per_s - 1
+    speeds, rows = [gpu.tokens_per_s for gpu in together.gpus], case.spec.batch_sequences
+    lost = {more: _lost(more, speeds) for more in range(rows, min(2 * rows, rows + _MOST_MORE) + 1)}
+    best = min(lost, key=lambda more: (round(lost[more], 2), more))
+    gain = lost[rows] / lost[best]
+    is_fastest = together.tokens_per_s * gain > _LEAST_GAIN * chosen.tokens_per_s
+    if gain >= 1 + _LEAST_FILLED and is_fastest:
         yield Advice(
-            text=f"A batch of {best} sequences divides better among {len(workers)} GPUs than one "
-            f"of {rows}: {gain:.0%} more tokens per second, but fewer and larger steps",
+            text=f"A batch of {best} sequences divides better among {len(speeds)} GPUs than one "
+            f"of {rows}: {gain - 1:.0%} more tokens per second, but fewer and larger steps",
             change={"batch_sequences": best},
         )
+
+
+def _lost(rows: int, speeds: list[float]) -> float:
+    """Return how much longer a step takes than with shares that follow the speeds exactly.
+
+    >>> round(_lost(24, [1.0] * 7), 3), _lost(28, [1.0] * 7)
+    (1.167, 1.0)
+    """
+    ideal = rows / sum(speeds)
+    return max(count / v for count, v in zip(split_rows(rows, speeds), speeds, strict=True)) / ideal
 
 
 def _compress(question: Question, chosen: Candidate) -> Iterator[Advice]:
