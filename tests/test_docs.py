@@ -11,7 +11,13 @@ import pytest
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "ARCHITECTURE.md", "docs/training.md", "tests/bench/README.md")
+PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "docs/training.md",
+    "docs/planning.md",
+    "tests/bench/README.md",
+)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 
 
