@@ -58,6 +58,8 @@ class Sizes:
     """Norms on queries and keys, whose inputs are saved too."""
     has_four_norms: bool
     """Norms after attention and after the MLP, too: the input of one more is saved."""
+    num_scales: int
+    """Of all norms, for one token."""
     num_attention: int
     """Adapters on the inputs of attention."""
     has_o: bool
@@ -79,6 +81,7 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
     """Gather what the rules need."""
     names = {one.name for one in choose_targets(layer, spec.adapter.targets)}
     full = spec.adapter.kind == "full"
+    has_head_norms = layer.num_norms % shape.hidden != 0
     counts = {
         kind: 0 if full else len(names.intersection(readers)) for kind, readers in _READERS.items()
     }
@@ -90,8 +93,10 @@ def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
         keys=shape.num_kv_heads * shape.head_dim,
         ffn=shape.expert_ffn * shape.num_experts_met if layer.num_router else shape.ffn,
         num_heads=shape.num_heads,
-        has_head_norms=layer.num_norms % shape.hidden != 0,
+        has_head_norms=has_head_norms,
         has_four_norms=layer.num_norms >= 4 * shape.hidden,
+        num_scales=layer.num_norms // shape.hidden
+        + (shape.num_heads + shape.num_kv_heads if has_head_norms else 0),
         num_attention=counts["attention"],
         has_o=bool(counts["o"]),
         num_mlp=2 if "gate_up_proj" in names and not full else counts["mlp"],
@@ -113,8 +118,8 @@ def count_kept(sizes: Sizes, width: int) -> int:
     the softmax and 8 for the norms:
 
     >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
-    ...     has_head_norms=False, has_four_norms=False, num_attention=3, has_o=True, num_mlp=0,
-    ...     has_down=False, has_dropout=False, rank=16, num_adapter=524288,
+    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
+    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
     ...     num_weights=202375168, largest_weights=45088768)
     >>> count_kept(llama, 2)
     101640
@@ -191,8 +196,8 @@ def count_attention_scratch(
     own first. A sequence of 2,048 tokens of Llama-2-7B on a card of 46 multiprocessors: 2 parts.
 
     >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
-    ...     has_head_norms=False, has_four_norms=False, num_attention=3, has_o=True, num_mlp=0,
-    ...     has_down=False, has_dropout=False, rank=16, num_adapter=524288,
+    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
+    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
     ...     num_weights=202375168, largest_weights=45088768)
     >>> count_attention_scratch(llama, 2048, 1, 46) == 2 * 4 * 4096 * (2048 + 128) + 2048 * 128
     True
@@ -211,7 +216,7 @@ def _inputs(count: int, sizes: Sizes) -> int:
 def _small(sizes: Sizes) -> int:
     """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
     targets = sizes.num_attention + sizes.has_o + sizes.num_mlp + sizes.has_down
-    return 8 + 4 * sizes.num_heads + 2 * sizes.rank * targets
+    return 4 * (sizes.num_scales + sizes.num_heads) + 2 * sizes.rank * targets
 
 
 def _mlp_more(sizes: Sizes) -> int:

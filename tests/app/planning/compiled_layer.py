@@ -1,0 +1,126 @@
+"""What torch.compile really saves between the passes of a layer of the trainer, found on a CPU.
+
+A layer is traced and cut into its two passes by the compiler's own partitioner, as for a GPU; then
+the attempt ends, before any code is made. Attention is the trainer's operation, which only a GPU
+can run but every machine can trace.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
+
+from agents.spec import RunSpec
+from agents.trainer import flash, layers, model
+from agents.trainer.attention import Segments
+
+TOKENS = 1024
+_NAME = "traced_for_planning"
+
+
+class _Cut(Exception):
+    """Raised when both passes are known."""
+
+
+def _attend(module, query, key, value, mask, *, bounds_S, host_bounds_S, **_):  # noqa: N803
+    query, key = query.to(value.dtype), key.to(value.dtype)  # as attention.attend_segments does
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return flash.flash_attention(q, k, v, bounds_S, host_bounds_S, 1.0, 0).unsqueeze(0), None
+
+
+def make_layer(family: str, spec: RunSpec, sizes: dict[str, int]):
+    """Return the only layer of a model as the trainer makes it, with its input and settings."""
+    config = CONFIG_MAPPING[family](
+        num_hidden_layers=1, vocab_size=64, pad_token_id=0, eos_token_id=1, bos_token_id=1, **sizes
+    )
+    AttentionInterface.register(_NAME, _attend)
+    wide = torch.float32 if spec.adapter.kind == "full" else torch.bfloat16
+    base = AutoModelForCausalLM.from_config(config, dtype=wide).eval()
+    base.requires_grad_(False)
+    base.set_attn_implementation(_NAME)
+    made = model.make_trained(spec, base, None, plain_template=False, device=torch.device("cpu"))
+    body = (base if made.lora is None else made.module.get_base_model()).base_model
+    made.clock.set([0], [TOKENS], TOKENS, torch.device("cpu"))
+    hidden = torch.zeros(1, TOKENS, config.hidden_size, dtype=wide, requires_grad=True)
+    places = torch.arange(TOKENS)[None]
+    angles = body.rotary_emb(hidden, places)
+    for tensor in (hidden, places, *angles, made.clock.tokens_BT1):
+        torch._dynamo.maybe_mark_dynamic(tensor, 1)
+    segments = Segments.of([TOKENS], torch.device("cpu"))
+    settings = {
+        "attention_mask": None,
+        "position_ids": places,
+        "use_cache": False,
+        "position_embeddings": angles,
+        "bounds_S": segments.bounds_S,
+        "host_bounds_S": segments.host_bounds_S,
+    }
+    return made, body.layers[0], hidden, settings
+
+
+def count_saved(family: str, spec: RunSpec, sizes: dict[str, int]) -> int:
+    """Return the bytes that a kept layer saves for each token, its input included."""
+    made, layer, hidden, settings = make_layer(family, spec, sizes)
+    found: list[torch.Tensor] = []
+
+    def cut(joint, inputs, **more):
+        forward, _ = min_cut_rematerialization_partition(
+            joint, inputs, **{**more, "compiler": "inductor"}
+        )
+        (returned,) = (node for node in forward.graph.nodes if node.op == "output")
+        seen = set()
+        for node in returned.args[0]:
+            if node is None or node.op == "placeholder":
+                continue
+            value = node.meta["val"]
+            source = _storage_of(node)
+            if isinstance(value, torch.Tensor) and source not in seen:
+                seen.add(source)
+                found.append(value)
+        raise _Cut
+
+    def backend(graph, inputs):
+        return aot_module_simplified(
+            graph, inputs, fw_compiler=None, partition_fn=cut,
+            decompositions=select_decomp_table(),
+        )  # fmt: skip
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layers._compute, backend=backend, fullgraph=True)
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=made.autocast):
+            compiled(layer, hidden, (), settings)
+    except Exception as error:
+        if "_Cut" not in repr(error) + repr(error.__cause__):
+            raise
+    finally:
+        torch._dynamo.reset()
+    # The output of a layer is the input of the next one: each counts one of them.
+    return sum(
+        one.dtype.itemsize * _per_token(one.shape)
+        for one in found
+        if any(isinstance(size, torch.SymInt) for size in one.shape)
+    )
+
+
+_VIEWS = ("view", "alias", "unsqueeze", "squeeze", "reshape", "permute", "detach")
+
+
+def _storage_of(node):
+    """Follow views of a tensor to what made it."""
+    while node.op == "call_function" and any(
+        getattr(node.target, "__name__", "").startswith(name) for name in _VIEWS
+    ):
+        node = node.args[0]
+    return node
+
+
+def _per_token(shape) -> int:
+    size = 1
+    for one in shape:
+        size *= 1 if isinstance(one, torch.SymInt) else int(one)
+    return size
