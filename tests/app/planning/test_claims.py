@@ -90,9 +90,9 @@ def test_qlora_of_7b_takes_half_of_what_is_claimed() -> None:
     assert 3.7e9 < found.weights_bytes + found.constants_bytes < 4.0e9  # claimed: 2.8 GB
 
 
-def test_recomputing_saves_half_of_the_memory() -> None:
+def test_recomputing_saves_more_than_half_of_the_memory() -> None:
     """Claimed: 30 to 50 %."""
-    assert memory(32).allocated_bytes / memory(0).allocated_bytes == pytest.approx(0.5, abs=0.1)
+    assert memory(32).allocated_bytes < 0.5 * memory(0).allocated_bytes
 
 
 def test_7b_fits_8_gb_and_13b_fits_12() -> None:
