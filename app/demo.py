@@ -26,6 +26,7 @@ from app.errors import HostKeyUnknown, UserError
 from app.events import Certificate, Event, RunChanged, RunSnapshot
 from app.nodes.loopback import LoopbackNode, power_cut
 from app.nodes.loopback_site import LoopbackSite
+from app.planning.words import describe_plan, describe_step
 from app.runs.run import ACTIVE_STATES
 from app.telling import describe_certificate
 from app.text import count_of, show_list, show_loss, show_share
@@ -195,6 +196,9 @@ class Demo:
     async def _start(self, core: Core) -> str:
         with resources.as_file(resources.files("resources") / "demo" / "run.yaml") as path:
             spec = replace(core.read_run_file(path), nodes=self._names)
+            plan = await core.plan(spec)
+            if plan.chosen is not None:
+                self._note(f"{describe_plan(plan)} {describe_step(plan.chosen)} a step")
             self._run = await core.start_run(spec)
         run = await self._until(core, lambda run: all(rank.share for rank in run.ranks))
         shares = [f"{rank.node} {show_share(rank.share)}" for rank in run.ranks]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agents.protocol import DataPreview
     from app.core import Core
     from app.events import RunEvent, RunSnapshot
+    from app.planning.outcome import Comparison
 
 SHOWN_EVENTS = 30
 OPERATION_LETTERS = 60
@@ -111,18 +112,39 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
         core.write_run_file(run.spec, args.run_file)
     events = core.run_events(run.run_id)
     data = core.run_preview(run.run_id)
-    out.document({**plain(run), "events": plain(events), "data": plain(data)})
+    told = core.comparison(run.run_id)
+    out.document(
+        {
+            **plain(run),
+            "events": plain(events),
+            "data": plain(data),
+            "forecast": plain(told.forecast) if told else None,
+            "measured": plain(told.measured) if told else None,
+        }
+    )
     now_s = time.time()
     for name, value in _facts(run, now_s):
         out.text(f"{name:<14}{value}")
     if run.ranks:
         out.text("")
         out.table(_RANK_HEAD, _ranks(run))
+    if told is not None:
+        _print_comparison(told, out)
     if args.data:
         out.text("")
         _print_data(data, out)
     _tell_events(events, now_s, out)
     return 0
+
+
+def _print_comparison(found: Comparison, out: Output) -> None:
+    from app.planning.words import describe_comparison
+
+    rows = describe_comparison(found)
+    if rows:
+        out.text("")
+        table = [[row.what, row.foretold, row.measured, row.error] for row in rows]
+        out.table(["FORECAST", "FORETOLD", "MEASURED", "OFF BY"], table)
 
 
 def _print_data(data: DataPreview | None, out: Output) -> None:

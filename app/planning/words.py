@@ -143,9 +143,6 @@ def describe_comparison(found: Comparison) -> list[ComparedRow]:
     told, seen = found.forecast, found.measured
     rows = [
         _compare("Step", told.step_s, seen.step_s if seen else None, show_duration),
-        _compare(
-            "Network per step", told.network_s, seen.network_s if seen else None, show_duration
-        ),
         _compare("Speed", told.tokens_per_s, seen.tokens_per_s if seen else None, show_rate),
         _compare("Whole run", told.total_s, seen.total_s if seen else None, show_duration),
     ]
