@@ -265,18 +265,32 @@ def _workers(
                     host_bytes=node.free_ram_bytes // len(node.gpus),
                 )
             )
-            notes += _rate_notes(node, gpu, rates, learned)
-    return tuple(workers), notes
+    return tuple(workers), [*notes, *_rate_notes(workers)]
 
 
-def _rate_notes(node: PlannedNode, gpu: PlannedGpu, rates: Rates, learned: Correction) -> list[str]:
+def _rate_notes(workers: list[Worker]) -> list[str]:
+    """Return what the speeds rest on, once for each card."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for worker in workers:
+        words = _rate_words(worker.rates, worker.correction)
+        names = nodes.setdefault((worker.gpu.name, words), [])
+        if words and worker.node.name not in names:
+            names.append(worker.node.name)
+    return [
+        f"{', '.join(names)}: the speed of {card} {words}"
+        for (card, words), names in nodes.items()
+        if words
+    ]
+
+
+def _rate_words(rates: Rates, learned: Correction) -> str:
     if learned.speed.num_runs:
-        return [f"{node.name}: the speed of its {gpu.name} follows {learned.speed.reason}"]
+        return f"follows {learned.speed.reason}"
     if rates.source == "measured":
-        return []
+        return ""
     if rates.source == "assumed":
-        return [f"{node.name}: {gpu.name} is in no table; its speed is a guess until measured"]
-    return [f"{node.name}: the speed of its {gpu.name} is by its data sheet, not measured"]
+        return "is a guess until it is measured: it is in no table"
+    return "is by its data sheet, not measured"
 
 
 def _link_notes(cluster: Cluster) -> list[str]:
