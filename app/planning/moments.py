@@ -16,14 +16,14 @@ from app.planning.model_shape import ModelShape
 
 _CHUNK_VALUES = 1 << 24
 """Logits that the loss computes at once."""
-_CHUNK_BYTES, _CHUNK_BYTES_FULL = 16, 20
+_CHUNK_BYTES = 16
 """For each of them: logits, their exponents and gradients, the last chunk's beside this one's."""
-_HEAD_BYTES_FULL, _HEAD_BYTES_HELD = 6, 4
-"""For each weight of a head that is trained: its fp32 gradient and a narrow copy; tied to the
+_HEAD_BYTES_FULL, _HEAD_BYTES_HELD = 8, 4
+"""For each weight of a head that is trained: its fp32 gradient and two narrow copies; tied to the
 embedding, the gradient waits for that of the embedding, to the end of the backward pass."""
-_NORM_BYTES = 24.5
+_NORM_BYTES, _NORM_BYTES_FULL = 24, 20
 """For each feature of each token in the gradient of the last norm, which is not compiled: fp32
-copies, counted tensor by tensor."""
+copies, counted tensor by tensor; in full training one of them is the residual stream itself."""
 _SIZE_STEP = 64
 """Flat rows are filled up to it."""
 _MOVING, _MOVING_INPUTS = 2, 5
@@ -110,8 +110,8 @@ def _list_ends(shape: ModelShape, spec: RunSpec, tokens: int, width: int) -> tup
         loss = _CHUNK_BYTES * _CHUNK_VALUES + (4 + 2 * width) * features
         return loss, _NORM_BYTES * features
     head = shape.num_embedding
-    loss = _CHUNK_BYTES_FULL * _CHUNK_VALUES + 12 * features + _HEAD_BYTES_FULL * head
-    return loss, _NORM_BYTES * features + _HEAD_BYTES_HELD * head
+    loss = _CHUNK_BYTES * _CHUNK_VALUES + 12 * features + _HEAD_BYTES_FULL * head
+    return loss, _NORM_BYTES_FULL * features + _HEAD_BYTES_HELD * head
 
 
 def find_step_moment(spec: RunSpec, num_trained: int) -> Moment:

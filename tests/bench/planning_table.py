@@ -1,0 +1,134 @@
+"""How near the planner's forecasts of memory come to what was measured.
+
+    python3 -m tests.bench.planning_table                        # what is in the tests' own table
+    python3 -m tests.bench.planning_table rows.jsonl             # what bench_planning has written
+    python3 -m tests.bench.planning_table rows.jsonl --write     # and make it the tests' table
+
+Each row is a setting with its measured peak, the forecast, and the error of the forecast: above 0
+it is too high. Rows of odd number are held out: whoever fits a constant looks at the others only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from agents.spec import AdapterSpec, DataSpec, RunSpec
+from app.planning.memory import GIB, GpuMemory, MemoryForecast, Setting, estimate_memory
+from app.planning.model_shape import read_shape
+
+TABLE = Path(__file__).parents[1] / "app" / "planning" / "measured_memory.json"
+H200 = GpuMemory(total_bytes=140 * GIB, capability=(9, 0), num_multiprocessors=132)
+_TOLD = ("shape", "kind", "rank", "targets", "dropout", "optimizer", "sequence", "tokens")
+
+
+def read_table(path: Path = TABLE) -> dict[str, Any]:
+    """Return the tests' own table: `shapes` by name, and `rows`."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="ascii"))
+    return found
+
+
+def convert(path: Path) -> dict[str, Any]:
+    """Return the same from the lines that `bench_planning` has written."""
+    from tests.bench.bench_planning import SHAPES, TIED
+
+    lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+    measured = [one for one in lines if one["what"] == "row" and one.get("fits")]
+    rows = [
+        {
+            **{key: one[key] for key in _TOLD},
+            "num_recomputed": one["plan"]["recomputed"],
+            "num_moved": one["plan"]["moved"],
+            "compiled": one["compiled"],
+            "peak_gib": round(one["peak_bytes"] / GIB, 4),
+            "rest_gib": round(one["rest_bytes"] / GIB, 4),
+            "reserved_gib": round(one["reserved_bytes"] / GIB, 4),
+        }
+        for one in measured
+    ]
+    shapes = {
+        name: {"model_type": "llama", "tie_word_embeddings": name in TIED, **SHAPES[name]}
+        for name in dict.fromkeys(one["shape"] for one in rows)
+    }
+    about = "Peaks of torch.cuda.max_memory_allocated of a step, by bench_planning on one H200."
+    return {"about": about, "shapes": shapes, "rows": rows}
+
+
+def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
+    """Return what the planner says of a row."""
+    targets = row["targets"]
+    adapter = AdapterSpec(
+        kind=row["kind"],
+        rank=row["rank"],
+        targets=targets if isinstance(targets, str) else tuple(targets),
+        dropout=row["dropout"],
+    )
+    spec = RunSpec(
+        model="bench",
+        data=DataSpec(train="rows.jsonl"),
+        adapter=adapter,
+        optimizer=row["optimizer"],
+        compile="auto" if row.get("compiled", True) else "off",
+    )
+    setting = Setting(
+        micro_tokens=row["tokens"],
+        num_recomputed=row["num_recomputed"],
+        num_moved=row["num_moved"],
+    )
+    shape = read_shape(table["shapes"][row["shape"]])
+    longest = row["sequence"]
+    return estimate_memory(shape, spec, setting=setting, longest_tokens=longest, gpu=H200)
+
+
+def error_of(table: dict[str, Any], row: dict[str, Any]) -> float:
+    """Return by which share the forecast is too high; below 0: too low."""
+    return forecast(table, row).allocated_bytes / GIB / row["peak_gib"] - 1
+
+
+def summarize(errors: Iterable[float]) -> str:
+    """Return mean, worst and lowest error in words."""
+    found = list(errors)
+    if not found:
+        return "no rows"
+    mean = sum(abs(one) for one in found) / len(found)
+    worst = max(abs(one) for one in found)
+    return f"{len(found)} rows: mean {mean:.1%}, worst {worst:.1%}, lowest {min(found):+.1%}"
+
+
+def show(table: dict[str, Any]) -> None:
+    """Print the rows and what they come to."""
+    errors = []
+    for row in table["rows"]:
+        error = error_of(table, row)
+        errors.append(error)
+        said = (
+            f"{row['shape']:3} {row['kind']:5} r={row['rank']:<3} {row['sequence']:5} of "
+            f"{row['tokens']:5} tokens, {row['num_recomputed']:2} recomputed, "
+            f"{row['num_moved']:2} moved, {row['optimizer']:16}"
+        )
+        measured = f"{row['peak_gib']:7.2f} GiB, forecast {row['peak_gib'] * (1 + error):7.2f}"
+        note = " (peak of a search)" if row.get("from_search") else ""
+        print(f"{said} {measured}, {error:+6.1%}{note}")
+    known = [(i, e) for i, e in enumerate(errors) if not table["rows"][i].get("from_search")]
+    print("all:     ", summarize(e for _, e in known))
+    print("fitted:  ", summarize(e for i, e in known if i % 2 == 0))
+    print("held out:", summarize(e for i, e in known if i % 2))
+
+
+def main() -> None:
+    """Show a table, and keep it if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", type=Path, nargs="?", help="what bench_planning has written")
+    parser.add_argument("--write", action="store_true", help="make it the tests' own table")
+    args = parser.parse_args()
+    table = read_table() if args.rows is None else convert(args.rows)
+    show(table)
+    if args.write and args.rows is not None:
+        TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="ascii")
+
+
+if __name__ == "__main__":
+    main()
