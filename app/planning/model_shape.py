@@ -133,6 +133,13 @@ class ModelShape:
     """How many tokens back the sliding layers see; None: all of them."""
     max_tokens: int | None = None
     """Longest sequence that the model was made for; None: not said."""
+    kinds: tuple[tuple[LayerShape, int], ...] = field(init=False, repr=False, compare=False)
+    """Layers that differ, and how many there are of each: quicker to go through than all."""
+
+    def __post_init__(self) -> None:
+        layers, counts = {id(one): one for one in self.layers}, Counter(map(id, self.layers))
+        kinds = tuple((layer, counts[key]) for key, layer in layers.items())
+        object.__setattr__(self, "kinds", kinds)
 
     @property
     def num_layers(self) -> int:
@@ -159,13 +166,6 @@ class ModelShape:
         """All of them, each counted once."""
         ends = self.num_embedding + self.num_final_norm + self.num_head
         return ends + sum(count * layer.num_parameters for layer, count in self.kinds)
-
-    @property
-    def kinds(self) -> list[tuple[LayerShape, int]]:
-        """Layers that differ, and how many there are of each: quicker to go through than all."""
-        kinds = {id(layer): layer for layer in self.layers}
-        counts = Counter(map(id, self.layers))
-        return [(layer, counts[key]) for key, layer in kinds.items()]
 
     @property
     def num_quantized(self) -> int:

@@ -131,7 +131,7 @@ def measure_widest(
     shape: ModelShape, spec: RunSpec, gpu: GpuMemory, tokens: int, num_segments: int
 ) -> LayerMemory:
     """Return what the widest layer holds, compiled or not as it would be on this card."""
-    layer = max(set(shape.layers), key=lambda one: one.num_parameters)
+    layer = max((one for one, _ in shape.kinds), key=lambda one: one.num_parameters)
     found = measure_layer(
         read_sizes(shape, layer, spec),
         kind=spec.adapter.kind,

@@ -17,38 +17,46 @@ _WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     """Return the plan with one stage on each GPU, in order; None: fewer layers than GPUs.
 
-    Micro-batches have one sequence, since more of them make a smaller bubble.
+    Micro-batches have one sequence, since more of them make a smaller bubble. All layers keep their
+    activations where that fits, else all of them compute theirs again.
     """
-    num, num_layers = len(workers), case.shape.num_layers
-    if num < 2 or num > num_layers:
+    if not 1 < len(workers) <= case.shape.num_layers:
         return None
-    tokens = case.mean_tokens
+    kept = _plan(case, workers, again=False) if case.spec.recompute != "all" else None
+    if kept is not None and kept.fits:
+        return kept
+    return _plan(case, workers, again=True)
+
+
+def _plan(case: Case, workers: tuple[Worker, ...], *, again: bool) -> Candidate | None:
+    num, num_layers, tokens = len(workers), case.shape.num_layers, case.mean_tokens
     paces = [stage_pace(case, worker, 1, has_head=False) for worker in workers]
-    heads = [stage_pace(case, worker, 0, has_head=True) for worker in workers]
-    layer_s = [_micro_s(pace, tokens) for pace in paces]
-    ends = (0.0, _micro_s(heads[-1], tokens))
-    most = [_most_layers(case, worker, place, num) for place, worker in enumerate(workers)]
-    counts = split_layers(num_layers, layer_s, most, ends)
+    head_s = _micro_s(stage_pace(case, workers[-1], 0, has_head=True), tokens, again=False)
+    layer_s = [_micro_s(pace, tokens, again=again) for pace in paces]
+    most = [
+        _most_layers(case, worker, place, num, again=again) for place, worker in enumerate(workers)
+    ]
+    counts = split_layers(num_layers, layer_s, most, (0.0, head_s))
     fits = counts is not None
     if counts is None:
-        counts = split_layers(num_layers, layer_s, [num_layers] * num, ends)
+        counts = split_layers(num_layers, layer_s, [num_layers] * num, (0.0, head_s))
     if counts is None:
         return None
     stages_s = [count * one for count, one in zip(counts, layer_s, strict=True)]
-    stages_s[-1] += ends[1]
-    return _assemble(case, workers, counts, stages_s, fits=fits)
+    stages_s[-1] += head_s
+    gpus = _stages(case, workers, counts, stages_s, again=again)
+    return _assemble(case, workers, gpus, stages_s, fits=fits)
 
 
 def _assemble(
     case: Case,
     workers: tuple[Worker, ...],
-    counts: Sequence[int],
+    gpus: tuple[GpuPlan, ...],
     stages_s: list[float],
     *,
     fits: bool,
 ) -> Candidate:
-    num_micro = case.spec.batch_sequences
-    num = len(workers)
+    num_micro, num = case.spec.batch_sequences, len(workers)
     transfers = [_transfer_s(case, workers[i], workers[i + 1]) for i in range(num - 1)]
     time = time_pipeline(stages_s, transfers, num_micro)
     parts = StepParts(
@@ -56,31 +64,37 @@ def _assemble(
         bubble_s=time.bubble_s,
         network_s=time.network_s,
         optimizer_s=max(
-            worker.pace.optimizer_s * count / case.shape.num_layers
-            for worker, count in zip(workers, counts, strict=True)
+            worker.pace.optimizer_s * gpu.share for worker, gpu in zip(workers, gpus, strict=True)
         ),
     )
-    gpus = _stages(case, workers, counts, stages_s)
     busy = [num_micro * stage for stage in stages_s]
     return make_candidate(case, "pipeline", workers, gpus, parts, busy, fits=fits)
 
 
 def _stages(
-    case: Case, workers: tuple[Worker, ...], counts: Sequence[int], stages_s: list[float]
+    case: Case,
+    workers: tuple[Worker, ...],
+    counts: Sequence[int],
+    stages_s: list[float],
+    *,
+    again: bool,
 ) -> tuple[GpuPlan, ...]:
     plans = []
     for place, (worker, layers) in enumerate(zip(workers, bounds_of(counts), strict=True)):
         num = layers[1] - layers[0]
-        memory = stage_memory(case, worker, num, place, len(workers))
         fit = Fit(
-            setting=Setting(micro_tokens=case.longest_tokens, num_recomputed=num),
-            memory=memory,
+            setting=_setting(case, num, again=again),
+            memory=stage_memory(case, worker, num, place, len(workers), again=again),
             room_bytes=case.room_bytes(worker),
         )
         speed = case.mean_tokens / stages_s[place]
         share = num / case.shape.num_layers
         plans.append(gpu_plan(worker, fit, share=share, tokens_per_s=speed, layers=layers))
     return tuple(plans)
+
+
+def _setting(case: Case, num_layers: int, *, again: bool) -> Setting:
+    return Setting(micro_tokens=case.longest_tokens, num_recomputed=num_layers if again else 0)
 
 
 def _transfer_s(case: Case, one: Worker, other: Worker) -> float:
@@ -91,7 +105,7 @@ def _transfer_s(case: Case, one: Worker, other: Worker) -> float:
 
 
 def stage_pace(case: Case, worker: Worker, num_layers: int, *, has_head: bool) -> Pace:
-    """Return what passes over a stage cost, every layer computing its activations again."""
+    """Return what passes over a stage cost."""
     part = num_layers / case.shape.num_layers
     work = case.work
     stage = Work(
@@ -111,21 +125,29 @@ def stage_pace(case: Case, worker: Worker, num_layers: int, *, has_head: bool) -
     return make_pace(stage, worker.rates, correction=worker.correction.speed.value, share=share)
 
 
-def _micro_s(pace: Pace, tokens: float) -> float:
-    return tokens * (pace.token_s + pace.again_s) + pace.pass_s + pace.again_pass_s
+def _micro_s(pace: Pace, tokens: float, *, again: bool) -> float:
+    kept_s = tokens * pace.token_s + pace.pass_s
+    return kept_s + (tokens * pace.again_s + pace.again_pass_s if again else 0.0)
 
 
-def _most_layers(case: Case, worker: Worker, place: int, num_stages: int) -> int:
+def _most_layers(case: Case, worker: Worker, place: int, num_stages: int, *, again: bool) -> int:
     """Return how many layers fit a stage; what a layer needs is the same for each of them."""
     one, two = (
-        stage_memory(case, worker, count, place, num_stages).expected_bytes for count in (1, 2)
+        stage_memory(case, worker, count, place, num_stages, again=again).expected_bytes
+        for count in (1, 2)
     )
     left = case.room_bytes(worker) - one
     return 0 if left < 0 else 1 + int(left / max(1, two - one))
 
 
 def stage_memory(
-    case: Case, worker: Worker, num_layers: int, place: int, num_stages: int
+    case: Case,
+    worker: Worker,
+    num_layers: int,
+    place: int,
+    num_stages: int,
+    *,
+    again: bool = True,
 ) -> MemoryForecast:
     """Forecast a stage: its layers, its end of the model, and the micro-batches under way.
 
@@ -136,7 +158,7 @@ def stage_memory(
     whole = estimate_memory(
         stage,
         spec,
-        setting=Setting(micro_tokens=case.longest_tokens, num_recomputed=num_layers),
+        setting=_setting(case, num_layers, again=again),
         longest_tokens=case.longest_tokens,
         gpu=worker.memory,
         ranks=num_stages,
@@ -156,6 +178,7 @@ def stage_memory(
         weights_bytes=whole.weights_bytes - gone * width,
         gradients_bytes=whole.gradients_bytes - (4 * gone if full else 0),
         optimizer_bytes=max(0, whole.optimizer_bytes - (states * gone if full else 0)),
+        activations_bytes=whole.activations_bytes * (1 if again else under_way),
         inputs_bytes=whole.inputs_bytes * under_way,
         loss_bytes=whole.loss_bytes if is_last else 0,
     )

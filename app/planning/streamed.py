@@ -29,9 +29,14 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     """Return the plan that fetches frozen layers over the bus; None: there is nothing to fetch."""
     if case.spec.adapter.kind == "full":
         return None
-    streams = [_stream(case, worker, len(workers)) for worker in workers]
     if all(case.fit(worker, len(workers)).fits for worker in workers):
         return None
+    found_for: dict[tuple[object, ...], _Stream] = {}
+    streams = []
+    for worker in workers:
+        if worker.like not in found_for:
+            found_for[worker.like] = _stream(case, worker, len(workers))
+        streams.append(replace(found_for[worker.like], worker=worker))
     fits = [stream.fit for stream in streams]
     speeds = [stream.tokens_per_s for stream in streams]
     rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
@@ -84,36 +89,37 @@ class _Stream:
 
 
 def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
-    """Return the best of some micro-batches: as many tokens as leave room for the slots."""
-    room = case.room_bytes(worker)
-    shape = case.shape
-    forecast = streamed = None
-    setting = Setting(micro_tokens=case.longest_tokens, num_recomputed=shape.num_layers)
-    for num in SEQUENCES_AT_ONCE:
-        if num > 1 and num * ranks > case.spec.batch_sequences:
-            continue
-        setting = replace(setting, micro_tokens=num * case.longest_tokens)
-        forecast = case.forecast(worker, setting, ranks)
-        streamed = _num_streamed(case, forecast, room)
-        if streamed <= shape.num_layers - _SLOTS:
-            break
-    assert forecast is not None
-    assert streamed is not None
-    num_streamed = min(streamed, max(0, shape.num_layers - _SLOTS))
-    layer = _layer_bytes(case, forecast)
+    """Return the fastest of some micro-batches, with activations kept and computed again."""
+    rows = max(1, case.spec.batch_sequences // ranks)
+    num_layers = case.shape.num_layers
+    again = (num_layers,) if case.spec.recompute == "all" else (0, num_layers)
+    tried = [
+        _try(case, worker, ranks, Setting(micro_tokens=num * case.longest_tokens, num_recomputed=n))
+        for num in SEQUENCES_AT_ONCE
+        if num <= rows
+        for n in again
+    ]
+    return min(tried, key=lambda one: (not one.fit.fits, sum(one.seconds(case, rows))))
+
+
+def _try(case: Case, worker: Worker, ranks: int, setting: Setting) -> _Stream:
+    """Return what it takes to have as few layers in the PC's memory as leaves room on the GPU."""
+    room, num_layers = case.room_bytes(worker), case.shape.num_layers
+    forecast = case.forecast(worker, setting, ranks)
+    streamed = min(_num_streamed(case, forecast, room), max(0, num_layers - _SLOTS))
+    weights, constants = _layer_bytes(case, forecast)
     memory = replace(
         forecast,
-        weights_bytes=forecast.weights_bytes - int(num_streamed * layer[0]),
-        constants_bytes=forecast.constants_bytes - int(num_streamed * layer[1]),
+        weights_bytes=forecast.weights_bytes - int(streamed * weights),
+        constants_bytes=forecast.constants_bytes - int(streamed * constants),
     )
-    copied = num_streamed * sum(layer)
-    speed = worker.pace.tokens_per_s(setting, case.mean_tokens)
+    copied = streamed * (weights + constants)
     return _Stream(
         worker=worker,
         fit=Fit(setting=setting, memory=memory, room_bytes=room),
         host_bytes=int(copied),
         copy_s=copied / worker.rates.from_host_bytes_per_s,
-        tokens_per_s=speed,
+        tokens_per_s=worker.pace.tokens_per_s(setting, case.mean_tokens),
     )
 
 
