@@ -7,12 +7,18 @@ from typing import Literal
 
 from agents.spec import DataFormat, Objective
 
-Method = Literal["nf4", "gguf"]
-METHODS: tuple[Method, ...] = ("nf4", "gguf")
-GGUF_TYPES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M")
-"""From the largest to the smallest."""
+Method = Literal["nf4", "awq", "gptq", "gguf"]
+METHODS: tuple[Method, ...] = ("nf4", "awq", "gptq", "gguf")
+TYPES: dict[Method, tuple[str, ...]] = {
+    "nf4": (),
+    "awq": (),
+    "gptq": ("4-bit", "8-bit"),
+    "gguf": ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M"),
+}
+"""What may be chosen of each."""
+USUAL_TYPES: dict[Method, tuple[str, ...]] = {"gptq": ("4-bit",), "gguf": ("Q8_0",)}
 CONVERTED_TYPES = ("F16", "Q8_0")
-"""That llama.cpp's converter writes itself; the others need a tool that is built first."""
+"""Of GGUF, that llama.cpp's converter writes itself; the others need a tool that is built first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +62,7 @@ class MakeJob:
     train: TextSource
     evaluation: TextSource | None = None
     types: tuple[str, ...] = ()
-    """Of GGUF."""
+    """Of `TYPES`: several of GGUF, one of GPTQ."""
     device: str = "cpu"
     tools: str = "tools"
     """Folder where what is built for quantizing is kept."""
@@ -64,11 +70,18 @@ class MakeJob:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method is {self.method}; it must be one of {', '.join(METHODS)}")
-        unknown = [kind for kind in self.types if kind not in GGUF_TYPES]
+        known = TYPES[self.method]
+        unknown = [kind for kind in self.types if kind not in known]
         if unknown:
-            raise ValueError(f"types has {unknown[0]}; GGUF has {', '.join(GGUF_TYPES)}")
-        if (self.method == "gguf") != bool(self.types):
-            raise ValueError("types must name at least one with gguf, and none without")
+            raise ValueError(
+                f"types has {unknown[0]}; {self.method} has {', '.join(known) or 'none'}"
+            )
+        if bool(known) != bool(self.types):
+            raise ValueError(
+                f"types is {self.types}; {self.method} needs {'one' if known else 'none'}"
+            )
+        if self.method == "gptq" and len(self.types) > 1:
+            raise ValueError("types has two; a GPTQ artifact has one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,7 +54,9 @@ def _install(
     except OSError as error:
         raise explain_os_error(error, f"writing {lock}") from error
     argv = [job.python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    argv += ["--no-deps", "--progress-bar", "off", "--target", str(folder), "-r", str(lock)]
+    # Sources that are built here are to see the environment's torch, not to fetch another one.
+    argv += ["--no-deps", "--no-build-isolation", "--progress-bar", "off"]
+    argv += ["--target", str(folder), "-r", str(lock)]
     code, lines = children.run(argv, environ=CLEAN_ENVIRON, on_line=progress)
     if code != 0:
         shutil.rmtree(folder, ignore_errors=True)

@@ -474,12 +474,11 @@ class Core:
         """Write a run's model to the new folder `out`.
 
         Args:
-            to: merged, nf4 or gguf.
-            types: of gguf; none: Q8_0.
+            to: merged, nf4, awq, gptq or gguf.
+            types: of gptq (4-bit, 8-bit) and gguf (Q8_0, Q4_K_M, ...); none: the usual one.
 
         Raises:
             UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
-            NotAvailableYet: the other formats.
         """
         run_id = self._book.get(run_id).run_id
         return await export.export_run(

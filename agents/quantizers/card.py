@@ -10,6 +10,8 @@ from agents.quantizers.texts import Texts
 
 _METHODS = {
     "nf4": "bitsandbytes NF4 with double quantization (arXiv:2305.14314)",
+    "awq": "gptqmodel, AWQ in its classic layout (arXiv:2306.00978)",
+    "gptq": "gptqmodel, GPTQ (arXiv:2210.17323)",
     "gguf": "llama.cpp",
 }
 
@@ -20,7 +22,7 @@ def write_card(
     """Return the card as Markdown.
 
     Args:
-        method: `nf4` or `gguf`.
+        method: of `agents.artifacts.METHODS`.
         origin: of the artifact.
         proofs: of its files.
         texts: that were used.

@@ -71,7 +71,7 @@ def _make(
         files = write_files(model, stem, job.types, home / job.tools, progress)
         proofs = [_prove_gguf(kind, path, first, rows, progress) for kind, path in files.items()]
     else:
-        proofs = [_make_nf4(job, model, folder, first, rows, progress)]
+        proofs = [_make_folder(job, model, folder, first, texts, progress)]
     kept.unlink()
     return proofs
 
@@ -111,19 +111,24 @@ def _look_at_original(
     )
 
 
-def _make_nf4(
-    job: MakeJob,
-    model: Path,
-    folder: Path,
-    first: Original,
-    rows: Sequence[Sequence[int]],
-    progress: Progress,
+def _make_folder(
+    job: MakeJob, model: Path, folder: Path, first: Original, texts: Texts, progress: Progress
 ) -> Proof:
-    from agents.quantizers import nf4
+    """Make a model that Transformers loads."""
+    from agents.quantizers import calibrated, nf4
     from agents.quantizers.compare import ModelPredictor, measure
 
-    progress.tell("Quantizing to NF4")
-    nf4.quantize(model, folder, job.device)
+    rows = texts.held_out
+    name = " ".join((job.method, *job.types))
+    progress.tell(f"Quantizing to {name}")
+    if job.method == "nf4":
+        nf4.quantize(model, folder, job.device)
+    else:
+        bits = int(job.types[0][0]) if job.types else 4
+        tokenizer, _ = load_tokenizer(model)
+        calibrated.quantize(
+            job.method, bits, model, folder, job.device, texts.calibration, tokenizer
+        )
     _copy_rest(model, folder)
     progress.tell("Loading the result in Transformers and measuring it")
     with _loaded(folder, job.device) as quantized:
@@ -131,7 +136,7 @@ def _make_nf4(
         answers = _answer(quantized, _prompts(rows))
         first_token_s, tokens_per_s = _time(quantized, _prompts(rows)[0])
     return Proof(
-        name="nf4",
+        name=name,
         distance=distance,
         original_perplexity=first.reference.perplexity,
         control=first.control,

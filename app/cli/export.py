@@ -12,19 +12,20 @@ from app.cli.output import Output
 if TYPE_CHECKING:
     from app.core import Core
 
-FORMATS = ("merged", "gguf", "awq", "gptq", "nf4")
+FORMATS = ("merged", "nf4", "awq", "gptq", "gguf")
 
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "export", "write a run's model to a folder", with_core(_export))
     parser.add_argument("run", metavar="RUN")
-    parser.add_argument("--to", required=True, choices=FORMATS, help="awq and gptq do not work yet")
+    parser.add_argument("--to", required=True, choices=FORMATS)
     parser.add_argument(
         "--type",
         action="append",
         default=[],
         metavar="TYPE",
-        help="kind of gguf, such as Q4_K_M; may be given several times (Q8_0)",
+        help="of gguf: Q8_0 (the default), F16, Q6_K, Q5_K_M, Q4_K_M, Q3_K_M, several at once; "
+        "of gptq: 4-bit (the default), 8-bit",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import cast
 
 from agents.artifacts import (
-    GGUF_TYPES,
     METHODS,
+    TYPES,
+    USUAL_TYPES,
     MakeJob,
     Method,
     Origin,
@@ -23,7 +24,7 @@ from agents.artifacts import (
     TextSource,
 )
 from agents.protocol import MergeJob
-from app.errors import NotAvailableYet, UsageError, UserError
+from app.errors import UsageError, UserError
 from app.nodes.environment import read_lock
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
@@ -33,10 +34,9 @@ from app.runs.resume import choose_checkpoint
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 
-FORMATS = ("merged", "gguf", "awq", "gptq", "nf4")
-_USUAL_TYPE = "Q8_0"
-_LOCKS = ("gguf",)
-"""Methods that need packages beside the training environment."""
+FORMATS = ("merged", *METHODS)
+_LOCKS = {"gguf": "gguf", "awq": "gptqmodel", "gptq": "gptqmodel"}
+"""Method -> the lock of the packages that it needs beside the training environment."""
 Progress = Callable[[str], None]
 
 
@@ -54,7 +54,7 @@ async def export_run(
 
     Args:
         to: one of `FORMATS`.
-        types: of GGUF; none: Q8_0.
+        types: of `agents.artifacts.TYPES`; none: the usual one.
 
     Raises:
         UserError: `out` is in use, there is no whole checkpoint to export, or the node could not
@@ -138,7 +138,7 @@ async def _make(
 async def _bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress) -> str | None:
     if to not in _LOCKS:
         return None
-    lock = read_lock(to)
+    lock = read_lock(_LOCKS[to])
     report = await agent.build_packages(
         PackagesBuild(
             python=python,
@@ -154,20 +154,16 @@ async def _bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress
 def _choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
     if to not in FORMATS:
         raise UsageError(f"{to} is no export format", f"Use one of {', '.join(FORMATS)}.")
-    if to != "merged" and to not in METHODS:
-        raise NotAvailableYet(
-            f"export to {to} is not available yet",
-            f"Use merged or one of {', '.join(METHODS)}.",
-        )
-    if to != "gguf" and types:
-        raise UsageError(f"{to} has no types", "Leave --type out; it is for gguf.")
-    known = {kind.lower(): kind for kind in GGUF_TYPES}
+    offered = TYPES[to] if to in METHODS else ()
+    known = {kind.lower(): kind for kind in offered}
     unknown = [kind for kind in types if kind.lower() not in known]
     if unknown:
-        raise UsageError(f"GGUF has no type {unknown[0]}", f"Use one of {', '.join(GGUF_TYPES)}.")
-    if to != "gguf":
-        return ()
-    return tuple(dict.fromkeys(known[kind.lower()] for kind in types)) or (_USUAL_TYPE,)
+        hint = f"Use one of {', '.join(offered)}." if offered else "Leave --type out."
+        raise UsageError(f"{to} has no type {unknown[0]}", hint)
+    chosen = tuple(dict.fromkeys(known[kind.lower()] for kind in types))
+    if to == "gptq" and len(chosen) > 1:
+        raise UsageError("gptq makes one type at a time", "Export twice, to two folders.")
+    return chosen or USUAL_TYPES.get(cast(Method, to), ())
 
 
 def _free_place(out: Path) -> Path:

@@ -163,7 +163,9 @@ def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
     [
         ({"method": "zip"}, "method is zip"),
         ({"types": ("Q9",)}, "types has Q9"),
-        ({"types": ()}, "must name at least one with gguf"),
+        ({"types": ()}, "gguf needs one"),
+        ({"method": "nf4", "types": ("F16",)}, "types has F16; nf4 has none"),
+        ({"method": "gptq", "types": ("4-bit", "8-bit")}, "types has two"),
     ],
 )
 def test_jobs_that_make_no_sense_are_refused(tmp_path, changes, message):

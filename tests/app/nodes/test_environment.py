@@ -17,6 +17,7 @@ from app.nodes.environment import (
     EnvironmentLock,
     find_environment,
     parse_lock,
+    read_lock,
     read_train_lock,
     setup_environment,
 )
@@ -35,6 +36,17 @@ def test_the_lock_agrees_with_the_constraints_of_the_set_up() -> None:
     lock = read_train_lock().requirements
     assert {name: known.get(normal(name)) for name in lock} == lock
     assert lock["torch"] == "2.13.0"
+
+
+@pytest.mark.parametrize("name", ["gguf", "gptqmodel"])
+def test_packages_beside_the_environment_are_the_versions_that_tests_run_with(name: str) -> None:
+    constraints = parse_lock((ROOT / "installers" / "constraints.txt").read_text())
+    known = {normal(package): version for package, version in constraints.requirements.items()}
+    lock = {normal(package): version for package, version in read_lock(name).requirements.items()}
+    assert lock
+    assert {package: known.get(package, version) for package, version in lock.items()} == lock
+    train = {normal(package) for package in read_train_lock().requirements}
+    assert not train & set(lock), "they never hide what trains"
 
 
 def test_the_lock_has_all_that_training_asks_for() -> None:

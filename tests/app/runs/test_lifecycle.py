@@ -12,7 +12,7 @@ import pytest
 
 from agents.protocol import AttemptStatus, RankPlacement
 from agents.spec import DataSpec, RunSpec
-from app.errors import NotAvailableYet, UsageError, UserError
+from app.errors import UsageError, UserError
 from app.events import Event, EventHub, LogArrived, RunChanged, StepsArrived
 from app.runs.checkpoints import find_copies, group, verify
 from app.runs.export import export_run
@@ -519,14 +519,14 @@ def test_export_formats(services: Services, interrupted: str, tmp_path: Path) ->
     def refuse(to: str, *types: str) -> None:
         asyncio.run(export_run(services, interrupted, to, tmp_path / "x", types=types))
 
-    with pytest.raises(NotAvailableYet):
-        refuse("awq")
     with pytest.raises(UsageError, match="zip is no export format"):
         refuse("zip")
-    with pytest.raises(UsageError, match="GGUF has no type Q4"):
+    with pytest.raises(UsageError, match="gguf has no type Q4"):
         refuse("gguf", "Q8_0", "Q4")
-    with pytest.raises(UsageError, match="nf4 has no types"):
+    with pytest.raises(UsageError, match="nf4 has no type Q8_0"):
         refuse("nf4", "Q8_0")
+    with pytest.raises(UsageError, match="one type at a time"):
+        refuse("gptq", "4-bit", "8-BIT")
     assert not (tmp_path / "x").exists()
 
 
@@ -537,8 +537,11 @@ def test_export_quantizes_what_it_has_merged_where_that_lies(
     asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x", types=kinds))
     asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
     asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "z"))
+    asyncio.run(export_run(services, interrupted, "gptq", tmp_path / "u"))
     node = cluster["alpha"]
-    first, second, third = node.made
+    first, second, third, fourth = node.made
+    assert fourth.types == ("4-bit",)
+    assert fourth.packages not in (None, first.packages)
     assert (first.types, second.types, third.types) == (("Q8_0", "Q4_K_M"), ("Q8_0",), ())
     assert first.model == node.merges[0].destination
     assert first.packages is not None

@@ -1,0 +1,103 @@
+"""AWQ and GPTQ by gptqmodel: 4 or 8 bits whose rounding is fitted to texts.
+
+AWQ (Lin et al. 2023, arXiv:2306.00978) is written in its classic layout, groups of 128 with a zero
+point, which vLLM, TGI and Transformers load: gptqmodel writes that one with `sym=False`. GPTQ
+(Frantar et al. 2022, arXiv:2210.17323) is symmetric. gptqmodel works through the model layer by
+layer, so that no more than a few of them are on the GPU at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.artifacts import Method
+from agents.errors import UserError
+
+GROUPS = (128, 64, 32)
+"""Weights that share a scale; the first that divides every layer's input is taken."""
+_AWQ_ROWS = 64
+"""AWQ's search for clipping takes the outputs of a layer in blocks of so many."""
+_LEAST_CORES = 8
+_ROWS_AT_ONCE = 8
+
+
+def quantize(
+    method: Method,
+    bits: int,
+    model: Path,
+    folder: Path,
+    device: str,
+    calibration: Sequence[Sequence[int]],
+    tokenizer: Any,
+) -> None:
+    """Write the quantized model into `folder`.
+
+    Args:
+        method: `awq` or `gptq`.
+        bits: per weight, 4 or 8; AWQ: 4.
+        model: folder of Transformers.
+        folder: where it goes.
+        device: such as `cuda:0` or `cpu`.
+        calibration: token ids of texts.
+        tokenizer: of the model.
+
+    Raises:
+        UserError: the layers' sizes cannot be divided into groups.
+    """
+    group = choose_group(model, method)
+    let_few_cores_work()
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+
+    is_awq = method == "awq"
+    settings: dict[str, Any] = {"bits": bits, "group_size": group}
+    if is_awq:
+        settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
+    where: dict[str, Any] = {"device": device}
+    if is_awq and device == "cpu":
+        where["backend"] = BACKEND.AWQ_TORCH
+    quantized = GPTQModel.load(str(model), QuantizeConfig(**settings), **where)
+    rows = [{"input_ids": list(row), "attention_mask": [1] * len(row)} for row in calibration]
+    how = {"backend": where["backend"]} if "backend" in where else {}
+    quantized.quantize(calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, **how)
+    quantized.save(str(folder))
+
+
+def let_few_cores_work() -> None:
+    """Let gptqmodel be imported on a PC with few cores, where its pools of threads are too small.
+
+    It gives each pool a share of `os.cpu_count()` and refuses a pool of one.
+    """
+    if (os.cpu_count() or 1) < _LEAST_CORES:
+        os.cpu_count = lambda: _LEAST_CORES
+
+
+def choose_group(model: Path, method: Method) -> int:
+    """Return the largest group that divides the inputs of all linear layers.
+
+    Raises:
+        UserError: none does, or AWQ cannot divide the outputs.
+    """
+    config = json.loads((model / "config.json").read_bytes())
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    width = config.get("head_dim") or hidden // heads
+    keys = config.get("num_key_value_heads") or heads
+    inputs = (hidden, heads * width, config["intermediate_size"])
+    outputs = (hidden, heads * width, keys * width, config["intermediate_size"])
+    groups = [group for group in GROUPS if all(size % group == 0 for size in inputs)]
+    if not groups:
+        raise UserError(
+            f"The layers of this model have {', '.join(map(str, sorted(set(inputs))))} inputs; "
+            f"{method} needs multiples of {GROUPS[-1]}.",
+            "Use nf4 or gguf",
+        )
+    odd = [size for size in outputs if size % _AWQ_ROWS]
+    if method == "awq" and odd:
+        raise UserError(
+            f"A layer of this model has {odd[0]} outputs; awq needs multiples of {_AWQ_ROWS}.",
+            "Use gptq, nf4 or gguf",
+        )
+    return groups[0]

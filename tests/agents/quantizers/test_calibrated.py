@@ -1,0 +1,138 @@
+"""AWQ and GPTQ of a model that has learned something, with the very packages that nodes get.
+
+The packages are installed from the lock that ships, beside this environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents import packages
+from agents.artifacts import MakeJob, Origin, PackagesBuild, TextSource
+from agents.children import Children
+from agents.errors import UserError
+from agents.quantizers.calibrated import choose_group
+from agents.quantizers.make import PROOF_FILE
+from agents.quantizers.texts import read_texts
+from agents.state import Home
+from agents.trainer.data.tokenizer import load_tokenizer
+from agents.wire import to_wire
+from app.nodes.environment import read_lock
+from tests.agents.trainer.ranks import DEMO, make_tiny_model
+
+ROOT = Path(__file__).parents[3]
+TRAIN = TextSource(path=str(DEMO / "train.jsonl"))
+EVALUATION = TextSource(path=str(DEMO / "eval.jsonl"))
+STEPS, ROWS_AT_ONCE = 60, 16
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory) -> Path:
+    """Train a model whose sizes both methods can divide."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("learned") / "model"
+    make_tiny_model(folder, 2, hidden_size=256, intermediate_size=512, num_key_value_heads=4)
+    rows = read_texts(TRAIN, EVALUATION, load_tokenizer(folder)[0]).calibration
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    draw = np.random.default_rng(1)
+    for _ in range(STEPS):
+        some = [torch.tensor(rows[place]) for place in draw.integers(0, len(rows), ROWS_AT_ONCE)]
+        ids = torch.nn.utils.rnn.pad_sequence(some, batch_first=True)
+        labels = torch.nn.utils.rnn.pad_sequence(some, batch_first=True, padding_value=-100)
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory) -> Path:
+    """Install what the methods need, as a node does."""
+    home = Home(tmp_path_factory.mktemp("beside"))
+    lock = read_lock("gptqmodel")
+    job = PackagesBuild(
+        python=sys.executable,
+        lock_sha256=lock.sha256,
+        lock_text=lock.text,
+        requirements=lock.requirements,
+    )
+    report = packages.build(home, job, Children(), lambda line: None)
+    assert report.path is not None
+    return home.path / report.path
+
+
+def run(job: MakeJob, home: Path, beside: Path) -> subprocess.CompletedProcess[str]:
+    path = home / "job.json"
+    path.write_text(json.dumps({**to_wire(job), "agent_home": str(home)}))
+    return subprocess.run(
+        [sys.executable, "-m", "agents.quantizers.make", str(path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside)))},
+        capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+
+
+def job_for(model: Path, method: str, *types: str) -> MakeJob:
+    return MakeJob(
+        python=sys.executable,
+        model=str(model),
+        method=method,
+        destination=f"{method}",
+        origin=Origin(base="b", data="d", run_id="r1", run_name="valley", step=1),
+        train=TRAIN,
+        evaluation=EVALUATION,
+        types=types,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "types", "share", "layout"),
+    [
+        ("awq", (), 1.0, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
+        ("gptq", ("4-bit",), 1.0, {"quant_method": "gptq", "bits": 4, "group_size": 128}),
+        ("gptq", ("8-bit",), 0.1, {"quant_method": "gptq", "bits": 8}),
+    ],
+    ids=["awq", "gptq-4", "gptq-8"],
+)
+def test_it_loads_and_is_nearer_than_rounding(
+    learned, beside, tmp_path, method, types, share, layout
+):
+    done = run(job_for(learned, method, *types), tmp_path, beside)
+    assert done.returncode == 0, done.stdout[-600:] + done.stderr[-1500:]
+    (proof,) = json.loads((tmp_path / method / PROOF_FILE).read_bytes())["proofs"]
+    assert proof["distance"]["kl"] < share * proof["control"]["kl"]
+    assert proof["distance"]["top1"] > 0.97
+    ratio = proof["distance"]["perplexity"] / proof["original_perplexity"]
+    assert ratio == pytest.approx(1, abs=0.03)
+    assert proof["keep"]
+    config = json.loads((tmp_path / method / "config.json").read_bytes())
+    said = config["quantization_config"]
+    assert {key: said[key] for key in layout} == layout
+    assert (tmp_path / method / "tokenizer.json").exists()
+    print(
+        f"\n{proof['name']}: KL {proof['distance']['kl']:.2e}, rounded {proof['control']['kl']:.2e}"
+    )
+
+
+def test_sizes_that_cannot_be_divided_are_named(learned, tmp_path):
+    assert choose_group(learned, "awq") == 128
+    assert choose_group(DEMO / "model", "gptq") == 64
+    with pytest.raises(UserError, match="has 96 outputs; awq needs multiples of 64"):
+        choose_group(DEMO / "model", "awq")
+    odd = tmp_path / "odd"
+    shutil.copytree(DEMO / "model", odd)
+    config = json.loads((odd / "config.json").read_bytes())
+    (odd / "config.json").write_text(json.dumps({**config, "intermediate_size": 500}))
+    with pytest.raises(UserError, match=r"have 192, 500 inputs; gptq needs multiples of 32"):
+        choose_group(odd, "gptq")
