@@ -25,9 +25,13 @@ from app.flows.new_run_answers import (
 )
 from app.flows.new_run_fields import FIELDS
 from app.flows.new_run_problems import find_problems, is_asked
+from app.planning.advice import apply_change
 from app.runs.advice import advise
 from app.runs.placement import keep_single, place_ranks
 from app.text import count_of, show_list
+
+_ANSWER_OF = {"adapter.kind": "adapter"}
+"""Key of a run file -> key of its question, where they differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,14 +96,31 @@ def plan_spec(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpe
         return None, "Choose a model to see what it needs."
     if not nodes:
         return None, "Add a node to see how the run would fare on it."
-    named = replace(
-        answers, name=answers.name.strip() or "-", train=answers.train.strip() or "the data"
-    )
+    named = _named(answers)
     if find_problems(named):
         return None, "Correct what is marked to see the plan."
     if answers.nodes != ALL_NODES and not chosen_nodes(answers, nodes):
         return None, "Choose at least one node to see the plan."
     return to_spec(named), ""
+
+
+def take_advice(answers: Answers, change: Mapping[str, object]) -> Answers:
+    """Return the answers with a plan's advice followed.
+
+    >>> answers = Answers(model="m", sequence_tokens="2048")
+    >>> take_advice(answers, {"sequence_tokens": 1024, "adapter.kind": "qlora"}).adapter
+    'qlora'
+    """
+    advised = to_answers(apply_change(to_spec(_named(answers)), change))
+    keys = [_ANSWER_OF.get(key, key.rpartition(".")[2]) for key in change]
+    return replace(answers, **{key: getattr(advised, key) for key in keys})
+
+
+def _named(answers: Answers) -> Answers:
+    """Return the answers with a word where a name or data are still missing."""
+    return replace(
+        answers, name=answers.name.strip() or "-", train=answers.train.strip() or "the data"
+    )
 
 
 def usable_nodes(nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:

@@ -19,7 +19,7 @@ from app.errors import NodeUnreachable, UserError
 from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_key import make_data_key
 from app.library.data_size import cut_and_pack, guess_data
-from app.planning.candidate import Candidate, DataSize, GpuPlan, Plan, Question
+from app.planning.candidate import Advice, Candidate, DataSize, GpuPlan, Plan, Question
 from app.planning.cluster import Cluster, Link, Pair, make_cluster
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.outcome import Forecast, RankForecast
@@ -65,7 +65,8 @@ class Planner:
             spec, cluster, online=online, silent=silent, look_far=look_far
         )
         plan = await asyncio.to_thread(make_plan, question)
-        return replace(plan, assumptions=(*plan.assumptions, *notes))
+        advice = (*plan.advice, *_say_nodes(spec, plan, cluster))
+        return replace(plan, advice=advice, assumptions=(*plan.assumptions, *notes))
 
     async def ask(
         self,
@@ -191,6 +192,18 @@ def _measured_links(store: PlanningStore) -> dict[Pair, Link]:
             source="measured",
         )
     return links
+
+
+def _say_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, ...]:
+    """Say how to leave out what the plan leaves out: a start takes every node of the run file."""
+    chosen, known = plan.chosen, [node.name for node in cluster.nodes]
+    if chosen is None or spec.nodes != "all" or set(chosen.nodes) == set(known):
+        return ()
+    if any("nodes" in advice.change for advice in plan.advice):
+        return ()
+    left = [name for name in known if name not in chosen.nodes]
+    text = f"A start takes every node: to leave out {show_list(left)}, name the others in nodes"
+    return (Advice(text=text, change={"nodes": chosen.nodes}),)
 
 
 def _find_data(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:

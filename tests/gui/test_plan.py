@@ -83,9 +83,13 @@ def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: New
     QTest.keyClicks(dialog.fields["model"].input, "org/m")
     busy.wait_for(lambda: headline(dialog).startswith("Nothing that this version trains fits"))
     assert "of the 6.0 GiB of gamma" in headline(dialog)
-    assert dialog.outlook.plan.advice.text().startswith("With sequences of 1,024 tokens")
     texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
     assert any(text.startswith("Does not fit: ") for text in texts)
+    assert any(text.startswith("With sequences of 1,024 tokens") for text in texts)
+    busy.core.plan_answer = make_plan_of_all()
+    press(dialog.outlook.plan, "Apply")
+    assert dialog.answers().sequence_tokens == "1024"
+    busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))
 
 
 def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDialog) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.gui.theme import Theme
 from app.gui.widgets.fold import Fold
 from app.gui.widgets.memory_bar import COLORS, MemoryBar, Swatch
-from app.gui.widgets.parts import make_label
-from app.planning.candidate import GpuPlan, Plan
+from app.gui.widgets.parts import Button, make_label
+from app.planning.candidate import Advice, GpuPlan, Plan
 from app.planning.words import (
     MEMORY_GROUPS,
     describe_candidate,
@@ -30,6 +30,9 @@ _LEGEND_COLUMNS = 3
 class PlanView(QWidget):
     """Shows the newest plan; what is shown stays until another one comes."""
 
+    advised = Signal(object)
+    """Dotted keys of a run file and their new values, of the advice that a person takes."""
+
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
@@ -44,7 +47,9 @@ class PlanView(QWidget):
         self._gpu_column = QVBoxLayout()
         self._gpu_column.setSpacing(10)
         self._legend = _make_legend(theme)
-        self.advice = make_label(role="advice", wraps=True)
+        self._advice: list[_AdviceLine] = []
+        self._advice_column = QVBoxLayout()
+        self._advice_column.setSpacing(4)
         self._other_text = make_label(role="caption", wraps=True)
         self.others = Fold(theme, "Other ways", self._other_text)
         self._assumed_text = make_label(role="caption", wraps=True)
@@ -57,8 +62,9 @@ class PlanView(QWidget):
         column.addLayout(self._figures)
         column.addLayout(self._gpu_column)
         column.addWidget(self._legend)
-        for part in (self.advice, self.others, self.assumed):
-            column.addWidget(part)
+        column.addLayout(self._advice_column)
+        column.addWidget(self.others)
+        column.addWidget(self.assumed)
         self.show_nothing("Choose a model to see what it needs.")
 
     def show_nothing(self, words: str) -> None:
@@ -69,8 +75,9 @@ class PlanView(QWidget):
         self.problem.hide()
         self._show_rows([])
         self._show_gpus(())
-        for part in (self.advice, self.others, self.assumed):
-            part.hide()
+        self._show_advice(())
+        self.others.hide()
+        self.assumed.hide()
 
     def show_problem(self, message: str, hint: str) -> None:
         """Say what keeps a plan from being made."""
@@ -88,8 +95,7 @@ class PlanView(QWidget):
         self.problem.hide()
         self._show_rows(describe_candidate(shown) if shown is not None and fits else [])
         self._show_gpus(shown.gpus if shown is not None else ())
-        self.advice.setText("\n".join(advice.text for advice in plan.advice))
-        self.advice.setVisible(bool(plan.advice))
+        self._show_advice(plan.advice)
         others = plan.others if fits else plan.others[1:]
         self._other_text.setText("\n\n".join(describe_other(one) for one in others[:MOST_OTHERS]))
         self.others.setVisible(bool(others))
@@ -125,6 +131,38 @@ class PlanView(QWidget):
             if number < len(gpus):
                 line.show_gpu(gpus[number])
         self._legend.setVisible(bool(gpus))
+
+    def _show_advice(self, advice: Sequence[Advice]) -> None:
+        while len(self._advice) < len(advice):
+            self._advice.append(line := _AdviceLine(self._theme, self.advised.emit))
+            self._advice_column.addWidget(line)
+        for number, line in enumerate(self._advice):
+            line.setVisible(number < len(advice))
+            if number < len(advice):
+                line.show_advice(advice[number])
+
+
+class _AdviceLine(QWidget):
+    """What would help, with a button that does it where it is a change of the form."""
+
+    def __init__(self, theme: Theme, take: Callable[[object], None]) -> None:
+        super().__init__()
+        self._change: Mapping[str, object] = {}
+        self._text = make_label(role="advice", wraps=True)
+        tip = "Change the answers on the left accordingly"
+        self.apply = Button(theme, "Apply", lambda: take(self._change), role="link", tip=tip)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(self._text, 1)
+        row.addWidget(self.apply)
+
+    def show_advice(self, advice: Advice) -> None:
+        """Show one piece of advice."""
+        self._change = advice.change
+        self._text.setText(advice.text)
+        self.apply.setVisible(bool(advice.change))
+        self.apply.setAccessibleDescription(advice.text)
 
 
 class _GpuLine(QWidget):

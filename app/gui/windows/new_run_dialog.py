@@ -6,7 +6,7 @@ pressed Start. The few questions that matter stand open, the others are folded a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 from agents.spec import RunSpec
 from app.errors import RacklessError
 from app.events import RunSnapshot
-from app.flows.new_run import Review, plan_spec, preview_spec, review
+from app.flows.new_run import Review, plan_spec, preview_spec, review, take_advice
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import Answers, free_name, to_answers, use_recipe
 from app.flows.new_run_fields import FIELDS, MAIN
@@ -97,6 +97,7 @@ class NewRunDialog(QDialog):
         for field in self.fields.values():
             field.edited.connect(self._review)
         self.start_from.chosen.connect(self._take_recipe)
+        self.outlook.plan.advised.connect(self._take_advice)
         context.bridge.run(
             lambda core, report: read_recipes(core),
             self.start_from.add_recipes,
@@ -195,6 +196,9 @@ class NewRunDialog(QDialog):
 
     def _take_recipe(self, spec: RunSpec) -> None:
         self._fill(use_recipe(self.answers(), spec))
+
+    def _take_advice(self, change: Mapping[str, object]) -> None:
+        self._fill(take_advice(self.answers(), change))
 
     def _review(self) -> Review:
         result = review(self.answers(), self._context.cluster.node_list())

@@ -1,13 +1,15 @@
 """The New run dialog's logic, as data: what each answer gives."""
 
 import dataclasses
+import doctest
 from dataclasses import fields, replace
 
 import pytest
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.events import NodeSnapshot
-from app.flows.new_run import preview_spec, review
+from app.flows import new_run
+from app.flows.new_run import plan_spec, preview_spec, review, take_advice
 from app.flows.new_run_answers import Answers, free_name, to_answers, to_spec, use_recipe
 from app.flows.new_run_fields import FIELDS
 from app.library.recipes import list_recipes
@@ -303,3 +305,33 @@ def test_the_summary_says_what_follows():
     assert summary["Nodes"] == "alpha and beta"
     assert summary["Tokens per step"] == "up to 49,152"
     assert summary["Ends after"] == "50 steps at the latest"
+
+
+def test_examples() -> None:
+    assert doctest.testmod(new_run).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "nodes", "words"),
+    [
+        (Answers(train="t"), NODES, "Choose a model to see what it needs."),
+        (GOOD, (), "Add a node to see how the run would fare on it."),
+        (replace(GOOD, rank="0"), NODES, "Correct what is marked to see the plan."),
+        (replace(GOOD, nodes="gone"), NODES, "Choose at least one node to see the plan."),
+    ],
+)
+def test_a_plan_needs_a_model_nodes_and_right_answers(answers, nodes, words):
+    assert plan_spec(answers, nodes) == (None, words)
+
+
+def test_a_plan_needs_neither_name_nor_data():
+    spec, words = plan_spec(Answers(model="m", name=""), NODES)
+    assert spec is not None
+    assert (spec.model, spec.data.train, words) == ("m", "the data", "")
+
+
+def test_advice_changes_its_answers_and_nothing_else():
+    found = take_advice(
+        replace(GOOD, name=""), {"nodes": ("alpha", "beta"), "optimizer": "adamw_8bit"}
+    )
+    assert found == replace(GOOD, name="", nodes="alpha, beta", optimizer="adamw_8bit")

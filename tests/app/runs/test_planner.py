@@ -71,6 +71,20 @@ def test_config_of_a_folder_on_the_nodes_is_asked_for_there(
         asyncio.run(planner.plan(replace(spec, model="/models/none"), known, online=("beta",)))
 
 
+def test_a_plan_that_leaves_nodes_out_says_how_to(services: Services) -> None:
+    nodes = {f"pc{place}": gpu_facts("NVIDIA GeForce RTX 4070", 12) for place in range(7)}
+    known = know_nodes(services.planning, nodes)
+    plan = ask(services, LLAMA, known)
+    assert plan.chosen is not None
+    assert len(plan.chosen.nodes) == 6  # 24 sequences are divided evenly
+    said = [advice for advice in plan.advice if "nodes" in advice.change]
+    assert len(said) == 1
+    assert said[0].change["nodes"] == plan.chosen.nodes
+    named = ask(services, replace(LLAMA, nodes=tuple(nodes)), known)
+    assert named.chosen is not None
+    assert len(named.chosen.nodes) == 7
+
+
 def test_counted_data_replaces_the_guess(services: Services, spec: RunSpec) -> None:
     Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
     question, notes = asyncio.run(Planner(services).ask(spec, home(services)))
