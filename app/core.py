@@ -41,9 +41,7 @@ from app.paths import Paths, private_folder
 from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.fleet_cluster import FleetCluster
-from app.runs.learning import compare_run, keep_counted, keep_links
 from app.runs.logs import LogFile, find_logs
-from app.runs.planner import Planner, know_nodes
 from app.runs.readiness import choose_nodes
 from app.runs.run import ACTIVE_STATES
 from app.runs.services import Services
@@ -61,6 +59,7 @@ if TYPE_CHECKING:
     from app.nodes.judgement import CheckRow
     from app.planning.candidate import Plan
     from app.planning.outcome import Comparison
+    from app.runs.planner import Planner
 
 Progress = Callable[[str], None]
 CERTIFICATE_S = 1800.0
@@ -84,7 +83,8 @@ class Core:
         self._fleet = fleet
         self._node_store = nodes
         self._upkeep = Upkeep(services, fleet, nodes, database, hub)
-        self._planner = Planner(services)
+        self._planner: Planner | None = None
+        """Made at the first plan: it costs each other command a tenth of a second."""
         self._samples: dict[str, Sample] = {}
         """The newest of each node; they tell a plan what others hold of a GPU."""
 
@@ -183,6 +183,7 @@ class Core:
         What it measures of the ways between nodes is kept for plans.
         """
         from app.nodes.check import check_nodes
+        from app.runs.learning import keep_links
 
         rows = await check_nodes(self._fleet, names or self._fleet.names())
         keep_links(self._services.planning, rows)
@@ -246,6 +247,7 @@ class Core:
             UserError: the data is of no use (naming file, row and reason), or nothing here can
                 look at it: no node that can train, and no training packages on this PC.
         """
+        from app.runs.learning import keep_counted
         from app.runs.preview import preview_data
 
         found = await preview_data(
@@ -270,6 +272,9 @@ class Core:
             UserError: the model's sizes cannot be found out, there are no nodes, or the file is
                 of no use.
         """
+        from app.runs.planner import Planner, know_nodes
+
+        self._planner = self._planner or Planner(self._services)
         if cluster is not None:
             from app.library.cluster_file import read_cluster_file
 
@@ -435,6 +440,8 @@ class Core:
 
         None: nothing was foretold, such as of a run that only the nodes remember.
         """
+        from app.runs.learning import compare_run
+
         return compare_run(self._services, self._book.get(run_id))
 
     def logs(

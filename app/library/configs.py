@@ -13,8 +13,6 @@ import json
 import os
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +98,8 @@ class ConfigLibrary:
         return FoundConfig(config=parse_config(data, model), source="from the hub")
 
     def _ask_hub(self, model: str) -> bytes:
+        from urllib.error import HTTPError
+
         hint = "Give the path of a folder with its config.json, or try again with a network."
         if self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no"):
             raise UserError(f"the config of {model} is not here, and HF_HUB_OFFLINE is set", hint)
@@ -109,7 +109,7 @@ class ConfigLibrary:
         try:
             data = self._fetch(f"{endpoint}/{model}/resolve/main/config.json", headers)
             parse_config(data, model)
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             error.close()
             raise UserError(
                 f"the hub gives no config of {model}: {_reason(error.code)}", hint
@@ -153,8 +153,10 @@ def fetch_file(address: str, headers: Mapping[str, str]) -> bytes:
         OSError: the network, or the hub, gives it not.
         ValueError: it is far too large for a config.
     """
-    request = urllib.request.Request(address, headers=dict(headers))
-    with urllib.request.urlopen(request, timeout=FETCH_S) as answer:
+    from urllib.request import Request, urlopen
+
+    request = Request(address, headers=dict(headers))
+    with urlopen(request, timeout=FETCH_S) as answer:
         data: bytes = answer.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")

@@ -20,7 +20,6 @@ from app.runs.advice import advise
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
 from app.runs.parts import stop_parts
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
-from app.runs.planner import Planner
 from app.runs.readiness import Plan, choose_nodes, expect_supported, look_over
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
@@ -137,6 +136,8 @@ def record_intent(
 
 async def _store_forecast(services: Services, run: RunRecord, plan: Plan) -> None:
     """Keep what is foretold of this attempt, to hold it against what it measures."""
+    from app.runs.planner import Planner
+
     try:
         forecast = await Planner(services).forecast(run.spec, plan.facts, plan.ranks)
     except UserError:  # the model's sizes are not known here; it trains all the same

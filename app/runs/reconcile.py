@@ -16,7 +16,6 @@ from agents.protocol import AttemptStatus
 from app.errors import NodeUnreachable, RacklessError
 from app.events import RunState
 from app.runs.happenings import Severity
-from app.runs.learning import learn_from_run
 from app.runs.parts import active_of, ask_parts, newest_step, standing_s, stop_parts
 from app.runs.run import ACTIVE_STATES, Part, Situation, Verdict, judge, may_move
 from app.runs.services import Services
@@ -117,6 +116,8 @@ async def _close(
         run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint
     )
     if moved:
+        from app.runs.learning import learn_from_run
+
         learn_from_run(services, services.book.get(run.run_id))
     if moved and verdict.message:
         severity: Severity = "error" if verdict.state in ("failed", "interrupted") else "warning"
