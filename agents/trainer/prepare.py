@@ -117,11 +117,20 @@ def choose_device(name: str) -> torch.device:
 
 
 def limit_memory(device: torch.device, most_gib: float | None) -> None:
-    """Let this process take no more of its GPU than that, in GiB; None: all of it."""
-    if device.type == "cuda" and most_gib is not None:
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        share = min(1.0, most_gib * 2**30 / total_bytes)
-        torch.cuda.set_per_process_memory_fraction(share, device)
+    """Let this process take no more of its GPU than that, in GiB; None: all of it.
+
+    Under WSL2 no more than what is free in any case: the driver of Windows gives more than there is
+    and keeps it in the PC's own memory, which makes training many times slower without a word.
+    """
+    if device.type != "cuda":
+        return
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    spills = "microsoft" in platform.release().lower()
+    most_bytes = float(free_bytes if spills else total_bytes)
+    if most_gib is not None:
+        most_bytes = min(most_bytes, most_gib * 2**30)
+    if most_bytes < total_bytes:
+        torch.cuda.set_per_process_memory_fraction(most_bytes / total_bytes, device)
 
 
 def prepare(

@@ -40,6 +40,9 @@ class GpuMemory:
     """Attention's exact backward pass keeps more parts apart on cards that have more of them."""
     context_bytes: int = _CONTEXT_BYTES
     """Of the driver and the kernels for one process, outside of torch's own count."""
+    pieces_grow: bool = True
+    """Whether torch can take memory in pieces that grow; not under WSL2 and Windows, where more of
+    it lies between tensors."""
 
     @property
     def room_bytes(self) -> int:

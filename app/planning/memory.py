@@ -24,7 +24,8 @@ _STATE_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 0.0
 ones are in the PC's memory."""
 _LIBRARY_BYTES = 32 << 20
 """Of cuBLAS, by CUBLAS_WORKSPACE_CONFIG=:4096:8."""
-_SLACK_SHARE = 0.02
+_SLACK_SHARE, _SLACK_SHARE_FIXED = 0.02, 0.06
+"""Of torch's memory that lies free between tensors: in pieces that grow, and in fixed ones."""
 _ERROR_SHARE = 0.05
 _NCCL_BYTES = 100 << 20
 
@@ -169,6 +170,7 @@ def estimate_memory(
     communication = 0 if ranks == 1 or spec.compression == "none" else 4 * trained
     state = int(_STATE_BYTES[spec.optimizer] * trained)
     rest = count_rest_bytes(shape, spec, gpu) + communication + state
+    slack_share = _SLACK_SHARE if gpu.pieces_grow else _SLACK_SHARE_FIXED
     return MemoryForecast(
         weights_bytes=weights,
         constants_bytes=constants,
@@ -180,7 +182,7 @@ def estimate_memory(
         loss_bytes=int(moment.loss_bytes),
         workspace_bytes=int(moment.workspace_bytes) + _LIBRARY_BYTES,
         communication_bytes=communication,
-        slack_bytes=int(_SLACK_SHARE * (rest + moment.sum_bytes)),
+        slack_bytes=int(slack_share * (rest + moment.sum_bytes)),
         context_bytes=gpu.context_bytes + (0 if ranks == 1 else _NCCL_BYTES),
         desktop_bytes=gpu.desktop_bytes,
         error_share=_ERROR_SHARE if shape.is_exact else 2 * _ERROR_SHARE,

@@ -19,6 +19,7 @@ from typing import Any
 from agents.spec import AdapterSpec, DataSpec, RunSpec
 from app.planning.memory import GIB, GpuMemory, MemoryForecast, Setting, estimate_memory
 from app.planning.model_shape import read_shape
+from tests.bench.planning_jobs import SHAPES, TIED
 
 TABLE = Path(__file__).parents[1] / "app" / "planning" / "measured_memory.json"
 H200 = GpuMemory(total_bytes=140 * GIB, capability=(9, 0), num_multiprocessors=132)
@@ -33,8 +34,6 @@ def read_table(path: Path = TABLE) -> dict[str, Any]:
 
 def convert(path: Path) -> dict[str, Any]:
     """Return the same from the lines that `bench_planning` has written."""
-    from tests.bench.bench_planning import SHAPES, TIED
-
     lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
     measured = [one for one in lines if one["what"] == "row" and one.get("fits")]
     rows = [

@@ -1,5 +1,6 @@
 """Forecasts of memory: against what was measured, and what must be true of all of them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from agents.spec import AdapterSpec, DataSpec, RunSpec
 from app.planning.memory import GIB, GpuMemory, Setting, estimate_memory
 from app.planning.model_shape import read_shape
 from app.planning.setting_search import choose_setting
-from tests.bench.planning_table import error_of, read_table
+from tests.bench.planning_table import convert, error_of, forecast, read_table
 
 LLAMA_7B = read_shape(
     {"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
@@ -160,3 +161,29 @@ def test_what_is_not_compiled_keeps_more():
         )
     )
     assert eager.activations_bytes == old.activations_bytes > 1.4 * compiled.activations_bytes
+
+
+def test_pieces_that_cannot_grow_leave_more_unused():
+    setting = Setting(micro_tokens=2048)
+    grow, fixed = (
+        estimate_memory(
+            LLAMA_7B, make_spec(), setting=setting, longest_tokens=2048, gpu=gpu
+        ).slack_bytes
+        for gpu in (make_gpu(24), make_gpu(24, pieces_grow=False))
+    )
+    assert fixed == pytest.approx(3 * grow, rel=1e-6)
+
+
+def test_rows_of_the_bench_become_a_table(tmp_path):
+    row = {
+        "what": "row", "shape": "1B", "kind": "lora", "rank": 64, "targets": "all-linear",
+        "dropout": 0.05, "optimizer": "adamw_8bit", "sequence": 2048, "tokens": 4096,
+        "plan": {"recomputed": 16, "moved": 0}, "compiled": True, "peak_bytes": 5 * GIB,
+        "rest_bytes": 3 * GIB, "reserved_bytes": 6 * GIB, "fits": True,
+    }  # fmt: skip
+    lines = [{"what": "calibration"}, row, {**row, "fits": False}, {"what": "end"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = convert(path)
+    assert len(table["rows"]) == 1
+    assert forecast(table, table["rows"][0]).adapter_bytes == 4 * 64 * 16 * 44032
