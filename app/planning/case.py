@@ -252,7 +252,9 @@ def _workers(
                 notes.append(f"{node.name}: how much memory its {gpu.name} has is not known")
                 continue
             rates = find_rates(gpu)
-            learned = question.learned.find(gpu.name, family, spec.adapter.kind)
+            learned = question.learned.find(
+                gpu.name, family, spec.adapter.kind, is_calibrated=gpu.calibration is not None
+            )
             share = arithmetic_share(spec, gpu)
             workers.append(
                 Worker(

@@ -43,6 +43,8 @@ class Outcome:
     """Tokens per second of this GPU while it computes."""
     network_ratio: float | None = None
     """Seconds of a step spent on the network, against the forecast."""
+    is_calibrated: bool = False
+    """The forecast of speed rested on a measurement of this GPU, not on its data sheet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +75,13 @@ class Corrections:
 
     outcomes: tuple[Outcome, ...] = ()
 
-    def find(self, card: str, family: str, adapter: AdapterKind) -> Correction:
+    def find(
+        self, card: str, family: str, adapter: AdapterKind, *, is_calibrated: bool = False
+    ) -> Correction:
         """Return the factors for a card: of this family and adapter, else of what is nearest.
+
+        A GPU that was measured meanwhile has another forecast of speed than one that was not, so
+        that only outcomes of its own kind say by how much that is off.
 
         >>> runs = [Outcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=t,
         ...                 speed_ratio=r) for t, r in enumerate((0.8, 0.82, 5.0))]
@@ -85,9 +92,10 @@ class Corrections:
         '3 past runs on this card'
         """
         own = [outcome for outcome in self.outcomes if outcome.card == card]
+        alike = [outcome for outcome in own if outcome.is_calibrated == is_calibrated]
         return Correction(
             memory=_choose(own, family, adapter, _memory_of, MEMORY_LIMITS),
-            speed=_choose(own, family, adapter, _speed_of, SPEED_LIMITS),
+            speed=_choose(alike, family, adapter, _speed_of, SPEED_LIMITS),
         )
 
     @property

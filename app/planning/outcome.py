@@ -45,6 +45,8 @@ class RankForecast:
     """What past runs had corrected in `allocated_bytes`."""
     speed_factor: float = 1.0
     """What past runs had corrected in `tokens_per_s`."""
+    is_calibrated: bool = False
+    """`tokens_per_s` rests on a measurement of this GPU, not on its data sheet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +132,7 @@ def learn(
             memory_ratio=_memory_ratio(told, seen, estimate),
             speed_ratio=_ratio(seen.tokens_per_s, told.tokens_per_s, told.speed_factor),
             network_ratio=network_ratio if number == 0 else None,
+            is_calibrated=told.is_calibrated,
         )
         if (outcome.memory_ratio, outcome.speed_ratio, network_ratio) != (None, None, None):
             outcomes[number] = outcome

@@ -258,7 +258,13 @@ def make_forecast(
 
 def _of_rank(gpu: GpuPlan, question: Question) -> RankForecast:
     is_cpu = gpu.device == "cpu"
-    known = question.learned.find(gpu.card, question.shape.family, question.spec.adapter.kind)
+    is_calibrated = _is_calibrated(question.cluster, gpu)
+    known = question.learned.find(
+        gpu.card,
+        question.shape.family,
+        question.spec.adapter.kind,
+        is_calibrated=is_calibrated,
+    )
     memory = gpu.memory
     return RankForecast(
         node=gpu.node,
@@ -274,4 +280,15 @@ def _of_rank(gpu: GpuPlan, question: Question) -> RankForecast:
         memory_parts=tuple(memory.parts.items()),
         memory_factor=known.memory.value,
         speed_factor=known.speed.value,
+        is_calibrated=is_calibrated,
+    )
+
+
+def _is_calibrated(cluster: Cluster, gpu: GpuPlan) -> bool:
+    return any(
+        one.calibration is not None
+        for node in cluster.nodes
+        if node.name == gpu.node
+        for one in node.gpus
+        if one.device == gpu.device
     )

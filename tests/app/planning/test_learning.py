@@ -74,3 +74,12 @@ def test_network_is_learned_over_all_cards() -> None:
     ).network
     assert found.value == pytest.approx(1.4)
     assert found.reason == "2 past runs over this network"
+
+
+def test_a_measurement_of_the_card_leaves_what_its_data_sheet_was_off_by_behind() -> None:
+    runs = corrections(*[replace(RUN, speed_ratio=0.5, memory_ratio=1.1)] * 9)
+    sheet = runs.find("RTX 3090", "llama", "qlora")
+    measured = runs.find("RTX 3090", "llama", "qlora", is_calibrated=True)
+    assert sheet.speed.value < 0.6
+    assert measured.speed is UNKNOWN
+    assert measured.memory == sheet.memory
