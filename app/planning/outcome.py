@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agents.spec import AdapterKind
+from app.planning.gpu_memory import GpuMemory
 from app.planning.learning import Outcome
 from app.planning.memory import Setting
 
@@ -33,6 +34,8 @@ class RankForecast:
     tokens_per_s: float | None = None
     """While it computes."""
     setting: Setting | None = None
+    gpu: GpuMemory | None = None
+    """What decides how much memory another setting takes; None: a CPU."""
     allocated_bytes: int | None = None
     """Peak that torch counts, as the trainer reports it."""
     low_bytes: int | None = None
@@ -92,8 +95,8 @@ class Measured:
     """Of an attempt that came to its end."""
 
 
-Estimate = Callable[[RankForecast, Setting], int]
-"""From a rank and a setting to the bytes that torch is expected to count, without corrections."""
+Estimate = Callable[[GpuMemory, Setting], int]
+"""From a GPU and a setting to the bytes that torch is expected to count, without corrections."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +117,7 @@ def learn(
     >>> told = Forecast(mode="single", family="llama", adapter="lora", longest_tokens=512,
     ...     ranks=(rank,))
     >>> seen = Measured(num_steps=50, ranks=(RankMeasured(tokens_per_s=1100.0),))
-    >>> learn(told, seen, 9.0, lambda rank, setting: 0)[0].speed_ratio
+    >>> learn(told, seen, 9.0, lambda gpu, setting: 0)[0].speed_ratio
     0.55
     """
     if measured.num_steps < LEAST_STEPS or len(measured.ranks) != len(forecast.ranks):
@@ -140,9 +143,9 @@ def learn(
 
 
 def _memory_ratio(told: RankForecast, seen: RankMeasured, estimate: Estimate) -> float | None:
-    if seen.memory_bytes is None or seen.setting is None:
+    if seen.memory_bytes is None or seen.setting is None or told.gpu is None:
         return None
-    expected_bytes = estimate(told, seen.setting)
+    expected_bytes = estimate(told.gpu, seen.setting)
     return seen.memory_bytes / expected_bytes if expected_bytes > 0 else None
 
 

@@ -11,14 +11,14 @@ from agents.protocol import DataPreview, WireError, from_wire, to_wire
 from agents.spec import RunSpec
 from app.errors import UserError
 from app.library.data_key import make_data_key
+from app.planning.gpu_memory import GpuMemory
 from app.planning.learning import Corrections
-from app.planning.memory import GpuMemory, Setting, estimate_memory
+from app.planning.memory import Setting, estimate_memory
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.outcome import (
     Comparison,
     Forecast,
     Measured,
-    RankForecast,
     RankMeasured,
     learn,
     median_of,
@@ -147,14 +147,14 @@ def learn_from_run(services: Services, run: RunRecord) -> None:
     if shape is None:
         return
 
-    def estimate(told: RankForecast, setting: Setting) -> int:
+    def estimate(gpu: GpuMemory, setting: Setting) -> int:
         """Return torch's peak as the formulas alone say it."""
         memory = estimate_memory(
             shape,
             run.spec,
             setting=setting,
             longest_tokens=forecast.longest_tokens,
-            gpu=GpuMemory(total_bytes=told.expected_bytes or 0),
+            gpu=gpu,
             ranks=len(forecast.ranks),
         )
         return memory.allocated_bytes

@@ -20,7 +20,7 @@ from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_key import make_data_key
 from app.library.data_size import cut_and_pack, guess_data
 from app.planning.candidate import Advice, Candidate, DataSize, GpuPlan, Plan, Question
-from app.planning.cluster import Cluster, Link, Pair, make_cluster
+from app.planning.cluster import Cluster, Link, Pair, PlannedGpu, make_cluster
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.outcome import Forecast, RankForecast
 from app.planning.plan import make_plan
@@ -258,7 +258,8 @@ def make_forecast(
 
 def _of_rank(gpu: GpuPlan, question: Question) -> RankForecast:
     is_cpu = gpu.device == "cpu"
-    is_calibrated = _is_calibrated(question.cluster, gpu)
+    planned = _planned(question.cluster, gpu)
+    is_calibrated = planned.calibration is not None
     known = question.learned.find(
         gpu.card,
         question.shape.family,
@@ -273,6 +274,7 @@ def _of_rank(gpu: GpuPlan, question: Question) -> RankForecast:
         share=gpu.share,
         tokens_per_s=gpu.tokens_per_s,
         setting=gpu.setting,
+        gpu=None if is_cpu else planned.memory,
         allocated_bytes=memory.allocated_bytes,
         low_bytes=memory.low_bytes,
         expected_bytes=memory.expected_bytes,
@@ -284,9 +286,9 @@ def _of_rank(gpu: GpuPlan, question: Question) -> RankForecast:
     )
 
 
-def _is_calibrated(cluster: Cluster, gpu: GpuPlan) -> bool:
-    return any(
-        one.calibration is not None
+def _planned(cluster: Cluster, gpu: GpuPlan) -> PlannedGpu:
+    return next(
+        one
         for node in cluster.nodes
         if node.name == gpu.node
         for one in node.gpus

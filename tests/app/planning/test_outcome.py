@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from app.planning import outcome
+from app.planning.gpu_memory import GpuMemory
 from app.planning.memory import Setting
 from app.planning.outcome import Forecast, Measured, RankForecast, RankMeasured, learn
 
 SETTING = Setting(micro_tokens=2048, num_recomputed=3)
-GPU = RankForecast(node="a", device="cuda:0", card="RTX 3090", tokens_per_s=1000.0)
+CARD = GpuMemory(total_bytes=24 << 30)
+GPU = RankForecast(node="a", device="cuda:0", card="RTX 3090", tokens_per_s=1000.0, gpu=CARD)
 CPU = RankForecast(node="b", device="cpu", tokens_per_s=10.0)
 TOLD = Forecast(
     mode="data", family="llama", adapter="qlora", longest_tokens=512, ranks=(GPU, CPU),
@@ -28,8 +30,8 @@ SEEN = Measured(
 )
 
 
-def thousand(rank: RankForecast, setting: Setting) -> int:
-    assert (rank.device, setting) == (GPU.device, SETTING)
+def thousand(gpu: GpuMemory, setting: Setting) -> int:
+    assert (gpu, setting) == (CARD, SETTING)
     return 1000
 
 

@@ -13,6 +13,7 @@ from agents.protocol import GpuFacts, to_wire
 from agents.spec import RunSpec
 from app.library.data_key import make_data_key
 from app.nodes.judgement import CheckRow
+from app.planning.gpu_memory import GpuMemory
 from app.planning.memory import Setting
 from app.planning.outcome import Forecast, RankForecast
 from app.runs.launch import start_run
@@ -51,7 +52,15 @@ async def run_to_its_end(services: Services, cluster: FakeCluster, spec: RunSpec
         family="llama",
         adapter="lora",
         longest_tokens=512,
-        ranks=(RankForecast(node="alpha", device="cuda:0", card=CARD, tokens_per_s=1000.0),),
+        ranks=(
+            RankForecast(
+                node="alpha",
+                device="cuda:0",
+                card=CARD,
+                tokens_per_s=1000.0,
+                gpu=GpuMemory(total_bytes=24 << 30),
+            ),
+        ),
     )
     services.planning.save_forecast(run_id, 1, to_wire(told))
     node.write(run_id, 1, "rank-0.jsonl", journal(12))
