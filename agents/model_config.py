@@ -22,10 +22,10 @@ def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None
     Raises:
         ValueError: there is one that cannot be read, with the reason.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return _read(folder / "config.json")
-    if folder.is_absolute() or model.count("/") > 1 or ".." in model:
+    folder = os.path.expanduser(model)  # unlike Path's it takes any text for a name
+    if os.path.isdir(folder):
+        return _read(Path(folder, "config.json"))
+    if os.path.isabs(folder) or model.count("/") > 1 or ".." in model:
         return None
     cached = hub_cache(environ) / f"models--{model.replace('/', '--')}"
     try:

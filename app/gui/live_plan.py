@@ -44,6 +44,11 @@ class LivePlan(QObject):
             self._rest.start(REST_MS)
             self._ask(look_far=False)
 
+    def again(self) -> None:
+        """Plan the same once more, since something it rests on may be known better now."""
+        self._answered = None
+        self._ask(look_far=False)
+
     def _ask(self, *, look_far: bool) -> None:
         spec = self._wanted
         if spec is None or self._asked is not None or (look_far and spec == self._answered):

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from agents.spec import RunSpec
+from app.library.data_size import list_files
 
 
 def make_data_key(spec: RunSpec) -> str:
     """Return the same text for the same data, model and settings. Reads no content."""
     said = [
         spec.data.train,
-        _stat(Path(spec.data.train).expanduser().absolute()),
+        _stat(Path(os.path.expanduser(spec.data.train))),
         spec.model,
         spec.data.format,
         spec.objective,
@@ -29,8 +31,7 @@ def make_data_key(spec: RunSpec) -> str:
 
 def _stat(path: Path) -> list[tuple[str, int, int]]:
     try:
-        paths = sorted(path.rglob("*")) if path.is_dir() else [path]
-        stats = [(p.name, p.stat()) for p in paths if p.is_file()]
-    except OSError:
+        stats = [(one.name, one.stat()) for one in list_files(path) or ()]
+    except (OSError, ValueError):
         return []
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]

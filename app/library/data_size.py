@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 from agents.spec import RunSpec
 
 SAMPLE_BYTES = 1 << 20
+MOST_ENTRIES = 500
+"""Of a folder of data and those below it."""
 CHARS_PER_TOKEN = 4.0
 _TURN_TOKENS = 6
 """What a chat template writes around each part."""
@@ -42,11 +45,10 @@ NOTHING = DataGuess(num_rows=None, mean_tokens=None, longest_tokens=None, is_who
 def guess_data(path: Path) -> DataGuess:
     """Look at the beginning of a file, or of a folder's first file. Never raises."""
     try:
-        files = _list_files(path)
-        guesses = [_guess_file(file) for file in files[:1]]
-        if not guesses or guesses[0].num_rows is None:
+        files = list_files(path)
+        first = _guess_file(files[0]) if files else NOTHING
+        if not files or first.num_rows is None:
             return NOTHING
-        first = guesses[0]
         size_bytes, all_bytes = files[0].stat().st_size, sum(f.stat().st_size for f in files)
     except (OSError, ValueError, csv.Error):
         return NOTHING
@@ -84,10 +86,29 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     )
 
 
-def _list_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(p for p in path.rglob("*") if p.is_file() and p.suffix.lower() in _READERS)
-    return [path]
+def list_files(path: Path) -> list[Path] | None:
+    """Return a file, or those of a folder with rows; None: it holds too much to be looked over.
+
+    Whoever types a path passes by `/` and `/home`, which must not be walked.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not path.is_dir():
+        return [path]
+    found: list[Path] = []
+    folders, num_seen = [path], 0
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                num_seen += 1
+                if num_seen > MOST_ENTRIES:
+                    return None
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif Path(entry.name).suffix.lower() in SUFFIXES:
+                    found.append(Path(entry.path))
+    return sorted(found)
 
 
 def _guess_file(path: Path) -> DataGuess:
@@ -162,3 +183,4 @@ _READERS = {
     ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_text, ".text": _read_text,
     ".md": _read_text,
 }  # fmt: skip
+SUFFIXES = frozenset({*_READERS, ".parquet"})

@@ -8,6 +8,7 @@ the New run dialog asks at every key.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -216,7 +217,7 @@ def _find_data(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
             longest_tokens=counted.longest_tokens,
         )
         return size, ""
-    path = Path(spec.data.train).expanduser()
+    path = Path(os.path.expanduser(spec.data.train))
     guess = cut_and_pack(guess_data(path), spec)
     if guess.num_rows is None:
         note = f"how much {spec.data.train} holds is not known before it has been tokenized"

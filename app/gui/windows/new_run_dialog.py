@@ -232,6 +232,7 @@ class NewRunDialog(QDialog):
         if spec is not None:
             dialog = DataDialog(self._context, self, spec)
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            dialog.finished.connect(self._plan.again)
             dialog.open()
 
     def _free_name(self, wanted: str) -> str:

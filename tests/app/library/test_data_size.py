@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import doctest
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents.model_config import find_config
 from agents.spec import DataSpec, RunSpec
 from app.library import data_size
-from app.library.data_size import NOTHING, cut_and_pack, guess_data
+from app.library.data_key import make_data_key
+from app.library.data_size import NOTHING, cut_and_pack, guess_data, list_files
 
 ROW = {"messages": [{"role": "user", "content": "x" * 400}, {"role": "a", "content": "y" * 800}]}
 
@@ -48,6 +51,25 @@ def test_folder_counts_all_its_files(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("12345678\n" * 5)
     assert guess_data(tmp_path).num_rows == 10
+
+
+def test_a_large_folder_is_not_walked(tmp_path: Path) -> None:
+    spec = RunSpec(model="m", data=DataSpec(train="/"))
+    began_s = time.monotonic()
+    assert guess_data(Path("/")) == NOTHING
+    assert make_data_key(spec) == make_data_key(spec)
+    assert time.monotonic() - began_s < 0.5
+    for number in range(600):
+        (tmp_path / f"{number}.png").touch()
+    (tmp_path / "a.txt").write_text("words\n")
+    assert list_files(tmp_path) is None
+
+
+@pytest.mark.parametrize("train", ["~nobody-of-that-name", "x" * 5000, "a\0b"])
+def test_any_text_may_stand_where_a_path_is_typed(train: str) -> None:
+    assert guess_data(Path(train)) == NOTHING
+    assert make_data_key(RunSpec(model="m", data=DataSpec(train=train)))
+    assert find_config(train, {"HOME": "/nowhere"}) is None
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "a.parquet", "empty.jsonl"])
