@@ -8,8 +8,9 @@ from typing import Any
 
 from agents.spec import RunSpec
 from app.planning.candidate import Advice, Candidate, Question
-from app.planning.case import Case, open_case
+from app.planning.case import Case
 from app.planning.memory import GIB
+from app.planning.opening import open_case
 from app.planning.reasons import name_nodes, name_way
 from app.planning.resident import split_rows
 

@@ -143,18 +143,6 @@ class Cluster:
         """Return the way between two PCs."""
         return self.links.get(frozenset((first, second)), self.default_link)
 
-    def slowest(self, names: Iterable[str]) -> Link:
-        """Return a way that is as slow as the slowest between any two of the PCs."""
-        ways = [self.link(a, b) for a, b in combinations(names, 2)]
-        if not ways:
-            return self.default_link
-        slowest = min(ways, key=lambda link: link.bytes_per_s)
-        return Link(
-            bytes_per_s=slowest.bytes_per_s,
-            latency_s=max(link.latency_s for link in ways),
-            source=slowest.source,
-        )
-
     def keep(self, names: Iterable[str]) -> Cluster:
         """Return the part of it with these PCs only."""
         wanted = set(names)

@@ -18,7 +18,8 @@ from app.planning.candidate import Mode as Mode
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import Question as Question
 from app.planning.candidate import StepParts as StepParts
-from app.planning.case import Case, Worker, open_case
+from app.planning.case import Case, Worker
+from app.planning.opening import open_case
 from app.planning.reasons import explain
 from app.planning.resident import plan_data, plan_single
 from app.planning.sharded import plan_sharded
@@ -50,6 +51,8 @@ def find_candidates(case: Case) -> list[Candidate]:
     found += _data_plans(case)
     together = [case.of(names) for names in fastest_together(case)]
     found += _some(plan_pipeline(case, workers) for workers in _chains(case, together))
+    if any(worker.gpu.device == "cpu" for worker in case.workers):
+        return found  # the rest spares memory of GPUs
     found += _some(
         plan_streamed(case, workers) for workers in dict.fromkeys((together[0], together[-1]))
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from app.planning.candidate import Candidate, Mode, StepParts
-from app.planning.case import Case, Worker, gpu_plan, make_candidate, with_checkpoint
+from app.planning.case import Case, Worker, gpu_plan, make_candidate
 from app.planning.memory import Fit
 from app.planning.network import gradient_bytes, hide, ring_s, statistics_s
 
@@ -35,7 +36,7 @@ def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: Mode = "data") -
         network_s=exposed_s(case, workers, fits, busy_s),
         optimizer_s=max(worker.pace.optimizer_s for worker in workers),
     )
-    parts = with_checkpoint(parts, save_s(case, parts, workers))
+    parts = replace(parts, checkpoint_s=save_s(case, parts, workers))
     gpus = tuple(
         gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
         for worker, fit, count, speed in zip(workers, fits, rows, speeds, strict=True)

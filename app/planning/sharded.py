@@ -12,7 +12,6 @@ from app.planning.case import (
     Worker,
     gpu_plan,
     make_candidate,
-    with_checkpoint,
 )
 from app.planning.memory import Fit, MemoryForecast, Setting, estimate_memory
 from app.planning.network import gather_s, gradient_bytes, hide, ring_s, statistics_s
@@ -50,7 +49,7 @@ def plan_sharded(
         gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
         for worker, fit, count, speed in zip(workers, fits, rows, speeds, strict=True)
     )
-    parts = with_checkpoint(parts, save_s(case, parts, workers) / num)
+    parts = replace(parts, checkpoint_s=save_s(case, parts, workers) / num)
     return make_candidate(case, mode, workers, gpus, parts, busy)
 
 

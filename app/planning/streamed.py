@@ -16,7 +16,6 @@ from app.planning.case import (
     Worker,
     gpu_plan,
     make_candidate,
-    with_checkpoint,
 )
 from app.planning.memory import Fit, MemoryForecast, Setting
 from app.planning.resident import choose_weights, exposed_s, save_s, split_rows
@@ -48,7 +47,7 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
         network_s=exposed_s(case, workers, fits, [sum(time) for time in times]),
         optimizer_s=max(worker.pace.optimizer_s for worker in workers),
     )
-    parts = with_checkpoint(parts, save_s(case, parts, workers))
+    parts = replace(parts, checkpoint_s=save_s(case, parts, workers))
     gpus = tuple(
         gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
         for worker, fit, count, speed in zip(workers, fits, rows, speeds, strict=True)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.planning.case import open_case
 from app.planning.cluster import Cluster, ethernet
+from app.planning.opening import open_case
 from app.planning.pipeline import time_pipeline
 from app.planning.staged import plan_pipeline, stage_memory
 from tests.app.planning.clusters import GIB, ask, llama, make_node

@@ -9,10 +9,10 @@ import pytest
 from agents.spec import AdapterKind
 from app.planning.advice import apply_change
 from app.planning.candidate import Candidate, Mode
-from app.planning.cluster import Cluster, Link
+from app.planning.cluster import Cluster, Link, PlannedGpu, PlannedNode
 from app.planning.learning import Corrections, Outcome
 from app.planning.plan import DataSize, Plan, make_plan
-from tests.app.planning.clusters import GIB, ask, example, make_node, make_pcs
+from tests.app.planning.clusters import GIB, ask, example, llama, make_node, make_pcs
 
 
 def of_mode(plan: Plan, mode: Mode) -> list[Candidate]:
@@ -202,6 +202,17 @@ def test_a_measured_link_counts() -> None:
     slow_data = of_mode(make_plan(replace(question, cluster=cluster)), "data")[0]
 
     assert slow_data.parts_s.network_s > 10 * fast_data.parts_s.network_s
+
+
+def test_pcs_without_gpus_train_on_their_processors() -> None:
+    processor = PlannedGpu(name="CPU", device="cpu", memory_bytes=16 * GIB)
+    nodes = tuple(PlannedNode(name=name, gpus=(processor,)) for name in ("one", "two"))
+    shape = replace(llama("7B"), layers=llama("7B").layers[:2], vocab=1000)
+    plan = make_plan(replace(ask(Cluster(nodes=nodes), kind="lora"), shape=shape))
+
+    assert plan.chosen is not None
+    assert plan.chosen.energy_wh is None
+    assert {one.mode for one in plan.others} <= {"single", "data", "pipeline"}
 
 
 def test_no_gpu_at_all_is_no_plan() -> None:
