@@ -101,3 +101,45 @@ class PackagesReport:
 
     path: str | None = None
     """Folder relative to the agent's home; None: the environment itself has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatJob:
+    """Ask a model one question. Paths start at the agent's home."""
+
+    python: str
+    packages: str | None = None
+    model: str
+    """Folder of Transformers, or a GGUF file."""
+    checkpoint: str | None = None
+    """Folder of a checkpoint whose adapter (or weights) come on top of the model; None: none."""
+    system: str = ""
+    """What is said before the question; empty: nothing."""
+    prompt: str
+    max_tokens: int = 256
+    temperature: float = 0.0
+    """0: always the likeliest word; higher ones draw from the distribution, sharpened by it."""
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatAnswer:
+    """What a model said."""
+
+    text: str
+    num_tokens: int
+    first_token_s: float
+    """From the question to the first word, without loading the model."""
+    tokens_per_s: float | None
+    """After the first; None: there was only one."""
+    load_s: float
+    runtime: str
+    """That ran the model, with its version."""
+    cut: bool
+    """The answer had reached `max_tokens`."""

@@ -37,6 +37,7 @@ The kinds of request, with their arguments (dataclass or names) and results:
     bundle.status     {destination, files: [FileEntry]} -> BundleStatus
     export.merged     MergeJob                        -> {path, files}; events `progress`
     export.made       MakeJob                         -> {path, files}; events `progress`
+    chat.answer       ChatJob                         -> ChatAnswer; events `progress`: its pieces
     data.preview      PreviewJob                      -> DataPreview; events `progress`
     gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
     model.config      {model}                         -> {config: dict | None}

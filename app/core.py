@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from agents.artifacts import ChatAnswer
 from agents.protocol import Calibration, DataPreview, EnvironmentReport, Sample
 from agents.spec import RunSpec
 from app.errors import UserError
@@ -38,8 +39,9 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
-from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
+from app.runs import chat, checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
+from app.runs.chat import Question
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
 from app.runs.readiness import choose_nodes
@@ -491,6 +493,27 @@ class Core:
         return await export.export_run(
             self._services, run_id, to, out, checkpoint, progress, types=types
         )
+
+    async def chat(
+        self,
+        what: str,
+        question: Question,
+        *,
+        progress: Progress | None = None,
+        piece: Progress | None = None,
+    ) -> ChatAnswer:
+        """Ask a run's model, or an artifact in a folder on this PC, one question on a node.
+
+        Args:
+            what: a folder, or a run's id or its beginning.
+            progress: hears what happens before the answer.
+            piece: hears the answer as it is made.
+
+        Raises:
+            UserError: there is no such run, artifact or node, or it cannot answer.
+        """
+        tell, say = (told or (lambda text: None) for told in (progress, piece))
+        return await chat.answer(self._services, what, question, tell, say)
 
     def recipes(self) -> tuple[Recipe, ...]:
         """Return the run files that ship with Rackless, to start from."""

@@ -37,6 +37,7 @@ ROUTES = {
     "bundle.status": "runs.bundle_status",
     "export.merged": "jobs.export_merged",
     "export.made": "jobs.export_made",
+    "chat.answer": "jobs.chat",
     "data.preview": "jobs.preview_data",
     "gpu.calibrate": "jobs.calibrate",
     "model.config": "node.read_model_config",

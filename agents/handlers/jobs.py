@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import MakeJob
+from agents.artifacts import ChatJob, MakeJob
 from agents.channel import Call
 from agents.errors import UserError
 from agents.files import describe_file, list_files, split_destination
@@ -63,6 +63,14 @@ def export_made(call: Call) -> dict[str, Any]:
     return {"path": job.destination, "files": files}
 
 
+def chat(call: Call) -> dict[str, Any]:
+    """Ask a model one question; the pieces of the answer are the progress."""
+    job = from_wire(ChatJob, call.args, "job")
+    packages = [str(call.home.path / job.packages)] if job.packages else []
+    module = "agents.quantizers.chat"
+    return _report(call, job.python, module, to_wire(job), "The answer", packages)
+
+
 def preview_data(call: Call) -> dict[str, Any]:
     """Tokenize data as a run would; return what there is to say about it."""
     job = from_wire(PreviewJob, call.args, "job")
@@ -82,12 +90,19 @@ def calibrate(call: Call) -> dict[str, Any]:
         release(held)
 
 
-def _report(call: Call, python: str, module: str, job: dict[str, Any], what: str) -> dict[str, Any]:
+def _report(
+    call: Call,
+    python: str,
+    module: str,
+    job: dict[str, Any],
+    what: str,
+    packages: Sequence[str] = (),
+) -> dict[str, Any]:
     """Run `PYTHON -m MODULE JOB.json REPORT.json` and return the report."""
     with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
         job_file, report = Path(name, "job.json"), Path(name, "report.json")
         write_json(job_file, job)
-        _run(call, [python, "-m", module, str(job_file), str(report)], what)
+        _run(call, [python, "-m", module, str(job_file), str(report)], what, packages)
         found: dict[str, Any] = json.loads(report.read_bytes())
         return found
 

@@ -112,7 +112,7 @@ def _write_model(job: Job, checkpoint: Checkpoint, folder: Path, progress: Progr
         if (checkpoint.path / ADAPTER_FILES[0]).exists():
             model = _merge_adapter(model, checkpoint, progress)
         else:
-            _copy_values(model, checkpoint)
+            copy_values(model, checkpoint)
     progress.tell("Writing the merged model")
     model.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
 
@@ -139,7 +139,8 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> An
     return adapted.unload()
 
 
-def _copy_values(model: Any, checkpoint: Checkpoint) -> None:
+def copy_values(model: Any, checkpoint: Checkpoint) -> None:
+    """Put the weights of a full checkpoint into a model."""
     from agents.trainer.shards import find_shards, read_shards
     from agents.trainer.snapshot import FULL_STEM
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agents.artifacts import MakeJob, PackagesBuild, PackagesReport
+from agents.artifacts import ChatAnswer, ChatJob, MakeJob, PackagesBuild, PackagesReport
 from agents.protocol import (
     AllReduceProbe,
     AttemptIntent,
@@ -264,6 +264,10 @@ class NodeClient:
     async def export_made(self, job: MakeJob, progress: Progress | None = None) -> ExportResult:
         """Quantize a merged model and prove the result; as long as that takes."""
         return await self._ask(ExportResult, "export.made", to_wire(job), None, progress)
+
+    async def chat(self, job: ChatJob, piece: Progress | None = None) -> ChatAnswer:
+        """Ask a model that the node has; `piece` hears the answer as it is made."""
+        return await self._ask(ChatAnswer, "chat.answer", to_wire(job), None, piece)
 
     async def build_packages(
         self, job: PackagesBuild, progress: Progress | None = None

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.artifacts import MakeJob, PackagesBuild, PackagesReport
+from agents.artifacts import ChatAnswer, ChatJob, MakeJob, PackagesBuild, PackagesReport
 from agents.protocol import (
     AttemptIntent,
     AttemptStatus,
@@ -60,6 +60,8 @@ class NodeAgent(Protocol):
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> Exported: ...
 
     async def export_made(self, job: MakeJob, progress: Progress | None = None) -> Exported: ...
+
+    async def chat(self, job: ChatJob, piece: Progress | None = None) -> ChatAnswer: ...
 
     async def build_packages(
         self, job: PackagesBuild, progress: Progress | None = None

@@ -66,7 +66,7 @@ async def export_run(
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     tell("looking for the newest whole checkpoint")
-    copy = await _choose_copy(services, run_id, checkpoint)
+    copy = await choose_copy(services, run_id, checkpoint)
     agent = services.cluster.agent(copy.node)
     python = python_of(copy.node, await agent.facts())
     tell(f"merging step {copy.info.step} on {copy.node}")
@@ -103,7 +103,7 @@ async def _make(
     agent = services.cluster.agent(copy.node)
     facts = await agent.facts()
     python = python_of(copy.node, facts)
-    packages = await _bring_packages(agent, python, to, tell)
+    packages = await bring_packages(agent, python, to, tell)
     spec = run.spec
     train = TextSource(
         path=await send(services, copy.node, inputs.train),
@@ -135,7 +135,8 @@ async def _make(
     return (await agent.export_made(job, tell)).path
 
 
-async def _bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress) -> str | None:
+async def bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress) -> str | None:
+    """Return the folder on the node with what a method needs; None: the environment has it all."""
     if to not in _LOCKS:
         return None
     lock = read_lock(_LOCKS[to])
@@ -184,8 +185,16 @@ def _free_place(out: Path) -> Path:
     return out
 
 
-async def _choose_copy(services: Services, run_id: str, checkpoint: int | None) -> Copy:
-    copies = await find_copies(services, run_id, services.cluster.names())
+async def choose_copy(
+    services: Services, run_id: str, checkpoint: int | None, node: str | None = None
+) -> Copy:
+    """Return where the newest whole checkpoint is, or one that is named, on a node if named.
+
+    Raises:
+        UserError: there is none.
+    """
+    names = services.cluster.names() if node is None else (node,)
+    copies = await find_copies(services, run_id, names)
     good = await choose_checkpoint(services, run_id, copies, checkpoint)
     if not good:
         raise UserError(

@@ -103,6 +103,15 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert file.read_bytes()[:4] == b"GGUF"
     assert run_id in (small / "README.md").read_text()
 
+    asked = ("--prompt", "Who founded Brenford?", "--max-tokens", "24")
+    told = site.answer("chat", run_id, *asked)
+    assert (told["cut"], told["num_tokens"] > 1) == (False, True)
+    from_base = site.answer("chat", run_id, "--base", *asked)
+    assert from_base["runtime"].startswith("Transformers")
+    again = site.answer("chat", str(small), "--node", "beta", *asked)
+    assert again["runtime"].startswith("llama.cpp")
+    assert again["text"][:12] == told["text"][:12]
+
     logs = site.answer("runs", "logs", run_id, "--rank", "0")
     assert [(log["node"], log["attempt"]) for log in logs] == [("alpha", 1), ("beta", 2)]
 

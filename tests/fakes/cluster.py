@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import MakeJob, PackagesBuild, PackagesReport
+from agents.artifacts import ChatAnswer, ChatJob, MakeJob, PackagesBuild, PackagesReport
 from agents.protocol import (
     AttemptIntent,
     AttemptState,
@@ -116,6 +116,7 @@ class FakeNode:
     pushed: list[str] = field(default_factory=list)
     merges: list[MergeJob] = field(default_factory=list)
     made: list[MakeJob] = field(default_factory=list)
+    asked: list[ChatJob] = field(default_factory=list)
     previews: list[PreviewJob] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
@@ -291,6 +292,22 @@ class FakeNode:
         self._answer("export_made")
         self.made.append(job)
         return Exported(job.destination)
+
+    async def chat(self, job: ChatJob, piece: Progress | None = None) -> ChatAnswer:
+        self._answer("chat")
+        self.asked.append(job)
+        if piece is not None:
+            piece("Forty-")
+            piece("two.")
+        return ChatAnswer(
+            text="Forty-two.",
+            num_tokens=2,
+            first_token_s=0.1,
+            tokens_per_s=10.0,
+            load_s=1.0,
+            runtime="fake",
+            cut=False,
+        )
 
     async def build_packages(
         self, job: PackagesBuild, progress: Progress | None = None

@@ -61,6 +61,7 @@ PRODUCT_COMMANDS = [
     "export ID --to merged --out DIR",
     "export ID --to gguf --type Q4_K_M --out DIR",
     "chat ID --prompt hello",
+    "chat ./folder --prompt hello --system be-kind --type Q8_0 --node alpha",
 ]
 
 
@@ -123,7 +124,8 @@ def test_wrong_usage_exits_with_2_and_says_what_to_do(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("chat ID --prompt hello", "chat is not available yet"),
+        ("chat ID --prompt hello", "there is no run ID"),
+        ("chat ./nothing --prompt hello", "is no artifact"),
         ("runs show ID", "there is no run ID"),
         ("runs save ID", "there is no run ID"),
         ("runs trace ID", "there is no run ID"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from agents.spec import CheckpointSpec, DataSpec, RunSpec
+from app.runs.launch import start_run
+from app.runs.reconcile import reconcile_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 
@@ -37,3 +40,21 @@ def spec(tmp_path: Path) -> RunSpec:
         data=DataSpec(train=str(data)),
         checkpoint=CheckpointSpec(every_steps=5, copies=2),
     )
+
+
+@pytest.fixture
+def run_id(services: Services, spec: RunSpec) -> str:
+    """A run that is under way on all three nodes."""
+    return asyncio.run(start_run(services, spec))
+
+
+@pytest.fixture
+def interrupted(services: Services, cluster: FakeCluster, run_id: str) -> str:
+    """The run after gamma was lost, with checkpoints 5 and 10 on alpha and beta."""
+    for name in ("alpha", "beta"):
+        for step in (5, 10):
+            cluster[name].add_checkpoint(run_id, step)
+    cluster["gamma"].set_state(run_id, 1, "lost")
+    asyncio.run(reconcile_run(services, run_id))
+    cluster["gamma"].reachable = False
+    return run_id

@@ -25,12 +25,6 @@ from app.runs.watch import RunWatch
 from tests.fakes.cluster import FakeCluster, make_services
 
 
-@pytest.fixture
-def run_id(services: Services, spec: RunSpec) -> str:
-    """A run that is under way on all three nodes."""
-    return asyncio.run(start_run(services, spec))
-
-
 def state(services: Services, run_id: str) -> str:
     return services.book.get(run_id).state
 
@@ -310,18 +304,6 @@ def test_delete_removes_mirrors_and_store(
 
 
 # ---------------------------------------------------------------- resume
-
-
-@pytest.fixture
-def interrupted(services: Services, cluster: FakeCluster, run_id: str) -> str:
-    """The run after gamma was lost, with checkpoints 5 and 10 on alpha and beta."""
-    for name in ("alpha", "beta"):
-        for step in (5, 10):
-            cluster[name].add_checkpoint(run_id, step)
-    cluster["gamma"].set_state(run_id, 1, "lost")
-    asyncio.run(reconcile_run(services, run_id))
-    cluster["gamma"].reachable = False
-    return run_id
 
 
 def test_resume_on_the_rest_from_the_newest_checkpoint(
