@@ -78,11 +78,17 @@ def test_every_plan_adds_up(pair: tuple[Question, Question]) -> None:
 @given(questions())
 @settings(max_examples=60, deadline=None)
 def test_more_memory_never_makes_a_plan_worse(pair: tuple[Question, Question]) -> None:
+    """But by one sequence: a batch is cut at whole ones, as the trainer does, whatever the speeds.
+
+    The trainer's search has a patience of 2 %.
+    """
     less, more = (make_plan(question).chosen for question in pair)
 
     if less is not None:
         assert more is not None
-        assert more.step_s <= less.step_s * 1.02
+        slowest = min(gpu.tokens_per_s for gpu in more.gpus if gpu.share)
+        sequence_s = pair[0].data.mean_tokens / slowest if pair[0].data.mean_tokens else 0.0
+        assert more.step_s <= less.step_s * 1.02 + sequence_s
 
 
 @given(
