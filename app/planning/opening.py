@@ -100,7 +100,9 @@ def _workers(
                 Worker(
                     node=node,
                     gpu=gpu,
-                    memory=replace(memory, cap_bytes=cap),
+                    memory=replace(
+                        memory, cap_bytes=cap, pieces_grow=node.system not in ("wsl", "windows")
+                    ),
                     rates=rates,
                     pace=make_pace(work, rates, correction=learned.speed.value, share=share),
                     correction=learned,
