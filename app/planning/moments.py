@@ -29,7 +29,7 @@ _SIZE_STEP = 64
 _MOVING, _MOVING_INPUTS = 2, 5
 """Layers whose activations, and whose inputs, are still on the GPU on their way to the host."""
 _MEASURED_MORE = 1.02
-"""What activations took on an H200 beside what is counted, in six runs: a block of torch's
+"""What activations took on an H200 beside what is counted, in five runs: a block of torch's
 allocator is up to 1 MB larger than what was asked for."""
 _EAGER_MORE = 1.45
 """What layers take that are not compiled, beside those that are (one model on an H200)."""

@@ -1,5 +1,7 @@
 """What the head, the last norm and the optimizer need is what PyTorch makes, tensor by tensor."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -9,7 +11,7 @@ from agents.trainer import head as head_module
 from agents.trainer.flat import FlatParameters
 from agents.trainer.head import Head
 from agents.trainer.optimizer import make_optimizer
-from app.planning import moments
+from app.planning import memory, moments
 from app.planning.model_shape import read_shape
 from tests.app.planning.live_bytes import LiveBytes
 
@@ -64,3 +66,25 @@ def test_a_step_of_adamw_needs_two_more_tensors():
         optimizer.step()
     expected = moments.find_step_moment(spec, flat.values.numel()).step_bytes
     assert live.peak == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])
+def test_the_state_of_an_optimizer_is_as_large_as_said(name):
+    if name != "adamw":
+        pytest.importorskip("bitsandbytes")
+    spec = replace(make_spec("lora"), optimizer=name)
+    values = torch.nn.Parameter(torch.zeros(1 << 14, 16))
+    flat = FlatParameters([("values", values)], torch.device("cpu"))
+    optimizer = make_optimizer(spec, flat)
+    flat.gradients.fill_(1.0)
+    optimizer.step()
+    found = sum(
+        tensor.numel() * tensor.element_size()
+        for state in optimizer.state.values()
+        for key, tensor in state.items()
+        if isinstance(tensor, torch.Tensor) and tensor.numel() > 1 and "qmap" not in key
+    )
+    in_host = name.startswith("paged")  # there it is in memory that the driver pages
+    expected = memory._STATE_BYTES["adamw_8bit" if in_host else name]
+    assert found == expected * values.numel()
+    assert memory._STATE_BYTES["paged_adamw_8bit"] == 0
