@@ -102,15 +102,16 @@ def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDia
 def test_a_runs_page_holds_the_forecast_against_what_was_measured(busy: Stage) -> None:
     busy.window.open_run(RUN)
     page = busy.window.run_page()
-    busy.wait_for(lambda: bool(page.forecast.rows()))
-    rows = {row.what: row for row in page.forecast.rows()}
+    page.tabs.setCurrentWidget(page.forecast)
+    busy.wait_for(lambda: bool(page.forecast.model.rows()))
+    rows = {row.what: row for row in page.forecast.model.rows()}
     assert (rows["Step"].foretold, rows["Step"].measured, rows["Step"].error) == (
         "13 s", "13 s", "-3.1 %",
     )  # fmt: skip
     assert rows["gamma cuda:0: memory"].error == "+1.5 %"
     busy.window.open_run("recipes-a0d2")
-    busy.wait_for(lambda: page._foretold.text().startswith("Nothing was foretold"))
-    assert not page.forecast.rows()
+    busy.wait_for(lambda: page.forecast.note.text().startswith("Nothing was foretold"))
+    assert not page.forecast.model.rows()
 
 
 def test_measure_tells_what_a_card_reached(busy: Stage) -> None:

@@ -13,6 +13,7 @@ from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunState, Ste
 from app.gui.bridge import Op
 from app.gui.charts.plot import Plot
 from app.gui.context import Context
+from app.gui.pages.forecast_pane import ForecastPane
 from app.gui.pages.log_pane import LogPane
 from app.gui.pages.run_head import RunHead, RunProgress
 from app.gui.run_actions import RunActions
@@ -21,15 +22,12 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import (
     checkpoint_columns,
     event_columns,
-    forecast_columns,
     rank_columns,
 )
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.data_view import DataView
 from app.gui.widgets.parts import Button, make_label, make_panel
-from app.planning.outcome import Comparison
-from app.planning.words import ComparedRow, describe_comparison
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
 from app.telling import describe_certificate
@@ -38,24 +36,15 @@ from app.text import show_loss, show_rate
 WATCH_MS = 5000
 """How often a run is looked over for a stall."""
 
-_NOTHING_FORETOLD = (
-    "Nothing was foretold: the sizes of the model were not known on this PC when it was launched."
-)
 _NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
 
 
-Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, Comparison | None]
+Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None]
 
 
 async def load_run(core: CoreSeam, run_id: str) -> Loaded:
     """Return what the core has of a run: its steps, its events, and what it learns."""
-    told = core.comparison(run_id)
-    return core.steps(run_id), core.run_events(run_id), core.run_preview(run_id), told
-
-
-async def load_comparison(core: CoreSeam, run_id: str) -> Comparison | None:
-    """Return what was foretold of a run beside what it has measured so far."""
-    return core.comparison(run_id)
+    return core.steps(run_id), core.run_events(run_id), core.run_preview(run_id)
 
 
 async def load_data(core: CoreSeam, run_id: str) -> DataPreview | None:
@@ -91,9 +80,7 @@ class RunPage(QWidget):
         self.checkpoints: RowsModel[CheckpointSnapshot] = RowsModel(
             checkpoint_columns(now_s), key=lambda c: c.step
         )
-        self.forecast: RowsModel[ComparedRow] = RowsModel(
-            forecast_columns(), key=lambda row: row.what
-        )
+        self.forecast = ForecastPane(context)
         self.logs = LogPane(context)
         self.data = DataView(context.theme)
         self.tabs = self._make_tabs()
@@ -119,9 +106,10 @@ class RunPage(QWidget):
         self._newest = (0, 0)
         self._early = []
         self._last_step_s = self._context.cluster.now_s()
-        for model in (self.ranks, self.events, self.checkpoints, self.forecast):
+        for model in (self.ranks, self.events, self.checkpoints):
             model.reset([])
         self.data.show_data(None)
+        self.forecast.open_run(run_id)
         self._show_run(run_id)
         self.refresh()
 
@@ -185,19 +173,10 @@ class RunPage(QWidget):
             ("Log", self.logs),
             ("Checkpoints", _padded(saved, verify)),
             ("Data", _padded(self.data)),
-            ("Forecast", self._make_forecast()),
+            ("Forecast", self.forecast),
         ):
             tabs.addTab(part, title)
         return tabs
-
-    def _make_forecast(self) -> QWidget:
-        table = TableView(self._context.theme, self.forecast, "Forecast and measurement")
-        self._foretold = make_label(_NOTHING_FORETOLD, "muted", wraps=True)
-        box = _padded(table)
-        layout = box.layout()
-        assert isinstance(layout, QVBoxLayout)
-        layout.insertWidget(0, self._foretold)
-        return box
 
     def _connect(self) -> None:
         cluster = self._context.cluster
@@ -208,8 +187,7 @@ class RunPage(QWidget):
         self.head.back.connect(self.closed)
         self._watch = QTimer(self, interval=WATCH_MS)
         self._watch.timeout.connect(self._look_over)
-        self._watch.timeout.connect(self._refresh_forecast)
-        self.tabs.currentChanged.connect(lambda place: self._refresh_forecast())
+        self._watch.timeout.connect(self.forecast.refresh)
         self._watch.start()
 
     # ------------------------------------------------------------ what is shown
@@ -241,26 +219,11 @@ class RunPage(QWidget):
             self.notice.hide()
 
     def _fill(self, found: Loaded) -> None:
-        steps, events, data, told = found
+        steps, events, data = found
         self.data.show_data(data)
-        self._show_forecast(told)
         early, self._early = self._early or [], None
         self._take_steps(self.run_id, [*steps, *early])
         self.events.reset(events)
-
-    def _show_forecast(self, found: Comparison | None) -> None:
-        self.forecast.reset(describe_comparison(found) if found is not None else [])
-        self._foretold.setText(
-            _NOTHING_FORETOLD if found is None else "; ".join(found.forecast.assumptions)
-        )
-        self._foretold.setVisible(bool(self._foretold.text()))
-
-    def _refresh_forecast(self) -> None:
-        run_id = self.run_id
-        if run_id and self.tabs.tabText(self.tabs.currentIndex()) == "Forecast":
-            self._context.bridge.run(
-                lambda core, report: load_comparison(core, run_id), self._show_forecast
-            )
 
     def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
         """Add steps that are newer than the newest; loading and live news may overlap."""
