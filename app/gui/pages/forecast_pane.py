@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
@@ -50,7 +52,9 @@ class ForecastPane(QWidget):
         """Ask what was measured meanwhile, if anybody looks."""
         run_id = self._run_id
         if run_id and self.isVisible():
-            self._context.bridge.run(lambda core, report: load_comparison(core, run_id), self._show)
+            self._context.bridge.run(
+                lambda core, report: load_comparison(core, run_id), partial(self._show, run_id)
+            )
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
