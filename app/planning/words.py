@@ -110,7 +110,7 @@ def describe_plan(plan: Plan) -> str:
     if plan.chosen is not None:
         return as_sentence(plan.chosen)
     nearest = f" {as_sentence(plan.others[0])}" if plan.others else ""
-    return f"Nothing that this version trains fits.{nearest}"
+    return f"This cannot be trained as it stands.{nearest}"
 
 
 def describe_other(candidate: Candidate) -> str:

@@ -20,7 +20,7 @@ from app.errors import NodeUnreachable, UserError
 from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_key import make_data_key
 from app.library.data_size import cut_and_pack, guess_data
-from app.planning.candidate import Advice, DataSize, Plan, Question
+from app.planning.candidate import RUNNABLE, Advice, DataSize, Plan, Question
 from app.planning.cluster import Cluster, Link, Pair, make_cluster
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.outcome import Forecast
@@ -66,7 +66,7 @@ class Planner:
         question, notes = await self.ask(
             spec, cluster, online=online, silent=silent, look_far=look_far
         )
-        plan = await asyncio.to_thread(make_plan, question)
+        plan = _lead_with_asked(spec, await asyncio.to_thread(make_plan, question))
         advice = (*plan.advice, *_say_nodes(spec, plan, cluster))
         return replace(plan, advice=advice, assumptions=(*plan.assumptions, *notes))
 
@@ -194,6 +194,16 @@ def _measured_links(store: PlanningStore) -> dict[Pair, Link]:
             source="measured",
         )
     return links
+
+
+def _lead_with_asked(spec: RunSpec, plan: Plan) -> Plan:
+    """Show first what was asked for, where that is a way that this version cannot train."""
+    if spec.parallel == "auto" or spec.parallel in RUNNABLE:
+        return plan
+    others = sorted(plan.others, key=lambda one: one.mode != spec.parallel)
+    text = f"This version does not train parallel: {spec.parallel} yet; auto takes what is fastest"
+    advice = Advice(text=text, change={"parallel": "auto"})
+    return replace(plan, others=tuple(others), advice=(advice,))
 
 
 def _say_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, ...]:

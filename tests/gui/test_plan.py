@@ -81,7 +81,7 @@ def test_an_unknown_model_is_looked_up_once_the_hands_rest(
 def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: NewRunDialog) -> None:
     busy.core.plan_answer = make_plan_of_all(fits=False)
     QTest.keyClicks(dialog.fields["model"].input, "org/m")
-    busy.wait_for(lambda: headline(dialog).startswith("Nothing that this version trains fits"))
+    busy.wait_for(lambda: headline(dialog).startswith("This cannot be trained as it stands"))
     assert "of the 6.0 GiB of gamma" in headline(dialog)
     texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
     assert any(text.startswith("Does not fit: ") for text in texts)

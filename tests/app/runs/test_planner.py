@@ -85,6 +85,14 @@ def test_a_plan_that_leaves_nodes_out_says_how_to(services: Services) -> None:
     assert len(named.chosen.nodes) == 7
 
 
+def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> None:
+    plan = ask(services, replace(LLAMA, parallel="pipeline"), home(services))
+    assert plan.chosen is None
+    assert plan.others[0].mode == "pipeline"
+    assert plan.others[0].step_s > 0
+    assert [advice.change for advice in plan.advice] == [{"parallel": "auto"}]
+
+
 def test_counted_data_replaces_the_guess(services: Services, spec: RunSpec) -> None:
     Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
     question, notes = asyncio.run(Planner(services).ask(spec, home(services)))
