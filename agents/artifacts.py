@@ -9,14 +9,14 @@ from agents.spec import DataFormat, Objective
 
 Method = Literal["nf4", "awq", "gptq", "gguf"]
 METHODS: tuple[Method, ...] = ("nf4", "awq", "gptq", "gguf")
-TYPES: dict[Method, tuple[str, ...]] = {
+TYPES: dict[str, tuple[str, ...]] = {
     "nf4": (),
     "awq": (),
     "gptq": ("4-bit", "8-bit"),
     "gguf": ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M"),
 }
 """What may be chosen of each."""
-USUAL_TYPES: dict[Method, tuple[str, ...]] = {"gptq": ("4-bit",), "gguf": ("Q8_0",)}
+USUAL_TYPES: dict[str, tuple[str, ...]] = {"gptq": ("4-bit",), "gguf": ("Q8_0",)}
 CONVERTED_TYPES = ("F16", "Q8_0")
 """Of GGUF, that llama.cpp's converter writes itself; the others need a tool that is built first."""
 

@@ -27,6 +27,7 @@ from app.events import (
     CheckpointSnapshot,
     Event,
     EventHub,
+    Exported,
     NodeSnapshot,
     RunEvent,
     RunSnapshot,
@@ -479,7 +480,7 @@ class Core:
         types: Sequence[str] = (),
         checkpoint: int | None = None,
         progress: Progress | None = None,
-    ) -> Path:
+    ) -> Exported:
         """Write a run's model to the new folder `out`.
 
         Args:

@@ -155,9 +155,9 @@ class Demo:
         lost = await self._train_and_cut(core, run_id)
         proof = await self._resume(core, run_id)
         self._next("the adapter is merged into the model")
-        path = await core.export_run(run_id, out=self._folder / "model", progress=self._note)
+        made = await core.export_run(run_id, out=self._folder / "model", progress=self._note)
         self._next(QUESTION)
-        before, after = await self._ask(path)
+        before, after = await self._ask(made.path)
         self._say("done", f"{after}")
         run = await core.run(run_id)
         return Outcome(
@@ -167,7 +167,7 @@ class Demo:
             lost_node=lost,
             resumed_step=proof.first_step - 1,
             certificate=describe_certificate(proof),
-            model_path=str(path),
+            model_path=str(made.path),
             question=QUESTION,
             answer_before=before,
             answer_after=after,

@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from agents.protocol import AttemptStatus, CheckpointInfo, NodeFacts, RankPlacement, Sample
@@ -161,6 +162,34 @@ class SavedNow:
     """For how long training stood still."""
     seconds: float | None = None
     """Until it was written and hashed; None: it is still being written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What was measured of one file of an artifact."""
+
+    name: str
+    """Such as `Q8_0`."""
+    keep: bool
+    problems: tuple[str, ...]
+    """What speaks against keeping it."""
+    kl: float
+    """Divergence from the original's next-token distributions, nats per token."""
+    control_kl: float
+    """The same of weights that are merely rounded to 4 bits."""
+    perplexity: float
+    original_perplexity: float
+    size_bytes: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """A model folder on this PC."""
+
+    path: Path
+    verdicts: tuple[Verdict, ...] = ()
+    """Empty: it is the merged model itself, which loses nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

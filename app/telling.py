@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from app.text import count_of, show_bytes, show_duration
 
 if TYPE_CHECKING:
-    from app.events import Certificate, SavedNow, TraceMade
+    from app.events import Certificate, SavedNow, TraceMade, Verdict
 
 
 def describe_saved(saved: SavedNow) -> str:
@@ -76,3 +76,19 @@ def describe_certificate(found: Certificate) -> str:
         )
     promised = "identical losses" if found.promise == "A" else "a difference at rounding level"
     return f"{which} replayed: NOT AS BEFORE: same samples, but {difference}; promised: {promised}"
+
+
+def describe_verdict(verdict: Verdict) -> str:
+    """Return what was measured of one file of an artifact.
+
+    >>> from app.events import Verdict
+    >>> describe_verdict(Verdict(name="Q8_0", keep=True, problems=(), kl=0.00017, control_kl=0.017,
+    ...     perplexity=3.965, original_perplexity=3.976, size_bytes=1909216, tokens_per_s=628.0))
+    'Q8_0: keep; KL 0.00017 (rounded 0.017), perplexity 3.965 (original 3.976), 1.8 MiB'
+    """
+    said = f"KL {verdict.kl:.2g} (rounded {verdict.control_kl:.2g})"
+    said += f", perplexity {verdict.perplexity:.4g} (original {verdict.original_perplexity:.4g})"
+    said += f", {show_bytes(verdict.size_bytes)}"
+    if verdict.keep:
+        return f"{verdict.name}: keep; {said}"
+    return f"{verdict.name}: do not keep. {' '.join(verdict.problems)} {said}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
+from app.telling import describe_verdict
 
 if TYPE_CHECKING:
     from app.core import Core
@@ -32,7 +33,7 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
-    path = await core.export_run(
+    made = await core.export_run(
         args.run,
         args.to,
         out=args.out,
@@ -40,6 +41,9 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
         checkpoint=args.checkpoint,
         progress=out.note,
     )
-    out.document({"path": str(path)})
-    out.text(str(path))
+    measured = {"verdicts": made.verdicts} if made.verdicts else {}
+    out.document({"path": str(made.path), **measured})
+    out.text(str(made.path))
+    for verdict in made.verdicts:
+        out.text(describe_verdict(verdict))
     return 0

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QWidget
 
-from app.events import RunSnapshot, TraceMade
+from app.events import Exported, RunSnapshot, TraceMade
+from app.flows.export import Answers
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
+from app.gui.windows.export_dialog import ExportDialog
 from app.gui.windows.resume_dialog import ResumeDialog
 from app.telemetry.stream import ACTIVE_STATES
-from app.telling import describe_saved, describe_trace
+from app.telling import describe_saved, describe_trace, describe_verdict
 from app.text import show_share
 
 TRACED_STEPS = 3
@@ -123,24 +125,30 @@ class RunActions:
         )
 
     def export(self, run: RunSnapshot) -> None:
-        """Merge the newest checkpoint's adapter into the model, into a folder of choice."""
-        chosen, _ = QFileDialog.getSaveFileName(
-            self._parent, "Folder for the merged model", f"{run.name}-merged"
-        )
-        if chosen:
-            self.export_to(run, Path(chosen))
+        """Ask for format and folder, and make it."""
+        dialog = ExportDialog(self._context.theme, self._parent, run)
+        if dialog.exec() == ExportDialog.DialogCode.Accepted:
+            self.export_to(run, dialog.answers())
 
-    def export_to(self, run: RunSnapshot, out: Path) -> None:
+    def export_to(self, run: RunSnapshot, answers: Answers) -> None:
         title = f"Exporting {run.name}"
         self._banner.show_message("busy", title, "The adapter is merged into the model.")
+        out = Path(answers.folder).expanduser()
         self._context.bridge.run(
-            lambda core, report: core.export_run(run.run_id, "merged", out=out, progress=report),
-            success=lambda path: self._banner.show_message(
-                "good",
-                f"{run.name} is exported",
-                str(path),
-                ("Copy the path", lambda: copy_text(str(path))),
+            lambda core, report: core.export_run(
+                run.run_id, answers.to, out=out, types=answers.types, progress=report
             ),
+            success=lambda made: self._tell_export(run, made),
             failure=self._banner.show_error,
             progress=lambda line: self._banner.show_message("busy", title, str(line)),
+        )
+
+    def _tell_export(self, run: RunSnapshot, made: Exported) -> None:
+        keeps = all(verdict.keep for verdict in made.verdicts)
+        measured = "\n".join(describe_verdict(verdict) for verdict in made.verdicts)
+        self._banner.show_message(
+            "good" if keeps else "warning",
+            f"{run.name} is exported",
+            f"{made.path}\n{measured}" if measured else str(made.path),
+            ("Copy the path", lambda: copy_text(str(made.path))),
         )

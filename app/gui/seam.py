@@ -12,6 +12,7 @@ from agents.spec import RunSpec
 from app.events import (
     CheckpointSnapshot,
     EventHub,
+    Exported,
     NodeSnapshot,
     RunEvent,
     RunSnapshot,
@@ -125,9 +126,10 @@ class CoreSeam(Protocol):
         to: str = "merged",
         *,
         out: Path,
+        types: Sequence[str] = (),
         checkpoint: int | None = None,
         progress: Callable[[str], None] | None = None,
-    ) -> Path: ...
+    ) -> Exported: ...
 
 
 OpenCore = Callable[[], AbstractAsyncContextManager[CoreSeam]]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agents.artifacts import METHODS
 from app.errors import UserError
+from app.events import Verdict
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
 
@@ -61,6 +63,29 @@ def read_artifact(folder: Path) -> Artifact:
     raise UserError(
         f"{folder} is no artifact: it has neither {_PROOF_FILE} nor config.json",
         "Name a folder that rackless export made, or a run.",
+    )
+
+
+def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
+    """Return what was measured of an artifact; empty where nothing was."""
+    try:
+        proofs = json.loads((folder / _PROOF_FILE).read_bytes())["proofs"]
+        return tuple(_verdict(proof) for proof in proofs)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _verdict(proof: dict[str, Any]) -> Verdict:
+    return Verdict(
+        name=proof["name"],
+        keep=proof["keep"],
+        problems=tuple(proof["problems"]),
+        kl=proof["distance"]["kl"],
+        control_kl=proof["control"]["kl"],
+        perplexity=proof["distance"]["perplexity"],
+        original_perplexity=proof["original_perplexity"],
+        size_bytes=proof["size_bytes"],
+        tokens_per_s=proof["tokens_per_s"],
     )
 
 

@@ -25,6 +25,8 @@ from agents.artifacts import (
 )
 from agents.protocol import MergeJob
 from app.errors import UsageError, UserError
+from app.events import Exported
+from app.library.artifacts import read_verdicts
 from app.nodes.environment import read_lock
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
@@ -49,8 +51,8 @@ async def export_run(
     progress: Progress | None = None,
     *,
     types: Sequence[str] = (),
-) -> Path:
-    """Write the run's model as a folder `out`; return it.
+) -> Exported:
+    """Write the run's model as a folder `out`; return it with what was measured of it.
 
     Args:
         to: one of `FORMATS`.
@@ -86,7 +88,7 @@ async def export_run(
     tell(f"fetching it from {copy.node}")
     await services.cluster.fetch(copy.node, made, out)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
-    return out
+    return Exported(path=out, verdicts=await asyncio.to_thread(read_verdicts, out))
 
 
 async def _make(
@@ -155,7 +157,7 @@ async def bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress)
 def _choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
     if to not in FORMATS:
         raise UsageError(f"{to} is no export format", f"Use one of {', '.join(FORMATS)}.")
-    offered = TYPES[to] if to in METHODS else ()
+    offered = TYPES.get(to, ())
     known = {kind.lower(): kind for kind in offered}
     unknown = [kind for kind in types if kind.lower() not in known]
     if unknown:
@@ -164,7 +166,7 @@ def _choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(known[kind.lower()] for kind in types))
     if to == "gptq" and len(chosen) > 1:
         raise UsageError("gptq makes one type at a time", "Export twice, to two folders.")
-    return chosen or USUAL_TYPES.get(cast(Method, to), ())
+    return chosen or USUAL_TYPES.get(to, ())
 
 
 def _free_place(out: Path) -> Path:

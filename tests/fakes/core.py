@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from app.errors import HostKeyUnknown
 from app.events import (
     CheckpointSnapshot,
     EventHub,
+    Exported,
     LogArrived,
     NodeChanged,
     NodeRemoved,
@@ -46,6 +47,7 @@ from app.events import (
     StepsArrived,
     TraceMade,
     TraceRow,
+    Verdict,
 )
 from app.library.recipes import Recipe, list_recipes
 from app.planning.candidate import Plan
@@ -563,13 +565,22 @@ class FakeCore:
         to: str = "merged",
         *,
         out: Path,
+        types: Sequence[str] = (),
         checkpoint: int | None = None,
         progress: Callable[[str], None] | None = None,
-    ) -> Path:
-        await self._act("export_run", run_id, to, out, checkpoint)
+    ) -> Exported:
+        await self._act("export_run", run_id, to, out, types, checkpoint)
         if progress is not None:
             progress("merging layer 12 of 32")
-        return out
+        verdicts = [
+            Verdict(
+                name=kind, keep=kind != "Q3_K_M", kl=0.0021, control_kl=0.017, perplexity=5.61,
+                problems=("Its perplexity is 4.1 % above the original's.",) * (kind == "Q3_K_M"),
+                original_perplexity=5.58, size_bytes=4_080_000_000, tokens_per_s=47.0,
+            )
+            for kind in types
+        ]  # fmt: skip
+        return Exported(path=out, verdicts=tuple(verdicts))
 
     # ------------------------------------------------------------ publishing
 

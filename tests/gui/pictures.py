@@ -199,6 +199,17 @@ def _fingerprint(stage: Stage) -> QWidget:
     return dialog
 
 
+def _export(stage: Stage) -> QWidget:
+    from app.gui.windows.export_dialog import ExportDialog
+
+    dialog = ExportDialog(stage.context.theme, stage.window, stage.cluster.runs[RUN])
+    dialog._home = "/home/me"
+    dialog.formats["gguf"].click()
+    dialog.boxes["Q4_K_M"].click()
+    dialog.show()
+    return dialog
+
+
 def _resume(stage: Stage) -> QWidget:
     from app.gui.windows.resume_dialog import ResumeDialog
 
@@ -235,6 +246,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-look": _look,
     "add-node": _add_node,
     "add-node-fingerprint": _fingerprint,
+    "export": _export,
     "resume": _resume,
 }
 EMPTY: dict[str, Callable[[Stage], QWidget]] = {

@@ -474,8 +474,8 @@ def test_export_merges_where_the_checkpoint_lies(
 ) -> None:
     told: list[str] = []
     out = tmp_path / "new" / "model"
-    path = asyncio.run(export_run(services, interrupted, "merged", out, None, told.append))
-    assert path == out
+    made = asyncio.run(export_run(services, interrupted, "merged", out, None, told.append))
+    assert (made.path, made.verdicts) == (out, ())
     assert out.is_dir()
     job = cluster["alpha"].merges[0]
     assert (job.step, job.destination) == (10, f"runs/{interrupted}/exports/merged-10")
