@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.cards import list_cards
@@ -25,6 +25,9 @@ NODES = st.lists(
     min_size=1,
     max_size=4,
 )
+PLANS = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # a busy PC is no mistake of a plan
 KINDS: st.SearchStrategy[AdapterKind] = st.sampled_from(("lora", "qlora", "full"))
 
 
@@ -49,7 +52,7 @@ def questions(draw: st.DrawFn) -> tuple[Question, Question]:
 
 
 @given(questions())
-@settings(max_examples=60, deadline=None)
+@PLANS
 def test_every_plan_adds_up(pair: tuple[Question, Question]) -> None:
     question, _ = pair
     plan = make_plan(question)
@@ -76,7 +79,7 @@ def test_every_plan_adds_up(pair: tuple[Question, Question]) -> None:
 
 
 @given(questions())
-@settings(max_examples=60, deadline=None)
+@PLANS
 def test_more_memory_never_makes_a_plan_worse(pair: tuple[Question, Question]) -> None:
     """But by one sequence: a batch is cut at whole ones, as the trainer does, whatever the speeds.
 
