@@ -135,15 +135,22 @@ def record_intent(
 
 
 async def _store_forecast(services: Services, run: RunRecord, plan: Plan) -> None:
-    """Keep what is foretold of this attempt, to hold it against what it measures."""
+    """Keep what is foretold of this attempt, to hold it against what it measures.
+
+    A start takes every node that the run file allows. Where fewer would be faster, it says so.
+    """
     from app.runs.planner import Planner
 
+    planner = Planner(services)
     try:
-        forecast = await Planner(services).forecast(run.spec, plan.facts, plan.ranks)
+        forecast = await planner.forecast(run.spec, plan.facts, plan.ranks)
+        faster = await planner.find_faster(run.spec, plan.facts)
     except UserError:  # the model's sizes are not known here; it trains all the same
         return
     if forecast is not None:
         services.planning.save_forecast(run.run_id, run.attempt, to_wire(forecast))
+    for text in faster:
+        services.book.tell(run.run_id, "warning", f"nodes: {text}")
 
 
 def _intent(

@@ -118,6 +118,19 @@ class Planner:
                 return make_forecast(candidate, question, ranks, plan.assumptions)
         return None
 
+    async def find_faster(self, spec: RunSpec, facts: Mapping[str, NodeFacts]) -> tuple[str, ...]:
+        """Return what a start with `nodes: all` had better leave out, in words; mostly nothing.
+
+        Raises:
+            UserError: the model's sizes cannot be found out.
+        """
+        if spec.nodes != "all" or spec.parallel != "auto":
+            return ()  # it was chosen like that
+        cluster = know_nodes(self._services.planning, facts)
+        question, _ = await self.ask(spec, cluster, look_far=False)
+        plan = await asyncio.to_thread(make_plan, question)
+        return tuple(advice.text for advice in plan.advice if "nodes" in advice.change)
+
     async def _find_shape(
         self, model: str, online: Sequence[str], look_far: bool
     ) -> tuple[ModelShape, str]:

@@ -161,3 +161,23 @@ def test_a_model_of_unknown_shape_is_launched_without_a_forecast(
 ) -> None:
     run_id = asyncio.run(start_run(services, replace(spec, nodes=("alpha",))))
     assert compare_run(services, services.book.get(run_id)) is None
+
+
+def test_a_start_on_more_nodes_than_help_says_so(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    for name in cluster.nodes:
+        facts = gpu_facts()
+        gpu = replace(facts.gpus[0], uuid=f"GPU-{name}")
+        cluster.nodes[name].facts_now = replace(facts, gpus=(gpu,), address="127.0.0.1")
+
+    everywhere = replace(spec, nodes="all", parallel="auto", batch_sequences=2)
+    run_id = asyncio.run(start_run(services, everywhere))
+    texts = [event.text for event in services.book.events(run_id)]
+    (text,) = [text for text in texts if text.startswith("nodes: ")]
+    assert "alpha" in text
+    facts = {name: node.facts_now for name, node in cluster.nodes.items()}
+    for chosen in ({"nodes": ("alpha", "beta", "gamma")}, {"parallel": "data"}):
+        asked = replace(everywhere, **chosen)  # type: ignore[arg-type]
+        assert asyncio.run(Planner(services).find_faster(asked, facts)) == ()
