@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from agents.errors import UserError, explain_os_error
 from agents.protocol import BundleStatus, FileEntry
-from agents.state import Home, fsync_folder, locked
+from agents.state import Home, fsync_folder, identify, locked
 from agents.wire import WireError, from_wire, to_wire
 
 ROOTS = ("models", "data", "runs")
@@ -314,3 +314,15 @@ def _send_file(path: Path, entry: FileEntry, out: BinaryIO) -> None:
                 raise UserError(f"{path} became shorter while it was sent.", "Try again")
             out.write(block)
             left -= len(block)
+
+
+def remove_abandoned(destination: Path) -> None:
+    """Remove what jobs that were killed have left beside the folder that they were making.
+
+    Such folders end with the id of the process that fills them; those of living ones stay.
+    """
+    for kind in ("partial", "deleted"):
+        for path in destination.parent.glob(f".{kind}-{destination.name}-*"):
+            pid = path.name.rpartition("-")[2]
+            if pid.isdigit() and identify(int(pid)) is None:
+                shutil.rmtree(path, ignore_errors=True)

@@ -18,7 +18,7 @@ from typing import Any
 from agents.artifacts import ChatJob, MakeJob
 from agents.channel import Call
 from agents.errors import UserError
-from agents.files import describe_file, list_files, split_destination
+from agents.files import describe_file, list_files, remove_abandoned, split_destination
 from agents.protocol import CalibrationJob, MergeJob, PreviewJob
 from agents.state import archive_path, require_name, write_json
 from agents.supervisor.leases import lease_devices, release
@@ -43,6 +43,7 @@ def export_merged(call: Call) -> dict[str, Any]:
         _run(call, argv, f"The merge of {job.run_id}")
     finally:
         job_file.unlink(missing_ok=True)
+        remove_abandoned(destination)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
     if not files:
         raise UserError(f"The merge of run {job.run_id} wrote nothing to {destination}.")
@@ -58,7 +59,10 @@ def export_made(call: Call) -> dict[str, Any]:
         job_file = Path(name, "job.json")
         write_json(job_file, to_wire(job))
         argv = [job.python, "-m", "agents.quantizers.make", str(job_file)]
-        _run(call, argv, f"Making {job.method} of {job.origin.run_id}", packages)
+        try:
+            _run(call, argv, f"Making {job.method} of {job.origin.run_id}", packages)
+        finally:
+            remove_abandoned(destination)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
     return {"path": job.destination, "files": files}
 

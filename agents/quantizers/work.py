@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agents.errors import UserError, explain_os_error
+from agents.files import remove_abandoned
 from agents.state import fsync_folder
 from agents.trainer.checkpoint import sync_file, tells_full_disk
 
@@ -76,6 +77,7 @@ def appearing(destination: Path, what: str) -> Iterator[Path]:
         UserError: the disk is full, memory ran out, or the place cannot be written.
     """
     partial = destination.with_name(f".partial-{destination.name}-{os.getpid()}")
+    remove_abandoned(destination)
     try:
         partial.mkdir(mode=0o700, parents=True)
         yield partial

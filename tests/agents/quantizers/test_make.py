@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from agents.artifacts import MakeJob, Origin, TextSource
 from agents.errors import UserError
+from agents.files import remove_abandoned
 from agents.quantizers import gguf
 from agents.quantizers.make import PROOF_FILE, make, read_job
 from agents.quantizers.work import Progress
@@ -156,6 +158,28 @@ def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
     path.write_text("{}")
     with pytest.raises(UserError, match="is no quantizing job"):
         read_job(path)
+
+
+def test_what_a_killed_job_left_goes_before_the_next(tmp_path):
+    """Killed while it measures the original, with the folder begun."""
+    pytest.importorskip("bitsandbytes")
+    job = job_for(tmp_path, "nf4")
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**to_wire(job), "agent_home": str(tmp_path)}))
+    argv = [sys.executable, "-m", "agents.quantizers.make", str(path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if b"Measuring the control" in line:
+                process.kill()
+                break
+    left = [one.name for one in tmp_path.iterdir() if one.name.startswith(".partial-nf4-")]
+    assert len(left) == 1
+    living = tmp_path / f".partial-nf4-{os.getpid()}"
+    living.mkdir()
+    remove_abandoned(tmp_path / "nf4")
+    names = {one.name for one in tmp_path.iterdir()}
+    assert names == {"job.json", living.name}, "what a living process makes stays"
 
 
 @pytest.mark.parametrize(
