@@ -30,6 +30,7 @@ from agents.quantizers.texts import Texts, read_texts
 from agents.quantizers.work import Progress, appearing, read_plain, run_job
 from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.memory import read_available_bytes
 from agents.wire import WireError, from_wire, to_wire
 
 PROOF_FILE = "proof.json"
@@ -38,6 +39,8 @@ _NUM_ANSWERS = 8
 _PROMPT_TOKENS = 24
 _LLAMA_CPP_ROWS = 12
 """It is asked for one token after the other."""
+_GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
+"""Times the weights, and what activations and the context take."""
 _COPIED = (".json", ".jinja", ".model", ".txt")
 
 
@@ -176,6 +179,24 @@ def _prove_gguf(
     )
 
 
+def choose_place(
+    size_bytes: int, device: str, free_gpu_bytes: int, free_bytes: int
+) -> tuple[str, bool]:
+    """Return where a model is measured, and whether in float32.
+
+    The whole original often fits no GPU that runs what is made of it: then it runs on the CPU, in
+    float32 where the memory is there, which is no slower.
+
+    >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
+    ('cpu', False)
+    >>> choose_place(4 << 30, "cuda:0", 11 << 30, 20 << 30)
+    ('cuda:0', False)
+    """
+    if device != "cpu" and size_bytes * _GPU_NEED + _GPU_SPARE_BYTES <= free_gpu_bytes:
+        return device, False
+    return "cpu", 2 * size_bytes * _GPU_NEED <= free_bytes
+
+
 @contextmanager
 def _loaded(model: Path, device: str) -> Iterator[Any]:
     import torch
@@ -183,10 +204,13 @@ def _loaded(model: Path, device: str) -> Iterator[Any]:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    size_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
+    place, is_wide = choose_place(size_bytes, device, free_gpu_bytes, read_available_bytes())
     loaded = AutoModelForCausalLM.from_pretrained(
         model,
-        dtype=torch.float32 if device == "cpu" else "auto",  # narrow arithmetic is no faster there
-        device_map={"": device},
+        dtype=torch.float32 if is_wide else "auto",
+        device_map={"": place},
         use_safetensors=True,
         local_files_only=True,
     )

@@ -28,6 +28,8 @@ from app.errors import UsageError, UserError
 from app.events import Exported
 from app.library.artifacts import read_verdicts
 from app.nodes.environment import read_lock
+from app.planning.model_shape import read_shape
+from app.quantize.forecast import ArtifactForecast, describe_forecast, forecast_artifact
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
 from app.runs.inputs import Inputs, recall_inputs, send
@@ -35,6 +37,7 @@ from app.runs.readiness import python_of
 from app.runs.resume import choose_checkpoint
 from app.runs.services import Services
 from app.storage.runs import RunRecord
+from app.text import show_bytes, show_list
 
 FORMATS = ("merged", *METHODS)
 _LOCKS = {"gguf": "gguf", "awq": "gptqmodel", "gptq": "gptqmodel"}
@@ -68,7 +71,10 @@ async def export_run(
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     tell("looking for the newest whole checkpoint")
-    copy = await choose_copy(services, run_id, checkpoint)
+    forecast = await asyncio.to_thread(_forecast, services, run.spec.model, to, types)
+    if forecast is not None:
+        tell(f"expected: {describe_forecast(forecast)}")
+    copy = await _find_room(services, run_id, checkpoint, forecast, tell)
     agent = services.cluster.agent(copy.node)
     python = python_of(copy.node, await agent.facts())
     tell(f"merging step {copy.info.step} on {copy.node}")
@@ -154,6 +160,50 @@ async def bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress)
     return report.path
 
 
+def _forecast(
+    services: Services, model: str, to: str, types: Sequence[str]
+) -> ArtifactForecast | None:
+    """Return what the export takes; None: the model's sizes are not known here."""
+    found = services.configs.find_here(model)
+    if found is None:
+        return None
+    try:
+        return forecast_artifact(read_shape(found.config), to, types)
+    except UserError:  # an architecture that is counted by nobody; the export itself may know it
+        return None
+
+
+async def _find_room(
+    services: Services,
+    run_id: str,
+    checkpoint: int | None,
+    forecast: ArtifactForecast | None,
+    tell: Progress,
+) -> Copy:
+    """Return the copy on the first node whose disk has room for all of it.
+
+    Raises:
+        UserError: there is no whole checkpoint, or no node that has it has the room.
+    """
+    copies = await find_copies(services, run_id, services.cluster.names())
+    good = await choose_checkpoint(services, run_id, copies, checkpoint)
+    if not good:
+        raise _no_checkpoint(run_id)
+    short = []
+    for copy in good:
+        free_bytes = (await services.cluster.agent(copy.node).facts()).disk_free_bytes
+        if forecast is None or free_bytes is None or free_bytes >= forecast.node_bytes:
+            return copy
+        short.append(f"{copy.node} has {show_bytes(free_bytes)}")
+        tell(f"{short[-1]} free, which is too little")
+    assert forecast is not None
+    raise UserError(
+        f"this export needs {show_bytes(forecast.node_bytes)} free on a node with the checkpoint, "
+        f"and {show_list(short)}",
+        "Free some room there, or choose a smaller type.",
+    )
+
+
 def _choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
     if to not in FORMATS:
         raise UsageError(f"{to} is no export format", f"Use one of {', '.join(FORMATS)}.")
@@ -199,8 +249,12 @@ async def choose_copy(
     copies = await find_copies(services, run_id, names)
     good = await choose_checkpoint(services, run_id, copies, checkpoint)
     if not good:
-        raise UserError(
-            f"run {run_id} has no whole checkpoint on the nodes that answer",
-            "Look at them with: rackless checkpoints " + run_id,
-        )
+        raise _no_checkpoint(run_id)
     return good[0]
+
+
+def _no_checkpoint(run_id: str) -> UserError:
+    return UserError(
+        f"run {run_id} has no whole checkpoint on the nodes that answer",
+        "Look at them with: rackless checkpoints " + run_id,
+    )

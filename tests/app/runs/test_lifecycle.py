@@ -512,6 +512,28 @@ def test_export_formats(services: Services, interrupted: str, tmp_path: Path) ->
     assert not (tmp_path / "x").exists()
 
 
+def test_export_goes_where_there_is_room(
+    services: Services, interrupted: str, cluster: FakeCluster, spec: RunSpec, tmp_path: Path
+) -> None:
+    config = {
+        "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    }  # fmt: skip
+    Path(spec.model, "config.json").write_text(json.dumps(config))
+    for name, free_gib in (("alpha", 10), ("beta", 40)):
+        node = cluster[name]
+        node.facts_now = replace(node.facts_now, disk_free_bytes=free_gib << 30)
+    told: list[str] = []
+    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x", None, told.append))
+    assert not cluster["alpha"].made
+    assert len(cluster["beta"].made) == 1
+    assert "expected: Q8_0 6.7 GiB; 20.8 GiB on the node while it is made" in told
+    cluster["beta"].facts_now = replace(cluster["beta"].facts_now, disk_free_bytes=20 << 30)
+    with pytest.raises(UserError, match=r"and alpha has 10\.0 GiB and beta has 20\.0 GiB"):
+        asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
+    assert not (tmp_path / "y").exists()
+
+
 def test_export_quantizes_what_it_has_merged_where_that_lies(
     services: Services, interrupted: str, cluster: FakeCluster, tmp_path: Path
 ) -> None:

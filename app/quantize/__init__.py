@@ -1,0 +1,1 @@
+"""Making smaller models of trained ones: what it will take."""
