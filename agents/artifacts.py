@@ -113,6 +113,8 @@ class ChatJob:
     """Folder of Transformers, or a GGUF file."""
     checkpoint: str | None = None
     """Folder of a checkpoint whose adapter (or weights) come on top of the model; None: none."""
+    in_4_bits: bool = False
+    """Load the model as NF4, as QLoRA has trained on it."""
     system: str = ""
     """What is said before the question; empty: nothing."""
     prompt: str

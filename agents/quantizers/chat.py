@@ -123,21 +123,17 @@ def _ask_model(job: ChatJob, say: Say) -> ChatAnswer:
 
 def _load(job: ChatJob) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
 
     from agents.quantizers.calibrated import let_few_cores_work
+    from agents.quantizers.models import load_model
+    from agents.quantizers.nf4 import load_quantized
 
     if job.packages:
         let_few_cores_work()
-    transformers_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        job.model,
-        dtype=torch.float32 if job.device == "cpu" else "auto",
-        device_map={"": job.device},
-        use_safetensors=True,
-        local_files_only=True,
-    ).eval()
+    if job.in_4_bits:
+        model = load_quantized(Path(job.model), job.device).eval()
+    else:
+        model = load_model(Path(job.model), job.device)
     if job.checkpoint is None:
         return model
     checkpoint = read_checkpoint(Path(job.checkpoint))

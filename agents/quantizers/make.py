@@ -7,15 +7,12 @@ against it does not keep it from appearing, since what to do about it is a perso
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import json
 import re
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,22 +22,23 @@ from agents.errors import UserError
 from agents.quantizers.card import write_card
 from agents.quantizers.gguf import write_files
 from agents.quantizers.merge import LINEAGE_FILE
+from agents.quantizers.models import (
+    ANSWER_TOKENS,
+    choose_prompts,
+    continue_prompts,
+    loaded_model,
+    time_answer,
+)
 from agents.quantizers.proof import Proof, share_of_same
 from agents.quantizers.texts import Texts, read_texts
 from agents.quantizers.work import Progress, appearing, read_plain, run_job
 from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
-from agents.trainer.memory import read_available_bytes
 from agents.wire import WireError, from_wire, to_wire
 
 PROOF_FILE = "proof.json"
-ANSWER_TOKENS = 32
-_NUM_ANSWERS = 8
-_PROMPT_TOKENS = 24
 _LLAMA_CPP_ROWS = 12
 """It is asked for one token after the other."""
-_GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
-"""Times the weights, and what activations and the context take."""
 _COPIED = (".json", ".jinja", ".model", ".txt")
 
 
@@ -97,9 +95,9 @@ def _look_at_original(
     from agents.quantizers.control import round_weights
 
     progress.tell("Measuring the original")
-    with _loaded(model, device) as original:
+    with loaded_model(model, device) as original:
         reference = remember(ModelPredictor(original), rows, kept)
-        answers = _answer(original, _prompts(rows))
+        answers = continue_prompts(original, choose_prompts(rows))
         progress.tell("Measuring the control: weights rounded to 4 bits")
         round_weights(original)
         control = measure(ModelPredictor(original), rows, reference)
@@ -134,10 +132,10 @@ def _make_folder(
         )
     _copy_rest(model, folder)
     progress.tell("Loading the result in Transformers and measuring it")
-    with _loaded(folder, job.device) as quantized:
+    with loaded_model(folder, job.device) as quantized:
         distance = measure(ModelPredictor(quantized), rows, first.reference)
-        answers = _answer(quantized, _prompts(rows))
-        first_token_s, tokens_per_s = _time(quantized, _prompts(rows)[0])
+        answers = continue_prompts(quantized, choose_prompts(rows))
+        first_token_s, tokens_per_s = time_answer(quantized, choose_prompts(rows)[0])
     return Proof(
         name=name,
         distance=distance,
@@ -159,7 +157,7 @@ def _prove_gguf(
     from agents.quantizers.llama_cpp import LlamaCpp
 
     progress.tell(f"Loading {kind} in llama.cpp and measuring it")
-    prompts = _prompts(rows)
+    prompts = choose_prompts(rows)
     longest = max(map(len, rows)) + ANSWER_TOKENS
     runtime = LlamaCpp(path, num_words=first.num_words, context_tokens=longest)
     distance = measure(runtime, rows, first.reference)
@@ -177,87 +175,6 @@ def _prove_gguf(
         first_token_s=first_token_s,
         runtime=f"llama.cpp (xllamacpp {importlib.metadata.version('xllamacpp')})",
     )
-
-
-def choose_place(
-    size_bytes: int, device: str, free_gpu_bytes: int, free_bytes: int
-) -> tuple[str, bool]:
-    """Return where a model is measured, and whether in float32.
-
-    The whole original often fits no GPU that runs what is made of it: then it runs on the CPU, in
-    float32 where the memory is there, which is no slower.
-
-    >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
-    ('cpu', False)
-    >>> choose_place(4 << 30, "cuda:0", 11 << 30, 20 << 30)
-    ('cuda:0', False)
-    """
-    if device != "cpu" and size_bytes * _GPU_NEED + _GPU_SPARE_BYTES <= free_gpu_bytes:
-        return device, False
-    return "cpu", 2 * size_bytes * _GPU_NEED <= free_bytes
-
-
-@contextmanager
-def _loaded(model: Path, device: str) -> Iterator[Any]:
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    size_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
-    place, is_wide = choose_place(size_bytes, device, free_gpu_bytes, read_available_bytes())
-    loaded = AutoModelForCausalLM.from_pretrained(
-        model,
-        dtype=torch.float32 if is_wide else "auto",
-        device_map={"": place},
-        use_safetensors=True,
-        local_files_only=True,
-    )
-    try:
-        yield loaded.eval()
-    finally:
-        del loaded
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-def _prompts(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    return [list(row[: min(_PROMPT_TOKENS, len(row) // 2)]) for row in rows[:_NUM_ANSWERS]]
-
-
-def _answer(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the likeliest continuation of each prompt, up to its end."""
-    import torch
-
-    answers = []
-    for prompt in prompts:
-        ids_BT = torch.tensor([list(prompt)], device=next(model.parameters()).device)
-        out_BT = model.generate(
-            ids_BT,
-            attention_mask=torch.ones_like(ids_BT),
-            max_new_tokens=ANSWER_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        answers.append(out_BT[0, len(prompt) :].tolist())
-    return answers
-
-
-def _time(model: Any, prompt: Sequence[int]) -> tuple[float, float]:
-    """Return seconds to the first token, and tokens per second after it."""
-    import torch
-
-    ids_BT = torch.tensor([list(prompt)], device=next(model.parameters()).device)
-    settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": [],
-                "attention_mask": torch.ones_like(ids_BT)}  # fmt: skip
-    times = []
-    for count in (1, ANSWER_TOKENS):
-        started = time.perf_counter()
-        model.generate(ids_BT, min_new_tokens=count, max_new_tokens=count, **settings)
-        times.append(time.perf_counter() - started)
-    return times[0], (ANSWER_TOKENS - 1) / max(1e-9, times[1] - times[0])
 
 
 def _copy_rest(model: Path, folder: Path) -> None:

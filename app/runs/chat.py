@@ -73,7 +73,8 @@ async def ask_run(
     what = "the base model" if question.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")
     found = None if question.of_base else checkpoint
-    return await _ask(services, copy.node, question, model, found, None, say)
+    in_4_bits = run.spec.adapter.kind == "qlora"
+    return await _ask(services, copy.node, question, model, found, None, say, in_4_bits=in_4_bits)
 
 
 async def ask_artifact(
@@ -105,6 +106,8 @@ async def _ask(
     checkpoint: str | None,
     packages: str | None,
     say: Say,
+    *,
+    in_4_bits: bool = False,
 ) -> ChatAnswer:
     agent = services.cluster.agent(node)
     facts = await agent.facts()
@@ -113,6 +116,7 @@ async def _ask(
         packages=packages,
         model=model,
         checkpoint=checkpoint,
+        in_4_bits=in_4_bits and bool(facts.gpus),
         system=question.system,
         prompt=question.prompt,
         max_tokens=question.max_tokens,

@@ -60,6 +60,14 @@ def test_a_checkpoint_on_top_of_its_base_answers_otherwise(tmp_path, tiny_model,
     assert trained.text != base.text
 
 
+def test_a_model_in_4_bits_answers_nearly_the_same():
+    pytest.importorskip("bitsandbytes")
+    found, _ = ask(DEMO / "model", in_4_bits=True)
+    whole, _ = ask(DEMO / "model")
+    assert found.text[:4] == whole.text[:4]
+    assert found.text.endswith(".")
+
+
 def test_it_runs_as_a_program_that_agents_start(tmp_path):
     job = ChatJob(python=sys.executable, model=str(DEMO / "model"), prompt=PROMPT)
     (tmp_path / "job.json").write_text(json.dumps({**to_wire(job), "agent_home": str(tmp_path)}))

@@ -46,6 +46,7 @@ def test_a_run_is_asked_where_its_newest_checkpoint_lies(
     ask(services, interrupted, of_base=True)
     assert cluster["alpha"].asked[-1].checkpoint is None
     assert cluster["alpha"].asked[-1].model == job.model
+    assert not job.in_4_bits, "a CPU has the room for the whole model"
 
 
 def test_an_artifact_is_sent_to_a_node(

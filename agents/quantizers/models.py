@@ -1,0 +1,113 @@
+"""Load a model of Transformers where it fits, let it go on with prompts, and time it."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agents.trainer.memory import read_available_bytes
+
+ANSWER_TOKENS = 32
+_NUM_ANSWERS = 8
+_PROMPT_TOKENS = 24
+_GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
+"""Times the weights, and what activations and the context take."""
+
+
+def choose_place(
+    size_bytes: int, device: str, free_gpu_bytes: int, free_bytes: int
+) -> tuple[str, bool]:
+    """Return where a model is measured, and whether in float32.
+
+    The whole original often fits no GPU that runs what is made of it: then it runs on the CPU, in
+    float32 where the memory is there, which is no slower.
+
+    >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
+    ('cpu', False)
+    >>> choose_place(4 << 30, "cuda:0", 11 << 30, 20 << 30)
+    ('cuda:0', False)
+    """
+    if device != "cpu" and size_bytes * _GPU_NEED + _GPU_SPARE_BYTES <= free_gpu_bytes:
+        return device, False
+    return "cpu", 2 * size_bytes * _GPU_NEED <= free_bytes
+
+
+@contextmanager
+def loaded_model(model: Path, device: str) -> Iterator[Any]:
+    """Load a folder of Transformers for the block, on the device where it fits, and let it go."""
+    loaded = load_model(model, device)
+    try:
+        yield loaded
+    finally:
+        del loaded
+        gc.collect()
+        _give_back()
+
+
+def load_model(model: Path, device: str) -> Any:
+    """Return a folder's model, ready to answer, on the device where it fits, else on the CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    size_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
+    place, is_wide = choose_place(size_bytes, device, free_gpu_bytes, read_available_bytes())
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model,
+        dtype=torch.float32 if is_wide else "auto",
+        device_map={"": place},
+        use_safetensors=True,
+        local_files_only=True,
+    )
+    return loaded.eval()
+
+
+def _give_back() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def choose_prompts(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the beginnings of some rows."""
+    return [list(row[: min(_PROMPT_TOKENS, len(row) // 2)]) for row in rows[:_NUM_ANSWERS]]
+
+
+def continue_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the likeliest continuation of each prompt, up to its end."""
+    import torch
+
+    answers = []
+    for prompt in prompts:
+        ids_BT = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+        out_BT = model.generate(
+            ids_BT,
+            attention_mask=torch.ones_like(ids_BT),
+            max_new_tokens=ANSWER_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        answers.append(out_BT[0, len(prompt) :].tolist())
+    return answers
+
+
+def time_answer(model: Any, prompt: Sequence[int]) -> tuple[float, float]:
+    """Return seconds to the first token, and tokens per second after it."""
+    import torch
+
+    ids_BT = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": [],
+                "attention_mask": torch.ones_like(ids_BT)}  # fmt: skip
+    times = []
+    for count in (1, ANSWER_TOKENS):
+        started = time.perf_counter()
+        model.generate(ids_BT, min_new_tokens=count, max_new_tokens=count, **settings)
+        times.append(time.perf_counter() - started)
+    return times[0], (ANSWER_TOKENS - 1) / max(1e-9, times[1] - times[0])
