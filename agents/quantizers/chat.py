@@ -17,9 +17,10 @@ from typing import Any
 
 from agents.artifacts import ChatAnswer, ChatJob
 from agents.errors import UserError
-from agents.quantizers.work import Progress, read_plain, run_job
+from agents.quantizers.work import Progress, locate, read_plain, run_job
 from agents.state import write_json
 from agents.trainer.checkpoint import read_checkpoint
+from agents.trainer.data.hub import find_model
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.wire import WireError, from_wire, to_wire
 
@@ -31,15 +32,15 @@ def answer(job: ChatJob, say: Say) -> ChatAnswer:
     """Return what the model answers; `say` hears it piece by piece.
 
     Args:
-        job: with absolute paths.
+        job: with absolute paths, or a hub id as its model.
 
     Raises:
         UserError: the model cannot be loaded, or memory ran out.
     """
-    if not Path(job.model).exists():
-        raise UserError(f"{job.model} is not on this node.", "Export it again, or name another one")
     try:
-        return _ask_llama_cpp(job, say) if Path(job.model).is_file() else _ask_model(job, say)
+        if Path(job.model).is_file():
+            return _ask_llama_cpp(job, say)
+        return _ask_model(replace(job, model=str(find_model(job.model))), say)
     except MemoryError as error:
         raise UserError(
             "The PC ran out of memory.", "Ask a smaller artifact, or another node"
@@ -193,7 +194,7 @@ def read_job(path: Path) -> ChatJob:
     except (WireError, ValueError) as error:
         raise UserError(f"{path} is no chat job: {error}.", "Ask again") from error
     checkpoint = str(home / job.checkpoint) if job.checkpoint else None
-    return replace(job, model=str(home / job.model), checkpoint=checkpoint)
+    return replace(job, model=locate(home, job.model), checkpoint=checkpoint)
 
 
 def main(argv: list[str]) -> int:

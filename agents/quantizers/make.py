@@ -31,7 +31,7 @@ from agents.quantizers.models import (
 )
 from agents.quantizers.proof import Proof, share_of_same
 from agents.quantizers.texts import Texts, read_texts
-from agents.quantizers.work import Progress, appearing, read_plain, run_job
+from agents.quantizers.work import Progress, appearing, locate, read_plain, run_job
 from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.wire import WireError, from_wire, to_wire
@@ -215,7 +215,7 @@ def read_job(path: Path) -> tuple[MakeJob, Path]:
     except (WireError, ValueError) as error:
         raise UserError(f"{path} is no quantizing job: {error}.", "Export the run again") from error
     sources = (job.train, job.evaluation)
-    train, evaluation = (s and replace(s, path=str(home / s.path)) for s in sources)
+    train, evaluation = (s and replace(s, path=locate(home, s.path)) for s in sources)
     assert train is not None
     return replace(job, train=train, evaluation=evaluation), home
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError
-from agents.quantizers.work import Progress, appearing, read_plain, run_job
+from agents.quantizers.work import Progress, appearing, locate, read_plain, run_job
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
+from agents.trainer.data.hub import find_model
 from agents.trainer.fingerprint import hash_model
 
 LINEAGE_FILE = "rackless.json"
@@ -34,7 +35,8 @@ _SHARD_SIZE = "5GB"
 class Job:
     """What `JOB.json` says."""
 
-    model: Path
+    model: str
+    """A folder, or a hub id."""
     checkpoint: Path
     destination: Path
     hashes: Path | None
@@ -53,7 +55,7 @@ def read_job(path: Path) -> Job:
         if checkpoint is None:
             checkpoint = f"runs/{plain['run_id']}/checkpoints/step-{plain['step']:08d}"
         return Job(
-            model=home / plain["model_path"],
+            model=locate(home, plain["model_path"]),
             checkpoint=home / checkpoint,
             destination=home / plain["destination"],
             hashes=home / "hashes" if home != Path() else None,
@@ -71,10 +73,11 @@ def merge(job: Job, progress: Progress) -> None:
     progress.tell("Checking the checkpoint and the base model")
     checkpoint = read_checkpoint(job.checkpoint)
     _refuse_damage(checkpoint)
-    _refuse_other_model(checkpoint, job)
+    base = find_model(job.model)
+    _refuse_other_model(checkpoint, base, job.hashes)
     with appearing(job.destination, "the merged model") as partial:
-        _write_model(job, checkpoint, partial, progress)
-        _copy_rest(job, checkpoint, partial)
+        _write_model(base, checkpoint, partial, progress)
+        _copy_rest(base, checkpoint, partial)
     progress.tell(f"The merged model is in {job.destination}", path=str(job.destination))
 
 
@@ -87,18 +90,16 @@ def _refuse_damage(checkpoint: Checkpoint) -> None:
         )
 
 
-def _refuse_other_model(checkpoint: Checkpoint, job: Job) -> None:
-    if not job.model.is_dir():
-        raise UserError(f"{job.model} does not exist.", "Name the folder of the base model")
-    if hash_model(job.model, job.hashes) != checkpoint.manifest.model_sha256:
+def _refuse_other_model(checkpoint: Checkpoint, base: Path, hashes: Path | None) -> None:
+    if hash_model(base, hashes) != checkpoint.manifest.model_sha256:
         raise UserError(
-            f"{job.model} is not the model that the checkpoint {checkpoint.path} was trained on: "
+            f"{base} is not the model that the checkpoint {checkpoint.path} was trained on: "
             "its files differ.",
             "Merge with the very model of that run",
         )
 
 
-def _write_model(job: Job, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
     progress.tell("Loading PyTorch and the base model")
     import torch
     from transformers import AutoModelForCausalLM
@@ -106,7 +107,7 @@ def _write_model(job: Job, checkpoint: Checkpoint, folder: Path, progress: Progr
 
     transformers_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
-        job.model, dtype="auto", use_safetensors=True, local_files_only=True
+        base, dtype="auto", use_safetensors=True, local_files_only=True
     )
     with torch.no_grad():
         if (checkpoint.path / ADAPTER_FILES[0]).exists():
@@ -149,10 +150,10 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
         parameters[name].copy_(value)
 
 
-def _copy_rest(job: Job, checkpoint: Checkpoint, folder: Path) -> None:
+def _copy_rest(base: Path, checkpoint: Checkpoint, folder: Path) -> None:
     """Copy tokenizer, chat template and adapter as they are."""
     written = {path.name for path in folder.iterdir()}
-    for path in job.model.iterdir():
+    for path in base.iterdir():
         wanted = path.suffix in _COPIED and path.name not in (*_NOT_COPIED, *written)
         if wanted and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)

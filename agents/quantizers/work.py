@@ -69,6 +69,12 @@ def read_plain(path: Path, what: str) -> tuple[dict[str, Any], Path]:
     return plain, home
 
 
+def locate(home: Path, path: str) -> str:
+    """Return a path below the agent's home in full; others as they are: absolute, or a hub id."""
+    below = home / path
+    return str(below) if below.exists() else path
+
+
 @contextmanager
 def appearing(destination: Path, what: str) -> Iterator[Path]:
     """Give a folder to fill, which becomes `destination` at the end, or vanishes after an error.

@@ -83,7 +83,7 @@ def test_it_runs_as_a_program_that_agents_start(tmp_path):
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match="is not on this node"):
+    with pytest.raises(UserError, match="does not exist"):
         ask(tmp_path / "nothing")
 
 

@@ -147,8 +147,11 @@ def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
     job = replace(job_for(tmp_path, "nf4"), model="m", train=TextSource(path="t"), evaluation=None)
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**to_wire(job), "agent_home": str(tmp_path)}))
+    (tmp_path / "t").touch()
     found, home = read_job(path)
     assert (home, found.train.path) == (tmp_path, str(tmp_path / "t"))
+    (tmp_path / "t").unlink()
+    assert read_job(path)[0].train.path == "t", "what is not there may be of the hub"
     done = subprocess.run(
         [sys.executable, "-m", "agents.quantizers.make", str(path)],
         capture_output=True, text=True, check=False, timeout=120,

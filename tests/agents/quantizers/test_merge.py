@@ -162,3 +162,25 @@ def test_the_command_prints_json_lines_and_says_what_went_wrong(run, tmp_path):
     assert lines[-1]["kind"] == "failed"
     assert "none does not exist" in lines[-1]["message"]
     assert lines[-1]["hint"]
+
+
+def test_the_model_of_the_hub_that_a_run_trained_on_is_found_in_the_nodes_cache(
+    run, tmp_path, monkeypatch
+):
+    """As `snapshot_download` gives it: a folder elsewhere, by its id."""
+    asked = []
+
+    def snapshot_download(name, **options):
+        asked.append((name, options["allow_patterns"]))
+        return str(run.model)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    merge_to(run, tmp_path / "out", model_path="org/tiny")
+    assert (tmp_path / "out" / "config.json").exists()
+    ((name, patterns),) = asked
+    assert name == "org/tiny"
+    assert "*.safetensors" in patterns
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="does not exist"):
+        merge_to(run, tmp_path / "other", model_path="models/a/gone")
+    assert not (tmp_path / "other").exists()
