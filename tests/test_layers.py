@@ -26,7 +26,7 @@ TORCH = (
 TORCH_FOLDERS = ("agents.trainer", "agents.quantizers")
 SHARED_WITH_APP = (
     *("agents.protocol", "agents.spec", "agents.wire", "agents.logcap", "agents.cards"),
-    *("agents.artifacts", "agents.model_config"),
+    *("agents.artifacts", "agents.layer_plan", "agents.model_config"),
 )
 INPUT_OUTPUT = (
     *("asyncio", "socket", "selectors", "ssl", "subprocess", "multiprocessing", "signal"),

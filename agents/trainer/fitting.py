@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from agents.errors import UserError
+from agents.layer_plan import OPTIMIZER_COPIES, SHARE_SLACK
 from agents.spec import RunSpec
 from agents.state import read_json, write_json
 from agents.trainer import compiling
@@ -34,10 +35,6 @@ Warn = Callable[[str, str], None]
 _ALL_LAYERS = 1 << 20
 _HOST_SHARE = 0.35
 """Of the available memory of the PC that the activations of its ranks may take."""
-_OPTIMIZER_COPIES = 5
-"""Two moments and what a step needs beside them, of the size of the trained values."""
-_SLACK = 2
-"""A rank may get this many times its equal share of a batch."""
 
 
 def make_layers(spec: RunSpec, prepared: Prepared, warn: Warn, *, local_ranks: int) -> Layers:
@@ -109,14 +106,14 @@ def fit(
     apply(computer, Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
     prove(computer, longest, evaluates=evaluates)
     batch_tokens = spec.batch_sequences * float(prepared.train.num_tokens.mean())
-    most_tokens = batch_tokens if world_size == 1 else batch_tokens * _SLACK / world_size
+    most_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
     tuner = Tuner(
         computer,
         prepared.device,
         lambda tokens: choose_examples(prepared.train, tokens),
         most_tokens=max(longest_tokens, int(most_tokens)),
         recompute=spec.recompute,
-        reserved_bytes=_OPTIMIZER_COPIES * prepared.flat.values.nbytes,
+        reserved_bytes=OPTIMIZER_COPIES * prepared.flat.values.nbytes,
     )
     setting = tuner.choose()
     apply(computer, setting)

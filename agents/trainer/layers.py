@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, repeat
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,31 +24,10 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agents.layer_plan import LayerPlan, Mode
 from agents.trainer import nf4
 from agents.trainer.model import TrainedModel
 from agents.trainer.offload import Offloader
-
-Mode = Literal["keep", "move", "recompute"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerPlan:
-    """How many layers do what; the rest keep."""
-
-    num_recomputed: int = 0
-    num_moved: int = 0
-
-    def modes(self, num_layers: int) -> list[Mode]:
-        """Return the mode of each layer, in order.
-
-        >>> LayerPlan(num_recomputed=2, num_moved=1).modes(5)
-        ['recompute', 'recompute', 'move', 'keep', 'keep']
-        """
-        num_recomputed = min(self.num_recomputed, num_layers)
-        num_moved = min(self.num_moved, num_layers - num_recomputed)
-        moved = {(2 * i + 1) * num_layers // (2 * num_moved) for i in range(num_moved)}
-        others: Iterator[Mode] = chain(repeat("recompute", num_recomputed), repeat("keep"))
-        return ["move" if place in moved else next(others) for place in range(num_layers)]
 
 
 class Layers:

@@ -17,20 +17,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from agents.layer_plan import (
+    LEAST_GAIN,
+    MEMORY_SHARE,
+    MOST_TOKENS,
+    LayerPlan,
+    Needs,
+    choose_plan,
+)
 from agents.spec import Recompute
 from agents.trainer.compute import Computer, Part
-from agents.trainer.layers import LayerPlan
 
-MOST_TOKENS = 16384
-_MEMORY_SHARE = 0.95
-"""Of what the card may give; the rest is for pieces that fit nothing."""
 _CAUTIONS = (1.0, 0.85, 0.7)
 """Parts of the free memory that are planned with, one after the other, when it ran out."""
-_BUS_SHARE = 0.85
-"""Of the measured bandwidth that copies beside other work reach."""
-_IN_FLIGHT = 2
-"""Layers whose activations are on the GPU while they come and go."""
-_LEAST_GAIN = 0.02
 _TIMED_PASSES = 2
 _LONG_S = 10.0
 _PROBE_BYTES = 1 << 26
@@ -50,77 +49,6 @@ class Setting:
     def plan(self) -> LayerPlan:
         """What the layers do."""
         return LayerPlan(num_recomputed=self.num_recomputed, num_moved=self.num_moved)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
-    """What was measured with `tokens` tokens at once."""
-
-    tokens: int
-    fixed_bytes: float
-    """Beside what is there at rest, whatever the number of tokens."""
-    token_bytes: float
-    """With every layer recomputing, for each token."""
-    layer_bytes: float
-    """That one layer keeps which does not recompute, for each token."""
-    input_bytes: float
-    """That one layer keeps which does, for each token."""
-    pass_s: float
-    """Forward and backward of all `tokens` with every layer recomputing."""
-    bus_bytes_per_s: float
-    """To host memory; 0: nothing can be moved."""
-
-
-def choose_plan(
-    needs: Needs,
-    *,
-    tokens: int,
-    num_layers: int,
-    room_bytes: float,
-    host_bytes: int,
-    recompute: Recompute = "auto",
-    may_move: bool = True,
-) -> LayerPlan | None:
-    """Return what the layers should do with `tokens` tokens at once; None: it does not fit.
-
-    Args:
-        needs: what was measured.
-        tokens: computed at once.
-        num_layers: of the model.
-        room_bytes: of the card, beside what is there at rest.
-        host_bytes: that may be moved out.
-        recompute: whether layers may, or all have to.
-        may_move: whether layers may move where they may recompute as well.
-    """
-    layer_bytes = max(1.0, needs.layer_bytes * tokens)
-    left = room_bytes - needs.fixed_bytes - needs.token_bytes * tokens
-    if left < 0:
-        return None
-    if recompute == "all":
-        return LayerPlan(num_recomputed=num_layers)
-    if left >= num_layers * layer_bytes:
-        return LayerPlan()
-    num_moved = min(int(host_bytes / layer_bytes), num_layers)
-    if recompute == "auto":
-        num_moved = min(num_moved, _fit_bus(needs, num_layers) if may_move else 0)
-    in_flight = min(_IN_FLIGHT, num_moved)
-    if left < in_flight * layer_bytes:
-        num_moved = in_flight = 0
-    num_kept = min(int(left / layer_bytes) - in_flight, num_layers - in_flight)
-    num_moved = min(num_moved, num_layers - num_kept)
-    num_recomputed = num_layers - num_kept - num_moved
-    if num_recomputed and recompute == "none":
-        return None
-    return LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
-
-
-def _fit_bus(needs: Needs, num_layers: int) -> int:
-    """Return how many layers can move in the time of a forward pass, beside the others' inputs."""
-    forward_s = needs.pass_s / 3  # two of the six products of a recomputing layer
-    bytes_per_token = forward_s / needs.tokens * needs.bus_bytes_per_s * _BUS_SHARE
-    more_bytes = needs.layer_bytes - needs.input_bytes
-    left_bytes = bytes_per_token - num_layers * needs.input_bytes
-    return max(0, int(left_bytes / more_bytes)) if more_bytes > 0 else 0
 
 
 class Tuner:
@@ -161,7 +89,7 @@ class Tuner:
             return Setting(micro_tokens=needs.tokens, num_recomputed=self._most_recomputed)
         while best.micro_tokens < self._most_tokens:
             found = self._try(needs, min(2 * best.micro_tokens, self._most_tokens))
-            if found is None or found.tokens_per_s < best.tokens_per_s * (1 + _LEAST_GAIN):
+            if found is None or found.tokens_per_s < best.tokens_per_s * (1 + LEAST_GAIN):
                 between = self._try(needs, min(3 * best.micro_tokens // 2, self._most_tokens))
                 return max((s for s in (best, found, between) if s), key=lambda s: s.tokens_per_s)
             best = found
@@ -280,7 +208,7 @@ def read_room(device: torch.device) -> float:
     reserved_bytes = torch.cuda.memory_reserved(device)
     allowed_bytes = torch.cuda.get_per_process_memory_fraction(device) * total_bytes
     most_bytes = min(allowed_bytes, free_bytes + reserved_bytes)
-    return most_bytes * _MEMORY_SHARE - torch.cuda.memory_allocated(device)
+    return most_bytes * MEMORY_SHARE - torch.cuda.memory_allocated(device)
 
 
 def measure_bus(device: torch.device) -> float:

@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from agents.layer_plan import (
+    LEAST_GAIN,
+    MEMORY_SHARE,
+    MOST_TOKENS,
+    OPTIMIZER_COPIES,
+    SHARE_SLACK,
+    Needs,
+    choose_plan,
+)
 from agents.spec import RunSpec
-from app.planning.layer_plan import Needs, choose_plan
 from app.planning.memory import (
     Fit,
     GpuMemory,
@@ -21,13 +29,6 @@ from app.planning.memory import (
 )
 from app.planning.model_shape import ModelShape
 from app.planning.moments import measure_widest, worst_pass_bytes
-
-_MOST_TOKENS = 16384
-_MEMORY_SHARE = 0.95
-_LEAST_GAIN = 0.02
-_OPTIMIZER_COPIES = 5
-_SHARE_SLACK = 2
-"""These five are those of agents/trainer/tuning.py and fitting.py."""
 
 
 def choose_setting(
@@ -61,8 +62,8 @@ def choose_setting(
         host_bytes=host_bytes, bus_bytes_per_s=bus_bytes_per_s, token_s=token_s,
     )  # fmt: skip
     batch_tokens = spec.batch_sequences * mean_tokens
-    most = int(batch_tokens if ranks == 1 else batch_tokens * _SHARE_SLACK / ranks)
-    setting = search.choose(min(_MOST_TOKENS, max(longest_tokens, most)))
+    most = int(batch_tokens if ranks == 1 else batch_tokens * SHARE_SLACK / ranks)
+    setting = search.choose(min(MOST_TOKENS, max(longest_tokens, most)))
     return Fit(setting=setting, memory=search.estimate(setting), room_bytes=gpu.room_bytes)
 
 
@@ -100,7 +101,7 @@ class _Search:
         while best.micro_tokens < most_tokens:
             now = best.micro_tokens
             found = self._try(needs, room_bytes, min(2 * now, most_tokens))
-            if found is None or self.token_s(found) * (1 + _LEAST_GAIN) > self.token_s(best):
+            if found is None or self.token_s(found) * (1 + LEAST_GAIN) > self.token_s(best):
                 between = self._try(needs, room_bytes, min(3 * now // 2, most_tokens))
                 return min((s for s in (best, found, between) if s), key=self.token_s)
             best = found
@@ -116,11 +117,12 @@ class _Search:
         token_bytes = min(once_bytes / tokens, (twice_bytes - once_bytes) / tokens)
         one = measure_widest(self.shape, self.spec, self.gpu, tokens, 1)
         return Needs(
+            tokens=1,
             fixed_bytes=once_bytes - token_bytes * tokens,
             token_bytes=token_bytes,
             layer_bytes=one.kept_bytes / tokens,
             input_bytes=one.input_bytes / tokens,
-            token_s=self.token_s(least),
+            pass_s=self.token_s(least),
             bus_bytes_per_s=self.bus_bytes_per_s if self.host_bytes else 0.0,
         )
 
@@ -129,7 +131,7 @@ class _Search:
         trained_bytes = 4 * count_trained(self.shape, self.spec)
         rest_bytes = count_rest_bytes(self.shape, self.spec, self.gpu)
         most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
-        return most * _MEMORY_SHARE - rest_bytes - _OPTIMIZER_COPIES * trained_bytes
+        return most * MEMORY_SHARE - rest_bytes - OPTIMIZER_COPIES * trained_bytes
 
     def _try(self, needs: Needs, room_bytes: float, tokens: int) -> Setting | None:
         """Return the faster of moving and not moving; None: the card is too small."""

@@ -35,12 +35,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from agents.layer_plan import LayerPlan
 from agents.spec import AdapterSpec, RunSpec
 from agents.trainer.attempt import read_attempt
 from agents.trainer.batch import choose_batch
 from agents.trainer.compute import Computer
 from agents.trainer.group import Group, Ranks
-from agents.trainer.layers import LayerPlan, Layers
+from agents.trainer.layers import Layers
 from agents.trainer.prepare import prepare
 from agents.trainer.reducer import ExactWire, Reducer
 from tests.agents.trainer.ranks import (

@@ -168,7 +168,7 @@ class Bench:
 
     def compile(self) -> dict[str, Any]:
         """Compile both ways of a layer on few tokens, and tell what one layer keeps."""
-        from agents.trainer.layers import LayerPlan
+        from agents.layer_plan import LayerPlan
 
         layers = self.computer.layers
         part = make_part([512, 512], self.job)
@@ -198,7 +198,7 @@ class Bench:
 
     def measure(self, wanted: Row) -> dict[str, Any]:
         """Return the figures of a row."""
-        from agents.trainer.layers import LayerPlan
+        from agents.layer_plan import LayerPlan
 
         layers, meter = self.computer.layers, self.meter
         count = layers.most_layers

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from agents.errors import UserError
+from agents.layer_plan import LayerPlan
 from agents.spec import AdapterSpec
 from agents.trainer import compute as compute_module
 from agents.trainer.compute import Computer, Part, is_out_of_memory, memory_in_words
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
 from agents.trainer.forward import Forward
-from agents.trainer.layers import LayerPlan, Layers
+from agents.trainer.layers import Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Supervised
 from tests.agents.trainer.ranks import make_spec

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
+from agents.layer_plan import LayerPlan, Needs
 from agents.trainer import compiling
 from agents.trainer.fitting import name_setting, prove
-from agents.trainer.layers import LayerPlan
-from agents.trainer.tuning import Needs, Setting, Tuner
+from agents.trainer.tuning import Setting, Tuner
 from tests.agents.trainer.ranks import make_spec
 from tests.agents.trainer.test_layers import CPU, make_computer, make_part
 from tests.agents.trainer.test_tuning import NEEDS

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from agents.layer_plan import LayerPlan
 from agents.spec import AdapterSpec
 from agents.trainer import compiling, nf4
 from agents.trainer.compute import Computer, Part
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
 from agents.trainer.forward import Forward
-from agents.trainer.layers import LayerPlan, Layers
+from agents.trainer.layers import Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Supervised
 from agents.trainer.offload import Offloader

@@ -9,12 +9,13 @@ import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from transformers import AutoModelForCausalLM
 
+from agents.layer_plan import LayerPlan
 from agents.spec import AdapterSpec
 from agents.trainer.compute import Computer, Part
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
 from agents.trainer.forward import Forward
-from agents.trainer.layers import LayerPlan, Layers
+from agents.trainer.layers import Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import NUM_SUMS, make_objective
 from agents.trainer.reference import ask_reference

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from agents.trainer.layers import LayerPlan
+from agents.layer_plan import LayerPlan
 from agents.trainer.offload import Arena, Offloader
 from tests.agents.trainer.ranks import make_tiny_model
 from tests.agents.trainer.test_layers import CPU, make_computer, make_part

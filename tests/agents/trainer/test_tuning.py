@@ -5,8 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.trainer.layers import LayerPlan
-from agents.trainer.tuning import Needs, choose_plan
+from agents.layer_plan import LayerPlan, Needs, choose_plan
 
 GIB = 1 << 30
 NEEDS = Needs(

@@ -1,18 +1,35 @@
-"""What the trainer lets each layer do under a bound on memory: keep, move or recompute.
+"""What each layer does under a bound on memory: keep its activations, move or recompute them.
 
-The same rules as `agents/trainer/tuning.py` follows with what it measures there; a test holds the
-two together. Keep everything where it fits; else move as much as the bus takes in the time of a
-forward pass; else recompute.
+The trainer asks with what it has measured, the planner with what it foretells, so that a plan says
+what the training will choose. Keep everything where it fits; else move as much as the bus takes in
+the time of a forward pass; else recompute.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Literal
 
 from agents.spec import Recompute
 
+MOST_TOKENS = 16384
+"""At once, whatever fits."""
+MEMORY_SHARE = 0.95
+"""Of what the card may give; the rest is for pieces that fit nothing."""
+OPTIMIZER_COPIES = 5
+"""Two moments and what a step needs beside them, of the size of the trained values."""
+SHARE_SLACK = 2
+"""A rank may get this many times its equal share of a batch."""
+LEAST_GAIN = 0.02
+"""In speed, for which twice the tokens are taken."""
 _BUS_SHARE = 0.85
+"""Of the measured bandwidth that copies beside other work reach."""
 _IN_FLIGHT = 2
+"""Layers whose activations are on the GPU while they come and go."""
+
+Mode = Literal["keep", "move", "recompute"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +39,24 @@ class LayerPlan:
     num_recomputed: int = 0
     num_moved: int = 0
 
+    def modes(self, num_layers: int) -> list[Mode]:
+        """Return the mode of each layer, in order.
+
+        >>> LayerPlan(num_recomputed=2, num_moved=1).modes(5)
+        ['recompute', 'recompute', 'move', 'keep', 'keep']
+        """
+        num_recomputed = min(self.num_recomputed, num_layers)
+        num_moved = min(self.num_moved, num_layers - num_recomputed)
+        moved = {(2 * i + 1) * num_layers // (2 * num_moved) for i in range(num_moved)}
+        others: Iterator[Mode] = chain(repeat("recompute", num_recomputed), repeat("keep"))
+        return ["move" if place in moved else next(others) for place in range(num_layers)]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What passes need."""
+    """What passes over `tokens` tokens at once need, as measured or as foretold."""
 
+    tokens: int
     fixed_bytes: float
     """Beside what is there at rest, whatever the number of tokens."""
     token_bytes: float
@@ -35,8 +65,8 @@ class Needs:
     """That one layer keeps which does not recompute, for each token."""
     input_bytes: float
     """That one layer keeps which does, for each token."""
-    token_s: float
-    """Forward and backward of a token with every layer recomputing."""
+    pass_s: float
+    """Forward and backward of all `tokens` with every layer recomputing."""
     bus_bytes_per_s: float
     """To host memory; 0: nothing can be moved."""
 
@@ -53,10 +83,19 @@ def choose_plan(
 ) -> LayerPlan | None:
     """Return what the layers should do with `tokens` tokens at once; None: it does not fit.
 
+    Args:
+        needs: of the passes.
+        tokens: computed at once.
+        num_layers: of the model.
+        room_bytes: of the card, beside what is there at rest.
+        host_bytes: that may be moved out.
+        recompute: whether layers may, or all have to.
+        may_move: whether layers may move where they may recompute as well.
+
     With 10 MB a layer, room for 35 MB beside what is always needed and no bus:
 
-    >>> needs = Needs(fixed_bytes=0, token_bytes=1e3, layer_bytes=1e4, input_bytes=1e3, token_s=0,
-    ...               bus_bytes_per_s=0)
+    >>> needs = Needs(tokens=1, fixed_bytes=0, token_bytes=1e3, layer_bytes=1e4, input_bytes=1e3,
+    ...               pass_s=0, bus_bytes_per_s=0)
     >>> choose_plan(needs, tokens=1000, num_layers=8, room_bytes=36e6, host_bytes=0)
     LayerPlan(num_recomputed=5, num_moved=0)
     """
@@ -84,7 +123,8 @@ def choose_plan(
 
 def _fit_bus(needs: Needs, num_layers: int) -> int:
     """Return how many layers can move in the time of a forward pass, beside the others' inputs."""
-    bytes_per_token = needs.token_s / 3 * needs.bus_bytes_per_s * _BUS_SHARE
+    forward_s = needs.pass_s / 3  # two of the six products of a recomputing layer
+    bytes_per_token = forward_s / needs.tokens * needs.bus_bytes_per_s * _BUS_SHARE
     more_bytes = needs.layer_bytes - needs.input_bytes
     left_bytes = bytes_per_token - num_layers * needs.input_bytes
     return max(0, int(left_bytes / more_bytes)) if more_bytes > 0 else 0
