@@ -9,6 +9,10 @@ from agents.spec import DataFormat, Objective
 
 Method = Literal["nf4", "awq", "gptq", "gguf"]
 METHODS: tuple[Method, ...] = ("nf4", "awq", "gptq", "gguf")
+FORMATS = ("merged", *METHODS)
+"""What a run is exported to."""
+PROOF_FILE = "proof.json"
+"""In an artifact: what was measured of it."""
 TYPES: dict[str, tuple[str, ...]] = {
     "nf4": (),
     "awq": (),

@@ -6,7 +6,6 @@ the report. The model's own chat template is used.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 import time
@@ -17,6 +16,8 @@ from typing import Any
 
 from agents.artifacts import ChatAnswer, ChatJob
 from agents.errors import UserError
+from agents.quantizers.merge import copy_values, has_adapter
+from agents.quantizers.models import load_model, name_transformers
 from agents.quantizers.work import Progress, locate, read_plain, run_job
 from agents.state import write_json
 from agents.trainer.checkpoint import read_checkpoint
@@ -60,10 +61,14 @@ class _Clock:
         self._first_s: float | None = None
 
     def tick(self) -> None:
+        """Note that a piece has come."""
         self._last_s = time.perf_counter()
         self._first_s = self._first_s or self._last_s
 
-    def report(self, text: str, num_tokens: int, load_s: float, runtime: str, cut: bool) -> Any:
+    def report(
+        self, text: str, num_tokens: int, load_s: float, runtime: str, cut: bool
+    ) -> ChatAnswer:
+        """Return the answer with its times."""
         first_s = self._first_s or time.perf_counter()
         seconds = self._last_s - first_s
         return ChatAnswer(
@@ -117,7 +122,7 @@ def _ask_model(job: ChatJob, say: Say) -> ChatAnswer:
         tokenizer.decode(new, skip_special_tokens=True),
         len(new),
         load_s,
-        f"Transformers {importlib.metadata.version('transformers')}",
+        name_transformers(),
         new[-1] not in stops,
     )
 
@@ -126,7 +131,6 @@ def _load(job: ChatJob) -> Any:
     import torch
 
     from agents.quantizers.calibrated import let_few_cores_work
-    from agents.quantizers.models import load_model
     from agents.quantizers.nf4 import load_quantized
 
     if job.packages:
@@ -138,29 +142,23 @@ def _load(job: ChatJob) -> Any:
     if job.checkpoint is None:
         return model
     checkpoint = read_checkpoint(Path(job.checkpoint))
-    if (checkpoint.path / "adapter_model.safetensors").exists():
+    if has_adapter(checkpoint):
         from peft import PeftModel
 
         return PeftModel.from_pretrained(model, checkpoint.path).eval()
-    from agents.quantizers.merge import copy_values
-
     with torch.no_grad():
         copy_values(model, checkpoint)
     return model
 
 
 def _ask_llama_cpp(job: ChatJob, say: Say) -> ChatAnswer:
-    import xllamacpp
+    from agents.quantizers.llama_cpp import name_runtime, open_server
 
     started = time.perf_counter()
-    params = xllamacpp.CommonParams()
-    params.model.path = job.model
-    params.n_ctx = _CONTEXT_TOKENS + job.max_tokens
-    params.n_gpu_layers = 0 if job.device == "cpu" else 999
-    params.warmup = False
-    server = xllamacpp.Server(params)
+    context_tokens = _CONTEXT_TOKENS + job.max_tokens
+    server = open_server(Path(job.model), context_tokens, on_gpu=job.device != "cpu")
     load_s = time.perf_counter() - started
-    clock, pieces, ends = _Clock(), [""], []
+    clock, pieces, ends = _Clock(), list[str](), list[str]()
 
     def hear(told: Any) -> None:
         for one in told if isinstance(told, list) else [told]:
@@ -175,11 +173,7 @@ def _ask_llama_cpp(job: ChatJob, say: Say) -> ChatAnswer:
 
     asked = {"messages": _messages(job), "max_tokens": job.max_tokens, "stream": True}
     server.handle_chat_completions({**asked, "temperature": job.temperature}, hear)
-    version = importlib.metadata.version("xllamacpp")
-    text = "".join(pieces)
-    return clock.report(
-        text, len(pieces) - 1, load_s, f"llama.cpp (xllamacpp {version})", "length" in ends
-    )
+    return clock.report("".join(pieces), len(pieces), load_s, name_runtime(), "length" in ends)
 
 
 def read_job(path: Path) -> ChatJob:

@@ -8,6 +8,7 @@ likely than the first thousand.
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,24 @@ from torch import Tensor
 
 NUM_WORDS = 1000
 _SPARE_TOKENS = 64
+_ALL_LAYERS = 999
+
+
+def open_server(path: Path, context_tokens: int, *, on_gpu: bool = False) -> Any:
+    """Load a GGUF file; its layers go to the GPU where xllamacpp was built for one."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_ctx = context_tokens
+    params.n_gpu_layers = _ALL_LAYERS if on_gpu else 0
+    params.warmup = False
+    return xllamacpp.Server(params)
+
+
+def name_runtime() -> str:
+    """Return what runs GGUF files here, with its version."""
+    return f"llama.cpp (xllamacpp {importlib.metadata.version('xllamacpp')})"
 
 
 class LlamaCpp:
@@ -33,14 +52,7 @@ class LlamaCpp:
     def __init__(
         self, path: Path, *, num_words: int, context_tokens: int, on_gpu: bool = False
     ) -> None:
-        import xllamacpp
-
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx = context_tokens + _SPARE_TOKENS
-        params.n_gpu_layers = 999 if on_gpu else 0
-        params.warmup = False
-        self._server = xllamacpp.Server(params)
+        self._server = open_server(path, context_tokens + _SPARE_TOKENS, on_gpu=on_gpu)
         self._num_words = num_words
 
     def predict(self, row: Sequence[int]) -> Tensor:

@@ -7,39 +7,54 @@ against it does not keep it from appearing, since what to do about it is a perso
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import MakeJob, Origin
+from agents.artifacts import PROOF_FILE, MakeJob, Origin
 from agents.errors import UserError
 from agents.quantizers.card import write_card
+from agents.quantizers.compare import (
+    Distance,
+    ModelPredictor,
+    Predictor,
+    Reference,
+    measure,
+    remember,
+)
+from agents.quantizers.control import round_weights
 from agents.quantizers.gguf import write_files
+from agents.quantizers.llama_cpp import LlamaCpp, name_runtime
 from agents.quantizers.merge import LINEAGE_FILE
 from agents.quantizers.models import (
     ANSWER_TOKENS,
     choose_prompts,
     continue_prompts,
-    loaded_model,
+    load_model,
+    name_transformers,
     time_answer,
+    weigh,
 )
 from agents.quantizers.proof import Proof, share_of_same
 from agents.quantizers.texts import Texts, read_texts
-from agents.quantizers.work import Progress, appearing, locate, read_plain, run_job
+from agents.quantizers.work import (
+    Progress,
+    appearing,
+    copy_companions,
+    locate,
+    read_plain,
+    run_job,
+)
 from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.wire import WireError, from_wire, to_wire
 
-PROOF_FILE = "proof.json"
 _LLAMA_CPP_ROWS = 12
 """It is asked for one token after the other."""
-_COPIED = (".json", ".jinja", ".model", ".txt")
 
 
 def make(job: MakeJob, home: Path, progress: Progress) -> None:
@@ -55,14 +70,20 @@ def make(job: MakeJob, home: Path, progress: Progress) -> None:
     progress.tell("Reading the texts to judge by")
     texts = read_texts(job.train, job.evaluation, tokenizer)
     with appearing(destination, "the quantized model") as partial:
-        proofs = _make(job, model, home, partial, texts, progress)
+        proofs = _make(job, model, home, partial, texts, tokenizer, progress)
         _finish(job, _trace(job.origin, model), partial, proofs, texts)
     verdicts = ", ".join(f"{p.name}: {'keep' if p.keep else 'do not keep'}" for p in proofs)
     progress.tell(f"The artifact is in {destination} ({verdicts})", path=str(destination))
 
 
 def _make(
-    job: MakeJob, model: Path, home: Path, folder: Path, texts: Texts, progress: Progress
+    job: MakeJob,
+    model: Path,
+    home: Path,
+    folder: Path,
+    texts: Texts,
+    tokenizer: Any,
+    progress: Progress,
 ) -> list[Proof]:
     rows = texts.held_out if job.method != "gguf" else texts.held_out[:_LLAMA_CPP_ROWS]
     kept = folder / ".logits"
@@ -70,9 +91,10 @@ def _make(
     if job.method == "gguf":
         stem = folder / (re.sub(r"[^A-Za-z0-9]+", "-", job.origin.run_name).strip("-") or "model")
         files = write_files(model, stem, job.types, home / job.tools, progress)
-        proofs = [_prove_gguf(kind, path, first, rows, progress) for kind, path in files.items()]
+        proofs = [_prove_gguf(kind, path, first, progress) for kind, path in files.items()]
     else:
-        proofs = [_make_folder(job, model, folder, first, texts, progress)]
+        _quantize(job, model, folder, texts, tokenizer, progress)
+        proofs = [_prove_folder(job, folder, first, progress)]
     kept.unlink()
     return proofs
 
@@ -81,108 +103,109 @@ def _make(
 class Original:
     """What is remembered of the model that the artifact is made of."""
 
-    reference: Any
-    control: Any
+    rows: Sequence[Sequence[int]]
+    """Held-out token ids."""
+    reference: Reference
+    control: Distance
     answers: list[list[int]]
     size_bytes: int
     num_words: int
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """What was answered."""
+        return choose_prompts(self.rows)
+
+    def prove(
+        self,
+        name: str,
+        predictor: Predictor,
+        answers: list[list[int]],
+        times: tuple[float, float],
+        size_bytes: int,
+        runtime: str,
+    ) -> Proof:
+        """Return the proof of what was made; `times` are first token and tokens per second."""
+        first_token_s, tokens_per_s = times
+        return Proof(
+            name=name,
+            distance=measure(predictor, self.rows, self.reference),
+            original_perplexity=self.reference.perplexity,
+            control=self.control,
+            same_answers=share_of_same(self.answers, answers),
+            size_bytes=size_bytes,
+            original_bytes=self.size_bytes,
+            tokens_per_s=tokens_per_s,
+            first_token_s=first_token_s,
+            runtime=runtime,
+        )
 
 
 def _look_at_original(
     model: Path, device: str, rows: Sequence[Sequence[int]], kept: Path, progress: Progress
 ) -> Original:
-    from agents.quantizers.compare import ModelPredictor, measure, remember
-    from agents.quantizers.control import round_weights
-
     progress.tell("Measuring the original")
-    with loaded_model(model, device) as original:
-        reference = remember(ModelPredictor(original), rows, kept)
-        answers = continue_prompts(original, choose_prompts(rows))
-        progress.tell("Measuring the control: weights rounded to 4 bits")
-        round_weights(original)
-        control = measure(ModelPredictor(original), rows, reference)
-        num_words = int(original.get_output_embeddings().weight.shape[0])
-    size_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    original = load_model(model, device)
+    reference = remember(ModelPredictor(original), rows, kept)
+    answers = continue_prompts(original, choose_prompts(rows))
+    progress.tell("Measuring the control: weights rounded to 4 bits")
+    round_weights(original)
     return Original(
+        rows=rows,
         reference=reference,
-        control=control,
+        control=measure(ModelPredictor(original), rows, reference),
         answers=answers,
-        size_bytes=size_bytes,
-        num_words=num_words,
+        size_bytes=weigh(model),
+        num_words=int(original.get_output_embeddings().weight.shape[0]),
     )
 
 
-def _make_folder(
-    job: MakeJob, model: Path, folder: Path, first: Original, texts: Texts, progress: Progress
-) -> Proof:
-    """Make a model that Transformers loads."""
+def _quantize(
+    job: MakeJob, model: Path, folder: Path, texts: Texts, tokenizer: Any, progress: Progress
+) -> None:
+    """Write a model that Transformers loads."""
     from agents.quantizers import calibrated, nf4
-    from agents.quantizers.compare import ModelPredictor, measure
 
-    rows = texts.held_out
-    name = " ".join((job.method, *job.types))
-    progress.tell(f"Quantizing to {name}")
+    progress.tell(f"Quantizing to {_name(job)}")
     if job.method == "nf4":
         nf4.quantize(model, folder, job.device)
     else:
         bits = int(job.types[0][0]) if job.types else 4
-        tokenizer, _ = load_tokenizer(model)
         calibrated.quantize(
             job.method, bits, model, folder, job.device, texts.calibration, tokenizer
         )
-    _copy_rest(model, folder)
+    copy_companions(model, folder, leave=(LINEAGE_FILE,))
+
+
+def _name(job: MakeJob) -> str:
+    return " ".join((job.method, *job.types))
+
+
+def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progress) -> Proof:
     progress.tell("Loading the result in Transformers and measuring it")
-    with loaded_model(folder, job.device) as quantized:
-        distance = measure(ModelPredictor(quantized), rows, first.reference)
-        answers = continue_prompts(quantized, choose_prompts(rows))
-        first_token_s, tokens_per_s = time_answer(quantized, choose_prompts(rows)[0])
-    return Proof(
-        name=name,
-        distance=distance,
-        original_perplexity=first.reference.perplexity,
-        control=first.control,
-        same_answers=share_of_same(first.answers, answers),
-        size_bytes=sum(path.stat().st_size for path in folder.glob("*.safetensors")),
-        original_bytes=first.size_bytes,
-        tokens_per_s=tokens_per_s,
-        first_token_s=first_token_s,
-        runtime=f"Transformers {importlib.metadata.version('transformers')}",
+    made = load_model(folder, job.device)
+    return first.prove(
+        _name(job),
+        ModelPredictor(made),
+        continue_prompts(made, first.prompts),
+        time_answer(made, first.prompts[0]),
+        weigh(folder),
+        name_transformers(),
     )
 
 
-def _prove_gguf(
-    kind: str, path: Path, first: Original, rows: Sequence[Sequence[int]], progress: Progress
-) -> Proof:
-    from agents.quantizers.compare import measure
-    from agents.quantizers.llama_cpp import LlamaCpp
-
+def _prove_gguf(kind: str, path: Path, first: Original, progress: Progress) -> Proof:
     progress.tell(f"Loading {kind} in llama.cpp and measuring it")
-    prompts = choose_prompts(rows)
-    longest = max(map(len, rows)) + ANSWER_TOKENS
-    runtime = LlamaCpp(path, num_words=first.num_words, context_tokens=longest)
-    distance = measure(runtime, rows, first.reference)
-    answers = [runtime.answer(prompt, ANSWER_TOKENS) for prompt in prompts]
-    first_token_s, tokens_per_s = runtime.time(prompts[0], ANSWER_TOKENS)
-    return Proof(
-        name=kind,
-        distance=distance,
-        original_perplexity=first.reference.perplexity,
-        control=first.control,
-        same_answers=share_of_same(first.answers, answers),
-        size_bytes=path.stat().st_size,
-        original_bytes=first.size_bytes,
-        tokens_per_s=tokens_per_s,
-        first_token_s=first_token_s,
-        runtime=f"llama.cpp (xllamacpp {importlib.metadata.version('xllamacpp')})",
+    longest = max(map(len, first.rows)) + ANSWER_TOKENS
+    made = LlamaCpp(path, num_words=first.num_words, context_tokens=longest)
+    return first.prove(
+        kind,
+        made,
+        [made.answer(prompt, ANSWER_TOKENS) for prompt in first.prompts],
+        made.time(first.prompts[0], ANSWER_TOKENS),
+        path.stat().st_size,
+        name_runtime(),
     )
-
-
-def _copy_rest(model: Path, folder: Path) -> None:
-    written = {path.name for path in folder.iterdir()}
-    for path in model.iterdir():
-        wanted = path.suffix in _COPIED and path.name not in (LINEAGE_FILE, *written)
-        if wanted and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, folder / path.name)
 
 
 def _trace(origin: Origin, model: Path) -> Origin:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError
-from agents.quantizers.work import Progress, appearing, locate, read_plain, run_job
+from agents.quantizers.work import (
+    Progress,
+    appearing,
+    copy_companions,
+    locate,
+    read_plain,
+    run_job,
+)
 from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.data.hub import find_model
 from agents.trainer.fingerprint import hash_model
@@ -26,8 +33,6 @@ from agents.trainer.fingerprint import hash_model
 LINEAGE_FILE = "rackless.json"
 """In a merged model: which weights and data it comes from."""
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
-_COPIED = (".json", ".jinja", ".model", ".txt")
-_NOT_COPIED = ("config.json", "manifest.json")
 _SHARD_SIZE = "5GB"
 
 
@@ -110,7 +115,7 @@ def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Pro
         base, dtype="auto", use_safetensors=True, local_files_only=True
     )
     with torch.no_grad():
-        if (checkpoint.path / ADAPTER_FILES[0]).exists():
+        if has_adapter(checkpoint):
             model = _merge_adapter(model, checkpoint, progress)
         else:
             copy_values(model, checkpoint)
@@ -140,6 +145,11 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> An
     return adapted.unload()
 
 
+def has_adapter(checkpoint: Checkpoint) -> bool:
+    """Tell whether a checkpoint holds an adapter; else it holds all weights."""
+    return (checkpoint.path / ADAPTER_FILES[0]).exists()
+
+
 def copy_values(model: Any, checkpoint: Checkpoint) -> None:
     """Put the weights of a full checkpoint into a model."""
     from agents.trainer.shards import find_shards, read_shards
@@ -152,11 +162,7 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
 
 def _copy_rest(base: Path, checkpoint: Checkpoint, folder: Path) -> None:
     """Copy tokenizer, chat template and adapter as they are."""
-    written = {path.name for path in folder.iterdir()}
-    for path in base.iterdir():
-        wanted = path.suffix in _COPIED and path.name not in (*_NOT_COPIED, *written)
-        if wanted and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, folder / path.name)
+    copy_companions(base, folder, leave=("config.json", "manifest.json"))
     manifest = checkpoint.manifest
     lineage = {"base_sha256": manifest.model_sha256, "data_sha256": manifest.data_sha256}
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
@@ -165,7 +171,7 @@ def _copy_rest(base: Path, checkpoint: Checkpoint, folder: Path) -> None:
         from agents.trainer.data.tokens import PLAIN_TEMPLATE
 
         (folder / "chat_template.jinja").write_text(PLAIN_TEMPLATE, encoding="ascii")
-    if (checkpoint.path / ADAPTER_FILES[0]).exists():
+    if has_adapter(checkpoint):
         (folder / "adapter").mkdir(mode=0o700)
         for name in ADAPTER_FILES:
             shutil.copyfile(checkpoint.path / name, folder / "adapter" / name)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +36,32 @@ def choose_place(
     return "cpu", 2 * size_bytes * _GPU_NEED <= free_bytes
 
 
-@contextmanager
-def loaded_model(model: Path, device: str) -> Iterator[Any]:
-    """Load a folder of Transformers for the block, on the device where it fits, and let it go."""
-    loaded = load_model(model, device)
-    try:
-        yield loaded
-    finally:
-        del loaded
-        gc.collect()
-        _give_back()
+def name_transformers() -> str:
+    """Return what loads folders here, with its version."""
+    return f"Transformers {importlib.metadata.version('transformers')}"
+
+
+def weigh(model: Path) -> int:
+    """Return the bytes of a folder's weights."""
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
 def load_model(model: Path, device: str) -> Any:
-    """Return a folder's model, ready to answer, on the device where it fits, else on the CPU."""
+    """Return a folder's model, ready to answer, on the device where it fits, else on the CPU.
+
+    What the model before has left is given back first, because what is free decides.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    size_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
-    place, is_wide = choose_place(size_bytes, device, free_gpu_bytes, read_available_bytes())
+    gc.collect()
+    free_gpu_bytes = 0
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
+    place, is_wide = choose_place(weigh(model), device, free_gpu_bytes, read_available_bytes())
     loaded = AutoModelForCausalLM.from_pretrained(
         model,
         dtype=torch.float32 if is_wide else "auto",
@@ -66,13 +70,6 @@ def load_model(model: Path, device: str) -> Any:
         local_files_only=True,
     )
     return loaded.eval()
-
-
-def _give_back() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def choose_prompts(rows: Sequence[Sequence[int]]) -> list[list[int]]:

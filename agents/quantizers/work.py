@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +20,7 @@ from agents.state import fsync_folder
 from agents.trainer.checkpoint import sync_file, tells_full_disk
 
 EXIT_USER_ERROR = 3
+_COMPANIONS = (".json", ".jinja", ".model", ".txt")
 
 
 class Progress:
@@ -73,6 +74,21 @@ def locate(home: Path, path: str) -> str:
     """Return a path below the agent's home in full; others as they are: absolute, or a hub id."""
     below = home / path
     return str(below) if below.exists() else path
+
+
+def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> None:
+    """Copy what a model needs beside its weights, such as the tokenizer; what is there stays.
+
+    Args:
+        model: folder to copy from.
+        folder: folder to copy to.
+        leave: names that are not copied.
+    """
+    left = {*leave, *(path.name for path in folder.iterdir())}
+    for path in model.iterdir():
+        wanted = path.suffix in _COMPANIONS and path.name not in left
+        if wanted and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
 
 
 @contextmanager

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import METHODS
+from agents.artifacts import METHODS, PROOF_FILE
 from app.errors import UserError
 from app.events import Verdict
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
 
-_PROOF_FILE = "proof.json"
 _SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja"})
 
 
@@ -50,7 +49,7 @@ def read_artifact(folder: Path) -> Artifact:
         UserError: no export made it.
     """
     try:
-        about = json.loads((folder / _PROOF_FILE).read_bytes())
+        about = json.loads((folder / PROOF_FILE).read_bytes())
         method, proofs = about["method"], about["proofs"]
         if method in METHODS:
             types = tuple(str(one["name"]) for one in proofs) if method == "gguf" else ()
@@ -61,7 +60,7 @@ def read_artifact(folder: Path) -> Artifact:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(
-        f"{folder} is no artifact: it has neither {_PROOF_FILE} nor config.json",
+        f"{folder} is no artifact: it has neither {PROOF_FILE} nor config.json",
         "Name a folder that rackless export made, or a run.",
     )
 
@@ -69,7 +68,7 @@ def read_artifact(folder: Path) -> Artifact:
 def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
     """Return what was measured of an artifact; empty where nothing was."""
     try:
-        proofs = json.loads((folder / _PROOF_FILE).read_bytes())["proofs"]
+        proofs = json.loads((folder / PROOF_FILE).read_bytes())["proofs"]
         return tuple(_verdict(proof) for proof in proofs)
     except (OSError, ValueError, KeyError, TypeError):
         return ()
@@ -96,5 +95,5 @@ def bundle_artifact(artifact: Artifact, kind: str | None, hashes: HashStore) -> 
         file = artifact.file_of(kind)
         return make_bundle("models", file.stem, folder, [file], hashes, member=file.name)
     files = [p for p in folder.iterdir() if p.is_file() and p.suffix in _SENT_SUFFIXES]
-    shown = [p for p in files if not p.name.startswith(".") and p.name != _PROOF_FILE]
+    shown = [p for p in files if not p.name.startswith(".") and p.name != PROOF_FILE]
     return make_bundle("models", folder.name, folder, shown, hashes)

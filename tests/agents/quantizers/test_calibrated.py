@@ -17,11 +17,10 @@ import pytest
 import torch
 
 from agents import packages
-from agents.artifacts import MakeJob, Origin, PackagesBuild, TextSource
+from agents.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
 from agents.children import Children
 from agents.errors import UserError
 from agents.quantizers.calibrated import choose_group
-from agents.quantizers.make import PROOF_FILE
 from agents.quantizers.texts import read_texts
 from agents.state import Home
 from agents.trainer.data.tokenizer import load_tokenizer

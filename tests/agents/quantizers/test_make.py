@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from agents.artifacts import MakeJob, Origin, TextSource
+from agents.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.errors import UserError
 from agents.files import remove_abandoned
 from agents.quantizers import gguf
-from agents.quantizers.make import PROOF_FILE, make, read_job
+from agents.quantizers.make import make, read_job
 from agents.quantizers.work import Progress
 from agents.wire import to_wire
 from tests.agents.trainer.ranks import DEMO
