@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,7 +196,7 @@ def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]
             "python3-venv is missing on this node, so no environment can be built.",
             f"sudo apt-get install -y python{version}-venv",
         )
-    raise explain_pip("making the virtual environment failed", lines)
+    raise _explain("making the virtual environment failed", lines)
 
 
 def _install(
@@ -206,20 +206,46 @@ def _install(
     children: Children,
     progress: Callable[[str], None],
 ) -> None:
+    environ = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
+    what = "installing the packages failed"
+    run_pip(str(python), folder, lock_text, what, children, progress, environ=environ)
+
+
+def run_pip(
+    python: str,
+    folder: Path,
+    lock_text: str,
+    what: str,
+    children: Children,
+    progress: Callable[[str], None],
+    *,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Install what a lock names, and keep the lock in `folder`.
+
+    Args:
+        python: interpreter whose pip does it.
+        what: the beginning of the message when it fails.
+        options: of pip, besides.
+        environ: for pip, besides a clean one.
+
+    Raises:
+        UserError: pip could not do it, and why.
+    """
     lock = folder / "requirements.txt"
     try:
         lock.write_text(lock_text, encoding="utf-8")
     except OSError as error:
         raise explain_os_error(error, f"writing {lock}") from error
-    argv = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    argv += ["--progress-bar", "off", "-r", str(lock)]
-    environ = {**CLEAN_ENVIRON, "PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
-    code, lines = children.run(argv, environ=environ, on_line=progress)
+    argv = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    argv += ["--progress-bar", "off", *options, "-r", str(lock)]
+    code, lines = children.run(argv, environ={**CLEAN_ENVIRON, **(environ or {})}, on_line=progress)
     if code != 0:
-        raise explain_pip("installing the packages failed", lines)
+        raise _explain(what, lines)
 
 
-def explain_pip(what: str, lines: list[str]) -> UserError:
+def _explain(what: str, lines: list[str]) -> UserError:
     """Return what pip's or venv's last lines mean."""
     text = "\n".join(lines)
     for pattern, cause, hint in PIP_PROBLEMS:

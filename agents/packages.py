@@ -13,8 +13,8 @@ from pathlib import Path
 
 from agents.artifacts import PackagesBuild, PackagesReport
 from agents.children import Children
-from agents.environment import CLEAN_ENVIRON, explain_pip, is_version, look
-from agents.errors import explain_os_error
+from agents.environment import is_version, look, run_pip
+from agents.errors import UserError, explain_os_error
 from agents.state import Home, locked, require_name
 
 
@@ -47,17 +47,15 @@ def build(
 def _install(
     folder: Path, job: PackagesBuild, children: Children, progress: Callable[[str], None]
 ) -> None:
-    lock = folder / "requirements.txt"
     try:
         folder.mkdir(mode=0o700)
-        lock.write_text(job.lock_text, encoding="utf-8")
     except OSError as error:
-        raise explain_os_error(error, f"writing {lock}") from error
-    argv = [job.python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+        raise explain_os_error(error, f"making {folder}") from error
     # Sources that are built here are to see the environment's torch, not to fetch another one.
-    argv += ["--no-deps", "--no-build-isolation", "--progress-bar", "off"]
-    argv += ["--target", str(folder), "-r", str(lock)]
-    code, lines = children.run(argv, environ=CLEAN_ENVIRON, on_line=progress)
-    if code != 0:
+    options = ("--no-deps", "--no-build-isolation", "--target", str(folder))
+    what = "installing the packages for quantizing failed"
+    try:
+        run_pip(job.python, folder, job.lock_text, what, children, progress, options=options)
+    except UserError:
         shutil.rmtree(folder, ignore_errors=True)
-        raise explain_pip("installing the packages for quantizing failed", lines)
+        raise

@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.artifacts import FORMATS
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 from app.telling import describe_verdict
 
 if TYPE_CHECKING:
     from app.core import Core
-
-FORMATS = ("merged", "nf4", "awq", "gptq", "gguf")
 
 
 def add_parser(commands: Commands) -> None:

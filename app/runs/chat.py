@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agents.artifacts import ChatAnswer, ChatJob
+from agents.protocol import NodeFacts
 from app.errors import UsageError, UserError
 from app.library.artifacts import bundle_artifact, read_artifact
-from app.runs.export import bring_packages, choose_copy
+from app.runs.export import bring_packages, find_whole
 from app.runs.inputs import recall_inputs, send
 from app.runs.readiness import python_of
 from app.runs.services import Services
@@ -67,14 +68,18 @@ async def ask_run(
     """
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
-    copy = await choose_copy(services, run.run_id, None, node=question.node)
+    nodes = services.cluster.names() if question.node is None else (question.node,)
+    copy = (await find_whole(services, run.run_id, nodes))[0]
     model = await send(services, copy.node, inputs.model)
     checkpoint = f"runs/{run.run_id}/checkpoints/step-{copy.info.step:08d}"
     what = "the base model" if question.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")
     found = None if question.of_base else checkpoint
     in_4_bits = run.spec.adapter.kind == "qlora"
-    return await _ask(services, copy.node, question, model, found, None, say, in_4_bits=in_4_bits)
+    facts = await services.cluster.agent(copy.node).facts()
+    job = _make_job(copy.node, facts, question, model)
+    job = replace(job, checkpoint=found, in_4_bits=in_4_bits and bool(facts.gpus))
+    return await services.cluster.agent(copy.node).chat(job, say)
 
 
 async def ask_artifact(
@@ -89,57 +94,38 @@ async def ask_artifact(
         raise UsageError("an artifact has no base with it", "Ask the base through its run.")
     artifact = await asyncio.to_thread(read_artifact, folder)
     source = await asyncio.to_thread(bundle_artifact, artifact, question.type, services.hashes)
-    node = await _choose_node(services, question.node)
+    node, facts = await _choose_node(services, question.node)
     agent = services.cluster.agent(node)
-    python = python_of(node, await agent.facts())
-    packages = await bring_packages(agent, python, artifact.method, tell)
+    packages = await bring_packages(agent, python_of(node, facts), artifact.method, tell)
     tell(f"loading {folder.name} on {node}")
-    model = await send(services, node, source)
-    return await _ask(services, node, question, model, None, packages, say)
+    job = _make_job(node, facts, question, await send(services, node, source))
+    return await agent.chat(replace(job, packages=packages), say)
 
 
-async def _ask(
-    services: Services,
-    node: str,
-    question: Question,
-    model: str,
-    checkpoint: str | None,
-    packages: str | None,
-    say: Say,
-    *,
-    in_4_bits: bool = False,
-) -> ChatAnswer:
-    agent = services.cluster.agent(node)
-    facts = await agent.facts()
-    job = ChatJob(
+def _make_job(node: str, facts: NodeFacts, question: Question, model: str) -> ChatJob:
+    return ChatJob(
         python=python_of(node, facts),
-        packages=packages,
         model=model,
-        checkpoint=checkpoint,
-        in_4_bits=in_4_bits and bool(facts.gpus),
         system=question.system,
         prompt=question.prompt,
         max_tokens=question.max_tokens,
         temperature=question.temperature,
         device="cuda:0" if facts.gpus else "cpu",
     )
-    return await agent.chat(job, say)
 
 
-async def _choose_node(services: Services, wanted: str | None) -> str:
+async def _choose_node(services: Services, wanted: str | None) -> tuple[str, NodeFacts]:
+    """Return the wanted node, or the first that answers with an environment, and its facts."""
     names = services.cluster.names()
-    if wanted is not None:
-        if wanted not in names:
-            raise UsageError(f"there is no node {wanted}", "Look at them: rackless nodes list")
-        return wanted
-    problem: UserError | None = None
-    for name in names:
+    if wanted is not None and wanted not in names:
+        raise UsageError(f"there is no node {wanted}", "Look at them: rackless nodes list")
+    problem = UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
+    for name in (wanted,) if wanted is not None else names:
         try:
-            python_of(name, await services.cluster.agent(name).facts())
+            facts = await services.cluster.agent(name).facts()
+            python_of(name, facts)
         except UserError as error:
             problem = error
             continue
-        return name
-    if problem is not None:
-        raise problem
-    raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
+        return name, facts
+    raise problem

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from agents.artifacts import (
+    FORMATS,
     METHODS,
     TYPES,
     USUAL_TYPES,
@@ -23,7 +24,7 @@ from agents.artifacts import (
     PackagesBuild,
     TextSource,
 )
-from agents.protocol import MergeJob
+from agents.protocol import MergeJob, NodeFacts
 from app.errors import UsageError, UserError
 from app.events import Exported
 from app.library.artifacts import read_verdicts
@@ -39,7 +40,6 @@ from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_bytes, show_list
 
-FORMATS = ("merged", *METHODS)
 _LOCKS = {"gguf": "gguf", "awq": "gptqmodel", "gptq": "gptqmodel"}
 """Method -> the lock of the packages that it needs beside the training environment."""
 Progress = Callable[[str], None]
@@ -58,7 +58,7 @@ async def export_run(
     """Write the run's model as a folder `out`; return it with what was measured of it.
 
     Args:
-        to: one of `FORMATS`.
+        to: one of `agents.artifacts.FORMATS`.
         types: of `agents.artifacts.TYPES`; none: the usual one.
 
     Raises:
@@ -74,9 +74,9 @@ async def export_run(
     forecast = await asyncio.to_thread(_forecast, services, run.spec.model, to, types)
     if forecast is not None:
         tell(f"expected: {describe_forecast(forecast)}")
-    copy = await _find_room(services, run_id, checkpoint, forecast, tell)
+    copy, facts = await _find_room(services, run_id, checkpoint, forecast, tell)
     agent = services.cluster.agent(copy.node)
-    python = python_of(copy.node, await agent.facts())
+    python = python_of(copy.node, facts)
     tell(f"merging step {copy.info.step} on {copy.node}")
     exported = await agent.export_merged(
         MergeJob(
@@ -90,7 +90,7 @@ async def export_run(
     )
     made = exported.path
     if to in METHODS:
-        made = await _make(services, run, inputs, copy, exported.path, to, types, tell)
+        made = await _make(services, run, inputs, copy, facts, exported.path, to, types, tell)
     tell(f"fetching it from {copy.node}")
     await services.cluster.fetch(copy.node, made, out)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
@@ -102,6 +102,7 @@ async def _make(
     run: RunRecord,
     inputs: Inputs,
     copy: Copy,
+    facts: NodeFacts,
     merged: str,
     to: str,
     types: tuple[str, ...],
@@ -109,7 +110,6 @@ async def _make(
 ) -> str:
     """Quantize the merged model on the node that has it; return the folder there."""
     agent = services.cluster.agent(copy.node)
-    facts = await agent.facts()
     python = python_of(copy.node, facts)
     packages = await bring_packages(agent, python, to, tell)
     spec = run.spec
@@ -179,21 +179,18 @@ async def _find_room(
     checkpoint: int | None,
     forecast: ArtifactForecast | None,
     tell: Progress,
-) -> Copy:
-    """Return the copy on the first node whose disk has room for all of it.
+) -> tuple[Copy, NodeFacts]:
+    """Return the copy on the first node whose disk has room for all of it, and that node's facts.
 
     Raises:
         UserError: there is no whole checkpoint, or no node that has it has the room.
     """
-    copies = await find_copies(services, run_id, services.cluster.names())
-    good = await choose_checkpoint(services, run_id, copies, checkpoint)
-    if not good:
-        raise _no_checkpoint(run_id)
     short = []
-    for copy in good:
-        free_bytes = (await services.cluster.agent(copy.node).facts()).disk_free_bytes
+    for copy in await find_whole(services, run_id, services.cluster.names(), checkpoint):
+        facts = await services.cluster.agent(copy.node).facts()
+        free_bytes = facts.disk_free_bytes
         if forecast is None or free_bytes is None or free_bytes >= forecast.node_bytes:
-            return copy
+            return copy, facts
         short.append(f"{copy.node} has {show_bytes(free_bytes)}")
         tell(f"{short[-1]} free, which is too little")
     assert forecast is not None
@@ -237,24 +234,19 @@ def _free_place(out: Path) -> Path:
     return out
 
 
-async def choose_copy(
-    services: Services, run_id: str, checkpoint: int | None, node: str | None = None
-) -> Copy:
-    """Return where the newest whole checkpoint is, or one that is named, on a node if named.
+async def find_whole(
+    services: Services, run_id: str, nodes: Sequence[str], checkpoint: int | None = None
+) -> tuple[Copy, ...]:
+    """Return the copies of the newest whole checkpoint, or of one that is named, on some nodes.
 
     Raises:
         UserError: there is none.
     """
-    names = services.cluster.names() if node is None else (node,)
-    copies = await find_copies(services, run_id, names)
+    copies = await find_copies(services, run_id, nodes)
     good = await choose_checkpoint(services, run_id, copies, checkpoint)
     if not good:
-        raise _no_checkpoint(run_id)
-    return good[0]
-
-
-def _no_checkpoint(run_id: str) -> UserError:
-    return UserError(
-        f"run {run_id} has no whole checkpoint on the nodes that answer",
-        "Look at them with: rackless checkpoints " + run_id,
-    )
+        raise UserError(
+            f"run {run_id} has no whole checkpoint on the nodes that answer",
+            "Look at them with: rackless checkpoints " + run_id,
+        )
+    return good
