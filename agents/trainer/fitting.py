@@ -116,7 +116,9 @@ def fit(
         reserved_bytes=OPTIMIZER_COPIES * prepared.flat.values.nbytes,
     )
     setting = tuner.choose()
+    computer.layers.compile_afresh()
     apply(computer, setting)
+    prove(computer, longest, evaluates=evaluates)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(setting))
     return setting, tuner.tried

@@ -13,6 +13,7 @@ gradient needs, such as the last product of the block.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -92,6 +93,17 @@ class Layers:
         self.set(LayerPlan(num_recomputed=more, num_moved=self.plan.num_moved))
         return True
 
+    def compile_afresh(self) -> None:
+        """Forget what was compiled, so that the forms made from now on are those of a new start.
+
+        What the compiler makes of a layer depends on what it has compiled before: a form that a
+        search left behind rounds differently in the last bits from one made without a search.
+        """
+        if self.compiled:
+            torch._dynamo.reset()
+            gc.collect()
+            torch.cuda.empty_cache()
+
     def stop_compiling(self, error: Exception) -> None:
         """Compute the layers as their class is written from now on, and say why."""
         self.compiled = False
@@ -120,11 +132,11 @@ class Layers:
             mode = "keep"
         others = [*_tensors((args, kwargs))]
         if self.compiled:
-            tokens = self._clock.tokens_BT1
-            for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
-                _mark(tensor)
             if torch.is_grad_enabled() and not hidden.requires_grad:
                 hidden = hidden.detach().requires_grad_()  # or the first layer is compiled apart
+            tokens = self._clock.tokens_BT1
+            for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
+                _mark(tensor)  # after `detach`, which makes a tensor without the mark
         nf4.compute_whole(mode == "recompute")
         with self._moving(place, mode, others):
             try:
