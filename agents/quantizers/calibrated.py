@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +61,16 @@ def quantize(
     where: dict[str, Any] = {"device": device}
     if is_awq and device == "cpu":
         where["backend"] = BACKEND.AWQ_TORCH
-    quantized = GPTQModel.load(str(model), QuantizeConfig(**settings), **where)
     rows = [{"input_ids": list(row), "attention_mask": [1] * len(row)} for row in calibration]
     how = {"backend": where["backend"]} if "backend" in where else {}
-    quantized.quantize(calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, **how)
-    quantized.save(str(folder))
+    model, folder = model.absolute(), folder.absolute()
+    scratch = folder / ".scratch"
+    scratch.mkdir()
+    with chdir(scratch):  # gptqmodel keeps its log and the layers that it has done in "."
+        quantized = GPTQModel.load(str(model), QuantizeConfig(**settings), **where)
+        quantized.quantize(calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, **how)
+        quantized.save(str(folder))
+    shutil.rmtree(scratch)
 
 
 def let_few_cores_work() -> None:

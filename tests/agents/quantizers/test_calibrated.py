@@ -78,7 +78,7 @@ def run(job: MakeJob, home: Path, beside: Path) -> subprocess.CompletedProcess[s
     return subprocess.run(
         [sys.executable, "-m", "agents.quantizers.make", str(path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside)))},
-        capture_output=True, text=True, check=False, timeout=400,
+        capture_output=True, text=True, check=False, timeout=400, cwd="/proc",  # as unwritable as /
     )  # fmt: skip
 
 
@@ -119,6 +119,7 @@ def test_it_loads_and_is_nearer_than_rounding(
     said = config["quantization_config"]
     assert {key: said[key] for key in layout} == layout
     assert (tmp_path / method / "tokenizer.json").exists()
+    assert not (tmp_path / method / ".scratch").exists()
     print(
         f"\n{proof['name']}: KL {proof['distance']['kl']:.2e}, rounded {proof['control']['kl']:.2e}"
     )
