@@ -65,6 +65,8 @@ class MakeJob:
     origin: Origin
     train: TextSource
     evaluation: TextSource | None = None
+    calibration: TextSource | None = None
+    """What the rounding of AWQ and GPTQ is fitted to; None: rows of the training data."""
     types: tuple[str, ...] = ()
     """Of `TYPES`: several of GGUF, one of GPTQ."""
     device: str = "cpu"

@@ -479,6 +479,8 @@ class Core:
         out: Path,
         types: Sequence[str] = (),
         checkpoint: int | None = None,
+        node: str | None = None,
+        calibration: Path | None = None,
         progress: Progress | None = None,
     ) -> Exported:
         """Write a run's model to the new folder `out`.
@@ -486,13 +488,23 @@ class Core:
         Args:
             to: merged, nf4, awq, gptq or gguf.
             types: of gptq (4-bit, 8-bit) and gguf (Q8_0, Q4_K_M, ...); none: the usual one.
+            node: does the work; None: the first with the checkpoint and the room.
+            calibration: data file that awq and gptq are fitted to; None: the run's own data.
 
         Raises:
             UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
         """
         run_id = self._book.get(run_id).run_id
         return await export.export_run(
-            self._services, run_id, to, out, checkpoint, progress, types=types
+            self._services,
+            run_id,
+            to,
+            out,
+            checkpoint,
+            progress,
+            types=types,
+            node=node,
+            calibration=calibration,
         )
 
     async def chat(

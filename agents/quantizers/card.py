@@ -33,7 +33,8 @@ def write_card(
         f"---\nbase_model: {origin.base}\n{licence}tags: [rackless, {method}]\n---",
         f"# {origin.run_name}, {method}",
         "",
-        f"Made by {_METHODS[method]} from step {origin.step} of run `{origin.run_id}`.",
+        f"Made by {_METHODS[method]} from step {origin.step} of run `{origin.run_id}`"
+        f"{_calibration(method, texts)}.",
         "",
         *_facts(origin),
         "",
@@ -57,6 +58,12 @@ def write_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _calibration(method: str, texts: Texts) -> str:
+    if method not in ("awq", "gptq"):
+        return ""
+    return f", calibrated with {len(texts.calibration)} rows of {texts.calibrated_with}"
 
 
 def _facts(origin: Origin) -> list[str]:

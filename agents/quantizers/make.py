@@ -68,7 +68,7 @@ def make(job: MakeJob, home: Path, progress: Progress) -> None:
         raise UserError(f"{model} is no model of Transformers.", "Export the run again")
     tokenizer, _ = load_tokenizer(model)
     progress.tell("Reading the texts to judge by")
-    texts = read_texts(job.train, job.evaluation, tokenizer)
+    texts = read_texts(job.train, job.evaluation, tokenizer, job.calibration)
     with appearing(destination, "the quantized model") as partial:
         proofs = _make(job, model, home, partial, texts, tokenizer, progress)
         _finish(job, _trace(job.origin, model), partial, proofs, texts)
@@ -237,10 +237,10 @@ def read_job(path: Path) -> tuple[MakeJob, Path]:
         job = from_wire(MakeJob, plain, "job")
     except (WireError, ValueError) as error:
         raise UserError(f"{path} is no quantizing job: {error}.", "Export the run again") from error
-    sources = (job.train, job.evaluation)
-    train, evaluation = (s and replace(s, path=locate(home, s.path)) for s in sources)
+    sources = (job.train, job.evaluation, job.calibration)
+    train, evaluation, own = (s and replace(s, path=locate(home, s.path)) for s in sources)
     assert train is not None
-    return replace(job, train=train, evaluation=evaluation), home
+    return replace(job, train=train, evaluation=evaluation, calibration=own), home
 
 
 def main(argv: list[str]) -> int:

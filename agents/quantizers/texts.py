@@ -1,7 +1,7 @@
 """The texts that a quantized model is calibrated with and judged by, as token ids.
 
 Held-out rows come from the run's evaluation data where it has some; else the last rows of its
-training data are kept apart, and calibration uses the others.
+training data are kept apart, and calibration uses the others, or a data file of its own.
 """
 
 from __future__ import annotations
@@ -37,10 +37,22 @@ class Texts:
     calibration: tuple[tuple[int, ...], ...]
     held_out: tuple[tuple[int, ...], ...]
     held_out_from: Literal["evaluation", "training"]
+    calibrated_with: str = "the run's training data"
 
 
-def read_texts(train: TextSource, evaluation: TextSource | None, tokenizer: Any) -> Texts:
+def read_texts(
+    train: TextSource,
+    evaluation: TextSource | None,
+    tokenizer: Any,
+    own: TextSource | None = None,
+) -> Texts:
     """Return rows of both kinds, which have no row in common.
+
+    Args:
+        train: the run's training data.
+        evaluation: its evaluation data; None: it has none.
+        tokenizer: of the model.
+        own: data to calibrate with instead of the run's; held-out rows stay the run's.
 
     Raises:
         UserError: the data cannot be read or is too short to say anything.
@@ -51,8 +63,10 @@ def read_texts(train: TextSource, evaluation: TextSource | None, tokenizer: Any)
     else:
         apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4))
         calibration, held_out = rows[:-apart], rows[-apart:]
+    if own is not None:
+        calibration = _read(own, tokenizer)
     calibration, held_out = _spread(calibration, CALIBRATION_ROWS), _spread(held_out, HELD_OUT_ROWS)
-    for kept, source in ((calibration, train), (held_out, evaluation or train)):
+    for kept, source in ((calibration, own or train), (held_out, evaluation or train)):
         if sum(map(len, kept)) < LEAST_TOKENS:
             raise UserError(
                 f"{Path(source.path).name} has only {sum(map(len, kept))} tokens of use; "
@@ -63,6 +77,7 @@ def read_texts(train: TextSource, evaluation: TextSource | None, tokenizer: Any)
         calibration=tuple(calibration),
         held_out=tuple(held_out),
         held_out_from="evaluation" if evaluation is not None else "training",
+        calibrated_with=f"`{Path(own.path).name}`" if own else "the run's training data",
     )
 
 

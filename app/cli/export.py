@@ -29,6 +29,13 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
+    parser.add_argument("--node", metavar="NAME", help="none: the first that has it and the room")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="data that awq and gptq are fitted to; none: the run's own",
+    )
 
 
 async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
@@ -38,6 +45,8 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
         out=args.out,
         types=args.type,
         checkpoint=args.checkpoint,
+        node=args.node,
+        calibration=args.calibration,
         progress=out.note,
     )
     measured = {"verdicts": made.verdicts} if made.verdicts else {}

@@ -128,6 +128,8 @@ class CoreSeam(Protocol):
         out: Path,
         types: Sequence[str] = (),
         checkpoint: int | None = None,
+        node: str | None = None,
+        calibration: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Exported: ...
 

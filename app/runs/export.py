@@ -28,6 +28,8 @@ from agents.protocol import MergeJob, NodeFacts
 from app.errors import UsageError, UserError
 from app.events import Exported
 from app.library.artifacts import read_verdicts
+from app.library.bundles import Source
+from app.library.calibration import find_calibration
 from app.nodes.environment import read_lock
 from app.planning.model_shape import read_shape
 from app.quantize.forecast import ArtifactForecast, describe_forecast, forecast_artifact
@@ -54,12 +56,16 @@ async def export_run(
     progress: Progress | None = None,
     *,
     types: Sequence[str] = (),
+    node: str | None = None,
+    calibration: Path | None = None,
 ) -> Exported:
     """Write the run's model as a folder `out`; return it with what was measured of it.
 
     Args:
         to: one of `agents.artifacts.FORMATS`.
         types: of `agents.artifacts.TYPES`; none: the usual one.
+        node: does the work; None: the first with the checkpoint and the room.
+        calibration: data file on this PC that AWQ and GPTQ are fitted to; None: the run's own.
 
     Raises:
         UserError: `out` is in use, there is no whole checkpoint to export, or the node could not
@@ -70,11 +76,12 @@ async def export_run(
     out = await asyncio.to_thread(_free_place, out)
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
+    own = await asyncio.to_thread(_find_calibration, services, to, calibration)
     tell("looking for the newest whole checkpoint")
     forecast = await asyncio.to_thread(_forecast, services, run.spec.model, to, types)
     if forecast is not None:
         tell(f"expected: {describe_forecast(forecast)}")
-    copy, facts = await _find_room(services, run_id, checkpoint, forecast, tell)
+    copy, facts = await _find_room(services, run_id, checkpoint, forecast, tell, node)
     agent = services.cluster.agent(copy.node)
     python = python_of(copy.node, facts)
     tell(f"merging step {copy.info.step} on {copy.node}")
@@ -90,7 +97,7 @@ async def export_run(
     )
     made = exported.path
     if to in METHODS:
-        made = await _make(services, run, inputs, copy, facts, exported.path, to, types, tell)
+        made = await _make(services, run, inputs, copy, facts, exported.path, to, types, tell, own)
     tell(f"fetching it from {copy.node}")
     await services.cluster.fetch(copy.node, made, out)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
@@ -107,6 +114,7 @@ async def _make(
     to: str,
     types: tuple[str, ...],
     tell: Progress,
+    own: Source | None,
 ) -> str:
     """Quantize the merged model on the node that has it; return the folder there."""
     agent = services.cluster.agent(copy.node)
@@ -121,6 +129,11 @@ async def _make(
     evaluation = None
     if inputs.eval is not None:
         evaluation = replace(train, path=await send(services, copy.node, inputs.eval))
+    calibration = None
+    if own is not None:
+        calibration = TextSource(
+            path=await send(services, copy.node, own), objective=spec.objective
+        )
     job = MakeJob(
         python=python,
         packages=packages,
@@ -136,6 +149,7 @@ async def _make(
         ),
         train=train,
         evaluation=evaluation,
+        calibration=calibration,
         types=types,
         device="cuda:0" if facts.gpus else "cpu",
     )
@@ -179,6 +193,7 @@ async def _find_room(
     checkpoint: int | None,
     forecast: ArtifactForecast | None,
     tell: Progress,
+    node: str | None,
 ) -> tuple[Copy, NodeFacts]:
     """Return the copy on the first node whose disk has room for all of it, and that node's facts.
 
@@ -186,7 +201,8 @@ async def _find_room(
         UserError: there is no whole checkpoint, or no node that has it has the room.
     """
     short = []
-    for copy in await find_whole(services, run_id, services.cluster.names(), checkpoint):
+    names = services.cluster.names() if node is None else (node,)
+    for copy in await find_whole(services, run_id, names, checkpoint):
         facts = await services.cluster.agent(copy.node).facts()
         free_bytes = facts.disk_free_bytes
         if forecast is None or free_bytes is None or free_bytes >= forecast.node_bytes:
@@ -199,6 +215,14 @@ async def _find_room(
         f"and {show_list(short)}",
         "Free some room there, or choose a smaller type.",
     )
+
+
+def _find_calibration(services: Services, to: str, path: Path | None) -> Source | None:
+    if path is None:
+        return None
+    if to not in ("awq", "gptq"):
+        raise UsageError(f"{to} is not calibrated", "Leave --calibration out.")
+    return find_calibration(path, services.hashes)
 
 
 def _choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:

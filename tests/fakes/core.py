@@ -567,9 +567,11 @@ class FakeCore:
         out: Path,
         types: Sequence[str] = (),
         checkpoint: int | None = None,
+        node: str | None = None,
+        calibration: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Exported:
-        await self._act("export_run", run_id, to, out, types, checkpoint)
+        await self._act("export_run", run_id, to, out, types, checkpoint, node, calibration)
         if progress is not None:
             progress("merging layer 12 of 32")
         verdicts = [

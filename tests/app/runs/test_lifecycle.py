@@ -555,6 +555,28 @@ def test_export_quantizes_what_it_has_merged_where_that_lies(
     assert third.destination == f"runs/{interrupted}/exports/nf4-10"
 
 
+def test_export_is_calibrated_with_a_file_of_ones_own(
+    services: Services, interrupted: str, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.txt"
+    for text, problem in (("only three words", "has 3 words"), ("w " * 64, "")):
+        file.write_text(text)
+        made = export_run(
+            services, interrupted, "awq", tmp_path / "x", node="beta", calibration=file
+        )
+        if problem:
+            with pytest.raises(UserError, match=problem):
+                asyncio.run(made)
+            assert not cluster["beta"].merges
+        else:
+            asyncio.run(made)
+    (job,) = cluster["beta"].made
+    assert job.calibration is not None
+    assert job.calibration.path.startswith("/agent/data/own")
+    with pytest.raises(UsageError, match="nf4 is not calibrated"):
+        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "y", calibration=file))
+
+
 def test_export_without_a_checkpoint(services: Services, run_id: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no whole checkpoint"):
         asyncio.run(export_run(services, run_id, "merged", tmp_path / "x"))

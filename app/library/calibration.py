@@ -1,0 +1,54 @@
+"""A data file to calibrate with: whether it is one, and whether it says enough.
+
+Counted in words, before any node works: the exact number of tokens is known only to the model's
+tokenizer, which lies on the nodes and refuses what is too short for it once more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.errors import UserError
+from app.library.bundles import Source
+from app.library.data import find_data
+from app.storage.hashes import HashStore
+
+LEAST_WORDS = 64
+"""Fewer calibrate nothing; the nodes want as many tokens, of which a word has one or more."""
+_READ_BYTES = 1 << 20
+
+
+def find_calibration(path: Path, hashes: HashStore) -> Source:
+    """Return the bundle of a data file to calibrate with.
+
+    Raises:
+        UserError: there is no such file, it is no data, or it has too few words.
+    """
+    place = path.expanduser().absolute()
+    source = find_data(str(place), "--calibration", hashes)
+    count_words(place)
+    return source
+
+
+def count_words(path: Path) -> int:
+    """Return the words in the first MiB of a data file; of a folder or a table of Parquet, 0.
+
+    Raises:
+        UserError: a file of text has fewer than `LEAST_WORDS`, or cannot be read.
+    """
+    if path.is_dir() or path.suffix.lower() == ".parquet":
+        return 0
+    try:
+        with path.open("rb") as file:
+            text = file.read(_READ_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}", "Name another data file."
+        ) from error
+    words = sum(any(letter.isalnum() for letter in word) for word in text.split())
+    if words < LEAST_WORDS:
+        raise UserError(
+            f"{path.name} has {words} words; at least {LEAST_WORDS} are needed to calibrate with",
+            "Name a data file with more text, or leave it to the run's own data.",
+        )
+    return words
