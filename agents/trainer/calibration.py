@@ -118,7 +118,8 @@ def measure_unpack(device: torch.device, seconds: float) -> float | None:
     dtype = _training_dtype(device)
     layer: nn.Module = Linear4bit(
         i, o, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
-    ).to(device)
+    )
+    layer = layer.to(dtype).to(device)  # what is unpacked takes the type that it had
     if not nf4.install(layer):
         return None
     return o * i / measure_pace(device, seconds, lambda: nf4.unpack(layer))

@@ -26,6 +26,7 @@ _READERS = {
 }
 _MLP_MORE = {0: 2, 1: 4, 2: 5}
 """MLP-wide buffers that the backward pass of a kept layer adds, by adapters on gate and up."""
+_MOST_CUDNN_BYTES, _CUDNN_TOKENS = 288 << 20, 4096
 _SEGMENT_ROWS = 128
 """Rows that attention's scratch has for each segment beside those of its tokens."""
 
@@ -152,6 +153,7 @@ def measure_layer(
     num_segments: int,
     num_multiprocessors: int,
     is_exact: bool,
+    is_hopper: bool = False,
 ) -> LayerMemory:
     """Return what a layer holds.
 
@@ -163,10 +165,13 @@ def measure_layer(
         num_segments: sequences in it.
         num_multiprocessors: of the card; see `count_attention_scratch`.
         is_exact: whether attention's backward pass adds up in one order.
+        is_hopper: whether cuDNN may compute it; see `count_cudnn_scratch`.
     """
     scratch = count_attention_scratch(
         sizes, tokens, num_segments, num_multiprocessors if is_exact else 0
     )
+    if is_exact and is_hopper:
+        scratch = max(scratch, count_cudnn_scratch(sizes, tokens, num_segments))
     if kind == "full":
         return _measure_full(sizes, width, tokens, scratch)
     kept = tokens * count_kept(sizes, width) + width * sizes.num_adapter
@@ -208,6 +213,36 @@ def count_attention_scratch(
     return parts * 4 * sizes.queries * rows + 4 * sizes.num_heads * tokens + shared
 
 
+def count_cudnn_scratch(sizes: Sizes, tokens: int, num_segments: int) -> int:
+    """Return what cuDNN's deterministic backward pass of attention takes for one piece of the work.
+
+    It keeps an fp32 gradient of the queries for each block of 128 keys apart, so the trainer halves
+    the sequences, then the heads, until a piece takes 288 MiB at most
+    (`agents/trainer/cudnn_exact.py`); 0: not even one head of keys would do, so that FlashAttention
+    computes it. Two sequences of 2,048 tokens of Llama-2-7B take 256 MiB, one after the other:
+
+    >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
+    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
+    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
+    ...     num_weights=202375168, largest_weights=45088768)
+    >>> count_cudnn_scratch(llama, 4096, 2) >> 20
+    256
+    """
+    length = tokens // num_segments
+    head_dim = sizes.queries // sizes.num_heads
+    num_keys = sizes.keys // head_dim
+    one_head = 4 * length * math.ceil(length / 128) * head_dim * (sizes.num_heads // num_keys)
+    sequences, heads = min(num_segments, max(1, _CUDNN_TOKENS // length)), num_keys
+    while sequences * heads * one_head > _MOST_CUDNN_BYTES:
+        if sequences > 1:
+            sequences = (sequences + 1) // 2
+        elif heads % 2 == 0:
+            heads //= 2
+        else:
+            return 0
+    return sequences * heads * one_head
+
+
 def _inputs(count: int, sizes: Sizes) -> int:
     """Return how many copies of their input so many adapters save: one each with dropout."""
     return count if sizes.has_dropout else min(count, 1)
@@ -246,7 +281,7 @@ def _count_again(sizes: Sizes) -> int:
         hidden += masked * _inputs(count, sizes)
     queries = 2 + (2 if sizes.has_o and sizes.has_dropout else 0)
     more = 2 if sizes.has_head_norms else 0
-    ffn = 4 + 2 * min(2, sizes.num_mlp)
+    ffn = 4 + int(not sizes.has_dropout) + 2 * min(2, sizes.num_mlp)  # one more on an H200
     ffn += (4 if sizes.has_dropout else 3) if sizes.has_down else 0
     wide = (queries + more) * sizes.queries + (2 + more) * sizes.keys
     return hidden * sizes.hidden + wide + ffn * sizes.ffn

@@ -19,11 +19,11 @@ from app.planning.model_shape import ModelShape
 from app.planning.moments import find_step_moment, list_pass_moments
 
 GIB = 2**30
-_STATE_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 0.0}
-"""Of a trained value: two moments; in 8 bits they have two fp32 scales for each 256 values; paged
-ones are in the PC's memory."""
-_LIBRARY_BYTES = 32 << 20
-"""Of cuBLAS, by CUBLAS_WORKSPACE_CONFIG=:4096:8."""
+_STATE_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 8 / 256}
+"""Of a trained value: two moments; in 8 bits they have two fp32 scales for each 256 values, which
+stay on the GPU where the moments are in the PC's memory."""
+_LIBRARY_BYTES = 64 << 20
+"""Of cuBLAS, by CUBLAS_WORKSPACE_CONFIG=:4096:8, for each of the two passes' threads."""
 _SLACK_SHARE, _SLACK_SHARE_FIXED = 0.02, 0.06
 """Of torch's memory that lies free between tensors: in pieces that grow, and in fixed ones."""
 _ERROR_SHARE = 0.05

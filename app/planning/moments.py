@@ -21,20 +21,21 @@ _CHUNK_BYTES = 16
 _HEAD_BYTES_FULL, _HEAD_BYTES_HELD = 8, 4
 """For each weight of a head that is trained: its fp32 gradient and two narrow copies; tied to the
 embedding, the gradient waits for that of the embedding, to the end of the backward pass."""
+_ADDED_CHUNK, _ADDED_HEAD = 10, 10
+"""The same of logits and of weights when a chunk's part is added to that gradient: it is a narrow
+copy more of the weights, while less is left of the chunk."""
 _NORM_BYTES, _NORM_BYTES_FULL = 24, 20
 """For each feature of each token in the gradient of the last norm, which is not compiled: fp32
 copies, counted tensor by tensor; in full training one of them is the residual stream itself."""
 _SIZE_STEP = 64
 """Flat rows are filled up to it."""
-_MOVING, _MOVING_INPUTS = 2, 5
+_MOVING, _MOVING_INPUTS = 2, 6
 """Layers whose activations, and whose inputs, are still on the GPU on their way to the host."""
-_MEASURED_MORE = 1.02
-"""What activations took on an H200 beside what is counted, in five runs: a block of torch's
-allocator is up to 1 MB larger than what was asked for."""
 _EAGER_MORE = 1.45
 """What layers take that are not compiled, beside those that are (one model on an H200)."""
 _COMPILED_CAPABILITY = (7, 0)
 """Older cards do not compile."""
+_HOPPER = 9
 _STEP_BYTES = {"adamw": 8, "adamw_8bit": 0, "paged_adamw_8bit": 0}
 """For each trained value while the optimizer steps: AdamW's denominator is made in two tensors."""
 
@@ -110,7 +111,10 @@ def _list_ends(shape: ModelShape, spec: RunSpec, tokens: int, width: int) -> tup
         loss = _CHUNK_BYTES * _CHUNK_VALUES + (4 + 2 * width) * features
         return loss, _NORM_BYTES * features
     head = shape.num_embedding
-    loss = _CHUNK_BYTES * _CHUNK_VALUES + 12 * features + _HEAD_BYTES_FULL * head
+    loss = 12 * features + max(
+        _CHUNK_BYTES * _CHUNK_VALUES + _HEAD_BYTES_FULL * head,
+        _ADDED_CHUNK * _CHUNK_VALUES + _ADDED_HEAD * head,
+    )
     return loss, _NORM_BYTES_FULL * features + _HEAD_BYTES_HELD * head
 
 
@@ -140,10 +144,11 @@ def measure_widest(
         num_segments=num_segments,
         num_multiprocessors=gpu.num_multiprocessors,
         is_exact=spec.exact,
+        is_hopper=gpu.capability[0] == _HOPPER,
     )
-    more = _MEASURED_MORE
+    more = 1.0
     if spec.compile == "off" or gpu.capability < _COMPILED_CAPABILITY:
-        more *= _EAGER_MORE
+        more = _EAGER_MORE
     return replace(
         found,
         kept_bytes=more * found.kept_bytes,

@@ -109,12 +109,10 @@ def show(table: dict[str, Any]) -> None:
             f"{row['num_moved']:2} moved, {row['optimizer']:16}"
         )
         measured = f"{row['peak_gib']:7.2f} GiB, forecast {row['peak_gib'] * (1 + error):7.2f}"
-        note = " (peak of a search)" if row.get("from_search") else ""
-        print(f"{said} {measured}, {error:+6.1%}{note}")
-    known = [(i, e) for i, e in enumerate(errors) if not table["rows"][i].get("from_search")]
-    print("all:     ", summarize(e for _, e in known))
-    print("fitted:  ", summarize(e for i, e in known if i % 2 == 0))
-    print("held out:", summarize(e for i, e in known if i % 2))
+        print(f"{said} {measured}, {error:+6.1%}")
+    print("all:     ", summarize(errors))
+    print("fitted:  ", summarize(errors[::2]))
+    print("held out:", summarize(errors[1::2]))
 
 
 def main() -> None:
