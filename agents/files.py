@@ -24,7 +24,7 @@ from agents.protocol import BundleStatus, FileEntry
 from agents.state import Home, fsync_folder, identify, locked
 from agents.wire import WireError, from_wire, to_wire
 
-ROOTS = ("models", "data", "runs")
+ROOTS = ("models", "data", "runs", "artifacts")
 MAX_HEADER_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
 MAX_PATH_CHARACTERS = 1024
@@ -59,7 +59,7 @@ def split_destination(destination: str) -> list[str]:
     """Return the parts of a place below the agent's home where files may be stored.
 
     Raises:
-        UserError: it is not below models, data or runs.
+        UserError: it is below none of `ROOTS`.
     """
     parts = split_path(destination, "The destination")
     if parts[0] not in ROOTS or len(parts) < 2:

@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Literal
 from agents.artifacts import ChatAnswer
 from agents.protocol import Calibration, DataPreview, EnvironmentReport, Sample
 from agents.spec import RunSpec
+from app.artifact import ArtifactSnapshot
 from app.errors import UserError
 from app.events import (
+    ArtifactsChanged,
     Certificate,
     CheckpointSnapshot,
     Event,
@@ -40,6 +42,7 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
+from app.registry import record
 from app.runs import chat, checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.chat import Question
@@ -50,6 +53,7 @@ from app.runs.run import ACTIVE_STATES
 from app.runs.services import Services
 from app.runs.upkeep import Upkeep
 from app.settings import Settings
+from app.storage.artifacts import ArtifactStore
 from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
@@ -495,7 +499,7 @@ class Core:
             UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
         """
         run_id = self._book.get(run_id).run_id
-        return await export.export_run(
+        made = await export.export_run(
             self._services,
             run_id,
             to,
@@ -506,6 +510,38 @@ class Core:
             node=node,
             calibration=calibration,
         )
+        self.events.publish(ArtifactsChanged())
+        return made
+
+    async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
+        """Return what exports made (of a run, if one is given), newest first.
+
+        Copies on this PC are looked at by names and sizes; `check_artifact` reads them.
+
+        Raises:
+            UserError: there is no such run, and no artifact of one that is deleted.
+        """
+        found = record.list_artifacts(self._services, run_id)
+        return await asyncio.to_thread(lambda: tuple(map(record.look_at_folders, found)))
+
+    async def artifact(self, name: str) -> ArtifactSnapshot:
+        """Return the artifact NAME (its newest version) or NAME:VERSION.
+
+        Raises:
+            UserError: there is none.
+        """
+        found = record.find_artifact(self._services, name)
+        return await asyncio.to_thread(record.look_at_folders, found)
+
+    async def add_artifact(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
+        """Enter a folder that was made elsewhere; of one that was moved, its new place.
+
+        Raises:
+            UserError: it is no artifact.
+        """
+        found = await asyncio.to_thread(record.add_folder, self._services, folder, name)
+        self.events.publish(ArtifactsChanged())
+        return found
 
     async def chat(
         self,
@@ -573,8 +609,8 @@ async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
 def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> Core:
     private_folder(paths.runs)
     node_store = NodeStore(database, paths.nodes_file)
-    for record in node_store.all():
-        fleet.add(Node(name=record.name, address=address_from_json(record.address)))
+    for known in node_store.all():
+        fleet.add(Node(name=known.name, address=address_from_json(known.address)))
     run_store = RunStore(database)
     if database.is_new and node_store.all():
         run_store.set_search_nodes(True)
@@ -586,5 +622,6 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         settings=Settings(paths.settings_file),
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs),
+        artifacts=ArtifactStore(database),
     )
     return Core(services, fleet, node_store, database, hub)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from agents.protocol import AttemptStatus, CheckpointInfo, NodeFacts, RankPlacement, Sample
 from agents.spec import RunSpec
+from app.artifact import Verdict
 
 NodeState = Literal["connecting", "online", "unreachable", "refused"]
 RunState = Literal[
@@ -165,29 +166,12 @@ class SavedNow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What was measured of one file of an artifact."""
-
-    name: str
-    """Such as `Q8_0`."""
-    keep: bool
-    problems: tuple[str, ...]
-    """What speaks against keeping it."""
-    kl: float
-    """Divergence from the original's next-token distributions, nats per token."""
-    control_kl: float
-    """The same of weights that are merely rounded to 4 bits."""
-    perplexity: float
-    original_perplexity: float
-    size_bytes: int
-    tokens_per_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
     """A model folder on this PC."""
 
     path: Path
+    artifact: str = ""
+    """Its name and version among the artifacts."""
     verdicts: tuple[Verdict, ...] = ()
     """Empty: it is the merged model itself, which loses nothing."""
 
@@ -273,6 +257,11 @@ class RunDeleted:
 
 
 @dataclass(frozen=True, slots=True)
+class ArtifactsChanged:
+    """The list of artifacts, or where they lie, is another one."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepsArrived:
     run_id: str
     steps: tuple[StepRecord, ...]
@@ -298,6 +287,7 @@ Event = (
     | SampleArrived
     | RunChanged
     | RunDeleted
+    | ArtifactsChanged
     | StepsArrived
     | LogArrived
     | RunHappened

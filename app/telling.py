@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from app.text import count_of, show_bytes, show_duration
 
 if TYPE_CHECKING:
-    from app.events import Certificate, SavedNow, TraceMade, Verdict
+    from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
+    from app.events import Certificate, SavedNow, TraceMade
 
 
 def describe_saved(saved: SavedNow) -> str:
@@ -81,7 +82,7 @@ def describe_certificate(found: Certificate) -> str:
 def describe_verdict(verdict: Verdict) -> str:
     """Return what was measured of one file of an artifact.
 
-    >>> from app.events import Verdict
+    >>> from app.artifact import Verdict
     >>> describe_verdict(Verdict(name="Q8_0", keep=True, problems=(), kl=0.00017, control_kl=0.017,
     ...     perplexity=3.965, original_perplexity=3.976, size_bytes=1909216, tokens_per_s=628.0))
     'Q8_0: keep; KL 0.00017 (rounded 0.017), perplexity 3.965 (original 3.976), 1.8 MiB'
@@ -92,3 +93,37 @@ def describe_verdict(verdict: Verdict) -> str:
     if verdict.keep:
         return f"{verdict.name}: keep; {said}"
     return f"{verdict.name}: do not keep. {' '.join(verdict.problems)} {said}"
+
+
+def describe_lineage(artifact: ArtifactSnapshot) -> list[tuple[str, str]]:
+    """Return (what, which) of all that an artifact comes from, from the base model on."""
+    origin = artifact.origin
+    if origin is None:
+        return [("made of", "not known: it was made elsewhere")]
+    return [
+        ("base", _with_hash(origin.base, origin.base_sha256)),
+        ("licence", origin.licence or "its folder does not say"),
+        ("data", _with_hash(origin.data, origin.data_sha256)),
+        ("run", f"{origin.run_name} ({origin.run_id}), step {origin.step}"),
+        ("checkpoint", artifact.checkpoint or ""),
+    ]
+
+
+def _with_hash(name: str, sha256: str | None) -> str:
+    return f"{name} (sha256 {sha256[:16]})" if sha256 else name
+
+
+def describe_copy(copy: ArtifactCopy) -> str:
+    """Return where a copy lies and how it stands.
+
+    >>> from app.artifact import ArtifactCopy
+    >>> describe_copy(ArtifactCopy(kind="node", place="beta", path="artifacts/a-1", made_s=0.0))
+    'node beta, artifacts/a-1: whole when it was made'
+    """
+    places = {"folder": copy.place, "node": f"node {copy.place}", "hub": f"hub {copy.place}"}
+    where = places[copy.kind] + (f", {copy.path}" if copy.path else "")
+    states = {"whole": "whole", "missing": "MISSING", "damaged": "DAMAGED", "unknown": "not asked"}
+    said = states[copy.state]
+    if copy.state == "whole" and copy.checked_s is None:
+        said += " when it was made"
+    return f"{where}: {said}" + (f", {copy.problem}" if copy.problem else "")

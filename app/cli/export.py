@@ -50,7 +50,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
         progress=out.note,
     )
     measured = {"verdicts": made.verdicts} if made.verdicts else {}
-    out.document({"path": str(made.path), **measured})
+    out.document({"path": str(made.path), "artifact": made.artifact, **measured})
     out.text(str(made.path))
     for verdict in made.verdicts:
         out.text(describe_verdict(verdict))

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from app.cli import (
+    artifacts,
     chat,
     check,
     checkpoints,
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         runs,
         checkpoints,
         export,
+        artifacts,
         chat,
     ):
         noun.add_parser(commands)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.artifacts import METHODS, PROOF_FILE
+from app.artifact import Verdict
 from app.errors import UserError
-from app.events import Verdict
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
 
+_METHODS = {"awq": "awq", "gptq": "gptq", "bitsandbytes": "nf4"}
+"""What a config.json calls them -> what we do."""
 _SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
-    """A folder that an export made."""
+    """A folder with a model."""
 
     folder: Path
     method: str
@@ -46,23 +49,35 @@ def read_artifact(folder: Path) -> Artifact:
     """Return what a folder is.
 
     Raises:
-        UserError: no export made it.
+        UserError: it is neither of an export nor of any other maker of models.
     """
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if not (folder / PROOF_FILE).exists():
+            return _recognise(folder)
         about = json.loads((folder / PROOF_FILE).read_bytes())
         method, proofs = about["method"], about["proofs"]
         if method in METHODS:
             types = tuple(str(one["name"]) for one in proofs) if method == "gguf" else ()
             return Artifact(folder=folder, method=method, types=types)
-    except FileNotFoundError:
-        if (folder / "config.json").is_file():
-            return Artifact(folder=folder, method="merged")
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     raise UserError(
         f"{folder} is no artifact: it has neither {PROOF_FILE} nor config.json",
         "Name a folder that rackless export made, or a run.",
     )
+
+
+def _recognise(folder: Path) -> Artifact:
+    """Return what a folder without a proof is.
+
+    Raises:
+        OSError: it is nothing that is known.
+    """
+    files = sorted(folder.glob("*-*.gguf"))
+    if files:
+        types = tuple(path.stem.rpartition("-")[2] for path in files)
+        return Artifact(folder=folder, method="gguf", types=types)
+    config = json.loads((folder / "config.json").read_bytes())
+    found = (config.get("quantization_config") or {}).get("quant_method")
+    return Artifact(folder=folder, method=_METHODS.get(str(found), "merged"))
 
 
 def read_verdicts(folder: Path) -> tuple[Verdict, ...]:

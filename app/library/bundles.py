@@ -39,7 +39,7 @@ class Source:
 
 
 def make_bundle(
-    kind: Literal["models", "data"],
+    kind: Literal["models", "data", "artifacts"],
     name: str,
     root: Path,
     files: Iterable[Path],

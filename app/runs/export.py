@@ -27,12 +27,12 @@ from agents.artifacts import (
 from agents.protocol import MergeJob, NodeFacts
 from app.errors import UsageError, UserError
 from app.events import Exported
-from app.library.artifacts import read_verdicts
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.nodes.environment import read_lock
 from app.planning.model_shape import read_shape
 from app.quantize.forecast import ArtifactForecast, describe_forecast, forecast_artifact
+from app.registry.record import record_export
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
 from app.runs.inputs import Inputs, recall_inputs, send
@@ -101,7 +101,17 @@ async def export_run(
     tell(f"fetching it from {copy.node}")
     await services.cluster.fetch(copy.node, made, out)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
-    return Exported(path=out, verdicts=await asyncio.to_thread(read_verdicts, out))
+    origin = origin_of(run, copy.info.step)
+    made_of = await asyncio.to_thread(record_export, services, out, to, types, origin)
+    return Exported(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
+
+
+def origin_of(run: RunRecord, step: int) -> Origin:
+    """Return where the model of a checkpoint comes from."""
+    spec = run.spec
+    return Origin(
+        base=spec.model, data=spec.data.train, run_id=run.run_id, run_name=run.name, step=step
+    )
 
 
 async def _make(
@@ -140,13 +150,7 @@ async def _make(
         model=merged,
         method=cast(Method, to),
         destination=f"runs/{run.run_id}/exports/{to}-{copy.info.step}",
-        origin=Origin(
-            base=spec.model,
-            data=spec.data.train,
-            run_id=run.run_id,
-            run_name=run.name,
-            step=copy.info.step,
-        ),
+        origin=origin_of(run, copy.info.step),
         train=train,
         evaluation=evaluation,
         calibration=calibration,

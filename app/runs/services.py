@@ -16,6 +16,7 @@ from app.paths import Paths, private_folder
 from app.runs.book import RunBook
 from app.runs.cluster import Cluster
 from app.settings import Settings
+from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
 
@@ -33,6 +34,7 @@ class Services:
     settings: Settings
     planning: PlanningStore
     configs: ConfigLibrary
+    artifacts: ArtifactStore
 
     @contextlib.contextmanager
     def launching(self, run_id: str) -> Iterator[None]:

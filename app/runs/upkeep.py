@@ -11,7 +11,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from app.events import Event, EventHub, NodeChanged
+from app.events import ArtifactsChanged, Event, EventHub, NodeChanged
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, address_from_json
 from app.runs.reconcile import search_nodes
@@ -79,6 +79,7 @@ class Upkeep:
             if newest != version:
                 version = newest
                 self._services.book.publish_changed()
+                self._events.publish(ArtifactsChanged())
                 self._take_new_nodes()
             self._watch_active()
 

@@ -93,4 +93,28 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (run_id, attempt, rank)
         ) STRICT""",
     ),
+    (
+        """CREATE TABLE artifacts (
+            name TEXT NOT NULL,
+            version INTEGER NOT NULL,
+            content_sha256 TEXT NOT NULL,
+            about TEXT NOT NULL,
+            measured TEXT,
+            created_s REAL NOT NULL,
+            PRIMARY KEY (name, version)
+        ) STRICT""",
+        """CREATE TABLE artifact_copies (
+            name TEXT NOT NULL,
+            version INTEGER NOT NULL,
+            kind TEXT NOT NULL,
+            place TEXT NOT NULL,
+            path TEXT NOT NULL,
+            made_s REAL NOT NULL,
+            checked_s REAL,
+            state TEXT NOT NULL,
+            problem TEXT NOT NULL,
+            PRIMARY KEY (name, version, kind, place),
+            FOREIGN KEY (name, version) REFERENCES artifacts ON DELETE CASCADE
+        ) STRICT""",
+    ),
 )

@@ -89,7 +89,8 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert ended["loss"] < ended["first_loss"]
 
     out = tmp_path / "model"
-    assert site.answer("export", run_id, "--to", "merged", "--out", str(out)) == {"path": str(out)}
+    made = site.answer("export", run_id, "--to", "merged", "--out", str(out))
+    assert (made["path"], made["artifact"].endswith("-merged:1")) == (str(out), True)
     assert {"config.json", "tokenizer.json"} <= {file.name for file in out.iterdir()}
     full = site.rackless("export", run_id, "--to", "merged", "--out", str(out))
     assert (full.code, full.output) == (1, "")

@@ -39,6 +39,7 @@ from app.runs.book import RunBook
 from app.runs.cluster import Progress
 from app.runs.services import Services
 from app.settings import Settings
+from app.storage.artifacts import ArtifactStore
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
@@ -366,4 +367,5 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         settings=Settings(paths.settings_file),
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
+        artifacts=ArtifactStore(database),
     )

@@ -25,6 +25,7 @@ from agents.protocol import (
     Sample,
 )
 from agents.spec import DataSpec, RunSpec
+from app.artifact import Verdict
 from app.errors import HostKeyUnknown
 from app.events import (
     CheckpointSnapshot,
@@ -47,7 +48,6 @@ from app.events import (
     StepsArrived,
     TraceMade,
     TraceRow,
-    Verdict,
 )
 from app.library.recipes import Recipe, list_recipes
 from app.planning.candidate import Plan

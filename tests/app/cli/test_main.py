@@ -60,6 +60,10 @@ PRODUCT_COMMANDS = [
     "checkpoints ID",
     "export ID --to merged --out DIR",
     "export ID --to gguf --type Q4_K_M --out DIR",
+    "artifacts",
+    "artifacts list --run ID",
+    "artifacts show NAME",
+    "artifacts add DIR --name NAME",
     "chat ID --prompt hello",
     "chat ./folder --prompt hello --system be-kind --type Q8_0 --node alpha",
 ]
@@ -85,7 +89,7 @@ def test_every_promised_command_is_read_with_json_in_both_places(line: str, wher
 @pytest.mark.parametrize("line", PRODUCT_COMMANDS)
 def test_every_command_has_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in line.split() if not word.startswith("-")][:2]
-    verbs = words[:2] if words[0] in ("nodes", "runs") else words[:1]
+    verbs = words[:2] if words[0] in ("nodes", "runs", "artifacts") else words[:1]
     assert run([*verbs, "--help"]) == 0
     assert f"usage: rackless {' '.join(verbs)}" in capsys.readouterr().out
 
@@ -134,6 +138,9 @@ def test_wrong_usage_exits_with_2_and_says_what_to_do(
         ("runs delete ID", "there is no run ID"),
         ("runs logs ID", "there is no run ID"),
         ("export ID --to merged --out d", "there is no run ID"),
+        ("artifacts --run ID", "there is no run ID"),
+        ("artifacts show NAME", "there is no artifact NAME"),
+        ("artifacts add DIR", "is no artifact"),
         ("nodes show pc", "There is no node called 'pc'"),
         ("nodes remove pc", "There is no node called 'pc'"),
         ("nodes setup pc", "There is no node called 'pc'"),

@@ -1,0 +1,146 @@
+"""An artifact: what an export made, where it comes from, what was measured, and where it lies.
+
+Its name is that of the run and the format; making it again makes the next version. `NAME` means the
+newest version, `NAME:2` the second. What it is, is decided by its files' hashes: the same files are
+the same artifact wherever they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agents.artifacts import Origin
+from agents.protocol import FileEntry
+from app.text import show_list
+
+CopyKind = Literal["folder", "node", "hub"]
+CopyState = Literal["whole", "missing", "damaged", "unknown"]
+"""`unknown`: it could not be asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What was measured of one file of an artifact."""
+
+    name: str
+    """Such as `Q8_0`."""
+    keep: bool
+    problems: tuple[str, ...]
+    """What speaks against keeping it."""
+    kl: float
+    """Divergence from the original's next-token distributions, nats per token."""
+    control_kl: float
+    """The same of weights that are merely rounded to 4 bits."""
+    perplexity: float
+    original_perplexity: float
+    size_bytes: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactCopy:
+    """One place where an artifact lies, or has lain."""
+
+    kind: CopyKind
+    place: str
+    """Folder on this PC, name of a node, or id on the hub."""
+    path: str = ""
+    """On a node: folder below the agent's home. On the hub: the address."""
+    made_s: float
+    checked_s: float | None = None
+    """When its files were last hashed; None: not since it was made."""
+    state: CopyState = "whole"
+    problem: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Tell whether the artifact can be had from there, as far as is known."""
+        return self.state in ("whole", "unknown")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactSnapshot:
+    """One version of an artifact."""
+
+    name: str
+    version: int
+    format: str
+    """One of `agents.artifacts.FORMATS`."""
+    types: tuple[str, ...] = ()
+    origin: Origin | None = None
+    """None: it was made elsewhere, and says nothing of it."""
+    size_bytes: int
+    created_s: float
+    files: tuple[FileEntry, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    """Empty: nothing was measured, as of a merged model."""
+    runtimes: tuple[str, ...] = ()
+    """That have loaded it for its proof, with their versions."""
+    measured: dict[str, Any] | None = None
+    """What making it took, as the node told; None: not known."""
+    copies: tuple[ArtifactCopy, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name and version.
+
+        >>> ArtifactSnapshot(name="poems-awq", version=2, format="awq", size_bytes=1,
+        ...     created_s=0.0).label
+        'poems-awq:2'
+        """
+        return f"{self.name}:{self.version}"
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The checkpoint that it was made of, below an agent's home."""
+        if self.origin is None:
+            return None
+        return f"runs/{self.origin.run_id}/checkpoints/step-{self.origin.step:08d}"
+
+    def folder(self) -> str | None:
+        """Return a folder on this PC that holds it; None: there is none."""
+        found = [one.place for one in self.copies if one.kind == "folder" and one.counts]
+        return found[0] if found else None
+
+
+def describe_places(artifact: ArtifactSnapshot) -> str:
+    """Return where it can be had, in a few words.
+
+    >>> describe_places(ArtifactSnapshot(name="a", version=1, format="awq", size_bytes=1,
+    ...     created_s=0.0, copies=(ArtifactCopy(kind="folder", place="/m/a", made_s=0.0),
+    ...     ArtifactCopy(kind="node", place="beta", made_s=0.0),
+    ...     ArtifactCopy(kind="node", place="pc", made_s=0.0, state="missing"))))
+    'this PC, beta'
+    """
+    names = ["this PC"] if artifact.folder() else []
+    names += [one.place for one in artifact.copies if one.counts and one.kind != "folder"]
+    if names:
+        return ", ".join(names)
+    lost = [one.place for one in artifact.copies]
+    return f"missing: {show_list(lost)}" if lost else "nowhere"
+
+
+def describe_verdicts(artifact: ArtifactSnapshot) -> str:
+    """Return the verdict of all its files in a word or two.
+
+    >>> describe_verdicts(ArtifactSnapshot(name="a", version=1, format="merged", size_bytes=1,
+    ...     created_s=0.0))
+    'nothing lost'
+    """
+    if not artifact.verdicts:
+        return "nothing lost" if artifact.format == "merged" else "not measured"
+    bad = [verdict.name for verdict in artifact.verdicts if not verdict.keep]
+    if not bad:
+        return "keep"
+    return "do not keep" if len(bad) == len(artifact.verdicts) else f"not {show_list(bad)}"
+
+
+def describe_kind(artifact: ArtifactSnapshot) -> str:
+    """Return format and types.
+
+    >>> describe_kind(ArtifactSnapshot(name="a", version=1, format="gguf", types=("F16", "Q8_0"),
+    ...     size_bytes=1, created_s=0.0))
+    'gguf F16, Q8_0'
+    """
+    return f"{artifact.format} {', '.join(artifact.types)}".strip()

@@ -1,0 +1,100 @@
+"""`rackless artifacts`: what exports made: list, show, add."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.artifact import (
+    ArtifactSnapshot,
+    describe_kind,
+    describe_places,
+    describe_verdicts,
+)
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output, aligned
+from app.telling import describe_copy, describe_lineage, describe_verdict
+from app.text import show_bytes, show_moment
+
+if TYPE_CHECKING:
+    from app.core import Core
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(
+        commands, "artifacts", "list what exports made, and what to do with it", with_core(_list)
+    )
+    parser.add_argument("--run", metavar="RUN", help="only those of this run")
+    verbs = parser.add_subparsers(title="what to do", metavar="VERB")
+    add_command(verbs, "list", "list all artifacts", with_core(_list)).add_argument(
+        "--run", metavar="RUN", help="only those of this run"
+    )
+    _named(verbs, "show", "show where one comes from, what was measured, where it lies", _show)
+    add = add_command(verbs, "add", "enter a folder made elsewhere, or moved", with_core(_add))
+    add.add_argument("folder", type=Path, metavar="DIR")
+    add.add_argument("--name", metavar="NAME", help="none: that of its run, else of the folder")
+
+
+def _named(
+    verbs: Commands, name: str, help_text: str, handler: Callable[..., Any]
+) -> argparse.ArgumentParser:
+    parser = add_command(verbs, name, help_text, with_core(handler))
+    parser.add_argument("name", metavar="NAME", help="NAME (its newest version), or NAME:VERSION")
+    return parser
+
+
+async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
+    found = await core.artifacts(args.run)
+    out.document(found)
+    now_s = time.time()
+    out.table(
+        ["NAME", "FORMAT", "SIZE", "RUN", "STEP", "VERDICT", "WHERE", "CREATED"],
+        [_row(one, now_s) for one in found],
+        "There are no artifacts yet. Make one: rackless export RUN --to gguf --out DIR",
+    )
+    return 0
+
+
+def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
+    return [
+        artifact.label,
+        describe_kind(artifact),
+        show_bytes(artifact.size_bytes),
+        artifact.origin.run_id if artifact.origin else "",
+        str(artifact.origin.step) if artifact.origin else "",
+        describe_verdicts(artifact),
+        describe_places(artifact),
+        show_moment(artifact.created_s, now_s),
+    ]
+
+
+async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
+    tell_artifact(await core.artifact(args.name), out)
+    return 0
+
+
+def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
+    """Print all that is known of one."""
+    out.document(artifact)
+    rows = [
+        ["name", artifact.label],
+        ["format", describe_kind(artifact)],
+        ["size", show_bytes(artifact.size_bytes)],
+        ["created", show_moment(artifact.created_s, time.time())],
+        *([name, value] for name, value in describe_lineage(artifact)),
+        ["verdict", describe_verdicts(artifact)],
+    ]
+    out.text("\n".join(aligned(rows)))
+    for verdict in artifact.verdicts:
+        out.text(f"  {describe_verdict(verdict)}")
+    out.text("copies")
+    for copy in artifact.copies:
+        out.text(f"  {describe_copy(copy)}")
+
+
+async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
+    tell_artifact(await core.add_artifact(args.folder, args.name), out)
+    return 0

@@ -1,0 +1,1 @@
+"""Artifacts as things one owns: registered, copied, checked, handed on, deleted."""

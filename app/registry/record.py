@@ -1,0 +1,186 @@
+"""Enter artifacts into the registry: what an export made, and folders from elsewhere. Look them up.
+
+Reads and hashes files: not for the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.artifacts import PROOF_FILE, Origin
+from agents.protocol import FileEntry, WireError, from_wire
+from app.artifact import ArtifactCopy, ArtifactSnapshot
+from app.errors import UserError
+from app.library.artifacts import read_artifact, read_verdicts
+from app.library.bundles import Source, make_bundle, safe_name
+from app.runs.services import Services
+from app.text import show_list
+
+LINEAGE_FILE = "rackless.json"
+"""In a merged model: hashes of what it comes from."""
+
+
+def find_artifact(services: Services, label: str) -> ArtifactSnapshot:
+    """Return the artifact `NAME` (its newest version) or `NAME:VERSION`.
+
+    Raises:
+        UserError: there is none.
+    """
+    name, _, version = label.partition(":")
+    for one in services.artifacts.versions(name):
+        if not version or str(one.version) == version:
+            return one
+    known = {one.name for one in services.artifacts.all()}
+    raise UserError(
+        f"there is no artifact {label}",
+        f"There are {show_list(sorted(known))}." if known else "Make one: rackless export RUN",
+    )
+
+
+def list_artifacts(services: Services, run: str | None) -> tuple[ArtifactSnapshot, ...]:
+    """Return all artifacts, or those of a run by its id, the beginning of it, or its name.
+
+    Raises:
+        UserError: there is no such run, and none of a run that is deleted.
+    """
+    every = services.artifacts.all()
+    if run is None:
+        return every
+    found = tuple(one for one in every if one.origin and _is_of(one.origin, run))
+    if not found:
+        services.book.get(run)
+    return found
+
+
+def _is_of(origin: Origin, run: str) -> bool:
+    return bool(run) and (origin.run_id.startswith(run) or origin.run_name == run)
+
+
+def record_export(
+    services: Services, folder: Path, to: str, types: Sequence[str], origin: Origin
+) -> ArtifactSnapshot:
+    """Enter what an export has put into `folder`, with all that its files say of it."""
+    told = _read_about(folder)
+    found = ArtifactSnapshot(
+        name=safe_name(f"{origin.run_name}-{to}"),
+        version=0,
+        format=to,
+        types=tuple(types),
+        origin=told.pop("origin") or _trace(folder, origin),
+        size_bytes=0,
+        created_s=time.time(),
+        **told,
+    )
+    return _enter(services, found, folder)
+
+
+def add_folder(services: Services, folder: Path, name: str | None = None) -> ArtifactSnapshot:
+    """Enter a folder that was made elsewhere, or moved: then it is a copy of what is known.
+
+    Args:
+        folder: that an export made, on this PC or another.
+        name: of an artifact that is not known yet; None: that of its run, else of the folder.
+
+    Raises:
+        UserError: it is no artifact.
+    """
+    folder = folder.expanduser().absolute()
+    kind = read_artifact(folder)
+    told = _read_about(folder)
+    origin = told["origin"]
+    usual = f"{origin.run_name}-{kind.method}" if origin else folder.name
+    found = ArtifactSnapshot(
+        name=safe_name(name or usual),
+        version=0,
+        format=kind.method,
+        types=kind.types,
+        size_bytes=0,
+        created_s=folder.stat().st_mtime,
+        **told,
+    )
+    return _enter(services, found, folder)
+
+
+def bundle_whole(services: Services, name: str, folder: Path) -> Source:
+    """Return all files of a folder, with their hashes."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return make_bundle("artifacts", name, folder, files, services.hashes)
+
+
+def _enter(services: Services, found: ArtifactSnapshot, folder: Path) -> ArtifactSnapshot:
+    files = bundle_whole(services, found.name, folder).files
+    now_s = time.time()
+    copy = ArtifactCopy(kind="folder", place=str(folder), made_s=now_s, checked_s=now_s)
+    known = services.artifacts.find_content(files) if files else None
+    if known is None:
+        size = sum(entry.size_bytes for entry in files)
+        return services.artifacts.add(replace(found, files=files, size_bytes=size, copies=(copy,)))
+    services.artifacts.save_copy(known, copy)
+    return find_artifact(services, known.label)
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """Return what the proof in a folder says, as fields of a snapshot."""
+    about = _read_json(folder / PROOF_FILE)
+    try:
+        origin = from_wire(Origin, about["origin"]) if about else None
+    except (WireError, KeyError):
+        origin = None
+    proofs = about.get("proofs", ())
+    runtimes = [str(one["runtime"]) for one in proofs if "runtime" in one]
+    return {
+        "origin": origin,
+        "verdicts": read_verdicts(folder),
+        "runtimes": tuple(dict.fromkeys(runtimes)),
+        "measured": about.get("measured"),
+    }
+
+
+def _trace(folder: Path, origin: Origin) -> Origin:
+    """Return the origin of a merged model, with the hashes that lie beside it."""
+    found = _read_json(folder / LINEAGE_FILE)
+    base, data = found.get("base_sha256"), found.get("data_sha256")
+    return replace(origin, base_sha256=base, data_sha256=data)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def missing_files(folder: Path, files: Sequence[FileEntry]) -> list[str]:
+    """Return the files that are not in a folder, or have another size; reads no contents."""
+    found = []
+    for entry in files:
+        try:
+            same = (folder / entry.path).stat().st_size == entry.size_bytes
+        except OSError:
+            same = False
+        if not same:
+            found.append(entry.path)
+    return found
+
+
+def look_at_folders(artifact: ArtifactSnapshot) -> ArtifactSnapshot:
+    """Return it with the state of its folders on this PC as they stand, by names and sizes."""
+    return replace(artifact, copies=tuple(_look(artifact, one) for one in artifact.copies))
+
+
+def _look(artifact: ArtifactSnapshot, copy: ArtifactCopy) -> ArtifactCopy:
+    if copy.kind != "folder" or not artifact.files:
+        return copy
+    gone = missing_files(Path(copy.place), artifact.files)
+    if not gone:
+        is_back = copy.state == "missing"
+        return replace(copy, state="whole", problem="") if is_back else copy
+    if len(gone) == len(artifact.files):
+        return replace(copy, state="missing", problem="it was moved or deleted")
+    return replace(copy, state="damaged", problem=f"{show_list(gone[:3])} missing or changed")
