@@ -17,12 +17,9 @@ from app.planning.memory import (
     estimate_memory,
 )
 from app.planning.model_shape import ModelShape
+from app.planning.rates import Rates
 from app.planning.setting_search import choose_setting
-from app.planning.throughput import (
-    Pace,
-    Rates,
-    Work,
-)
+from app.planning.throughput import Pace, Work
 
 _BUSY_SHARE, _WAITING_SHARE = 0.9, 0.25
 """Of its limit that a GPU draws while it computes, and while it waits."""

@@ -157,7 +157,7 @@ def estimate_memory(
     ...     adapter=adapter), setting=Setting(micro_tokens=2048), longest_tokens=2048,
     ...     gpu=GpuMemory(total_bytes=24 * GIB, num_multiprocessors=132))
     >>> round(memory.allocated_bytes / GIB, 2)
-    10.55
+    10.46
     """
     trained = count_trained(shape, spec)
     weights, constants = _weights(shape, spec, choose_width(spec, gpu))

@@ -10,14 +10,8 @@ from app.planning.case import Case, Worker
 from app.planning.cluster import Cluster
 from app.planning.learning import Correction
 from app.planning.memory import GIB
-from app.planning.throughput import (
-    Rates,
-    Work,
-    arithmetic_share,
-    find_rates,
-    make_pace,
-    measure_work,
-)
+from app.planning.rates import Rates, find_rates
+from app.planning.throughput import Work, arithmetic_share, make_pace, measure_work
 
 _PACKED_SHARE = 0.97
 """How full packs are."""

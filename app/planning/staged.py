@@ -114,10 +114,14 @@ def stage_pace(case: Case, worker: Worker, num_layers: int, *, has_head: bool) -
         attention_flops=work.attention_flops * part,
         attention_again_flops=work.attention_again_flops * part,
         head_flops=work.head_flops if has_head else 0.0,
+        head_weight_bytes=work.head_weight_bytes if has_head else 0.0,
+        logit_bytes=work.logit_bytes if has_head else 0.0,
         traffic_bytes=work.traffic_bytes * part,
         traffic_again_bytes=work.traffic_again_bytes * part,
         quantized_values=work.quantized_values * part,
         num_layers=num_layers,
+        launch_s=work.launch_s * part,
+        launch_again_s=work.launch_again_s * part,
         trained_values=work.trained_values,
         step_bytes=work.step_bytes * part,
     )
@@ -126,8 +130,11 @@ def stage_pace(case: Case, worker: Worker, num_layers: int, *, has_head: bool) -
 
 
 def _micro_s(pace: Pace, tokens: float, *, again: bool) -> float:
-    kept_s = tokens * pace.token_s + pace.pass_s
-    return kept_s + (tokens * pace.again_s + pace.again_pass_s if again else 0.0)
+    computing_s, launching_s = tokens * pace.token_s + pace.pass_s, pace.launch_s
+    if again:
+        computing_s += tokens * pace.again_s + pace.again_pass_s
+        launching_s += pace.launch_again_s
+    return max(computing_s, launching_s)
 
 
 def _most_layers(case: Case, worker: Worker, place: int, num_stages: int, *, again: bool) -> int:

@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from agents.spec import RunSpec
 from app.planning.cluster import PlannedGpu
 from app.planning.memory import Setting, choose_dtype, count_trained
 from app.planning.model_shape import LayerShape, ModelShape, choose_targets
+from app.planning.rates import Rates
 
-MATRIX_SHARE = 0.85
-"""Of a card's peak that long products of matrices reach when it is warm."""
-COPY_SHARE = 0.85
-"""Of the bandwidth on a data sheet that a copy within the card reaches."""
 LAYER_SHARE = 0.85
 """Of the rate of long products that those of a layer reach."""
 ATTENTION_SHARE = 0.35
@@ -34,69 +30,27 @@ TRAFFIC_SHARE = 0.75
 _TRAFFIC_AGAIN = 0.25
 """Of the forward pass's traffic that computing it again costs: most of it is fused into kernels of
 the backward pass, which need the same values."""
-_UNPACK_PER_PROCESSOR = 4.1e9
-"""4-bit weights that a multiprocessor unpacks in a second at most; it is less than the memory of
-an H200 would allow, and more than that of a GeForce."""
-_UNPACK_BYTES = 2.516
-"""Read and written for one 4-bit weight that becomes bf16."""
 _LAYER_PASS_S = 0.00024
 """To start the kernels of one layer, both passes, beyond what goes on while others run."""
-_STEP_BYTES = {"adamw": 32.0, "adamw_8bit": 20.0, "paged_adamw_8bit": 20.0}
-"""Read and written for each trained value: the norm, the state, the value, and clearing."""
+_LAUNCH_S, _LAUNCH_TARGET_S, _LAUNCH_UNPACK_S = 0.0024, 0.00034, 0.0004
+"""What the PC's processor needs to start all kernels of a layer, both passes; for each adapter; and
+where weights are unpacked. No pass takes less, which counts for small models on the fastest cards.
+Seven tenths of what 40 rows of an H200 took while the processor compiled other models; alone, a
+pass of 4.4 ms a layer was not held up yet."""
+_LAUNCH_AGAIN_S, _LAUNCH_UNPACK_AGAIN_S = 0.0013, 0.002
+"""More where a layer computes its activations again."""
+_CHUNK_LOGITS, _LOGIT_BYTES = 1 << 24, 32
+"""The loss takes so many at once; bytes that it reads and writes for each."""
+_HEAD_BYTES, _HEAD_BYTES_FULL = 4.0, 16.0
+"""For each chunk and weight of the head: read for both passes; where it is trained, the chunk's
+part is added to its fp32 gradient."""
+_NARROW_HEAD, _NARROW_SHARE = 64, 0.65
+"""Of the rate of attention that heads as narrow as this reach."""
+_STEP_BYTES = {"adamw": 68.0, "adamw_8bit": 101.0, "paged_adamw_8bit": 109.0}
+"""What a step takes for each trained value, as bytes that are read and written: torch's AdamW makes
+a pass over all values for each of its operations, and in 8 bits computing takes longer than
+reading (1.2 and 3.2 billion values on an H200)."""
 _FP32_SHARE = 0.5
-_UNKNOWN_FLOPS = 25e12
-_UNKNOWN_BYTES_PER_S = 300e9
-_CPU_FLOPS, _CPU_BYTES_PER_S = 0.15e12, 20e9
-_SLOT_BYTES_PER_S = 12e9
-"""Of a slot that nothing is known of: generation 3, 16 lanes."""
-
-RateSource = Literal["measured", "listed", "assumed"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
-    """What a GPU reaches."""
-
-    matrix_flops_per_s: float
-    """Long products in the type that training takes."""
-    copy_bytes_per_s: float
-    unpack_values_per_s: float
-    """4-bit weights that become bf16."""
-    to_host_bytes_per_s: float
-    from_host_bytes_per_s: float
-    source: RateSource
-
-
-def find_rates(gpu: PlannedGpu) -> Rates:
-    """Return what a GPU reaches: as measured, else by its data sheet.
-
-    >>> rates = find_rates(PlannedGpu(name="RTX 4070"))
-    >>> round(rates.matrix_flops_per_s / 1e12, 1), rates.source
-    (49.6, 'listed')
-    """
-    card, found = gpu.card, gpu.calibration
-    is_cpu = gpu.device == "cpu"
-    matrix = _CPU_FLOPS if is_cpu else _UNKNOWN_FLOPS
-    copy = _CPU_BYTES_PER_S if is_cpu else _UNKNOWN_BYTES_PER_S
-    bus = _CPU_BYTES_PER_S if is_cpu else _SLOT_BYTES_PER_S
-    if card is not None:
-        matrix = MATRIX_SHARE * card.flops_per_s
-        copy = COPY_SHARE * card.memory_bytes_per_s
-        bus = card.bus_bytes_per_s
-    matrix = (found and found.matrix_flops_per_s) or matrix
-    copy = (found and found.memory_bytes_per_s) or copy
-    unpack = copy / _UNPACK_BYTES
-    if card is not None:
-        unpack = min(unpack, _UNPACK_PER_PROCESSOR * card.num_multiprocessors)
-    listed: RateSource = "listed" if card is not None else "assumed"
-    return Rates(
-        matrix_flops_per_s=matrix,
-        copy_bytes_per_s=copy,
-        unpack_values_per_s=(found and found.unpack_values_per_s) or unpack,
-        to_host_bytes_per_s=(found and found.to_host_bytes_per_s) or bus,
-        from_host_bytes_per_s=(found and found.from_host_bytes_per_s) or bus,
-        source="measured" if found and found.matrix_flops_per_s else listed,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +64,18 @@ class Work:
     attention_flops: float
     attention_again_flops: float
     head_flops: float
+    head_weight_bytes: float
+    """Read for the products of the head."""
+    logit_bytes: float
     traffic_bytes: float
     """Between the products of all layers, both passes."""
     traffic_again_bytes: float
     quantized_values: float
     """4-bit weights of all layers; each pass unpacks them."""
     num_layers: int
+    launch_s: float
+    """Of all kernels of a micro-batch, and how much more it is where all layers compute again."""
+    launch_again_s: float
     trained_values: int
     step_bytes: float
     """Read and written by an optimizer step."""
@@ -147,19 +107,38 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
     traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
     attended = shape.num_layers * shape.num_heads * shape.head_dim * length
+    if shape.head_dim <= _NARROW_HEAD:
+        attended /= _NARROW_SHARE
     return Work(
         layer_flops=(6.0 if full else 4.0) * met + 6.0 * inner,
         layer_again_flops=2.0 * (met + inner),
         attention_flops=6.0 * attended,
         attention_again_flops=2.0 * attended,
         head_flops=(6.0 if full else 4.0) * shape.num_embedding,
+        head_weight_bytes=(_HEAD_BYTES_FULL if full else _HEAD_BYTES)
+        * shape.num_embedding
+        * shape.vocab
+        / _CHUNK_LOGITS,
+        logit_bytes=float(_LOGIT_BYTES * shape.vocab),
         traffic_bytes=3 * traffic,
         traffic_again_bytes=_TRAFFIC_AGAIN * traffic,
         quantized_values=shape.num_quantized if spec.adapter.kind == "qlora" else 0,
         num_layers=shape.num_layers,
+        launch_s=shape.num_layers * _launch_s(shape, spec),
+        launch_again_s=shape.num_layers
+        * (_LAUNCH_AGAIN_S + (_LAUNCH_UNPACK_AGAIN_S if spec.adapter.kind == "qlora" else 0.0)),
         trained_values=trained,
         step_bytes=_STEP_BYTES[spec.optimizer] * trained,
     )
+
+
+def _launch_s(shape: ModelShape, spec: RunSpec) -> float:
+    if spec.adapter.kind == "full":
+        return _LAUNCH_S
+    layer, _ = shape.kinds[0]
+    targets = len(choose_targets(layer, spec.adapter.targets))
+    unpacking = _LAUNCH_UNPACK_S if spec.adapter.kind == "qlora" else 0.0
+    return _LAUNCH_S + _LAUNCH_TARGET_S * targets + unpacking
 
 
 def _met_weights(layer: LayerShape) -> int:
@@ -196,6 +175,9 @@ class Pace:
     pass_s: float
     """For each micro-batch, whatever its size."""
     again_pass_s: float
+    launch_s: float
+    """No micro-batch takes less."""
+    launch_again_s: float
     optimizer_s: float
     """Of a step."""
     num_layers: int
@@ -214,7 +196,8 @@ class Pace:
         rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
         num_passes = math.ceil(max(1.0, tokens / mean_tokens) / rows_at_once - 1e-9)
         each = self.token_s + again * self.again_s
-        return tokens * each + num_passes * (self.pass_s + again * self.again_pass_s)
+        computing_s = tokens * each + num_passes * (self.pass_s + again * self.again_pass_s)
+        return max(computing_s, num_passes * (self.launch_s + again * self.launch_again_s))
 
     def tokens_per_s(self, setting: Setting, mean_tokens: float) -> float:
         """Return the speed with full micro-batches."""
@@ -236,8 +219,11 @@ def make_pace(work: Work, rates: Rates, *, correction: float = 1.0, share: float
     attention_rate = rates.matrix_flops_per_s * ATTENTION_SHARE * share
     traffic_rate = rates.copy_bytes_per_s * TRAFFIC_SHARE * max(share, 0.5)
     unpack_s = work.quantized_values / rates.unpack_values_per_s
+    head_s = max(work.head_flops / layer_rate, work.head_weight_bytes / rates.copy_bytes_per_s)
     token_s = (
-        (work.layer_flops + work.head_flops) / layer_rate
+        work.layer_flops / layer_rate
+        + head_s
+        + work.logit_bytes / traffic_rate
         + work.attention_flops / attention_rate
         + work.traffic_bytes / traffic_rate
     )
@@ -251,6 +237,8 @@ def make_pace(work: Work, rates: Rates, *, correction: float = 1.0, share: float
         again_s=again_s / correction,
         pass_s=(2 * unpack_s + work.num_layers * _LAYER_PASS_S) / correction,
         again_pass_s=unpack_s / correction,
+        launch_s=work.launch_s,
+        launch_again_s=work.launch_again_s,
         optimizer_s=work.step_bytes / (rates.copy_bytes_per_s * TRAFFIC_SHARE),
         num_layers=work.num_layers,
     )
