@@ -35,6 +35,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     run.fence         {run_id, attempt}               -> {attempt}
     run.delete        {run_id}                        -> {freed_bytes}
     bundle.status     {destination, files: [FileEntry]} -> BundleStatus
+    artifact.hash     {path}                          -> {files: [FileEntry]}
+    artifact.delete   {path}                          -> {freed_bytes}
     export.merged     MergeJob                        -> {path, files}; events `progress`
     export.made       MakeJob                         -> {path, files}; events `progress`
     chat.answer       ChatJob                         -> ChatAnswer; events `progress`: its pieces

@@ -42,7 +42,8 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
-from app.registry import record
+from app.registry import checking, copies, deleting, record
+from app.registry.deleting import DeletedArtifact
 from app.runs import chat, checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.chat import Question
@@ -542,6 +543,45 @@ class Core:
         found = await asyncio.to_thread(record.add_folder, self._services, folder, name)
         self.events.publish(ArtifactsChanged())
         return found
+
+    async def copy_artifact(
+        self, name: str, to: str, progress: Progress | None = None
+    ) -> ArtifactSnapshot:
+        """Copy an artifact to a node, by its name, or to a new folder on this PC.
+
+        Raises:
+            UserError: there is none, no whole copy can be read, or the place cannot take it.
+        """
+        found = await self.artifact(name)
+        await copies.copy_artifact(self._services, found, to, progress or (lambda text: None))
+        return await self._changed_artifact(found)
+
+    async def check_artifact(self, name: str, progress: Progress | None = None) -> ArtifactSnapshot:
+        """Read every copy of an artifact and hold it against its hashes; return how each stands.
+
+        Raises:
+            UserError: there is no such artifact.
+        """
+        found = await self.artifact(name)
+        await checking.check_artifact(self._services, found, progress or (lambda text: None))
+        return await self._changed_artifact(found)
+
+    async def delete_artifact(
+        self, name: str, place: str | None = None, *, even_last: bool = False
+    ) -> DeletedArtifact:
+        """Delete one copy of an artifact, or (None) all of them and the artifact itself.
+
+        Raises:
+            UserError: there is no such copy, or none would be left and `even_last` is not said.
+        """
+        found = await self.artifact(name)
+        done = await deleting.delete_artifact(self._services, found, place, even_last)
+        self.events.publish(ArtifactsChanged())
+        return done
+
+    async def _changed_artifact(self, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
+        self.events.publish(ArtifactsChanged())
+        return await self.artifact(artifact.label)
 
     async def chat(
         self,

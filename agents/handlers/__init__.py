@@ -35,6 +35,8 @@ ROUTES = {
     "run.fence": "runs.fence",
     "run.delete": "runs.delete",
     "bundle.status": "runs.bundle_status",
+    "artifact.hash": "runs.hash_artifact",
+    "artifact.delete": "runs.delete_artifact",
     "export.merged": "jobs.export_merged",
     "export.made": "jobs.export_made",
     "chat.answer": "jobs.chat",

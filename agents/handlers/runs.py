@@ -1,4 +1,4 @@
-"""Requests about what runs leave on the node: checkpoints, fences, bundles; and their deletion."""
+"""Requests about what runs leave on the node: checkpoints, fences, bundles, artifacts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from agents import checkpoints
 from agents.channel import Call
 from agents.errors import UserError, explain_os_error
-from agents.files import read_bundle_status
+from agents.files import describe_file, list_files, read_bundle_status, split_destination
 from agents.protocol import BundleStatus, CheckpointInfo, FileEntry
 from agents.supervisor.attempt import Attempt, find_attempts, is_over
 from agents.supervisor.fence import raise_fence
@@ -39,6 +39,11 @@ class FenceArgs:
 @dataclass(frozen=True)
 class RunArgs:
     run_id: str
+
+
+@dataclass(frozen=True)
+class PathArgs:
+    path: str
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,11 @@ def delete(call: Call) -> dict[str, Any]:
             )
     if not folder.exists():
         return {"freed_bytes": 0}
+    return {"freed_bytes": _remove(folder)}
+
+
+def _remove(folder: Path) -> int:
+    """Delete a folder, which is gone at once; return the bytes freed."""
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
     try:
         os.rename(folder, doomed)
@@ -91,7 +101,7 @@ def delete(call: Call) -> dict[str, Any]:
         shutil.rmtree(doomed)
     except OSError as error:
         raise explain_os_error(error, f"deleting {folder}") from error
-    return {"freed_bytes": freed}
+    return freed
 
 
 def _is_alive(attempt: Attempt) -> bool:
@@ -107,3 +117,24 @@ def bundle_status(call: Call) -> BundleStatus:
     """Say which files of a bundle are still missing here."""
     args = from_wire(BundleArgs, call.args, "args")
     return read_bundle_status(call.home, args.destination, args.files)
+
+
+def hash_artifact(call: Call) -> dict[str, Any]:
+    """Hash the files of an artifact's copy; none where it is gone."""
+    folder = _find_artifact(call)
+    files = list_files(call.home, folder) if folder.is_dir() else []
+    return {"files": [describe_file(folder, path) for path in files]}
+
+
+def delete_artifact(call: Call) -> dict[str, Any]:
+    """Delete an artifact's copy; one that is gone frees nothing."""
+    folder = _find_artifact(call)
+    return {"freed_bytes": _remove(folder) if folder.is_dir() else 0}
+
+
+def _find_artifact(call: Call) -> Path:
+    parts = split_destination(from_wire(PathArgs, call.args, "args").path)
+    folder = call.home.path.joinpath(*parts)
+    if parts[0] != "artifacts" or len(parts) != 2 or folder.is_symlink():
+        raise UserError(f"{'/'.join(parts)} is no artifact.", "Artifacts lie below artifacts/")
+    return folder

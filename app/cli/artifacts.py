@@ -1,25 +1,21 @@
-"""`rackless artifacts`: what exports made: list, show, add."""
+"""`rackless artifacts`: what exports made: list, show, add, copy, check, delete."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.artifact import (
-    ArtifactSnapshot,
-    describe_kind,
-    describe_places,
-    describe_verdicts,
-)
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output, aligned
 from app.telling import describe_copy, describe_lineage, describe_verdict
 from app.text import show_bytes, show_moment
 
 if TYPE_CHECKING:
+    from app.artifact import ArtifactSnapshot
     from app.core import Core
 
 
@@ -33,6 +29,12 @@ def add_parser(commands: Commands) -> None:
         "--run", metavar="RUN", help="only those of this run"
     )
     _named(verbs, "show", "show where one comes from, what was measured, where it lies", _show)
+    copy = _named(verbs, "copy", "copy one to a folder or a node, hashed while it goes", _copy)
+    copy.add_argument("--to", required=True, metavar="FOLDER|NODE")
+    _named(verbs, "check", "read every copy and compare its hashes", _check)
+    delete = _named(verbs, "delete", "delete an artifact with all its copies", _delete)
+    delete.add_argument("--copy", metavar="WHERE", help="only this copy: a folder, or a node")
+    delete.add_argument("--yes", action="store_true", help="do not ask, even for the last copy")
     add = add_command(verbs, "add", "enter a folder made elsewhere, or moved", with_core(_add))
     add.add_argument("folder", type=Path, metavar="DIR")
     add.add_argument("--name", metavar="NAME", help="none: that of its run, else of the folder")
@@ -59,6 +61,8 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
+    from app.artifact import describe_kind, describe_places, describe_verdicts
+
     return [
         artifact.label,
         describe_kind(artifact),
@@ -78,6 +82,8 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
     """Print all that is known of one."""
+    from app.artifact import describe_kind, describe_verdicts
+
     out.document(artifact)
     rows = [
         ["name", artifact.label],
@@ -98,3 +104,36 @@ def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
     tell_artifact(await core.add_artifact(args.folder, args.name), out)
     return 0
+
+
+async def _copy(core: Core, args: argparse.Namespace, out: Output) -> int:
+    tell_artifact(await core.copy_artifact(args.name, args.to, out.note), out)
+    return 0
+
+
+async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
+    found = await core.check_artifact(args.name, out.note)
+    tell_artifact(found, out)
+    return 0 if all(one.state == "whole" for one in found.copies) else 1
+
+
+async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.registry.deleting import find_place, tell_last
+
+    artifact = await core.artifact(args.name)
+    warning = tell_last(artifact, find_place(artifact, args.copy))
+    is_meant = args.yes or (bool(warning) and not out.as_json and _confirmed(warning))
+    done = await core.delete_artifact(artifact.label, args.copy, even_last=is_meant)
+    out.document(done)
+    gone = f"{done.label} is deleted" if done.is_forgotten else f"{args.copy} is deleted"
+    out.text(f"{gone}; {show_bytes(done.freed_bytes)} are free again")
+    for why in done.left:
+        out.text(why)
+    return 0
+
+
+def _confirmed(warning: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{warning} Delete for good? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

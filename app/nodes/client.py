@@ -96,6 +96,11 @@ class _Streams:
 
 
 @dataclass(frozen=True, slots=True)
+class _Files:
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Number:
     """Any of the results that are one whole number."""
 
@@ -257,6 +262,14 @@ class NodeClient:
         """Ask which of `files` the node lacks; it hashes what it has, so this may take long."""
         args = {"destination": destination, "files": to_wire(list(files))}
         return await self._ask(BundleStatus, "bundle.status", args, None)
+
+    async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]:
+        """Have the files of an artifact hashed on the node, which reads it whole; empty: gone."""
+        return (await self._ask(_Files, "artifact.hash", {"path": path}, None)).files
+
+    async def delete_artifact(self, path: str) -> int:
+        """Delete an artifact's copy on the node; returns the bytes freed."""
+        return await self._ask_number("freed_bytes", "artifact.delete", {"path": path}, 300.0)
 
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> ExportResult:
         return await self._ask(ExportResult, "export.merged", to_wire(job), None, progress)

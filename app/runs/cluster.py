@@ -19,6 +19,7 @@ from agents.protocol import (
     CalibrationJob,
     CheckpointInfo,
     DataPreview,
+    FileEntry,
     MergeJob,
     NodeFacts,
     PreviewJob,
@@ -28,6 +29,8 @@ from agents.protocol import (
 from app.library.bundles import Source
 
 Progress = Callable[[str], None]
+BytesProgress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes to do."""
 
 
 class Exported(Protocol):
@@ -57,6 +60,8 @@ class NodeAgent(Protocol):
     async def checkpoint_delete(self, run_id: str, step: int) -> None: ...
     async def run_fence(self, run_id: str, attempt: int) -> int: ...
     async def run_delete(self, run_id: str) -> int: ...
+    async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]: ...
+    async def delete_artifact(self, path: str) -> int: ...
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> Exported: ...
 
     async def export_made(self, job: MakeJob, progress: Progress | None = None) -> Exported: ...
@@ -90,7 +95,7 @@ class Cluster(Protocol):
         """
         ...
 
-    async def push(self, name: str, source: Source) -> str:
+    async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
         """Send what of a bundle is missing on the node; return its folder there."""
         ...
 

@@ -8,7 +8,7 @@ from app.errors import UserError
 from app.library.bundles import Source
 from app.nodes import transfer
 from app.nodes.fleet import Fleet
-from app.runs.cluster import NodeAgent
+from app.runs.cluster import BytesProgress, NodeAgent
 
 
 class FleetCluster:
@@ -21,11 +21,12 @@ class FleetCluster:
     def agent(self, name: str) -> NodeAgent:
         return self._fleet.client(name)
 
-    async def push(self, name: str, source: Source) -> str:
+    async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
         if source.destination is None or source.root is None:
             raise UserError(f"{source.value} is not on this PC", "Give its path on this PC.")
         client = self._fleet.client(name)
-        return await transfer.push(client, source.destination, Path(source.root), source.files)
+        root = Path(source.root)
+        return await transfer.push(client, source.destination, root, source.files, progress)
 
     async def fetch(self, name: str, path: str, target: Path) -> None:
         await transfer.fetch(self._fleet.client(name), path, target)

@@ -24,11 +24,16 @@ class HashStore:
         )
         if rows:
             return str(rows[0][0])
-        with path.open("rb") as file:
-            value = hashlib.file_digest(file, "sha256").hexdigest()
+        value = hash_file(path)
         with self._database.write() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO file_hashes VALUES (?, ?, ?, ?)",
                 (str(path), stat.st_size, stat.st_mtime_ns, value),
             )
         return value
+
+
+def hash_file(path: Path) -> str:
+    """Read a file whole and return its SHA-256 in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

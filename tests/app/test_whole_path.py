@@ -104,6 +104,7 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert file.read_bytes()[:4] == b"GGUF"
     assert run_id in (small / "README.md").read_text()
 
+    keep_copies(site, out, tmp_path / "copied")
     asked = ("--prompt", "Who founded Brenford?", "--max-tokens", "24")
     told = site.answer("chat", run_id, *asked)
     assert (told["cut"], told["num_tokens"] > 1) == (False, True)
@@ -120,6 +121,26 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert site.answer("runs", "list") == []
     assert not any((site.agent_home(name) / "runs" / run_id).exists() for name in NODES)
     assert not (site.home / "runs" / run_id).exists()
+
+
+def keep_copies(site: Site, out: Path, second: Path) -> None:
+    """Copy the merged model to a node and a folder, check both, and delete them again."""
+    (name,) = [one["name"] for one in site.answer("artifacts") if one["format"] == "merged"]
+    site.answer("artifacts", "copy", name, "--to", "beta")
+    (there,) = (site.agent_home("beta") / "artifacts").iterdir()
+    assert (there / "config.json").read_bytes() == (out / "config.json").read_bytes()
+    site.answer("artifacts", "copy", name, "--to", str(second))
+    checked = site.answer("artifacts", "check", name)
+    assert [one["state"] for one in checked["copies"]] == ["whole"] * 3
+    (there / "config.json").write_text("{}")
+    damaged = site.rackless("artifacts", "check", name, "--json")
+    assert [one["state"] for one in damaged.document["copies"]] == ["whole", "damaged", "whole"]
+    site.answer("artifacts", "delete", name, "--copy", "beta")
+    assert not there.exists()
+    site.answer("artifacts", "delete", name, "--copy", str(second))
+    refused = site.rackless("artifacts", "delete", name, "--json")
+    assert (refused.code, "the last copy" in refused.problem) == (1, True)
+    assert (out / "config.json").exists()
 
 
 def test_killed_master_and_lost_store_find_the_run_again(site: Site) -> None:

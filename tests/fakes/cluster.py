@@ -19,6 +19,7 @@ from agents.protocol import (
     CheckpointInfo,
     DataPreview,
     EnvironmentReport,
+    FileEntry,
     MergeJob,
     NamedRow,
     NodeFacts,
@@ -36,7 +37,7 @@ from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
 from app.runs.book import RunBook
-from app.runs.cluster import Progress
+from app.runs.cluster import BytesProgress, Progress
 from app.runs.services import Services
 from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
@@ -121,6 +122,8 @@ class FakeNode:
     previews: list[PreviewJob] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
+    artifacts: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
+    """By their folder."""
     calls: list[str] = field(default_factory=list)
 
     # ------------------------------------------------------------ switches
@@ -284,6 +287,14 @@ class FakeNode:
         self.attempts = {k: v for k, v in self.attempts.items() if k[0] != run_id}
         return 0
 
+    async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]:
+        self._answer("hash_artifact")
+        return self.artifacts.get(path, ())
+
+    async def delete_artifact(self, path: str) -> int:
+        self._answer("delete_artifact")
+        return sum(entry.size_bytes for entry in self.artifacts.pop(path, ()))
+
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> Exported:
         self._answer("export_merged")
         self.merges.append(job)
@@ -338,9 +349,13 @@ class FakeCluster:
             raise UserError(f"there is no node {name}")
         return self.nodes[name]
 
-    async def push(self, name: str, source: Source) -> str:
+    async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
         self.nodes[name]._answer("push")
         assert source.destination is not None
+        if source.destination.startswith("artifacts/"):
+            self.nodes[name].artifacts[source.destination] = source.files
+        if progress is not None:
+            progress(1, 2)
         self.nodes[name].pushed.append(source.destination)
         return f"/agent/{source.destination}"
 

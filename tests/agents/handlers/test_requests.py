@@ -329,3 +329,18 @@ def test_allreduce_without_torch_says_so(agent: Agent, node: Node, tmp_path: Pat
     )["error"]
     assert "it said: ModuleNotFoundError: No module named 'torch'" in error["message"]
     assert error["hint"].startswith("Build the training environment")
+
+
+def test_artifacts_are_hashed_and_deleted_and_nothing_else_is(agent: Agent, node: Node) -> None:
+    folder = node.home.path / "artifacts" / "poems-1"
+    (folder / "adapter").mkdir(parents=True)
+    (folder / "adapter" / "a.json").write_bytes(b"{}")
+    (listed,) = ask(agent, "artifact.hash", path="artifacts/poems-1")["files"]
+    assert (listed["path"], listed["size_bytes"]) == ("adapter/a.json", 2)
+    for path in ("models/m", "artifacts/poems-1/adapter", "artifacts/../runs"):
+        error = agent.ask("artifact.delete", path=path)["error"]
+        assert "is no artifact" in error["message"] or "is not allowed" in error["message"]
+    assert ask(agent, "artifact.delete", path="artifacts/poems-1") == {"freed_bytes": 2}
+    assert not folder.exists()
+    assert ask(agent, "artifact.delete", path="artifacts/poems-1") == {"freed_bytes": 0}
+    assert ask(agent, "artifact.hash", path="artifacts/poems-1") == {"files": []}

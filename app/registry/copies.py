@@ -1,0 +1,119 @@
+"""Copy artifacts to folders and nodes, from a folder on this PC, else from a node."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from app.artifact import ArtifactCopy, ArtifactSnapshot
+from app.errors import UsageError, UserError
+from app.library.bundles import Source, safe_name
+from app.nodes.local_copy import copy_folder
+from app.registry.record import bundle_whole
+from app.runs.services import Services
+from app.storage.artifacts import content_sha256
+from app.text import show_bytes, show_list
+
+Tell = Callable[[str], None]
+
+
+async def copy_artifact(
+    services: Services, artifact: ArtifactSnapshot, to: str, tell: Tell
+) -> ArtifactCopy:
+    """Copy an artifact to a node by its name, else to a new folder on this PC.
+
+    Raises:
+        UserError: no whole copy can be read, or the place cannot take it.
+    """
+    node, folder = _read_place(services, to)
+    source = _choose_source(artifact)
+    progress = _say_bytes(tell, f"copying {artifact.label} to {to}")
+    if node is not None:
+        made = await _copy_to_node(services, artifact, source, node, progress)
+    else:
+        assert folder is not None
+        made = await _copy_to_folder(services, artifact, source, folder, progress)
+    services.artifacts.save_copy(artifact, made)
+    return made
+
+
+def _read_place(services: Services, to: str) -> tuple[str | None, Path | None]:
+    if to in services.cluster.names():
+        return to, None
+    if "/" not in to and "\\" not in to and not to.startswith("~"):
+        raise UsageError(
+            f"there is no node {to}", f"For a folder on this PC write ./{to} or its whole path."
+        )
+    return None, Path(to).expanduser().absolute()
+
+
+def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:
+    for kind in ("folder", "node"):
+        for one in artifact.copies:
+            if one.kind == kind and one.counts:
+                return one
+    places = [one.place for one in artifact.copies]
+    raise UserError(
+        f"{artifact.label} cannot be read from anywhere: {show_list(places)} known",
+        "If you have moved it, say where it is: rackless artifacts add DIR",
+    )
+
+
+async def _copy_to_node(
+    services: Services,
+    artifact: ArtifactSnapshot,
+    source: ArtifactCopy,
+    node: str,
+    progress: Callable[[int, int], None],
+) -> ArtifactCopy:
+    path = f"artifacts/{safe_name(artifact.name)}-{content_sha256(artifact.files)[:16]}"
+    if source.kind == "node":
+        path = source.path
+        if source.place != node:
+            await services.cluster.copy(source.place, node, path)
+    else:
+        bundle = Source(
+            value=source.place, destination=path, root=source.place, files=artifact.files
+        )
+        await services.cluster.push(node, bundle, progress)
+    return ArtifactCopy(kind="node", place=node, path=path, made_s=time.time())
+
+
+async def _copy_to_folder(
+    services: Services,
+    artifact: ArtifactSnapshot,
+    source: ArtifactCopy,
+    folder: Path,
+    progress: Callable[[int, int], None],
+) -> ArtifactCopy:
+    if source.kind == "folder":
+        await copy_folder(Path(source.place), folder, artifact.files, progress)
+    else:
+        await services.cluster.fetch(source.place, source.path, folder)
+        arrived = await asyncio.to_thread(bundle_whole, services, artifact.name, folder)
+        if content_sha256(arrived.files) != content_sha256(artifact.files):
+            await asyncio.to_thread(shutil.rmtree, folder)
+            services.artifacts.save_copy(artifact, replace(source, state="damaged"))
+            raise UserError(
+                f"the copy on {source.place} is not what {artifact.label} was",
+                f"Look at its copies: rackless artifacts check {artifact.label}",
+            )
+    now_s = time.time()
+    return ArtifactCopy(kind="folder", place=str(folder), made_s=now_s, checked_s=now_s)
+
+
+def _say_bytes(tell: Tell, what: str) -> Callable[[int, int], None]:
+    """Return a listener to bytes that tells each per cent once."""
+    told = [-1]
+
+    def hear(done: int, total: int) -> None:
+        share = 100 * done // max(total, 1)
+        if share != told[0]:
+            told[0] = share
+            tell(f"{what}: {show_bytes(done)} of {show_bytes(total)}")
+
+    return hear

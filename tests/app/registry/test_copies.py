@@ -1,0 +1,179 @@
+"""Copies are made, held against their hashes, and deleted; the last one only when it is meant."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agents.artifacts import Origin
+from app.artifact import ArtifactSnapshot
+from app.errors import UsageError, UserError
+from app.registry.checking import check_artifact
+from app.registry.copies import copy_artifact
+from app.registry.deleting import DeletedArtifact, delete_artifact, tell_last
+from app.registry.record import find_artifact, look_at_folders, record_export
+from app.runs.services import Services
+from tests.fakes.artifacts import make_folder
+from tests.fakes.cluster import FakeCluster, make_services
+
+ORIGIN = Origin(base="org/base", data="chats.jsonl", run_id="r-1", run_name="poems", step=40)
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster("alpha", "beta")
+
+
+@pytest.fixture
+def services(tmp_path: Path, cluster: FakeCluster) -> Services:
+    return make_services(tmp_path / "home", cluster)
+
+
+@pytest.fixture
+def made(services: Services, tmp_path: Path) -> ArtifactSnapshot:
+    folder = make_folder(tmp_path / "out", ORIGIN, "merged")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_model.safetensors").write_bytes(bytes(3 << 20))
+    return record_export(services, folder, "merged", (), ORIGIN)
+
+
+def copy(services: Services, made: ArtifactSnapshot, to: str) -> list[str]:
+    told: list[str] = []
+    asyncio.run(copy_artifact(services, look(services, made), to, told.append))
+    return told
+
+
+def look(services: Services, made: ArtifactSnapshot) -> ArtifactSnapshot:
+    return look_at_folders(find_artifact(services, made.label))
+
+
+def delete(
+    services: Services, made: ArtifactSnapshot, place: str | None, *, even_last: bool = False
+) -> DeletedArtifact:
+    return asyncio.run(delete_artifact(services, look(services, made), place, even_last))
+
+
+def states(services: Services, made: ArtifactSnapshot) -> dict[str, str]:
+    asyncio.run(check_artifact(services, look(services, made), lambda text: None))
+    return {Path(one.place).name: one.state for one in look(services, made).copies}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_a_copy_in_a_folder_is_whole_or_not_there(
+    services: Services, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    told = copy(services, made, str(tmp_path / "deep" / "two"))
+    assert content(tmp_path / "deep" / "two") == content(tmp_path / "out")
+    assert "3.0 MiB of 3.0 MiB" in told[-1]
+    assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "two"]
+    with pytest.raises(UserError, match="exists already"):
+        copy(services, made, str(tmp_path / "deep" / "two"))
+
+
+def test_a_copy_that_broke_off_goes_on_with_what_is_missing(
+    services: Services, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    weights = tmp_path / "out" / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(b"bitrot"[: len(kept)])  # the same size, other bytes
+    with pytest.raises(UserError, match="arrived damaged"):
+        copy(services, made, str(tmp_path / "two"))
+    part = tmp_path / ".two.part"
+    assert not (tmp_path / "two").exists()
+    big = part / "adapter" / "adapter_model.safetensors"
+    before = big.stat().st_ino
+    weights.write_bytes(kept)
+    copy(services, made, str(tmp_path / "two"))
+    assert (tmp_path / "two" / "adapter" / big.name).stat().st_ino == before
+    assert content(tmp_path / "two") == content(tmp_path / "out")
+    assert not part.exists()
+
+
+def test_nodes_get_and_give_copies(
+    services: Services, cluster: FakeCluster, made: ArtifactSnapshot
+) -> None:
+    copy(services, made, "alpha")
+    (path,) = cluster["alpha"].artifacts
+    assert path.startswith("artifacts/poems-merged-")
+    assert cluster["alpha"].artifacts[path] == made.files
+    assert states(services, made) == {"out": "whole", "alpha": "whole"}
+
+    delete(services, made, str(Path(made.copies[0].place)))
+    copy(services, made, "beta")
+    assert cluster.copies == [("alpha", "beta", path)]
+
+
+def test_what_is_neither_a_node_nor_a_folder_is_asked_for(
+    services: Services, made: ArtifactSnapshot
+) -> None:
+    with pytest.raises(UsageError, match="there is no node backup"):
+        copy(services, made, "backup")
+
+
+def test_a_check_finds_what_is_gone_changed_or_silent(
+    services: Services, cluster: FakeCluster, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    copy(services, made, "alpha")
+    copy(services, made, "beta")
+    copy(services, made, str(tmp_path / "two"))
+    weights = tmp_path / "two" / "model.safetensors"
+    weights.write_bytes(bytes(len(weights.read_bytes())))
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    cluster["alpha"].artifacts.clear()
+    cluster["beta"].reachable = False
+    assert states(services, made) == {
+        "out": "missing", "two": "damaged", "alpha": "missing", "beta": "unknown"
+    }  # fmt: skip
+    problems = {one.place: one.problem for one in find_artifact(services, made.label).copies}
+    assert problems[str(tmp_path / "two")] == "model.safetensors not as made"
+    assert problems["beta"] == "beta cannot be reached"
+
+
+def test_the_last_copy_goes_only_when_it_is_meant(
+    services: Services, cluster: FakeCluster, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    copy(services, made, "alpha")
+    out = str(tmp_path / "out")
+    assert tell_last(look(services, made), out) == ""
+    assert tell_last(look(services, made), None) == "All 2 copies of poems-merged:1 go."
+    done = delete(services, made, out)
+    assert (done.deleted, done.is_forgotten, done.left) == ((out,), False, ())
+    assert not (tmp_path / "out").exists()
+
+    with pytest.raises(UserError, match="This is the last copy of poems-merged:1"):
+        delete(services, made, "alpha")
+    with pytest.raises(UserError, match="no copy of poems-merged:1 is in beta"):
+        delete(services, made, "beta", even_last=True)
+    done = delete(services, made, None, even_last=True)
+    assert (done.deleted, done.is_forgotten) == (("alpha",), True)
+    assert cluster["alpha"].artifacts == {}
+    with pytest.raises(UserError, match="there is no artifact"):
+        look(services, made)
+
+
+def test_deleting_leaves_what_is_not_of_the_artifact(
+    services: Services, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    notes = tmp_path / "out" / "notes.txt"
+    notes.write_text("mine")
+    done = delete(services, made, None, even_last=True)
+    assert list((tmp_path / "out").rglob("*")) == [notes]
+    assert done.left == (f"{tmp_path / 'out'} holds other files too, which stay",)
+    assert done.freed_bytes == made.size_bytes
+
+
+def test_a_place_that_holds_another_model_by_now_is_left_alone(
+    services: Services, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"another model altogether")
+    done = delete(services, made, None, even_last=True)
+    assert done.left == (f"{tmp_path / 'out'} holds something else by now, and stays",)
+    assert len(content(tmp_path / "out")) == len(made.files)
