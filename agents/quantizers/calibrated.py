@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import chdir
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,21 @@ def quantize(
     model, folder = model.absolute(), folder.absolute()
     scratch = folder / ".scratch"
     scratch.mkdir()
-    with chdir(scratch):  # gptqmodel keeps its log and the layers that it has done in "."
+    with _working_in(scratch):  # gptqmodel keeps its log and the layers that it has done in "."
         quantized = GPTQModel.load(str(model), QuantizeConfig(**settings), **where)
         quantized.quantize(calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, **how)
         quantized.save(str(folder))
     shutil.rmtree(scratch)
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def let_few_cores_work() -> None:

@@ -10,7 +10,9 @@ from app.planning.cluster import PlannedGpu
 from app.planning.memory import Setting
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.rates import find_rates
-from app.planning.throughput import make_pace, measure_work  QKVO = ("q_proj", "k_proj", "v_proj", "o_proj"
+from app.planning.throughput import make_pace, measure_work
+
+QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 # Tokens per second of the trainer on an H200: Llama-2-7B, r=16 on q, k, v and o, sequences of
 # 2,048, exact attention, torch 2.11 with CUDA 13. The shares in throughput.py follow these rows.
 MEASURED: list[tuple[AdapterKind, int, int, int, float]] = [
