@@ -110,8 +110,18 @@ class PackagesReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChatDevice:
+    """A GPU that a model may be loaded on."""
+
+    device: str
+    """Such as `cuda:0`."""
+    device_id: str
+    """What a run leases it by."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChatJob:
-    """Ask a model one question. Paths start at the agent's home."""
+    """Load a model and keep it for a conversation. Paths start at the agent's home."""
 
     python: str
     packages: str | None = None
@@ -120,20 +130,58 @@ class ChatJob:
     checkpoint: str | None = None
     """Folder of a checkpoint whose adapter (or weights) come on top of the model; None: none."""
     in_4_bits: bool = False
-    """Load the model as NF4, as QLoRA has trained on it."""
-    system: str = ""
-    """What is said before the question; empty: nothing."""
-    prompt: str
+    """Load the model as NF4, as QLoRA has trained on it; a CPU has the room for it whole."""
+    devices: tuple[ChatDevice, ...] = ()
+    """The first that no run uses is taken; where there is none, the CPU."""
+    idle_s: float = 900.0
+    """The model is let go of when nothing was asked for so long."""
+
+    def __post_init__(self) -> None:
+        if self.idle_s <= 0:
+            raise ValueError(f"idle_s is {self.idle_s}; it must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatOpened:
+    """A model that is loaded and waits for questions."""
+
+    chat: str
+    """Names it in later requests of the same connection."""
+    load_s: float
+    runtime: str
+    """That runs the model, with its version."""
+    device: str
+    """Where it was loaded: `cpu`, or a GPU such as `cuda:0`."""
+    note: str = ""
+    """Why it is not on the GPU that was wanted; empty: it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatMessage:
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatTurn:
+    """A conversation so far, which the model is to go on with."""
+
+    messages: tuple[ChatMessage, ...]
     max_tokens: int = 256
     temperature: float = 0.0
     """0: always the likeliest word; higher ones draw from the distribution, sharpened by it."""
-    device: str = "cpu"
+    top_p: float = 1.0
+    """Draw only from the likeliest words that together have this share."""
 
     def __post_init__(self) -> None:
+        if not self.messages or self.messages[-1].role != "user":
+            raise ValueError("messages ends with no question; the last one must be the user's")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
         if self.temperature < 0:
             raise ValueError(f"temperature is {self.temperature}; it must be at least 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,11 +191,22 @@ class ChatAnswer:
     text: str
     num_tokens: int
     first_token_s: float
-    """From the question to the first word, without loading the model."""
+    """From the question to the first word; the model was loaded before."""
     tokens_per_s: float | None
     """After the first; None: there was only one."""
-    load_s: float
     runtime: str
     """That ran the model, with its version."""
     cut: bool
-    """The answer had reached `max_tokens`."""
+    """The answer had reached `max_tokens`, or the end of what the model can hold."""
+    stopped: bool = False
+    """Somebody has stopped it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatReply:
+    """What became of a turn."""
+
+    answer: ChatAnswer | None
+    """None: the model is not loaded any more."""
+    ended: str = ""
+    """Why not, in a sentence."""

@@ -6,11 +6,14 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.children import Children
 from agents.protocol import Event, Message, Request, encode
 from agents.state import Home
+
+if TYPE_CHECKING:
+    from agents.chats import Chat
 
 
 class Channel:
@@ -49,6 +52,8 @@ class Call:
     children: Children
     follows: dict[int, threading.Event]
     """What streams events now, by the id of the request that asked; the Event ends it."""
+    chats: dict[str, Chat]
+    """Models that are loaded for a conversation, by their names."""
     afterwards: list[Callable[[], None]] = field(default_factory=list)
     """Run on the same thread once the response is out."""
 

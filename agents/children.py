@@ -40,6 +40,7 @@ class Children:
         environ: dict[str, str] | None = None,
         timeout_s: float | None = None,
         on_line: Callable[[str], None] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> tuple[int, list[str]]:
         """Return the exit code and the last lines (stdout and stderr as they came).
 
@@ -47,7 +48,7 @@ class Children:
             UserError: the program could not be started.
             TimeoutError: it ran longer than `timeout_s` and was ended.
         """
-        process = self._start(argv, environ)
+        process = self._start(argv, environ, stdin)
         kept: deque[str] = deque(maxlen=KEPT_LINES)
         try:
             for line in self._read_text(process, timeout_s):
@@ -78,7 +79,7 @@ class Children:
             time.sleep(0.005)
 
     def _start(
-        self, argv: Sequence[str], environ: dict[str, str] | None
+        self, argv: Sequence[str], environ: dict[str, str] | None, stdin: int
     ) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
@@ -86,7 +87,7 @@ class Children:
             try:
                 process = subprocess.Popen(
                     argv,
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **(environ or {})},

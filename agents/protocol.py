@@ -39,7 +39,10 @@ The kinds of request, with their arguments (dataclass or names) and results:
     artifact.delete   {path}                          -> {freed_bytes}
     export.merged     MergeJob                        -> {path, files}; events `progress`
     export.made       MakeJob                         -> {path, files}; events `progress`
-    chat.answer       ChatJob                         -> ChatAnswer; events `progress`: its pieces
+    chat.open         ChatJob                         -> ChatOpened; events `progress`
+    chat.ask          chat, turn: ChatTurn            -> ChatReply; events `progress`: its pieces
+    chat.stop         chat                            -> {}; the answer ends where it is
+    chat.close        chat                            -> {}
     data.preview      PreviewJob                      -> DataPreview; events `progress`
     gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
     model.config      {model}                         -> {config: dict | None}

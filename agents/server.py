@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from agents.channel import Call, Channel
 from agents.children import Children
@@ -33,6 +34,9 @@ from agents.protocol import (
 from agents.state import Home, archive_path
 from agents.wire import WireError, to_wire
 
+if TYPE_CHECKING:
+    from agents.chats import Chat
+
 MAX_REQUESTS = 64
 """Requests worked on at the same time; one more is refused."""
 READ_BYTES = 1 << 16
@@ -47,6 +51,7 @@ class Server:
         self._channel = channel
         self._children = Children()
         self._follows: dict[int, threading.Event] = {}
+        self._chats: dict[str, Chat] = {}
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
         self._ending = False
 
@@ -96,7 +101,7 @@ class Server:
             self._channel.send(Response(id=request.id, error=error))
 
     def _work(self, request: Request) -> None:
-        call = Call(request, self._home, self._channel, self._children, self._follows)
+        call = Call(request, self._home, self._channel, self._children, self._follows, self._chats)
         try:
             try:
                 self._channel.send(self._respond(call))

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agents.artifacts import ChatAnswer
+from agents.artifacts import ChatAnswer, ChatTurn
 from agents.protocol import Calibration, DataPreview, EnvironmentReport, Sample
 from agents.spec import RunSpec
 from app.artifact import ArtifactSnapshot
@@ -44,9 +44,9 @@ from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
 from app.registry import checking, copies, deleting, record
 from app.registry.deleting import DeletedArtifact
-from app.runs import chat, checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
+from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
-from app.runs.chat import Question
+from app.runs.chat import Chats, Loaded, Subject
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
 from app.runs.readiness import choose_nodes
@@ -93,6 +93,7 @@ class Core:
         self._upkeep = Upkeep(services, fleet, nodes, database, hub)
         self._planner: Planner | None = None
         """Made at the first plan: it costs each other command a tenth of a second."""
+        self._chats = Chats(services)
         self._samples: dict[str, Sample] = {}
         """The newest of each node; they tell a plan what others hold of a GPU."""
 
@@ -583,26 +584,46 @@ class Core:
         self.events.publish(ArtifactsChanged())
         return await self.artifact(artifact.label)
 
-    async def chat(
+    async def open_chat(self, subject: Subject, *, progress: Progress | None = None) -> Loaded:
+        """Load a run's model, the one before it, or an artifact, to talk with it.
+
+        It stays loaded until `close_chat`; a model that its node let go of meanwhile is loaded
+        anew at the next question.
+
+        Raises:
+            UserError: there is no such run, artifact or node, or it cannot be loaded.
+        """
+        return await self._chats.open(subject, progress or (lambda text: None))
+
+    async def ask_chat(
         self,
-        what: str,
-        question: Question,
+        key: int,
+        turn: ChatTurn,
         *,
         progress: Progress | None = None,
         piece: Progress | None = None,
     ) -> ChatAnswer:
-        """Ask a run's model, or an artifact in a folder on this PC, one question on a node.
+        """Return a loaded model's next message.
 
         Args:
-            what: a folder, or a run's id or its beginning.
+            key: of `open_chat`.
+            turn: the whole conversation so far, and how the answer is made.
             progress: hears what happens before the answer.
             piece: hears the answer as it is made.
 
         Raises:
-            UserError: there is no such run, artifact or node, or it cannot answer.
+            UserError: the conversation is closed or too long, or the node cannot be asked.
         """
         tell, say = (told or (lambda text: None) for told in (progress, piece))
-        return await chat.answer(self._services, what, question, tell, say)
+        return await self._chats.ask(key, turn, tell, say)
+
+    async def stop_chat(self, key: int) -> None:
+        """End the answer that a loaded model gives, where it is."""
+        await self._chats.stop(key)
+
+    async def close_chat(self, key: int) -> None:
+        """Let a loaded model go."""
+        await self._chats.close(key)
 
     def recipes(self) -> tuple[Recipe, ...]:
         """Return the run files that ship with Rackless, to start from."""

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import ChatJob, MakeJob
+from agents.artifacts import MakeJob
 from agents.channel import Call
 from agents.errors import UserError
 from agents.files import describe_file, list_files, remove_abandoned, split_destination
 from agents.protocol import CalibrationJob, MergeJob, PreviewJob
-from agents.state import archive_path, require_name, write_json
+from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.sweep import Tag
 from agents.wire import from_wire, to_wire
@@ -67,14 +67,6 @@ def export_made(call: Call) -> dict[str, Any]:
     return {"path": job.destination, "files": files}
 
 
-def chat(call: Call) -> dict[str, Any]:
-    """Ask a model one question; the pieces of the answer are the progress."""
-    job = from_wire(ChatJob, call.args, "job")
-    packages = [str(call.home.path / job.packages)] if job.packages else []
-    module = "agents.quantizers.chat"
-    return _report(call, job.python, module, to_wire(job), "The answer", packages)
-
-
 def preview_data(call: Call) -> dict[str, Any]:
     """Tokenize data as a run would; return what there is to say about it."""
     job = from_wire(PreviewJob, call.args, "job")
@@ -100,38 +92,43 @@ def _report(
     module: str,
     job: dict[str, Any],
     what: str,
-    packages: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run `PYTHON -m MODULE JOB.json REPORT.json` and return the report."""
     with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
         job_file, report = Path(name, "job.json"), Path(name, "report.json")
         write_json(job_file, job)
-        _run(call, [python, "-m", module, str(job_file), str(report)], what, packages)
+        _run(call, [python, "-m", module, str(job_file), str(report)], what)
         found: dict[str, Any] = json.loads(report.read_bytes())
         return found
 
 
+def job_environ(home: Home, packages: Sequence[str] = ()) -> dict[str, str]:
+    """Return what a program needs to run our modules; `packages` are folders beside them."""
+    return {
+        "PYTHONPATH": os.pathsep.join((archive_path(), *packages)),
+        "RACKLESS_AGENT_HOME": str(home.path),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
+    }
+
+
 def _run(call: Call, argv: list[str], what: str, packages: Sequence[str] = ()) -> None:
     def tell(line: str) -> None:
-        said = _parse(line)
+        said = read_said(line)
         if said.get("kind") == "progress":
             call.progress(str(said.get("message", "")))
 
-    environ = {
-        "PYTHONPATH": os.pathsep.join((archive_path(), *packages)),
-        "RACKLESS_AGENT_HOME": str(call.home.path),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
-    }
+    environ = job_environ(call.home, packages)
     code, lines = call.children.run(argv, environ=environ, on_line=tell)
     if code == 0:
         return
-    failures = [said for said in map(_parse, lines) if said.get("kind") == "failed"]
+    failures = [said for said in map(read_said, lines) if said.get("kind") == "failed"]
     last = lines[-1][:400] if lines else "it said nothing"
     told = failures[-1] if failures else {"message": f"{what} failed: {last}"}
     raise UserError(str(told.get("message", "")), str(told.get("hint", "")))
 
 
-def _parse(line: str) -> dict[str, Any]:
+def read_said(line: str) -> dict[str, Any]:
+    """Return what a program of ours said in a line; empty: something else wrote it."""
     try:
         value = json.loads(line)
     except ValueError:

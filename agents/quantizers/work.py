@@ -30,13 +30,14 @@ class Progress:
         self._out = out
 
     def tell(self, message: str, **fields: Any) -> None:
-        self._write({"kind": "progress", "message": message, **fields})
+        self.say("progress", message=message, **fields)
 
     def fail(self, message: str, hint: str) -> None:
-        self._write({"kind": "failed", "message": message, "hint": hint})
+        self.say("failed", message=message, hint=hint)
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self._out.write(json.dumps(record) + "\n")
+    def say(self, kind: str, **fields: Any) -> None:
+        """Print a line of another kind."""
+        self._out.write(json.dumps({"kind": kind, **fields}) + "\n")
         self._out.flush()
 
 

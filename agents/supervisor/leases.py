@@ -60,8 +60,21 @@ def is_any_held(home: Home) -> bool:
     return False
 
 
+def find_holder(home: Home, device_id: str) -> str | None:
+    """Return the id of the run that uses a device now, without touching its lock; None: none."""
+    found = read_json(_lock_file(home, device_id))
+    holder = identity_from(found)
+    if found is None or holder is None or not holder.is_alive():
+        return None
+    return str(found.get("run_id", "another run"))
+
+
+def _lock_file(home: Home, device_id: str) -> Path:
+    return home.leases / f"{re.sub('[^A-Za-z0-9._-]', '_', device_id)}.lock"
+
+
 def _lease(home: Home, tag: Tag, device_id: str, node: str) -> int:
-    path = home.leases / f"{re.sub('[^A-Za-z0-9._-]', '_', device_id)}.lock"
+    path = _lock_file(home, device_id)
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

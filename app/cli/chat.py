@@ -1,64 +1,157 @@
-"""`rackless chat`: ask a trained model."""
+"""`rackless chat`: ask a trained model, once or in a conversation."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
-from app.errors import UsageError
+from app.errors import UsageError, UserError
 from app.text import show_duration
 
 if TYPE_CHECKING:
+    from agents.artifacts import ChatAnswer, ChatMessage
     from app.core import Core
+
+_LEAVE = ("/quit", "/exit")
+_NEW = "/new"
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "chat", "ask a trained model a question", with_core(_chat))
+    parser = add_command(commands, "chat", "talk with a trained model", with_core(_chat))
     parser.add_argument("what", metavar="ARTIFACT_OR_RUN", help="a folder of an export, or a run")
-    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    parser.add_argument("--prompt", metavar="TEXT", help="ask this alone; none: a conversation")
     parser.add_argument("--system", default="", metavar="TEXT", help="said before the question")
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(256)")
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0: always the likeliest word (0)"
     )
     parser.add_argument(
+        "--top-p", type=float, default=1.0, help="draw from the likeliest words of this share (1)"
+    )
+    parser.add_argument(
         "--base", action="store_true", help="ask the model as it was before the run"
     )
+    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
     parser.add_argument("--type", metavar="TYPE", help="which file of a gguf artifact")
     parser.add_argument("--node", metavar="NAME", help="none: one that has it")
 
 
 async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.runs.chat import Question
+    from app.runs.chat import Subject
 
-    if args.max_tokens < 1 or args.temperature < 0 or not args.prompt.strip():
-        raise UsageError(
-            "that cannot be asked",
-            "--prompt needs text, --max-tokens at least 1, --temperature at least 0.",
-        )
-    question = Question(
-        prompt=args.prompt,
-        system=args.system,
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
+    _check(args)
+    subject = Subject(
+        what=args.what,
         of_base=args.base,
+        checkpoint=args.checkpoint,
         type=args.type,
         node=args.node,
     )
-    found = await core.chat(
-        args.what,
-        question,
-        progress=out.note,
-        piece=lambda text: out.raw(text.encode("utf-8")),
+    loaded = await core.open_chat(subject, progress=out.note)
+    if loaded.opened.note:
+        out.note(loaded.opened.note)
+    try:
+        if args.prompt is not None:
+            out.document(await _ask(core, loaded.key, args, out, [], args.prompt))
+        else:
+            out.note(f"{loaded.title} on {loaded.node}. {_NEW} forgets what was said, /quit ends.")
+            await _converse(core, loaded.key, args, out)
+    finally:
+        await core.close_chat(loaded.key)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.prompt is not None and not args.prompt.strip():
+        raise UsageError("--prompt is empty", "Ask something, or leave it out for a conversation.")
+    if args.max_tokens < 1 or args.temperature < 0 or not 0 < args.top_p <= 1:
+        raise UsageError(
+            "that cannot be asked",
+            "--max-tokens is at least 1, --temperature at least 0, --top-p above 0 up to 1.",
+        )
+
+
+async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output) -> None:
+    """Read questions line by line until they end; Ctrl-C while it answers stops the answer."""
+    said: list[ChatMessage] = []
+    while True:
+        prompt = await asyncio.to_thread(_read_line, out)
+        if prompt is None or prompt in _LEAVE:
+            return
+        if prompt == _NEW:
+            said.clear()
+        elif prompt:
+            try:
+                out.line(await _ask(core, key, args, out, said, prompt))
+            except UserError as error:
+                out.note(f"{error} {error.hint}".strip())
+
+
+def _read_line(out: Output) -> str | None:
+    if out.is_terminal and sys.stdin.isatty():
+        out.raw(b"> ")
+    line = sys.stdin.readline()
+    return line.strip() if line else None
+
+
+async def _ask(
+    core: Core,
+    key: int,
+    args: argparse.Namespace,
+    out: Output,
+    said: list[ChatMessage],
+    prompt: str,
+) -> ChatAnswer:
+    """Ask, print the answer as it comes, and add both to what was said."""
+    from agents.artifacts import ChatMessage, ChatTurn
+
+    system = [ChatMessage(role="system", content=args.system)] if args.system else []
+    asked = ChatMessage(role="user", content=prompt)
+    turn = ChatTurn(
+        messages=(*system, *said, asked),
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
     )
-    out.document(found)
+    with _stopping(core, key):
+        found = await core.ask_chat(
+            key, turn, progress=out.note, piece=lambda text: out.raw(text.encode("utf-8"))
+        )
+    said += [asked, ChatMessage(role="assistant", content=found.text)]
     out.text("")
+    out.note(_describe(found))
+    return found
+
+
+@contextlib.contextmanager
+def _stopping(core: Core, key: int) -> Iterator[None]:
+    """Let Ctrl-C stop the answer instead of the command."""
+    loop = asyncio.get_running_loop()
+    tasks = set[asyncio.Task[None]]()
+
+    def stop() -> None:
+        tasks.add(loop.create_task(core.stop_chat(key)))
+
+    with contextlib.suppress(NotImplementedError):  # Windows: there it ends the command
+        loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def _describe(found: ChatAnswer) -> str:
     speed = f", {found.tokens_per_s:.1f} tokens/s" if found.tokens_per_s is not None else ""
-    ended = "; it was cut there" if found.cut else ""
-    out.note(
+    ended = "; it was stopped there" if found.stopped else "; it was cut there" * found.cut
+    return (
         f"{found.num_tokens} tokens{ended}, first after {show_duration(found.first_token_s)}"
         f"{speed}, in {found.runtime}"
     )
-    return 0

@@ -13,7 +13,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agents.artifacts import ChatAnswer, ChatJob, MakeJob, PackagesBuild, PackagesReport
+from agents.artifacts import (
+    ChatJob,
+    ChatOpened,
+    ChatReply,
+    ChatTurn,
+    MakeJob,
+    PackagesBuild,
+    PackagesReport,
+)
 from agents.protocol import (
     AllReduceProbe,
     AttemptIntent,
@@ -278,9 +286,22 @@ class NodeClient:
         """Quantize a merged model and prove the result; as long as that takes."""
         return await self._ask(ExportResult, "export.made", to_wire(job), None, progress)
 
-    async def chat(self, job: ChatJob, piece: Progress | None = None) -> ChatAnswer:
-        """Ask a model that the node has; `piece` hears the answer as it is made."""
-        return await self._ask(ChatAnswer, "chat.answer", to_wire(job), None, piece)
+    async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened:
+        """Load a model that the node has; it stays until it is closed or this connection ends."""
+        return await self._ask(ChatOpened, "chat.open", to_wire(job), None, progress)
+
+    async def chat_ask(self, chat: str, turn: ChatTurn, piece: Progress | None = None) -> ChatReply:
+        """Ask a loaded model; `piece` hears the answer as it is made."""
+        args = {"chat": chat, "turn": to_wire(turn)}
+        return await self._ask(ChatReply, "chat.ask", args, None, piece)
+
+    async def chat_stop(self, chat: str) -> None:
+        """End the present answer where it is."""
+        await self._request("chat.stop", {"chat": chat}, QUICK_TIMEOUT_S)
+
+    async def chat_close(self, chat: str) -> None:
+        """Let a loaded model go."""
+        await self._request("chat.close", {"chat": chat}, QUICK_TIMEOUT_S)
 
     async def build_packages(
         self, job: PackagesBuild, progress: Progress | None = None

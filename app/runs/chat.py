@@ -1,15 +1,22 @@
-"""Ask a run's model or an artifact on this PC one question, on a node."""
+"""Conversations with a run's model, the model before it, or an artifact on this PC, on a node.
+
+A model is loaded once and stays on its node until the conversation is closed; nothing listens on a
+port, since turns travel over the agent's own connection. A model that the node let go of, because
+nobody asked for long, a run wanted its GPU or the connection was lost, is loaded anew at the next
+question.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agents.artifacts import ChatAnswer, ChatJob
+from agents.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatTurn
 from agents.protocol import NodeFacts
-from app.errors import UsageError, UserError
+from app.errors import RacklessError, UsageError, UserError
 from app.library.artifacts import bundle_artifact, read_artifact
 from app.runs.export import bring_packages, find_whole
 from app.runs.inputs import recall_inputs, send
@@ -20,98 +27,163 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """What is asked, and how the answer is made."""
+class Subject:
+    """Whom one talks to."""
 
-    prompt: str
-    system: str = ""
-    max_tokens: int = 256
-    temperature: float = 0.0
+    what: str
+    """A run by its id or its beginning, or a folder of an artifact on this PC."""
     of_base: bool = False
-    """Ask the model as it was before the run."""
+    """The model as it was before the run."""
+    checkpoint: int | None = None
+    """Of the run; None: the newest whole one."""
     type: str | None = None
     """Which file of a GGUF artifact; None: the first."""
     node: str | None = None
-    """None: of a run the node with its newest checkpoint; of an artifact the first that answers."""
-
-    def __post_init__(self) -> None:
-        if not self.prompt.strip():
-            raise ValueError("prompt is empty; it must be a question")
+    """None: of a run the node with the checkpoint; of an artifact the first that answers."""
 
 
-async def answer(
-    services: Services, what: str, question: Question, tell: Say, say: Say
-) -> ChatAnswer:
-    """Ask what `what` names: a folder on this PC, or a run by its id or its beginning.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A model that waits for questions."""
 
-    Raises:
-        UserError: there is no such thing, or it cannot answer.
-    """
-    folder = await asyncio.to_thread(_find_folder, what)
+    key: int
+    """Names the conversation here."""
+    title: str
+    """What it is, for a person."""
+    node: str
+    opened: ChatOpened
+
+
+@dataclass(slots=True)
+class _Talk:
+    subject: Subject
+    loaded: Loaded
+    is_asked: bool = False
+
+
+class Chats:
+    """The conversations of one master. They end with it."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._talks: dict[int, _Talk] = {}
+        self._keys = itertools.count(1)
+
+    async def open(self, subject: Subject, tell: Say) -> Loaded:
+        """Load a model.
+
+        Raises:
+            UserError: there is no such thing, or it cannot be loaded.
+        """
+        found = await _load(self._services, subject, tell, next(self._keys))
+        self._talks[found.key] = _Talk(subject, found)
+        return found
+
+    async def ask(self, key: int, turn: ChatTurn, tell: Say, say: Say) -> ChatAnswer:
+        """Return the answer of a loaded model; `say` hears it piece by piece.
+
+        A cancelled call stops the answer on the node too.
+
+        Raises:
+            UserError: the conversation is closed, too long, or the node cannot be asked.
+        """
+        talk = self._talk(key)
+        for _ in range(2):
+            agent = self._services.cluster.agent(talk.loaded.node)
+            talk.is_asked = True
+            try:
+                reply = await agent.chat_ask(talk.loaded.opened.chat, turn, say)
+            except asyncio.CancelledError:
+                await asyncio.shield(self.stop(key))
+                raise
+            finally:
+                talk.is_asked = False
+            if reply.answer is not None:
+                return reply.answer
+            tell(f"{reply.ended}; loading the model again")
+            subject = replace(talk.subject, node=talk.loaded.node)
+            talk.loaded = await _load(self._services, subject, tell, key)
+        raise UserError(
+            f"{talk.loaded.node} lets the model go before it has answered: {reply.ended}",
+            "Wait for what uses that PC, or choose another node.",
+        )
+
+    async def stop(self, key: int) -> None:
+        """End the answer that is being given."""
+        talk = self._talk(key)
+        if talk.is_asked:
+            await self._services.cluster.agent(talk.loaded.node).chat_stop(talk.loaded.opened.chat)
+
+    async def close(self, key: int) -> None:
+        """Let a model go; a node that cannot be asked lets it go by itself."""
+        talk = self._talks.pop(key, None)
+        if talk is None:
+            return
+        try:
+            await self._services.cluster.agent(talk.loaded.node).chat_close(talk.loaded.opened.chat)
+        except RacklessError:
+            return
+
+    def _talk(self, key: int) -> _Talk:
+        if key not in self._talks:
+            raise UserError("this conversation is closed", "Begin a new one.")
+        return self._talks[key]
+
+
+async def _load(services: Services, subject: Subject, tell: Say, key: int) -> Loaded:
+    folder = await asyncio.to_thread(find_folder, subject.what)
     if folder is not None:
-        return await ask_artifact(services, folder, question, tell, say)
-    return await ask_run(services, services.book.get(what).run_id, question, tell, say)
+        return await _load_artifact(services, folder, subject, tell, key)
+    return await _load_run(services, services.book.get(subject.what).run_id, subject, tell, key)
 
 
-def _find_folder(what: str) -> Path | None:
+def find_folder(what: str) -> Path | None:
+    """Return the folder that `what` names; None: it names a run."""
     path = Path(what).expanduser()
     return path.absolute() if "/" in what or path.is_dir() else None
 
 
-async def ask_run(
-    services: Services, run_id: str, question: Question, tell: Say, say: Say
-) -> ChatAnswer:
-    """Ask the model of a run's newest checkpoint.
-
-    Raises:
-        UserError: no whole checkpoint is there, or the node cannot answer.
-    """
+async def _load_run(
+    services: Services, run_id: str, subject: Subject, tell: Say, key: int
+) -> Loaded:
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
-    nodes = services.cluster.names() if question.node is None else (question.node,)
-    copy = (await find_whole(services, run.run_id, nodes))[0]
+    nodes = services.cluster.names() if subject.node is None else (subject.node,)
+    copy = (await find_whole(services, run.run_id, nodes, subject.checkpoint))[0]
     model = await send(services, copy.node, inputs.model)
     checkpoint = f"runs/{run.run_id}/checkpoints/step-{copy.info.step:08d}"
-    what = "the base model" if question.of_base else f"step {copy.info.step}"
+    what = "base" if subject.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")
-    found = None if question.of_base else checkpoint
-    in_4_bits = run.spec.adapter.kind == "qlora"
     facts = await services.cluster.agent(copy.node).facts()
-    job = _make_job(copy.node, facts, question, model)
-    job = replace(job, checkpoint=found, in_4_bits=in_4_bits and bool(facts.gpus))
-    return await services.cluster.agent(copy.node).chat(job, say)
+    job = replace(
+        _make_job(copy.node, facts, model),
+        checkpoint=None if subject.of_base else checkpoint,
+        in_4_bits=run.spec.adapter.kind == "qlora",
+    )
+    opened = await services.cluster.agent(copy.node).chat_open(job, tell)
+    return Loaded(key=key, title=f"{run.name}, {what}", node=copy.node, opened=opened)
 
 
-async def ask_artifact(
-    services: Services, folder: Path, question: Question, tell: Say, say: Say
-) -> ChatAnswer:
-    """Ask an artifact in a folder on this PC, which is sent to a node if that lacks it.
-
-    Raises:
-        UserError: it is no artifact, no node answers, or the node cannot run it.
-    """
-    if question.of_base:
+async def _load_artifact(
+    services: Services, folder: Path, subject: Subject, tell: Say, key: int
+) -> Loaded:
+    if subject.of_base:
         raise UsageError("an artifact has no base with it", "Ask the base through its run.")
     artifact = await asyncio.to_thread(read_artifact, folder)
-    source = await asyncio.to_thread(bundle_artifact, artifact, question.type, services.hashes)
-    node, facts = await _choose_node(services, question.node)
+    source = await asyncio.to_thread(bundle_artifact, artifact, subject.type, services.hashes)
+    node, facts = await _choose_node(services, subject.node)
     agent = services.cluster.agent(node)
     packages = await bring_packages(agent, python_of(node, facts), artifact.method, tell)
     tell(f"loading {folder.name} on {node}")
-    job = _make_job(node, facts, question, await send(services, node, source))
-    return await agent.chat(replace(job, packages=packages), say)
+    job = _make_job(node, facts, await send(services, node, source))
+    opened = await agent.chat_open(replace(job, packages=packages), tell)
+    kind = subject.type or (artifact.types[0] if artifact.types else "")
+    return Loaded(key=key, title=f"{folder.name} {kind}".strip(), node=node, opened=opened)
 
 
-def _make_job(node: str, facts: NodeFacts, question: Question, model: str) -> ChatJob:
-    return ChatJob(
-        python=python_of(node, facts),
-        model=model,
-        system=question.system,
-        prompt=question.prompt,
-        max_tokens=question.max_tokens,
-        temperature=question.temperature,
-        device="cuda:0" if facts.gpus else "cpu",
-    )
+def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
+    gpus = [ChatDevice(device=f"cuda:{gpu.index}", device_id=gpu.uuid) for gpu in facts.gpus]
+    return ChatJob(python=python_of(node, facts), model=model, devices=tuple(gpus))
 
 
 async def _choose_node(services: Services, wanted: str | None) -> tuple[str, NodeFacts]:

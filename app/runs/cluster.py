@@ -11,7 +11,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.artifacts import ChatAnswer, ChatJob, MakeJob, PackagesBuild, PackagesReport
+from agents.artifacts import (
+    ChatJob,
+    ChatOpened,
+    ChatReply,
+    ChatTurn,
+    MakeJob,
+    PackagesBuild,
+    PackagesReport,
+)
 from agents.protocol import (
     AttemptIntent,
     AttemptStatus,
@@ -66,7 +74,14 @@ class NodeAgent(Protocol):
 
     async def export_made(self, job: MakeJob, progress: Progress | None = None) -> Exported: ...
 
-    async def chat(self, job: ChatJob, piece: Progress | None = None) -> ChatAnswer: ...
+    async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened: ...
+
+    async def chat_ask(
+        self, chat: str, turn: ChatTurn, piece: Progress | None = None
+    ) -> ChatReply: ...
+
+    async def chat_stop(self, chat: str) -> None: ...
+    async def chat_close(self, chat: str) -> None: ...
 
     async def build_packages(
         self, job: PackagesBuild, progress: Progress | None = None

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import ChatAnswer, ChatJob, MakeJob, PackagesBuild, PackagesReport
+from agents.artifacts import (
+    ChatAnswer,
+    ChatJob,
+    ChatOpened,
+    ChatReply,
+    ChatTurn,
+    MakeJob,
+    PackagesBuild,
+    PackagesReport,
+)
 from agents.protocol import (
     AttemptIntent,
     AttemptState,
@@ -118,7 +127,12 @@ class FakeNode:
     pushed: list[str] = field(default_factory=list)
     merges: list[MergeJob] = field(default_factory=list)
     made: list[MakeJob] = field(default_factory=list)
-    asked: list[ChatJob] = field(default_factory=list)
+    loaded: list[ChatJob] = field(default_factory=list)
+    """Models that were loaded for a conversation."""
+    asked: list[tuple[str, ChatTurn]] = field(default_factory=list)
+    chats: set[str] = field(default_factory=set)
+    """Those that still are; a test takes one away to let it end."""
+    stopped: list[str] = field(default_factory=list)
     previews: list[PreviewJob] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By the model's path or id."""
@@ -305,21 +319,39 @@ class FakeNode:
         self.made.append(job)
         return Exported(job.destination)
 
-    async def chat(self, job: ChatJob, piece: Progress | None = None) -> ChatAnswer:
-        self._answer("chat")
-        self.asked.append(job)
+    async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened:
+        self._answer("chat_open")
+        self.loaded.append(job)
+        name = f"chat-{len(self.loaded)}"
+        self.chats.add(name)
+        device = job.devices[0].device if job.devices else "cpu"
+        return ChatOpened(chat=name, load_s=1.0, runtime="fake", device=device)
+
+    async def chat_ask(self, chat: str, turn: ChatTurn, piece: Progress | None = None) -> ChatReply:
+        self._answer("chat_ask")
+        if chat not in self.chats:
+            return ChatReply(answer=None, ended="nothing was asked for 15 minutes")
+        self.asked.append((chat, turn))
         if piece is not None:
             piece("Forty-")
             piece("two.")
-        return ChatAnswer(
+        answer = ChatAnswer(
             text="Forty-two.",
             num_tokens=2,
             first_token_s=0.1,
             tokens_per_s=10.0,
-            load_s=1.0,
             runtime="fake",
             cut=False,
         )
+        return ChatReply(answer=answer)
+
+    async def chat_stop(self, chat: str) -> None:
+        self._answer("chat_stop")
+        self.stopped.append(chat)
+
+    async def chat_close(self, chat: str) -> None:
+        self._answer("chat_close")
+        self.chats.discard(chat)
 
     async def build_packages(
         self, job: PackagesBuild, progress: Progress | None = None

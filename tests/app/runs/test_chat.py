@@ -1,26 +1,29 @@
-"""Questions go to the node that has the model, or get it there first."""
+"""Conversations go to the node that has the model, or get it there first."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agents.artifacts import ChatMessage, ChatTurn
+from agents.protocol import GpuFacts
 from app.errors import UsageError, UserError
 from app.library.artifacts import read_artifact
-from app.runs.chat import Question, answer
+from app.runs.chat import Chats, Loaded, Subject
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
 
+TURN = ChatTurn(messages=(ChatMessage(role="user", content="What is it?"),))
 
-def ask(services: Services, what: str, **changes: object) -> tuple[str, list[str], list[str]]:
+
+def load(services: Services, what: str, **changes: object) -> tuple[Loaded, list[str]]:
     told: list[str] = []
-    said: list[str] = []
-    question = Question(prompt="What is it?", **changes)  # type: ignore[arg-type]
-    found = asyncio.run(answer(services, what, question, told.append, said.append))
-    return found.text, told, said
+    subject = Subject(what=what, **changes)  # type: ignore[arg-type]
+    return asyncio.run(Chats(services).open(subject, told.append)), told
 
 
 def make_artifact(folder: Path, method: str, *types: str) -> Path:
@@ -35,30 +38,82 @@ def make_artifact(folder: Path, method: str, *types: str) -> Path:
     return folder
 
 
-def test_a_run_is_asked_where_its_newest_checkpoint_lies(
+def test_a_run_is_loaded_where_its_checkpoint_lies(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
-    text, told, said = ask(services, interrupted[:6])
-    assert (text, said) == ("Forty-two.", ["Forty-", "two."])
+    found, told = load(services, interrupted[:6])
     assert told == ["loading step 10 on alpha"]
-    (job,) = cluster["alpha"].asked
-    assert job.checkpoint == f"runs/{interrupted}/checkpoints/step-00000010"
-    ask(services, interrupted, of_base=True)
-    assert cluster["alpha"].asked[-1].checkpoint is None
-    assert cluster["alpha"].asked[-1].model == job.model
-    assert not job.in_4_bits, "a CPU has the room for the whole model"
+    assert (found.node, found.title.endswith(", step 10")) == ("alpha", True)
+    load(services, interrupted, of_base=True)
+    load(services, interrupted, checkpoint=5, node="beta")
+    newest, base = cluster["alpha"].loaded
+    assert newest.checkpoint == f"runs/{interrupted}/checkpoints/step-00000010"
+    assert (base.checkpoint, base.model) == (None, newest.model)
+    assert cluster["beta"].loaded[0].checkpoint == newest.checkpoint[:-2] + "05"
+    assert newest.devices == ()
+    node = cluster["alpha"]
+    gpus = tuple(GpuFacts(uuid=f"GPU-{i}", index=i, name="x", memory_bytes=1) for i in (0, 1))
+    node.facts_now = replace(node.facts_now, gpus=gpus)
+    load(services, interrupted)
+    assert [one.device for one in node.loaded[-1].devices] == ["cuda:0", "cuda:1"]
+
+
+def test_several_turns_go_to_one_loaded_model_until_it_is_closed(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    async def talk() -> None:
+        chats, said, told = Chats(services), list[str](), list[str]()
+        key = (await chats.open(Subject(what=interrupted), told.append)).key
+        for _ in range(2):
+            found = await chats.ask(key, TURN, told.append, said.append)
+        assert (found.text, said) == ("Forty-two.", ["Forty-", "two."] * 2)
+        assert len(cluster["alpha"].loaded) == 1
+        cluster["alpha"].chats.clear()
+        told.clear()
+        await chats.ask(key, TURN, told.append, said.append)
+        assert told[0] == "nothing was asked for 15 minutes; loading the model again"
+        assert [chat for chat, _ in cluster["alpha"].asked] == ["chat-1", "chat-1", "chat-2"]
+        await chats.stop(key)
+        assert cluster["alpha"].stopped == [], "nothing is being answered"
+        await chats.close(key)
+        await chats.close(key)
+        assert cluster["alpha"].chats == set()
+        with pytest.raises(UserError, match="is closed"):
+            await chats.ask(key, TURN, told.append, said.append)
+
+    asyncio.run(talk())
+
+
+def test_who_stops_listening_stops_the_answer(
+    services: Services, cluster: FakeCluster, interrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*asked: object) -> None:
+        await asyncio.Event().wait()
+
+    async def talk() -> None:
+        chats = Chats(services)
+        key = (await chats.open(Subject(what=interrupted), str)).key
+        monkeypatch.setattr(cluster["alpha"], "chat_ask", never)
+        asking = asyncio.create_task(chats.ask(key, TURN, lambda t: None, lambda t: None))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert cluster["alpha"].stopped == ["chat-1"]
+
+    asyncio.run(talk())
 
 
 def test_an_artifact_is_sent_to_a_node(
     services: Services, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     gguf = make_artifact(tmp_path / "gguf", "gguf", "Q8_0", "Q4_K_M")
-    ask(services, str(gguf))
-    ask(services, str(gguf), type="Q4_K_M", node="beta")
-    ask(services, str(make_artifact(tmp_path / "nf4", "nf4")))
-    ask(services, str(make_artifact(tmp_path / "merged", "merged")))
-    first, nf4, merged = cluster["alpha"].asked
-    (second,) = cluster["beta"].asked
+    assert load(services, str(gguf))[0].title == "gguf Q8_0"
+    load(services, str(gguf), type="Q4_K_M", node="beta")
+    load(services, str(make_artifact(tmp_path / "nf4", "nf4")))
+    load(services, str(make_artifact(tmp_path / "merged", "merged")))
+    first, nf4, merged = cluster["alpha"].loaded
+    (second,) = cluster["beta"].loaded
     assert first.model.endswith("/valley-Q8_0.gguf")
     assert second.model.endswith("/valley-Q4_K_M.gguf")
     assert first.packages is not None
@@ -69,15 +124,13 @@ def test_an_artifact_is_sent_to_a_node(
 def test_what_cannot_be_asked_is_said(services: Services, tmp_path: Path) -> None:
     gguf = make_artifact(tmp_path / "gguf", "gguf", "Q8_0")
     with pytest.raises(UserError, match="has no Q6_K file"):
-        ask(services, str(gguf), type="Q6_K")
+        load(services, str(gguf), type="Q6_K")
     with pytest.raises(UsageError, match="no base with it"):
-        ask(services, str(gguf), of_base=True)
+        load(services, str(gguf), of_base=True)
     with pytest.raises(UsageError, match="there is no node zeta"):
-        ask(services, str(gguf), node="zeta")
+        load(services, str(gguf), node="zeta")
     with pytest.raises(UserError, match="is no artifact"):
-        ask(services, str(tmp_path))
-    with pytest.raises(ValueError, match="prompt is empty"):
-        Question(prompt=" ")
+        load(services, str(tmp_path))
     (gguf / "proof.json").write_text("[]")
     with pytest.raises(UserError, match="is no artifact"):
         read_artifact(gguf)

@@ -1,0 +1,69 @@
+"""`rackless chat` without a question is a conversation: what was said goes along."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+import pytest
+
+from agents.artifacts import ChatAnswer, ChatOpened, ChatTurn
+from app.cli.chat import _chat
+from app.cli.main import build_parser
+from app.cli.output import Output
+from app.errors import UserError
+from app.runs.chat import Loaded, Subject
+
+
+class Core:
+    """Answers with how many messages it was sent."""
+
+    def __init__(self) -> None:
+        self.turns: list[ChatTurn] = []
+        self.subject: Subject | None = None
+        self.is_closed = False
+
+    async def open_chat(self, subject: Subject, **more: Any) -> Loaded:
+        self.subject = subject
+        opened = ChatOpened(chat="c", load_s=1.0, runtime="fake", device="cpu")
+        return Loaded(key=7, title="demo, step 10", node="alpha", opened=opened)
+
+    async def ask_chat(self, key: int, turn: ChatTurn, *, piece: Any, **more: Any) -> ChatAnswer:
+        self.turns.append(turn)
+        text = f"heard {len(turn.messages)}"
+        if turn.messages[-1].content == "fail":
+            raise UserError("the conversation is too long", "Begin a new one.")
+        piece(text)
+        return ChatAnswer(
+            text=text, num_tokens=2, first_token_s=0.1, tokens_per_s=9.0, runtime="fake", cut=False
+        )
+
+    async def close_chat(self, key: int) -> None:
+        self.is_closed = True
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, typed: str, *options: str) -> tuple[Core, str, str]:
+    core, out, err = Core(), io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    args = build_parser().parse_args(["chat", "run-1", *options])
+    output = Output("--json" in options, out, err)
+    assert asyncio.run(_chat(core, args, output)) == 0  # type: ignore[arg-type]
+    assert core.is_closed
+    return core, out.getvalue(), err.getvalue()
+
+
+def test_turns_build_on_each_other_until_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = "one\n\ntwo\nfail\n/new\nthree\n/quit\nnever\n"
+    core, out, err = chat(monkeypatch, typed, "--system", "Be short", "--top-p", "0.5")
+    assert out.split("\n") == ["heard 2", "heard 4", "heard 2", ""]
+    assert "the conversation is too long Begin a new one." in err
+    assert [turn.top_p for turn in core.turns] == [0.5] * 4
+    assert [one.role for one in core.turns[1].messages] == ["system", "user", "assistant", "user"]
+    assert "never" not in {turn.messages[-1].content for turn in core.turns}
+
+
+def test_one_question_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, out, _ = chat(monkeypatch, "", "--prompt", "Who?", "--json", "--checkpoint", "5")
+    assert core.subject == Subject(what="run-1", checkpoint=5)
+    assert '"text": "heard 1"' in out
