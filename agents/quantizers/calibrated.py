@@ -3,7 +3,9 @@
 AWQ (Lin et al. 2023, arXiv:2306.00978) is written in its classic layout, groups of 128 with a zero
 point, which vLLM, TGI and Transformers load: gptqmodel writes that one with `sym=False`. GPTQ
 (Frantar et al. 2022, arXiv:2210.17323) is symmetric. gptqmodel works through the model layer by
-layer, so that no more than a few of them are on the GPU at once.
+layer, so that no more than a few of them are on the GPU at once. Its kernels in plain PyTorch pack
+the result: the faster ones are compiled at their first use, which takes minutes and a compiler
+that few PCs have, and serve a model that runs rather than one that is made.
 """
 
 from __future__ import annotations
@@ -58,17 +60,18 @@ def quantize(
     settings: dict[str, Any] = {"bits": bits, "group_size": group}
     if is_awq:
         settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
-    where: dict[str, Any] = {"device": device}
-    if is_awq and device == "cpu":
-        where["backend"] = BACKEND.AWQ_TORCH
+    plain = BACKEND.AWQ_TORCH if is_awq else BACKEND.GPTQ_TORCH
     rows = [{"input_ids": list(row), "attention_mask": [1] * len(row)} for row in calibration]
-    how = {"backend": where["backend"]} if "backend" in where else {}
     model, folder = model.absolute(), folder.absolute()
     scratch = folder / ".scratch"
     scratch.mkdir()
     with _working_in(scratch):  # gptqmodel keeps its log and the layers that it has done in "."
-        quantized = GPTQModel.load(str(model), QuantizeConfig(**settings), **where)
-        quantized.quantize(calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, **how)
+        quantized = GPTQModel.load(
+            str(model), QuantizeConfig(**settings), device=device, backend=plain
+        )
+        quantized.quantize(
+            calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, backend=plain
+        )
         quantized.save(str(folder))
     shutil.rmtree(scratch)
 

@@ -54,7 +54,7 @@ def write_files(
     files = {kind: stem.with_name(f"{stem.name}-{kind}.gguf") for kind in types}
     for kind in CONVERTED_TYPES:
         if kind in files:
-            progress.tell(f"Converting to {kind}")
+            progress.begin("quantize", f"Converting to {kind}")
             convert(model, files[kind], kind)
     others = [kind for kind in types if kind not in CONVERTED_TYPES]
     if not others:
@@ -62,10 +62,10 @@ def write_files(
     quantizer = find_quantizer(tools, progress)
     whole = files.get("F16", stem.with_name(".whole.gguf"))
     if not whole.exists():
-        progress.tell("Converting to F16, which the smaller types are made of")
+        progress.begin("quantize", "Converting to F16, which the smaller types are made of")
         convert(model, whole, "F16")
     for kind in others:
-        progress.tell(f"Quantizing to {kind}")
+        progress.begin("quantize", f"Quantizing to {kind}")
         _call([str(quantizer), str(whole), str(files[kind]), kind], f"Quantizing to {kind}")
     if "F16" not in files:
         whole.unlink()

@@ -30,6 +30,7 @@ from agents.quantizers.control import round_weights
 from agents.quantizers.gguf import write_files
 from agents.quantizers.llama_cpp import LlamaCpp, name_runtime
 from agents.quantizers.merge import LINEAGE_FILE
+from agents.quantizers.meter import Phase
 from agents.quantizers.models import (
     ANSWER_TOKENS,
     choose_prompts,
@@ -46,6 +47,7 @@ from agents.quantizers.work import (
     appearing,
     copy_companions,
     locate,
+    partial_of,
     read_plain,
     run_job,
 )
@@ -66,14 +68,24 @@ def make(job: MakeJob, home: Path, progress: Progress) -> None:
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
         raise UserError(f"{model} is no model of Transformers.", "Export the run again")
+    try:
+        proofs = _make_folder(job, model, destination, home, progress)
+    finally:
+        progress.end()
+    verdicts = ", ".join(f"{p.name}: {'keep' if p.keep else 'do not keep'}" for p in proofs)
+    progress.tell(f"The artifact is in {destination} ({verdicts})", path=str(destination))
+
+
+def _make_folder(
+    job: MakeJob, model: Path, destination: Path, home: Path, progress: Progress
+) -> list[Proof]:
+    progress.begin("texts", "Reading the texts to judge by", partial_of(destination))
     tokenizer, _ = load_tokenizer(model)
-    progress.tell("Reading the texts to judge by")
     texts = read_texts(job.train, job.evaluation, tokenizer, job.calibration)
     with appearing(destination, "the quantized model") as partial:
         proofs = _make(job, model, home, partial, texts, tokenizer, progress)
-        _finish(job, _trace(job.origin, model), partial, proofs, texts)
-    verdicts = ", ".join(f"{p.name}: {'keep' if p.keep else 'do not keep'}" for p in proofs)
-    progress.tell(f"The artifact is in {destination} ({verdicts})", path=str(destination))
+        _finish(job, _trace(job.origin, model), partial, proofs, texts, progress.end())
+    return proofs
 
 
 def _make(
@@ -144,11 +156,11 @@ class Original:
 def _look_at_original(
     model: Path, device: str, rows: Sequence[Sequence[int]], kept: Path, progress: Progress
 ) -> Original:
-    progress.tell("Measuring the original")
+    progress.begin("original", "Measuring the original")
     original = load_model(model, device)
     reference = remember(ModelPredictor(original), rows, kept)
     answers = continue_prompts(original, choose_prompts(rows))
-    progress.tell("Measuring the control: weights rounded to 4 bits")
+    progress.begin("control", "Measuring the control: weights rounded to 4 bits")
     round_weights(original)
     return Original(
         rows=rows,
@@ -166,7 +178,7 @@ def _quantize(
     """Write a model that Transformers loads."""
     from agents.quantizers import calibrated, nf4
 
-    progress.tell(f"Quantizing to {_name(job)}")
+    progress.begin("quantize", f"Quantizing to {_name(job)}")
     if job.method == "nf4":
         nf4.quantize(model, folder, job.device)
     else:
@@ -182,7 +194,7 @@ def _name(job: MakeJob) -> str:
 
 
 def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progress) -> Proof:
-    progress.tell("Loading the result in Transformers and measuring it")
+    progress.begin("proof", "Loading the result in Transformers and measuring it")
     made = load_model(folder, job.device)
     return first.prove(
         _name(job),
@@ -195,7 +207,7 @@ def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progres
 
 
 def _prove_gguf(kind: str, path: Path, first: Original, progress: Progress) -> Proof:
-    progress.tell(f"Loading {kind} in llama.cpp and measuring it")
+    progress.begin("proof", f"Loading {kind} in llama.cpp and measuring it")
     longest = max(map(len, first.rows)) + ANSWER_TOKENS
     made = LlamaCpp(path, num_words=first.num_words, context_tokens=longest)
     return first.prove(
@@ -217,12 +229,24 @@ def _trace(origin: Origin, model: Path) -> Origin:
     )
 
 
-def _finish(job: MakeJob, origin: Origin, folder: Path, proofs: list[Proof], texts: Texts) -> None:
+def _finish(
+    job: MakeJob,
+    origin: Origin,
+    folder: Path,
+    proofs: list[Proof],
+    texts: Texts,
+    measured: list[Phase],
+) -> None:
     files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     card = write_card(job.method, origin, proofs, texts, files)
     (folder / "README.md").write_text(card, encoding="utf-8")
     shown = [{**to_wire(proof), "keep": proof.keep, "problems": proof.problems} for proof in proofs]
-    about = {"method": job.method, "origin": asdict(origin), "proofs": shown}
+    about = {
+        "method": job.method,
+        "origin": asdict(origin),
+        "proofs": shown,
+        "measured": [asdict(phase) for phase in measured],
+    }
     (folder / PROOF_FILE).write_text(json.dumps(about, indent=1), encoding="ascii")
 
 

@@ -13,16 +13,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError
+from agents.quantizers.meter import Phase
 from agents.quantizers.work import (
     Progress,
     appearing,
     copy_companions,
     locate,
+    partial_of,
     read_plain,
     run_job,
 )
@@ -31,7 +34,7 @@ from agents.trainer.data.hub import find_model
 from agents.trainer.fingerprint import hash_model
 
 LINEAGE_FILE = "rackless.json"
-"""In a merged model: which weights and data it comes from."""
+"""In a merged model: which weights and data it comes from, and what merging took."""
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 _SHARD_SIZE = "5GB"
 
@@ -75,15 +78,24 @@ def merge(job: Job, progress: Progress) -> None:
     Raises:
         UserError: the checkpoint or the model is not what it has to be, or the disk is full.
     """
-    progress.tell("Checking the checkpoint and the base model")
+    try:
+        _merge(job, progress)
+    finally:
+        progress.end()
+    progress.tell(f"The merged model is in {job.destination}", path=str(job.destination))
+
+
+def _merge(job: Job, progress: Progress) -> None:
+    progress.begin(
+        "check", "Checking the checkpoint and the base model", partial_of(job.destination)
+    )
     checkpoint = read_checkpoint(job.checkpoint)
     _refuse_damage(checkpoint)
     base = find_model(job.model)
     _refuse_other_model(checkpoint, base, job.hashes)
     with appearing(job.destination, "the merged model") as partial:
         _write_model(base, checkpoint, partial, progress)
-        _copy_rest(base, checkpoint, partial)
-    progress.tell(f"The merged model is in {job.destination}", path=str(job.destination))
+        _copy_rest(base, checkpoint, partial, progress.end())
 
 
 def _refuse_damage(checkpoint: Checkpoint) -> None:
@@ -105,7 +117,7 @@ def _refuse_other_model(checkpoint: Checkpoint, base: Path, hashes: Path | None)
 
 
 def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
-    progress.tell("Loading PyTorch and the base model")
+    progress.begin("load", "Loading PyTorch and the base model")
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -114,12 +126,13 @@ def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Pro
     model = AutoModelForCausalLM.from_pretrained(
         base, dtype="auto", use_safetensors=True, local_files_only=True
     )
+    progress.begin("merge", "Merging")
     with torch.no_grad():
         if has_adapter(checkpoint):
             model = _merge_adapter(model, checkpoint, progress)
         else:
             copy_values(model, checkpoint)
-    progress.tell("Writing the merged model")
+    progress.begin("write", "Writing the merged model")
     model.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
 
 
@@ -160,11 +173,15 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
         parameters[name].copy_(value)
 
 
-def _copy_rest(base: Path, checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy tokenizer, chat template and adapter as they are."""
+def _copy_rest(base: Path, checkpoint: Checkpoint, folder: Path, measured: Sequence[Phase]) -> None:
+    """Copy tokenizer, chat template and adapter as they are, and write what the merge is of."""
     copy_companions(base, folder, leave=("config.json", "manifest.json"))
     manifest = checkpoint.manifest
-    lineage = {"base_sha256": manifest.model_sha256, "data_sha256": manifest.data_sha256}
+    lineage = {
+        "base_sha256": manifest.model_sha256,
+        "data_sha256": manifest.data_sha256,
+        "measured": [asdict(phase) for phase in measured],
+    }
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
     state = json.loads((checkpoint.path / "state.json").read_bytes())
     if state.get("plain_template"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,14 +63,29 @@ def load_model(model: Path, device: str) -> Any:
         torch.cuda.empty_cache()
         free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
     place, is_wide = choose_place(weigh(model), device, free_gpu_bytes, read_available_bytes())
+    plain = {} if place == "cpu" else _name_kernel(model)
     loaded = AutoModelForCausalLM.from_pretrained(
         model,
+        **plain,
         dtype=torch.float32 if is_wide else "auto",
         device_map={"": place},
         use_safetensors=True,
         local_files_only=True,
     )
     return loaded.eval()
+
+
+def _name_kernel(model: Path) -> dict[str, Any]:
+    """Return what keeps gptqmodel from compiling a kernel, which takes minutes and a compiler."""
+    from transformers import AwqConfig, GPTQConfig
+
+    config = json.loads((model / "config.json").read_bytes())
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method == "awq":
+        return {"quantization_config": AwqConfig(backend="torch_awq")}
+    if method == "gptq":
+        return {"quantization_config": GPTQConfig(bits=4, backend="torch")}
+    return {}
 
 
 def choose_prompts(rows: Sequence[Sequence[int]]) -> list[list[int]]:

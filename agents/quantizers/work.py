@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from agents.errors import UserError, explain_os_error
 from agents.files import remove_abandoned
+from agents.quantizers.meter import Meter, Phase
 from agents.state import fsync_folder
 from agents.trainer.checkpoint import sync_file, tells_full_disk
 
@@ -28,6 +29,26 @@ class Progress:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
+        self._meter: Meter | None = None
+
+    def begin(self, phase: str, message: str, folder: Path | None = None) -> None:
+        """Tell that a phase begins, and measure it until the next one does.
+
+        Args:
+            phase: its name, the same in every job.
+            message: for people.
+            folder: that is being made, at the first phase.
+        """
+        if self._meter is not None:
+            self._meter.begin(phase)
+        elif folder is not None:
+            self._meter = Meter(folder, phase)
+        self.tell(message, phase=phase)
+
+    def end(self) -> list[Phase]:
+        """Return what the phases took; measuring is over."""
+        meter, self._meter = self._meter, None
+        return meter.end() if meter is not None else []
 
     def tell(self, message: str, **fields: Any) -> None:
         self.say("progress", message=message, **fields)
@@ -92,6 +113,11 @@ def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> N
             shutil.copyfile(path, folder / path.name)
 
 
+def partial_of(destination: Path) -> Path:
+    """Return where this process makes what is to become `destination`."""
+    return destination.with_name(f".partial-{destination.name}-{os.getpid()}")
+
+
 @contextmanager
 def appearing(destination: Path, what: str) -> Iterator[Path]:
     """Give a folder to fill, which becomes `destination` at the end, or vanishes after an error.
@@ -99,7 +125,7 @@ def appearing(destination: Path, what: str) -> Iterator[Path]:
     Raises:
         UserError: the disk is full, memory ran out, or the place cannot be written.
     """
-    partial = destination.with_name(f".partial-{destination.name}-{os.getpid()}")
+    partial = partial_of(destination)
     remove_abandoned(destination)
     try:
         partial.mkdir(mode=0o700, parents=True)

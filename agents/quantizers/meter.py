@@ -1,0 +1,143 @@
+"""Measure what the phases of a job take: seconds, memory, GPU memory, disk.
+
+A thread looks several times a second, since a peak is over when a phase ends. Memory is what the
+process and those that it started keep for themselves; files that are merely mapped do not count,
+because the system takes those pages back when it needs them. GPU memory is what PyTorch's tensors
+took at most, which it counts itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LOOK_EVERY_S = 0.1
+_WALK_EVERY = 5
+"""Looks between two walks through the folder."""
+_OWN = ("RssAnon:", "RssShmem:")
+_KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """What one part of a job took."""
+
+    name: str
+    seconds: float
+    ram_bytes: int
+    """Most at any time, of the process and its children."""
+    vram_bytes: int | None
+    """Most at any time, of tensors; None: no GPU was used."""
+    disk_bytes: int
+    """Most at any time, of everything in the folder that is being made."""
+
+
+class Meter:
+    """Measures one phase after the other, from its making on.
+
+    Args:
+        folder: that is being made; it need not be there yet.
+        name: of the first phase.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._done: list[Phase] = []
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._start()
+        self._thread = threading.Thread(target=self._watch, name="meter", daemon=True)
+        self._thread.start()
+
+    def begin(self, name: str) -> None:
+        """End the phase before and begin the next."""
+        self._look(walk=True)
+        with self._lock:
+            self._close()
+            self._name = name
+            self._start()
+
+    def end(self) -> list[Phase]:
+        """Stop measuring; return all phases."""
+        self._stopped.set()
+        self._thread.join()
+        self._look(walk=True)
+        self._close()
+        return self._done
+
+    def _start(self) -> None:
+        self._since_s = time.monotonic()
+        self._ram_bytes = self._disk_bytes = 0
+        torch = _torch_on_gpu()
+        if torch is not None:
+            torch.cuda.reset_peak_memory_stats()
+
+    def _close(self) -> None:
+        torch = _torch_on_gpu()
+        self._done.append(
+            Phase(
+                name=self._name,
+                seconds=round(time.monotonic() - self._since_s, 3),
+                ram_bytes=self._ram_bytes,
+                vram_bytes=None if torch is None else int(torch.cuda.max_memory_allocated()),
+                disk_bytes=self._disk_bytes,
+            )
+        )
+
+    def _watch(self) -> None:
+        looks = 0
+        while not self._stopped.wait(_LOOK_EVERY_S):
+            looks += 1
+            self._look(walk=looks % _WALK_EVERY == 0)
+
+    def _look(self, *, walk: bool) -> None:
+        ram_bytes = sum(_own_bytes(process) for process in _family(os.getpid()))
+        disk_bytes = weigh_folder(self._folder) if walk else 0
+        with self._lock:
+            self._ram_bytes = max(self._ram_bytes, ram_bytes)
+            self._disk_bytes = max(self._disk_bytes, disk_bytes)
+
+
+def weigh_folder(folder: Path) -> int:
+    """Return the bytes that the files below a folder take on disk; 0 if it is not there."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                total += 512 * os.stat(os.path.join(place, name)).st_blocks
+    return total
+
+
+def _family(process: int) -> Iterator[int]:
+    yield process
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{task}/children", encoding="ascii") as file:
+                for child in file.read().split():
+                    yield from _family(int(child))
+
+
+def _own_bytes(process: int) -> int:
+    found = 0
+    with contextlib.suppress(OSError), open(f"/proc/{process}/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith(_OWN):
+                found += int(line.split()[1]) * _KIB
+    return found
+
+
+def _torch_on_gpu() -> Any:
+    """Return PyTorch if this process has a GPU in use; it is not imported for this."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)  # torch is still being imported: no such thing yet
+    if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+        return None
+    return torch

@@ -1,0 +1,41 @@
+"""What a phase takes is seen even where it is over when the phase ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from agents.quantizers.meter import Meter, weigh_folder
+
+MIB = 1 << 20
+TAKE = "import time; block = bytearray(64 << 20); block[::4096] = bytes(1 << 14); time.sleep(0.6)"
+
+
+def test_each_phase_has_its_own_peaks(tmp_path):
+    meter = Meter(tmp_path / "made", "memory")
+    block = bytearray(64 * MIB)
+    block[::4096] = b"1" * len(block[::4096])
+    time.sleep(0.3)
+    del block
+    meter.begin("disk")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "gone").write_bytes(b"1" * MIB)
+    time.sleep(0.8)
+    (tmp_path / "made" / "gone").unlink()
+    memory, disk = meter.end()
+    assert (memory.name, disk.name) == ("memory", "disk")
+    assert memory.seconds >= 0.3
+    assert memory.ram_bytes - disk.ram_bytes > 32 * MIB
+    assert (memory.disk_bytes, disk.disk_bytes >= MIB) == (0, True)
+    assert memory.vram_bytes is None
+    assert weigh_folder(tmp_path / "made") == 0
+
+
+def test_memory_of_processes_that_were_started_counts(tmp_path):
+    meter = Meter(tmp_path, "alone")
+    time.sleep(0.25)
+    meter.begin("with a child")
+    subprocess.run([sys.executable, "-c", TAKE], check=True)
+    alone, both = meter.end()
+    assert both.ram_bytes - alone.ram_bytes > 48 * MIB
