@@ -123,6 +123,8 @@ class ChatDevice:
 class ChatJob:
     """Load a model and keep it for a conversation. Paths start at the agent's home."""
 
+    chat: str
+    """Names the conversation among those of the connection."""
     python: str
     packages: str | None = None
     model: str
@@ -145,8 +147,6 @@ class ChatJob:
 class ChatOpened:
     """A model that is loaded and waits for questions."""
 
-    chat: str
-    """Names it in later requests of the same connection."""
     load_s: float
     runtime: str
     """That runs the model, with its version."""

@@ -26,14 +26,8 @@ Reader = Callable[[str], Said]
 class Chat:
     """One loaded model. Whoever asks reads its words from `listen`; one at a time."""
 
-    def __init__(self, device: str, find_holder: Callable[[], str | None]) -> None:
-        """Make it.
-
-        Args:
-            device: where the model is loaded.
-            find_holder: returns the run that has taken that GPU; None: none has.
-        """
-        self.device = device
+    def __init__(self, find_holder: Callable[[], str | None]) -> None:
+        """Make it; `find_holder` returns the run that has taken its GPU, or None."""
         self.asking = threading.Lock()
         self.ended = ""
         """Why it has ended; empty: it has not."""

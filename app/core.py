@@ -22,6 +22,8 @@ from agents.artifacts import ChatAnswer, ChatTurn
 from agents.protocol import Calibration, DataPreview, EnvironmentReport, Sample
 from agents.spec import RunSpec
 from app.artifact import ArtifactSnapshot
+from app.conversation import Comparison as ComparedAnswers
+from app.conversation import Loaded, Project, Subject
 from app.errors import UserError
 from app.events import (
     ArtifactsChanged,
@@ -46,7 +48,7 @@ from app.registry import checking, copies, deleting, record
 from app.registry.deleting import DeletedArtifact
 from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
-from app.runs.chat import Chats, Loaded, Subject
+from app.runs.chat import Chats, find_project, write_comparison
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
 from app.runs.readiness import choose_nodes
@@ -59,6 +61,7 @@ from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
 from app.storage.planning import PlanningStore
+from app.storage.prompts import PromptStore
 from app.storage.runs import RunStore
 from app.text import show_list
 
@@ -625,6 +628,38 @@ class Core:
         """Let a loaded model go."""
         await self._chats.close(key)
 
+    def project_of(self, what: str) -> Project:
+        """Return the base and data that a run or an artifact belongs to.
+
+        Raises:
+            UserError: there is no such run or artifact.
+        """
+        return find_project(self._services, what)
+
+    def prompts(self, project: Project) -> tuple[str, ...]:
+        """Return the prompts that a project's models are compared by."""
+        return self._services.prompts.prompts(project)
+
+    def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
+        """Keep them."""
+        self._services.prompts.save_prompts(project, prompts)
+
+    def compared_answers(self, project: Project) -> tuple[ComparedAnswers, ...]:
+        """Return what models answered to the project's prompts, newest first."""
+        return self._services.prompts.comparisons(project)
+
+    def save_compared(self, project: Project, found: ComparedAnswers) -> None:
+        """Keep what models answered."""
+        self._services.prompts.add_comparison(project, found)
+
+    def write_compared(self, project: Project, found: ComparedAnswers, path: Path) -> None:
+        """Write it as Markdown.
+
+        Raises:
+            UserError: the place cannot be written.
+        """
+        write_comparison(project, found, path)
+
     def recipes(self) -> tuple[Recipe, ...]:
         """Return the run files that ship with Rackless, to start from."""
         from app.library.recipes import list_recipes
@@ -684,5 +719,6 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs),
         artifacts=ArtifactStore(database),
+        prompts=PromptStore(database),
     )
     return Core(services, fleet, node_store, database, hub)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ def open_chat(call: Call) -> ChatOpened:
     job = from_wire(ChatJob, call.args, "job")
     place, note = _choose_device(call.home, job)
     packages = [str(call.home.path / job.packages)] if job.packages else []
-    chat = Chat(place.device, lambda: _find_taker(call.home, place))
+    chat = call.chats[job.chat] = Chat(lambda: _find_taker(call.home, place))
     with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as folder:
         file = Path(folder, "job.json")
         on_gpu = place.device != "cpu"
@@ -36,11 +35,9 @@ def open_chat(call: Call) -> ChatOpened:
         chat.start(call.children, argv, job_environ(call.home, packages), read_said)
         said = _wait_for(chat, call, "opened")
     if said is None:
+        call.chats.pop(job.chat, None)
         raise UserError(f"The model could not be loaded: {chat.ended}.", "Try another node")
-    name = f"chat-{os.getpid()}-{call.request.id}"
-    call.chats[name] = chat
-    opened = {**said, "chat": name, "device": place.device, "note": note}
-    return from_wire(ChatOpened, opened, "opened")
+    return from_wire(ChatOpened, {**said, "device": place.device, "note": note}, "opened")
 
 
 def ask(call: Call) -> ChatReply:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 from app.errors import UsageError, UserError
-from app.text import show_duration
 
 if TYPE_CHECKING:
     from agents.artifacts import ChatAnswer, ChatMessage
@@ -44,7 +43,7 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.runs.chat import Subject
+    from app.conversation import Subject
 
     _check(args)
     subject = Subject(
@@ -111,6 +110,7 @@ async def _ask(
 ) -> ChatAnswer:
     """Ask, print the answer as it comes, and add both to what was said."""
     from agents.artifacts import ChatMessage, ChatTurn
+    from app.conversation import describe_answer
 
     system = [ChatMessage(role="system", content=args.system)] if args.system else []
     asked = ChatMessage(role="user", content=prompt)
@@ -126,7 +126,7 @@ async def _ask(
         )
     said += [asked, ChatMessage(role="assistant", content=found.text)]
     out.text("")
-    out.note(_describe(found))
+    out.note(f"{describe_answer(found)}, in {found.runtime}")
     return found
 
 
@@ -146,12 +146,3 @@ def _stopping(core: Core, key: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(NotImplementedError):
             loop.remove_signal_handler(signal.SIGINT)
-
-
-def _describe(found: ChatAnswer) -> str:
-    speed = f", {found.tokens_per_s:.1f} tokens/s" if found.tokens_per_s is not None else ""
-    ended = "; it was stopped there" if found.stopped else "; it was cut there" * found.cut
-    return (
-        f"{found.num_tokens} tokens{ended}, first after {show_duration(found.first_token_s)}"
-        f"{speed}, in {found.runtime}"
-    )

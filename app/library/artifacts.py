@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import METHODS, PROOF_FILE
+from agents.artifacts import METHODS, PROOF_FILE, Origin
+from agents.wire import from_wire
 from app.artifact import Verdict
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle
@@ -101,6 +102,14 @@ def _verdict(proof: dict[str, Any]) -> Verdict:
         size_bytes=proof["size_bytes"],
         tokens_per_s=proof["tokens_per_s"],
     )
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """Return where an artifact comes from; None: it does not say, as a merged model."""
+    try:
+        return from_wire(Origin, json.loads((folder / PROOF_FILE).read_bytes())["origin"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def bundle_artifact(artifact: Artifact, kind: str | None, hashes: HashStore) -> Source:

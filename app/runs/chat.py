@@ -10,48 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agents.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatTurn
 from agents.protocol import NodeFacts
+from app.conversation import Comparison, Loaded, Project, Subject, to_markdown
 from app.errors import RacklessError, UsageError, UserError
-from app.library.artifacts import bundle_artifact, read_artifact
+from app.library.artifacts import bundle_artifact, read_artifact, read_origin
+from app.registry.record import find_artifact
+from app.runs.cluster import NodeAgent
 from app.runs.export import bring_packages, find_whole
 from app.runs.inputs import recall_inputs, send
 from app.runs.readiness import python_of
 from app.runs.services import Services
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """Whom one talks to."""
-
-    what: str
-    """A run by its id or its beginning, or a folder of an artifact on this PC."""
-    of_base: bool = False
-    """The model as it was before the run."""
-    checkpoint: int | None = None
-    """Of the run; None: the newest whole one."""
-    type: str | None = None
-    """Which file of a GGUF artifact; None: the first."""
-    node: str | None = None
-    """None: of a run the node with the checkpoint; of an artifact the first that answers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
-    """A model that waits for questions."""
-
-    key: int
-    """Names the conversation here."""
-    title: str
-    """What it is, for a person."""
-    node: str
-    opened: ChatOpened
 
 
 @dataclass(slots=True)
@@ -68,6 +44,8 @@ class Chats:
         self._services = services
         self._talks: dict[int, _Talk] = {}
         self._keys = itertools.count(1)
+        self._queues: dict[str, asyncio.Lock] = {}
+        """One answer at a time on each node, so that what is measured can be compared."""
 
     async def open(self, subject: Subject, tell: Say) -> Loaded:
         """Load a model.
@@ -89,15 +67,17 @@ class Chats:
         """
         talk = self._talk(key)
         for _ in range(2):
-            agent = self._services.cluster.agent(talk.loaded.node)
-            talk.is_asked = True
-            try:
-                reply = await agent.chat_ask(talk.loaded.opened.chat, turn, say)
-            except asyncio.CancelledError:
-                await asyncio.shield(self.stop(key))
-                raise
-            finally:
-                talk.is_asked = False
+            node = talk.loaded.node
+            async with self._queues.setdefault(node, asyncio.Lock()):
+                talk.is_asked = True
+                try:
+                    agent = self._services.cluster.agent(node)
+                    reply = await agent.chat_ask(talk.loaded.chat, turn, say)
+                except asyncio.CancelledError:
+                    await asyncio.shield(self.stop(key))
+                    raise
+                finally:
+                    talk.is_asked = False
             if reply.answer is not None:
                 return reply.answer
             tell(f"{reply.ended}; loading the model again")
@@ -112,7 +92,7 @@ class Chats:
         """End the answer that is being given."""
         talk = self._talk(key)
         if talk.is_asked:
-            await self._services.cluster.agent(talk.loaded.node).chat_stop(talk.loaded.opened.chat)
+            await self._services.cluster.agent(talk.loaded.node).chat_stop(talk.loaded.chat)
 
     async def close(self, key: int) -> None:
         """Let a model go; a node that cannot be asked lets it go by itself."""
@@ -120,7 +100,7 @@ class Chats:
         if talk is None:
             return
         try:
-            await self._services.cluster.agent(talk.loaded.node).chat_close(talk.loaded.opened.chat)
+            await self._services.cluster.agent(talk.loaded.node).chat_close(talk.loaded.chat)
         except RacklessError:
             return
 
@@ -131,16 +111,62 @@ class Chats:
 
 
 async def _load(services: Services, subject: Subject, tell: Say, key: int) -> Loaded:
-    folder = await asyncio.to_thread(find_folder, subject.what)
+    folder = await asyncio.to_thread(find_folder, services, subject.what)
     if folder is not None:
         return await _load_artifact(services, folder, subject, tell, key)
     return await _load_run(services, services.book.get(subject.what).run_id, subject, tell, key)
 
 
-def find_folder(what: str) -> Path | None:
-    """Return the folder that `what` names; None: it names a run."""
+def find_folder(services: Services, what: str) -> Path | None:
+    """Return the folder that `what` names or that holds the artifact `what`; None: it is a run.
+
+    Raises:
+        UserError: there is such an artifact, but no copy of it on this PC.
+    """
     path = Path(what).expanduser()
-    return path.absolute() if "/" in what or path.is_dir() else None
+    if "/" in what or path.is_dir():
+        return path.absolute()
+    name = what.partition(":")[0]
+    if not services.artifacts.versions(name):
+        return None
+    artifact = find_artifact(services, what)
+    folder = artifact.folder()
+    if folder is None:
+        raise UserError(
+            f"artifact {artifact.label} is not on this PC",
+            f"Copy it here: rackless artifacts copy {artifact.label} --to FOLDER",
+        )
+    return Path(folder)
+
+
+def find_project(services: Services, what: str) -> Project:
+    """Return base and data of what `what` names.
+
+    Raises:
+        UserError: there is no such thing.
+    """
+    folder = find_folder(services, what)
+    if folder is None:
+        spec = services.book.get(what).spec
+        return Project(base=spec.model, data=spec.data.train)
+    origin = read_origin(folder)
+    if origin is None:
+        return Project(base=str(folder), data="")
+    return Project(base=origin.base, data=origin.data)
+
+
+def write_comparison(project: Project, found: Comparison, path: Path) -> None:
+    """Write a comparison as Markdown.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    try:
+        path.write_text(to_markdown(project, found), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}", "Name another place."
+        ) from error
 
 
 async def _load_run(
@@ -160,8 +186,10 @@ async def _load_run(
         checkpoint=None if subject.of_base else checkpoint,
         in_4_bits=run.spec.adapter.kind == "qlora",
     )
-    opened = await services.cluster.agent(copy.node).chat_open(job, tell)
-    return Loaded(key=key, title=f"{run.name}, {what}", node=copy.node, opened=opened)
+    opened = await _open(services.cluster.agent(copy.node), job, tell)
+    return Loaded(
+        key=key, chat=job.chat, title=f"{run.name}, {what}", node=copy.node, opened=opened
+    )
 
 
 async def _load_artifact(
@@ -176,14 +204,29 @@ async def _load_artifact(
     packages = await bring_packages(agent, python_of(node, facts), artifact.method, tell)
     tell(f"loading {folder.name} on {node}")
     job = _make_job(node, facts, await send(services, node, source))
-    opened = await agent.chat_open(replace(job, packages=packages), tell)
+    opened = await _open(agent, replace(job, packages=packages), tell)
     kind = subject.type or (artifact.types[0] if artifact.types else "")
-    return Loaded(key=key, title=f"{folder.name} {kind}".strip(), node=node, opened=opened)
+    title = f"{folder.name} {kind}".strip()
+    return Loaded(key=key, chat=job.chat, title=title, node=node, opened=opened)
 
 
 def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
     gpus = [ChatDevice(device=f"cuda:{gpu.index}", device_id=gpu.uuid) for gpu in facts.gpus]
-    return ChatJob(python=python_of(node, facts), model=model, devices=tuple(gpus))
+    return ChatJob(
+        chat=uuid.uuid4().hex,
+        python=python_of(node, facts),
+        model=model,
+        devices=tuple(gpus),
+    )
+
+
+async def _open(agent: NodeAgent, job: ChatJob, tell: Say) -> ChatOpened:
+    """Load the model; when nobody waits for it any more, let it go again."""
+    try:
+        return await agent.chat_open(job, tell)
+    except asyncio.CancelledError:
+        await asyncio.shield(agent.chat_close(job.chat))
+        raise
 
 
 async def _choose_node(services: Services, wanted: str | None) -> tuple[str, NodeFacts]:

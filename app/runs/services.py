@@ -19,6 +19,7 @@ from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
+from app.storage.prompts import PromptStore
 
 _LAUNCH_LOCK = "launch.lock"
 _LOOKS = 10
@@ -35,6 +36,7 @@ class Services:
     planning: PlanningStore
     configs: ConfigLibrary
     artifacts: ArtifactStore
+    prompts: PromptStore
 
     @contextlib.contextmanager
     def launching(self, run_id: str) -> Iterator[None]:

@@ -117,4 +117,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             FOREIGN KEY (name, version) REFERENCES artifacts ON DELETE CASCADE
         ) STRICT""",
     ),
+    (
+        """CREATE TABLE prompt_sets (
+            base TEXT NOT NULL,
+            data TEXT NOT NULL,
+            prompts TEXT NOT NULL,
+            PRIMARY KEY (base, data)
+        ) STRICT""",
+        """CREATE TABLE comparisons (
+            id INTEGER PRIMARY KEY,
+            base TEXT NOT NULL,
+            data TEXT NOT NULL,
+            comparison TEXT NOT NULL
+        ) STRICT""",
+        "CREATE INDEX comparisons_by_project ON comparisons (base, data, id)",
+    ),
 )

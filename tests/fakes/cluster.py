@@ -53,6 +53,7 @@ from app.storage.artifacts import ArtifactStore
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
+from app.storage.prompts import PromptStore
 from app.storage.runs import RunStore
 
 ENVIRONMENT = EnvironmentReport(python="/env/bin/python", python_version="3.11.7", fits=True)
@@ -322,10 +323,9 @@ class FakeNode:
     async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened:
         self._answer("chat_open")
         self.loaded.append(job)
-        name = f"chat-{len(self.loaded)}"
-        self.chats.add(name)
+        self.chats.add(job.chat)
         device = job.devices[0].device if job.devices else "cpu"
-        return ChatOpened(chat=name, load_s=1.0, runtime="fake", device=device)
+        return ChatOpened(load_s=1.0, runtime="fake", device=device)
 
     async def chat_ask(self, chat: str, turn: ChatTurn, piece: Progress | None = None) -> ChatReply:
         self._answer("chat_ask")
@@ -415,4 +415,5 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),
         artifacts=ArtifactStore(database),
+        prompts=PromptStore(database),
     )

@@ -40,7 +40,7 @@ def ask(agent: Agent, kind: str, **args: Any) -> tuple[dict[str, Any], list[str]
 
 
 def open_demo(agent: Agent, **changes: Any) -> dict[str, Any]:
-    job = ChatJob(python=sys.executable, model=str(DEMO / "model"), **changes)
+    job = ChatJob(chat="c", python=sys.executable, model=str(DEMO / "model"), **changes)
     return ask(agent, "chat.open", **to_wire(job))[0]
 
 
@@ -62,14 +62,14 @@ def test_several_turns_and_then_it_is_closed(agent: Agent) -> None:
     opened = open_demo(agent)
     assert (opened["device"], opened["note"]) == ("cpu", "")
     for _ in range(2):
-        reply, told = ask(agent, "chat.ask", chat=opened["chat"], turn=make_turn())
+        reply, told = ask(agent, "chat.ask", chat="c", turn=make_turn())
         assert "".join(told).strip() == reply["answer"]["text"]
-    error = agent.ask("chat.ask", chat=opened["chat"], turn=make_turn("x " * 4000))["error"]
+    error = agent.ask("chat.ask", chat="c", turn=make_turn("x " * 4000))["error"]
     assert "the model holds 1,024" in error["message"]
-    assert ask(agent, "chat.stop", chat=opened["chat"])[0] == {}
-    assert ask(agent, "chat.ask", chat=opened["chat"], turn=make_turn())[0]["answer"]["text"]
-    assert ask(agent, "chat.close", chat=opened["chat"])[0] == {}
-    reply, _ = ask(agent, "chat.ask", chat=opened["chat"], turn=make_turn())
+    assert ask(agent, "chat.stop", chat="c")[0] == {}
+    assert ask(agent, "chat.ask", chat="c", turn=make_turn())[0]["answer"]["text"]
+    assert ask(agent, "chat.close", chat="c")[0] == {}
+    reply, _ = ask(agent, "chat.ask", chat="c", turn=make_turn())
     assert (reply["answer"], reply["ended"]) == (None, "the connection was lost since")
 
 
@@ -83,11 +83,11 @@ def test_a_run_that_wants_the_gpu_gets_it(agent: Agent, tmp_path: Path) -> None:
         """
     )
     silent.chmod(0o700)
-    job = ChatJob(python=str(silent), model="m", devices=(place,))
+    job = ChatJob(chat="c", python=str(silent), model="m", devices=(place,))
     opened, _ = ask(agent, "chat.open", **to_wire(job))
     assert (opened["device"], opened["note"]) == ("cuda:0", "")
     take_gpu(tmp_path)
-    reply, _ = ask(agent, "chat.ask", chat=opened["chat"], turn=make_turn())
+    reply, _ = ask(agent, "chat.ask", chat="c", turn=make_turn())
     assert reply["ended"] == "run run-9 has taken the GPU"
     opened = open_demo(agent, devices=(place,))
     assert opened["device"] == "cpu"
@@ -95,7 +95,7 @@ def test_a_run_that_wants_the_gpu_gets_it(agent: Agent, tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_named(agent: Agent) -> None:
-    job = ChatJob(python=sys.executable, model="/nowhere/at/all")
+    job = ChatJob(chat="c", python=sys.executable, model="/nowhere/at/all")
     error = agent.ask("chat.open", **to_wire(job))["error"]
     assert "does not exist" in error["message"]
     error = agent.ask("chat.open", **{**to_wire(job), "python": "/bin/false"})["error"]

@@ -28,7 +28,9 @@ def make_turn(*said, **changes):
 
 
 def speaker_of(model, device="cpu", **changes):
-    return load_speaker(ChatJob(python=sys.executable, model=str(model), **changes), device)
+    return load_speaker(
+        ChatJob(chat="c", python=sys.executable, model=str(model), **changes), device
+    )
 
 
 def ask(speaker, *said, stop_after=None, **changes):
@@ -113,7 +115,7 @@ def test_a_model_in_4_bits_answers_nearly_the_same(demo):
 
 
 def test_it_runs_as_a_program_that_agents_talk_to(tmp_path):
-    job = ChatJob(python=sys.executable, model=str(DEMO / "model"), idle_s=0.2)
+    job = ChatJob(chat="c", python=sys.executable, model=str(DEMO / "model"), idle_s=0.2)
     (tmp_path / "job.json").write_text(json.dumps({**to_wire(job), "agent_home": str(tmp_path)}))
     argv = [sys.executable, "-m", "agents.quantizers.chat", str(tmp_path / "job.json")]
     with subprocess.Popen(

@@ -12,8 +12,8 @@ from agents.artifacts import ChatAnswer, ChatOpened, ChatTurn
 from app.cli.chat import _chat
 from app.cli.main import build_parser
 from app.cli.output import Output
+from app.conversation import Loaded, Subject
 from app.errors import UserError
-from app.runs.chat import Loaded, Subject
 
 
 class Core:
@@ -26,8 +26,8 @@ class Core:
 
     async def open_chat(self, subject: Subject, **more: Any) -> Loaded:
         self.subject = subject
-        opened = ChatOpened(chat="c", load_s=1.0, runtime="fake", device="cpu")
-        return Loaded(key=7, title="demo, step 10", node="alpha", opened=opened)
+        opened = ChatOpened(load_s=1.0, runtime="fake", device="cpu")
+        return Loaded(key=7, chat="c", title="demo, step 10", node="alpha", opened=opened)
 
     async def ask_chat(self, key: int, turn: ChatTurn, *, piece: Any, **more: Any) -> ChatAnswer:
         self.turns.append(turn)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.artifacts import ChatMessage, ChatTurn
+from agents.artifacts import ChatJob, ChatMessage, ChatTurn, Origin
 from agents.protocol import GpuFacts
+from agents.wire import to_wire
+from app.conversation import Loaded, Project, Subject
 from app.errors import UsageError, UserError
 from app.library.artifacts import read_artifact
-from app.runs.chat import Chats, Loaded, Subject
+from app.runs.chat import Chats, find_project
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
 
@@ -72,7 +74,8 @@ def test_several_turns_go_to_one_loaded_model_until_it_is_closed(
         told.clear()
         await chats.ask(key, TURN, told.append, said.append)
         assert told[0] == "nothing was asked for 15 minutes; loading the model again"
-        assert [chat for chat, _ in cluster["alpha"].asked] == ["chat-1", "chat-1", "chat-2"]
+        names = [job.chat for job in cluster["alpha"].loaded]
+        assert [chat for chat, _ in cluster["alpha"].asked] == [names[0], *names]
         await chats.stop(key)
         assert cluster["alpha"].stopped == [], "nothing is being answered"
         await chats.close(key)
@@ -99,9 +102,43 @@ def test_who_stops_listening_stops_the_answer(
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert cluster["alpha"].stopped == ["chat-1"]
+        assert cluster["alpha"].stopped == [cluster["alpha"].loaded[0].chat]
 
     asyncio.run(talk())
+
+
+def test_who_does_not_wait_for_a_model_lets_it_go(
+    services: Services, cluster: FakeCluster, interrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, asked = cluster["alpha"], asyncio.Event()
+
+    async def never(job: ChatJob, *told: object) -> None:
+        node.chats.add(job.chat)
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def talk() -> None:
+        monkeypatch.setattr(node, "chat_open", never)
+        opening = asyncio.create_task(Chats(services).open(Subject(what=interrupted), str))
+        await asked.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert node.chats == set()
+
+    asyncio.run(talk())
+
+
+def test_projects_are_base_and_data(services: Services, interrupted: str, tmp_path: Path) -> None:
+    spec = services.book.get(interrupted).spec
+    project = Project(base=spec.model, data=spec.data.train)
+    assert find_project(services, interrupted) == project
+    folder = make_artifact(tmp_path / "nf4", "nf4")
+    assert find_project(services, str(folder)) == Project(base=str(folder), data="")
+    origin = Origin(base="b", data="d", run_id="r", run_name="n", step=1)
+    about = {"method": "nf4", "proofs": [{"name": "nf4"}], "origin": to_wire(origin)}
+    (folder / "proof.json").write_text(json.dumps(about))
+    assert find_project(services, str(folder)) == Project(base="b", data="d")
 
 
 def test_an_artifact_is_sent_to_a_node(

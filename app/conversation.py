@@ -1,0 +1,117 @@
+"""Whom one talks to, and prompts that are kept to compare models by.
+
+A project is a base model with the data that it is trained on: its runs and artifacts are compared
+by the same prompts, and what they answered is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.artifacts import ChatAnswer, ChatOpened
+from app.text import show_duration
+
+MOST_PROMPTS = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """Whom one talks to."""
+
+    what: str
+    """A run by its id or its beginning, an artifact by its name, or a folder of one on this PC."""
+    of_base: bool = False
+    """The model as it was before the run."""
+    checkpoint: int | None = None
+    """Of the run; None: the newest whole one."""
+    type: str | None = None
+    """Which file of a GGUF artifact; None: the first."""
+    node: str | None = None
+    """None: of a run the node with the checkpoint; of an artifact the first that answers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A model that waits for questions."""
+
+    key: int
+    """Names the conversation here."""
+    chat: str
+    """Names it on the node."""
+    title: str
+    """What it is, for a person."""
+    node: str
+    opened: ChatOpened
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Project:
+    """What runs and artifacts have in common that are worth comparing."""
+
+    base: str
+    data: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What one model answered to every prompt."""
+
+    title: str
+    """Such as `poems, step 400, on alpha`."""
+    answers: tuple[ChatAnswer | None, ...]
+    """In the order of the prompts; None: it gave none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What several models answered to the same prompts."""
+
+    time_s: float
+    prompts: tuple[str, ...]
+    models: tuple[Compared, ...]
+    system: str = ""
+
+
+def read_prompts(text: str) -> tuple[str, ...]:
+    """Return the prompts in a text, one per line.
+
+    >>> read_prompts("Who founded Brenford?\\n\\n  What is a weir?  ")
+    ('Who founded Brenford?', 'What is a weir?')
+    """
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def describe_answer(found: ChatAnswer) -> str:
+    """Return the figures of an answer.
+
+    >>> describe_answer(ChatAnswer(text="x", num_tokens=9, first_token_s=0.04, tokens_per_s=51.26,
+    ...     runtime="Transformers 5", cut=True))
+    '51.3 tokens/s, first after 40 ms, 9 tokens, cut there'
+    """
+    speed = f"{found.tokens_per_s:.1f} tokens/s, " if found.tokens_per_s is not None else ""
+    ended = ", stopped there" if found.stopped else ", cut there" * found.cut
+    tokens = "1 token" if found.num_tokens == 1 else f"{found.num_tokens} tokens"
+    return f"{speed}first after {show_duration(found.first_token_s)}, {tokens}{ended}"
+
+
+def to_markdown(project: Project, found: Comparison) -> str:
+    """Return a comparison as a document to keep or send."""
+    lines = [f"# Answers of {len(found.models)} models", ""]
+    lines += [f"- Base: `{project.base}`", f"- Data: `{project.data}`"]
+    if found.system:
+        lines.append(f"- System prompt: {_quoted(found.system)}")
+    for place, prompt in enumerate(found.prompts):
+        lines += ["", f"## {place + 1}. {_quoted(prompt)}", ""]
+        for model in found.models:
+            answer = model.answers[place]
+            lines.append(f"**{model.title}**")
+            if answer is None:
+                lines += ["", "No answer.", ""]
+            else:
+                said = "\n".join(f"> {line}" for line in answer.text.splitlines()) or ">"
+                lines += ["", said, "", f"_{describe_answer(answer)}_", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _quoted(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,59 @@
+"""Prompts that a project is compared by, and what models answered to them."""
+
+from __future__ import annotations
+
+import json
+
+from agents.protocol import WireError, from_wire, to_wire
+from app.conversation import Comparison, Project
+from app.storage.database import Database
+
+MOST_COMPARISONS = 50
+"""Of one project; the oldest go."""
+
+
+class PromptStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def prompts(self, project: Project) -> tuple[str, ...]:
+        """Return the project's prompts; empty: none were kept yet."""
+        rows = self._database.read(
+            "SELECT prompts FROM prompt_sets WHERE base = ? AND data = ?",
+            (project.base, project.data),
+        )
+        return tuple(json.loads(rows[0][0])) if rows else ()
+
+    def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO prompt_sets VALUES (?, ?, ?)",
+                (project.base, project.data, json.dumps(prompts)),
+            )
+
+    def comparisons(self, project: Project) -> tuple[Comparison, ...]:
+        """Return what was answered, newest first; rows of another version are passed over."""
+        rows = self._database.read(
+            "SELECT comparison FROM comparisons WHERE base = ? AND data = ? ORDER BY id DESC",
+            (project.base, project.data),
+        )
+        found = []
+        for (text,) in rows:
+            try:
+                found.append(from_wire(Comparison, json.loads(text)))
+            except WireError:
+                continue
+        return tuple(found)
+
+    def add_comparison(self, project: Project, comparison: Comparison) -> None:
+        place = (project.base, project.data)
+        with self._database.write() as connection:
+            connection.execute(
+                "INSERT INTO comparisons (base, data, comparison) VALUES (?, ?, ?)",
+                (*place, json.dumps(to_wire(comparison))),
+            )
+            connection.execute(
+                "DELETE FROM comparisons WHERE base = ? AND data = ? AND id NOT IN (SELECT id "
+                "FROM comparisons WHERE base = ? AND data = ? ORDER BY id DESC LIMIT ?)",
+                (*place, *place, MOST_COMPARISONS),
+            )
