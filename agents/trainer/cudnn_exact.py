@@ -90,13 +90,15 @@ def differentiate(
         return None
     handle = _open(device)
     _library().set_stream(handle, torch.cuda.current_stream(device).cuda_stream)
+    room: Tensor | None = None  # one for all pieces, which come one after the other
     for first in range(0, num_sequences, size[0]):
         for key in range(0, num_keys, size[1]):
             piece = cut(first, min(size[0], num_sequences - first), key, size[1])
             program = prepare(piece)
             if program is None:
                 return None
-            room = torch.empty(program.scratch_bytes, dtype=torch.uint8, device=device)
+            if room is None or len(room) < program.scratch_bytes:
+                room = torch.empty(program.scratch_bytes, dtype=torch.uint8, device=device)
             named = dict(zip([*program.inputs, *program.outputs], piece, strict=True))
             program.graph.execute(named, room, handle=handle)
     query, key_gradient, value = flat
