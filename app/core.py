@@ -46,6 +46,7 @@ from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
 from app.registry import checking, copies, deleting, record
 from app.registry.deleting import DeletedArtifact
+from app.registry.serving import ServeCommand
 from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.chat import Chats, find_project, write_comparison
@@ -582,6 +583,26 @@ class Core:
         done = await deleting.delete_artifact(self._services, found, place, even_last)
         self.events.publish(ArtifactsChanged())
         return done
+
+    async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
+        """Return the commands that serve an artifact from this PC, for programs that load it.
+
+        Raises:
+            UserError: there is no such artifact, or no copy of it on this PC.
+        """
+        from app.registry.handing import hand_off
+
+        return await asyncio.to_thread(hand_off, await self.artifact(name))
+
+    async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
+        """Write the file that a command for Ollama names, beside the weights; return it.
+
+        Raises:
+            UserError: the folder is gone, or cannot be written.
+        """
+        from app.registry.handing import write_modelfile
+
+        return await asyncio.to_thread(write_modelfile, await self.artifact(name), command)
 
     async def _changed_artifact(self, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
         self.events.publish(ArtifactsChanged())

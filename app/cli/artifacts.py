@@ -1,4 +1,4 @@
-"""`rackless artifacts`: what exports made: list, show, add, copy, check, delete."""
+"""`rackless artifacts`: what exports made: list, show, add, copy, check, serve, delete."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output, aligned
+from app.errors import UsageError
 from app.telling import describe_copy, describe_lineage, describe_verdict
-from app.text import show_bytes, show_moment
+from app.text import show_bytes, show_list, show_moment
+
+RUNTIMES = ("vllm", "tgi", "llama.cpp", "ollama")
 
 if TYPE_CHECKING:
     from app.artifact import ArtifactSnapshot
@@ -32,6 +35,8 @@ def add_parser(commands: Commands) -> None:
     copy = _named(verbs, "copy", "copy one to a folder or a node, hashed while it goes", _copy)
     copy.add_argument("--to", required=True, metavar="FOLDER|NODE")
     _named(verbs, "check", "read every copy and compare its hashes", _check)
+    serve = _named(verbs, "serve-command", "print the commands that serve it", _serve)
+    serve.add_argument("--with", dest="runtime", choices=RUNTIMES, help="none: all that load it")
     delete = _named(verbs, "delete", "delete an artifact with all its copies", _delete)
     delete.add_argument("--copy", metavar="WHERE", help="only this copy: a folder, or a node")
     delete.add_argument("--yes", action="store_true", help="do not ask, even for the last copy")
@@ -137,3 +142,21 @@ def _confirmed(warning: str) -> bool:
         return False
     print(f"{warning} Delete for good? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+async def _serve(core: Core, args: argparse.Namespace, out: Output) -> int:
+    artifact = await core.artifact(args.name)
+    every = await core.serve_commands(args.name)
+    found = [one for one in every if args.runtime in (None, one.runtime)]
+    if not found:
+        known = show_list(sorted({one.runtime for one in every}))
+        raise UsageError(
+            f"{args.runtime} does not load {artifact.format}", f"These programs do: {known}."
+        )
+    for one in found:
+        if (path := await core.write_modelfile(args.name, one)) is not None:
+            out.note(f"{path} is written")
+        out.text(f"# {one.title}. {' '.join(one.notes)}")
+        out.text(f"{one.command}\n")
+    out.document(found)
+    return 0

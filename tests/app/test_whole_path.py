@@ -105,6 +105,7 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     assert run_id in (small / "README.md").read_text()
 
     keep_copies(site, out, tmp_path / "copied")
+    serve(site, small)
     asked = ("--prompt", "Who founded Brenford?", "--max-tokens", "24")
     told = site.answer("chat", run_id, *asked)
     assert (told["cut"], told["num_tokens"] > 1) == (False, True)
@@ -141,6 +142,15 @@ def keep_copies(site: Site, out: Path, second: Path) -> None:
     refused = site.rackless("artifacts", "delete", name, "--json")
     assert (refused.code, "the last copy" in refused.problem) == (1, True)
     assert (out / "config.json").exists()
+
+
+def serve(site: Site, folder: Path) -> None:
+    """Ask for the commands that serve a GGUF artifact; its Modelfile has the model's template."""
+    (name,) = [one["name"] for one in site.answer("artifacts") if one["format"] == "gguf"]
+    server, ollama = site.answer("artifacts", "serve-command", name)
+    assert str(folder) in server["command"]
+    assert "the model's own chat template" in ollama["notes"][0]
+    assert "<|assistant|>{{ else if" in (folder / "Modelfile-Q8_0").read_text()
 
 
 def test_killed_master_and_lost_store_find_the_run_again(site: Site) -> None:
