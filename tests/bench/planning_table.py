@@ -52,7 +52,10 @@ def convert(path: Path) -> dict[str, Any]:
         name: {"model_type": "llama", "tie_word_embeddings": name in TIED, **SHAPES[name]}
         for name in dict.fromkeys(one["shape"] for one in rows)
     }
-    about = "Peaks of torch.cuda.max_memory_allocated of a step, by bench_planning on one H200."
+    about = (
+        "Peaks of torch.cuda.max_memory_allocated of a step, by bench_planning on one H200 (torch "
+        "2.11), when exact attention still had two pieces of scratch at once on Hopper cards."
+    )
     return {"about": about, "shapes": shapes, "rows": rows}
 
 
