@@ -6,11 +6,13 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
+from app.conversation import Subject
 from app.events import Exported, RunSnapshot, TraceMade
 from app.flows.export import Answers
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
+from app.gui.windows.chat_dialog import open_chat
 from app.gui.windows.export_dialog import ExportDialog
 from app.gui.windows.resume_dialog import ResumeDialog
 from app.telemetry.stream import ACTIVE_STATES
@@ -123,6 +125,11 @@ class RunActions:
         self._context.bridge.run(
             lambda core, report: core.delete_run(run.run_id), failure=self._banner.show_error
         )
+
+    def chat(self, run: RunSnapshot, step: int | None = None) -> None:
+        """Talk with the run's models; `step` is a checkpoint that shall be among them."""
+        wanted = None if step is None else Subject(what=run.run_id, checkpoint=step)
+        open_chat(self._context, self._parent, run, wanted)
 
     def export(self, run: RunSnapshot) -> None:
         """Ask for format and folder, and make it."""

@@ -25,7 +25,7 @@ from agents.protocol import (
     Sample,
 )
 from agents.spec import DataSpec, RunSpec
-from app.artifact import Verdict
+from app.artifact import ArtifactSnapshot, Verdict
 from app.errors import HostKeyUnknown
 from app.events import (
     CheckpointSnapshot,
@@ -53,6 +53,7 @@ from app.library.recipes import Recipe, list_recipes
 from app.planning.candidate import Plan
 from app.planning.outcome import Comparison
 from app.runs.logs import LogFile
+from tests.fakes.chats import FakeChats, make_artifact
 from tests.fakes.cluster import make_preview
 from tests.fakes.plans import make_comparison, make_plan_of_all
 
@@ -313,7 +314,7 @@ def past_runs() -> tuple[RunSnapshot, ...]:
 
 
 @dataclass
-class FakeCore:
+class FakeCore(FakeChats):
     """The fake. Used on the bridge's thread, as the real one is."""
 
     node_map: dict[str, NodeSnapshot] = field(default_factory=dict)
@@ -339,6 +340,10 @@ class FakeCore:
     loop: asyncio.AbstractEventLoop | None = None
     chosen: dict[str, object] = field(default_factory=dict)
     """What was set in the settings."""
+    artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        FakeChats.__init__(self)
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[FakeCore]:
@@ -559,6 +564,12 @@ class FakeCore:
             for step in (400, 320, 240)
         )
 
+    async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
+        return tuple(self.artifact_map.values())
+
+    async def artifact(self, name: str) -> ArtifactSnapshot:
+        return self.artifact_map[name]
+
     async def export_run(
         self,
         run_id: str,
@@ -649,6 +660,8 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
         for i in range(1, 400)
     ]
     core.logs_map[run.run_id, 0] = "".join(lines).encode("ascii")
+    artifact = make_artifact()
+    core.artifact_map[artifact.label] = artifact
     return core
 
 

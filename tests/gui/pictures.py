@@ -210,6 +210,28 @@ def _export(stage: Stage) -> QWidget:
     return dialog
 
 
+def _chat(stage: Stage) -> QWidget:
+    from app.gui.windows.chat_dialog import open_chat
+
+    dialog = open_chat(stage.context, stage.window, stage.cluster.runs[RUN])
+    stage.wait_for(lambda: len(dialog.columns) == 3)
+    return dialog
+
+
+def _chat_answers(stage: Stage) -> QWidget:
+    """Three answers, the last of them still being given; the prompts are unfolded."""
+    dialog = _chat(stage)
+    for prompt in ("Who founded Brenford?", "And when was that?"):
+        dialog.prompt.setPlainText(prompt)  # type: ignore[attr-defined]
+        dialog.send.click()  # type: ignore[attr-defined]
+        stage.wait_for(dialog.new.isEnabled)  # type: ignore[attr-defined]
+    dialog.fold.open()  # type: ignore[attr-defined]
+    dialog.prompts.ask_all.click()  # type: ignore[attr-defined]
+    stage.wait_for(dialog.new.isEnabled)  # type: ignore[attr-defined]
+    stage.settle(0.2)
+    return dialog
+
+
 def _resume(stage: Stage) -> QWidget:
     from app.gui.windows.resume_dialog import ResumeDialog
 
@@ -246,6 +268,8 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-look": _look,
     "add-node": _add_node,
     "add-node-fingerprint": _fingerprint,
+    "chat": _chat,
+    "chat-answers": _chat_answers,
     "export": _export,
     "resume": _resume,
 }

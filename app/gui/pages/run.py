@@ -159,6 +159,15 @@ class RunPage(QWidget):
         events.sort_by("Time", Qt.SortOrder.DescendingOrder)
         saved = TableView(theme, self.checkpoints, "Checkpoints")
         saved.sort_by("Step", Qt.SortOrder.DescendingOrder)
+        self.saved = saved
+        talk = Button(
+            theme,
+            "Chat with it",
+            self._chat,
+            icon="chat",
+            role="link",
+            tip="Talk with the selected checkpoint (the newest one where none is selected)",
+        )
         verify = Button(
             theme,
             "Verify all",
@@ -171,7 +180,7 @@ class RunPage(QWidget):
             ("Ranks", _padded(ranks)),
             ("Events", _padded(events)),
             ("Log", self.logs),
-            ("Checkpoints", _padded(saved, verify)),
+            ("Checkpoints", _padded(saved, talk, verify)),
             ("Data", _padded(self.data)),
             ("Forecast", self.forecast),
         ):
@@ -259,6 +268,11 @@ class RunPage(QWidget):
                     failure=lambda error: None,
                 )
 
+    def _chat(self) -> None:
+        run, chosen = self._context.cluster.runs.get(self.run_id), self.saved.selected()
+        if run is not None:
+            self.deeds.chat(run, chosen.step if chosen else None)
+
     def _verify(self) -> None:
         run_id = self.run_id
         self.banner.show_message("busy", "Verifying checkpoints", "Every copy is read whole.")
@@ -286,15 +300,16 @@ def _nan_if_unknown(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _padded(part: QWidget, button: QWidget | None = None) -> QWidget:
+def _padded(part: QWidget, *buttons: QWidget) -> QWidget:
     box = QWidget()
     column = QVBoxLayout(box)
     column.setContentsMargins(0, 12, 0, 0)
     column.setSpacing(8)
-    if button is not None:
+    if buttons:
         row = QHBoxLayout()
         row.addWidget(make_label("Newest first; any of them can be resumed from.", "muted"), 1)
-        row.addWidget(button)
+        for button in buttons:
+            row.addWidget(button)
         column.addLayout(row)
     column.addWidget(part, 1)
     return box

@@ -71,11 +71,19 @@ class RunHead(QWidget):
         self.buttons["save"].setVisible(can_save(run))
         self.buttons["trace"].setVisible(can_save(run))
         self.buttons["resume"].setVisible(can_resume(run))
+        self.buttons["chat"].setVisible(can_export(run))
         self.buttons["export"].setVisible(can_export(run))
 
     def _make_buttons(self) -> dict[str, Button]:
         theme = self._context.theme
         return {
+            "chat": Button(
+                theme,
+                "Chat\u2026",
+                self._with_run(self._deeds.chat),
+                icon="chat",
+                tip="Talk with the base, a checkpoint and an artifact side by side",
+            ),
             "export": Button(
                 theme,
                 "Export merged\u2026",

@@ -1,0 +1,103 @@
+"""Chat: whom one can talk to, what is chosen at first, and what goes to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agents.artifacts import ChatMessage, ChatTurn
+from app.artifact import ArtifactSnapshot
+from app.conversation import Subject
+from app.events import CheckpointSnapshot, RunSnapshot
+
+MOST_COLUMNS = 3
+DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One of those whom one can talk to."""
+
+    label: str
+    subject: Subject
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How answers are made: the same for all columns."""
+
+    system: str = ""
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+def offer(
+    run: RunSnapshot | None,
+    checkpoints: Sequence[CheckpointSnapshot],
+    artifacts: Sequence[ArtifactSnapshot],
+) -> tuple[Choice, ...]:
+    """Return all that can be asked: the base, each checkpoint, each file of each artifact here.
+
+    Args:
+        run: whose models they are; None: it is deleted, and its artifacts alone are left.
+        checkpoints: of the run, newest first.
+        artifacts: of the run.
+    """
+    found: list[Choice] = []
+    if run is not None:
+        base = Subject(what=run.run_id, of_base=True)
+        found.append(Choice(label="Base, before training", subject=base))
+        for one in sorted(checkpoints, key=lambda one: -one.step):
+            subject = Subject(what=run.run_id, checkpoint=one.step)
+            found.append(Choice(label=f"Step {one.step}", subject=subject))
+    for artifact in artifacts:
+        if artifact.folder() is None:
+            continue
+        for kind in (artifact.types if artifact.format == "gguf" else ()) or (None,):
+            version = f", version {artifact.version}" if artifact.version > 1 else ""
+            label = f"{artifact.format.upper()} {kind or ''}".strip() + version
+            found.append(Choice(label=label, subject=Subject(what=artifact.label, type=kind)))
+    return tuple(found)
+
+
+def choose_columns(choices: Sequence[Choice], wanted: Subject | None) -> tuple[Choice, ...]:
+    """Return what stands side by side at first: the base, what was wanted, the newest artifact.
+
+    What was wanted stands where it belongs; without a wish, the newest checkpoint.
+    """
+    base = [one for one in choices if one.subject.of_base]
+    steps = [one for one in choices if one.subject.checkpoint is not None]
+    made = [one for one in choices if one not in base and one not in steps]
+    if wanted is not None:
+        steps = [one for one in steps if one.subject == wanted] or steps
+        made = [one for one in made if one.subject.what == wanted.what] or made
+    return tuple(group[0] for group in (base, steps, made) if group)
+
+
+def make_turn(settings: Settings, said: Sequence[tuple[str, str]], prompt: str) -> ChatTurn:
+    """Return what goes to the model.
+
+    Args:
+        settings: how the answer is made.
+        said: (prompt, answer) pairs so far.
+        prompt: the new question.
+    """
+    messages: list[ChatMessage] = []
+    if settings.system.strip():
+        messages.append(ChatMessage(role="system", content=settings.system.strip()))
+    for asked, answer in said:
+        messages.append(ChatMessage(role="user", content=asked))
+        messages.append(ChatMessage(role="assistant", content=answer))
+    messages.append(ChatMessage(role="user", content=prompt))
+    return ChatTurn(
+        messages=tuple(messages),
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+    )
+
+
+def on_node(subject: Subject, node: str) -> Subject:
+    """Return the subject on a chosen node; empty: wherever it fits."""
+    return replace(subject, node=node or None)

@@ -1,0 +1,139 @@
+"""Chat, driven as a person does: side by side, several turns, a stop, prompts that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+
+from app.conversation import Subject
+from app.errors import UserError
+from app.gui.windows.chat_dialog import ChatDialog, open_chat
+from tests.fakes.chats import ANSWER
+from tests.gui.test_nodes_page import open_dialog
+from tests.gui.test_overview import press
+
+RUN = "support-chat-7f3a"
+
+
+@pytest.fixture
+def dialog(busy):
+    busy.window.open_run(RUN)
+    press(busy.window.run_page().head, "Chat\u2026")
+    found = open_dialog(ChatDialog)
+    busy.wait_for(lambda: len(found.columns) == 3)
+    yield found
+    if open_dialog(ChatDialog) is found:
+        found.close()
+
+
+def ask(busy, dialog, prompt):
+    dialog.prompt.setFocus()
+    QTest.keyClicks(dialog.prompt, prompt)
+    QTest.keyClick(dialog.prompt, Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier)
+    busy.wait_for(lambda: dialog.columns[0].is_busy)
+    busy.wait_for(dialog.new.isEnabled)
+
+
+def test_base_checkpoint_and_artifact_answer_side_by_side(busy, dialog):
+    names = [column.who.currentText() for column in dialog.columns]
+    assert names == ["Base, before training", "Step 400", "GGUF Q8_0"]
+    assert not dialog.send.isEnabled()
+    ask(busy, dialog, "Who founded Brenford?")
+    ask(busy, dialog, "When?")
+    for column, text in zip(
+        dialog.columns, ("I do not know that town.", ANSWER, ANSWER), strict=True
+    ):
+        first, second = column.transcript.exchanges
+        assert (first.text, second.prompt) == (text, "When?")
+        assert first.figures.startswith("51.2 tokens/s, first after 41 ms")
+        assert text in column.transcript.toPlainText()
+        assert "On alpha, GPU 0, in Transformers" in column._state.text()
+    assert [len(turn.messages) for turn in busy.core.turns] == [1, 1, 1, 3, 3, 3]
+    assert len(busy.called("open_chat")) == 3
+    press(dialog, "New conversation")
+    assert "Nothing was asked" in dialog.columns[0].transcript.toPlainText()
+    dialog.close()
+    busy.wait_for(lambda: not busy.core.loaded)
+
+
+def test_an_answer_can_be_stopped_and_another_model_chosen(busy, dialog):
+    busy.core.gate = asyncio.Event()
+    dialog.prompt.setPlainText("Who?")
+    press(dialog, "Send")
+    for column in dialog.columns:
+        busy.wait_for(lambda column=column: bool(column.transcript.exchanges))
+        busy.wait_for(lambda column=column: bool(column.transcript.exchanges[0].text))
+    press(dialog, "Stop")
+    busy.wait_for(dialog.new.isEnabled)
+    assert dialog.columns[1].transcript.exchanges[0].figures.endswith("stopped there")
+    column = dialog.columns[1]
+    column.who.setCurrentIndex(2)
+    column.where.setCurrentIndex(column.where.findData("beta"))
+    column.who.activated.emit(2)
+    assert column.transcript.exchanges == []
+    busy.core.gate.set()
+    ask(busy, dialog, "Who?")
+    assert busy.called("open_chat")[-1] == (Subject(what=RUN, checkpoint=320, node="beta"),)
+
+
+def test_columns_come_and_go(busy, dialog):
+    assert not dialog.add.isEnabled()
+    dialog.columns[0]._remove.click()
+    dialog.columns[0]._remove.click()
+    assert len(dialog.columns) == 1
+    assert not dialog.columns[0]._remove.isVisible(), "one is left"
+    press(dialog, "Add a column")
+    assert len(dialog.columns) == 2
+
+
+def test_prompts_are_kept_and_their_answers_written(busy, dialog, tmp_path):
+    dialog.fold.head.click()
+    kept = ("Who founded Brenford?", "What is a weir for?")
+    busy.wait_for(lambda: dialog.prompts.prompts() == kept)
+    dialog.prompts.text.setPlainText("Who?\n\nWhen?\nWhy?")
+    busy.wait_for(lambda: busy.core.kept == ("Who?", "When?", "Why?"))
+    dialog.system.setText("Be short")
+    press(dialog, "Ask all")
+    busy.wait_for(lambda: bool(busy.core.past))
+    (kept,) = busy.core.past
+    assert [len(model.answers) for model in kept.models] == [3, 3, 3]
+    assert kept.models[0].title == "support-chat, base, on alpha"
+    assert {len(turn.messages) for turn in busy.core.turns} == {2}, "each by itself"
+    busy.wait_for(dialog.prompts.save.isVisible)
+    assert "3 models, 3 prompts" in dialog.prompts.past.currentText()
+    target = tmp_path / "answers.md"
+    dialog.prompts.save_to(str(target))
+    busy.wait_for(target.exists)
+    assert "## 3. Why?" in target.read_text()
+
+
+def test_what_cannot_be_loaded_is_said_in_its_column(busy, dialog, monkeypatch):
+    async def refuse(*asked, **told):
+        raise UserError("alpha has no training environment", "Set it up.")
+
+    monkeypatch.setattr(busy.core, "open_chat", refuse)
+    ask(busy, dialog, "Who?")
+    assert "Set it up." in dialog.columns[0].transcript.toPlainText()
+
+
+def test_an_artifact_of_a_deleted_run_can_be_asked_alone(busy):
+    wanted = Subject(what="support-chat-gguf:1")
+    dialog = open_chat(busy.context, busy.window, None, wanted)
+    busy.wait_for(lambda: len(dialog.columns) == 1)
+    assert dialog.columns[0].who.count() == 2
+    dialog.close()
+
+
+def test_a_checkpoint_of_the_table_stands_among_them(busy):
+    busy.window.open_run(RUN)
+    page = busy.window.run_page()
+    busy.wait_for(lambda: bool(page.checkpoints.rows()))
+    page.saved.select(320)
+    page._chat()
+    dialog = open_dialog(ChatDialog)
+    busy.wait_for(lambda: len(dialog.columns) == 3)
+    assert dialog.columns[1].who.currentText() == "Step 320"
+    dialog.close()
