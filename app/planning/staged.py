@@ -119,6 +119,7 @@ def stage_pace(case: Case, worker: Worker, num_layers: int, *, has_head: bool) -
         traffic_bytes=work.traffic_bytes * part,
         traffic_again_bytes=work.traffic_again_bytes * part,
         quantized_values=work.quantized_values * part,
+        num_unpacked=work.num_unpacked,
         num_layers=num_layers,
         launch_s=work.launch_s * part,
         launch_again_s=work.launch_again_s * part,

@@ -7,7 +7,8 @@ what of a rate is reached; they hold for compiled layers (see agents/trainer/lay
 whole steps of a 7B model on an H200 (tests/app/planning/test_throughput.py).
 
 FLOPs as in agents/trainer/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight counts 4
-per token, a trained one 6, and 2 more where a layer computes its activations again.
+per token, a trained one 6, and 2 more where a layer computes its activations again. DPO with an
+adapter asks the base model first, and computes its logits again for their gradient.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Work:
     """Between the products of all layers, both passes."""
     traffic_again_bytes: float
     quantized_values: float
-    """4-bit weights of all layers; each pass unpacks them."""
+    """4-bit weights of all layers."""
+    num_unpacked: int
+    """How often each of them is unpacked for a micro-batch."""
     num_layers: int
     launch_s: float
     """Of all kernels of a micro-batch, and how much more it is where all layers compute again."""
@@ -102,7 +105,8 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
     """
     met = sum(count * _met_weights(layer) for layer, count in shape.kinds)
     trained = count_trained(shape, spec)
-    full = spec.adapter.kind == "full"
+    full, dpo = spec.adapter.kind == "full", spec.objective == "dpo"
+    asks = int(dpo and not full)  # the reference: a forward pass more, without the adapter
     inner = 0 if full else trained
     traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
@@ -110,21 +114,22 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
     if shape.head_dim <= _NARROW_HEAD:
         attended /= _NARROW_SHARE
     return Work(
-        layer_flops=(6.0 if full else 4.0) * met + 6.0 * inner,
+        layer_flops=(6.0 if full else 4.0 + 2 * asks) * met + 6.0 * inner,
         layer_again_flops=2.0 * (met + inner),
-        attention_flops=6.0 * attended,
+        attention_flops=(6.0 + 2 * asks) * attended,
         attention_again_flops=2.0 * attended,
-        head_flops=(6.0 if full else 4.0) * shape.num_embedding,
+        head_flops=((6.0 if full else 4.0) + 2 * dpo + 2 * asks) * shape.num_embedding,
         head_weight_bytes=(_HEAD_BYTES_FULL if full else _HEAD_BYTES)
         * shape.num_embedding
         * shape.vocab
         / _CHUNK_LOGITS,
-        logit_bytes=float(_LOGIT_BYTES * shape.vocab),
-        traffic_bytes=3 * traffic,
+        logit_bytes=float(_LOGIT_BYTES * shape.vocab) * (1 + dpo),
+        traffic_bytes=(3.0 + asks) * traffic,
         traffic_again_bytes=_TRAFFIC_AGAIN * traffic,
         quantized_values=shape.num_quantized if spec.adapter.kind == "qlora" else 0,
+        num_unpacked=2 + asks,
         num_layers=shape.num_layers,
-        launch_s=shape.num_layers * _launch_s(shape, spec),
+        launch_s=shape.num_layers * _launch_s(shape, spec) * (1 + asks / 3),
         launch_again_s=shape.num_layers
         * (_LAUNCH_AGAIN_S + (_LAUNCH_UNPACK_AGAIN_S if spec.adapter.kind == "qlora" else 0.0)),
         trained_values=trained,
@@ -235,7 +240,7 @@ def make_pace(work: Work, rates: Rates, *, correction: float = 1.0, share: float
     return Pace(
         token_s=token_s / correction,
         again_s=again_s / correction,
-        pass_s=(2 * unpack_s + work.num_layers * _LAYER_PASS_S) / correction,
+        pass_s=(work.num_unpacked * unpack_s + work.num_layers * _LAYER_PASS_S) / correction,
         again_pass_s=unpack_s / correction,
         launch_s=work.launch_s,
         launch_again_s=work.launch_again_s,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agents.protocol import Calibration
@@ -72,6 +74,19 @@ def test_a_measurement_on_the_node_counts_more_than_the_data_sheet() -> None:
     measured = speed("qlora", setting, PlannedGpu(name="NVIDIA GeForce RTX 4070", calibration=slow))
 
     assert measured == pytest.approx(listed / 2, rel=0.05)
+
+
+def test_asking_the_reference_costs_a_forward_pass() -> None:
+    def seconds(**changes: Any) -> float:
+        spec = RunSpec(model="m", data=DataSpec(train="d"), **changes)
+        pace = make_pace(measure_work(llama_7b(), spec, 1024), find_rates(PlannedGpu(name="4090")))
+        return pace.seconds(2048, Setting(micro_tokens=2048), 2048)
+
+    adapter = AdapterSpec(kind="qlora")
+    ratio = seconds(adapter=adapter, objective="dpo") / seconds(adapter=adapter)
+    assert 1.3 < ratio < 1.6
+    full = AdapterSpec(kind="full")  # it was asked before the first step
+    assert 1 < seconds(adapter=full, objective="dpo") / seconds(adapter=full) < 1.1
 
 
 def test_an_unknown_card_has_some_speed() -> None:
