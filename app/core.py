@@ -44,12 +44,14 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
+from app.quantize.plan import ExportPlan
 from app.registry import checking, copies, deleting, record
 from app.registry.deleting import DeletedArtifact
 from app.registry.serving import ServeCommand
 from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.chat import Chats, find_project, write_comparison
+from app.runs.export_plan import plan_export
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
 from app.runs.readiness import choose_nodes
@@ -518,6 +520,23 @@ class Core:
         )
         self.events.publish(ArtifactsChanged())
         return made
+
+    async def plan_export(
+        self,
+        run_id: str,
+        to: str = "merged",
+        *,
+        types: Sequence[str] = (),
+        checkpoint: int | None = None,
+    ) -> ExportPlan:
+        """Foretell an export: what it makes, what it takes on each node, where it cannot be made.
+
+        Raises:
+            UserError: there is no such run, format or type.
+        """
+        run = self._book.get(run_id)
+        chosen = export.choose_types(to, types)
+        return await plan_export(self._services, run, to, chosen, checkpoint)
 
     async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
         """Return what exports made (of a run, if one is given), newest first.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from agents.artifacts import Origin
+from agents.quantizers.meter import Phase
 from agents.quantizers.proof import Proof
 from agents.quantizers.texts import Texts
 
@@ -17,7 +18,12 @@ _METHODS = {
 
 
 def write_card(
-    method: str, origin: Origin, proofs: Sequence[Proof], texts: Texts, files: Mapping[str, int]
+    method: str,
+    origin: Origin,
+    proofs: Sequence[Proof],
+    texts: Texts,
+    files: Mapping[str, int],
+    phases: Sequence[Phase],
 ) -> str:
     """Return the card as Markdown.
 
@@ -27,6 +33,7 @@ def write_card(
         proofs: of its files.
         texts: that were used.
         files: name -> bytes.
+        phases: what making it took, merging included.
     """
     licence = f"license: {origin.licence}\n" if origin.licence else ""
     lines = [
@@ -51,6 +58,10 @@ def write_card(
         "## Verdict",
         "",
         *_verdict(proofs),
+        "",
+        "## What making it took",
+        "",
+        *_costs(phases),
         "",
         "## Files",
         "",
@@ -87,6 +98,14 @@ def _table(proofs: Sequence[Proof]) -> list[str]:
             f"{distance.perplexity:.4g} | {proof.same_answers:.3f} | {proof.tokens_per_s:,.1f} | "
             f"{1e3 * proof.first_token_s:,.0f} ms |"
         )
+    return rows
+
+
+def _costs(phases: Sequence[Phase]) -> list[str]:
+    rows = ["| phase | seconds | memory | GPU memory |", "|---|---|---|---|"]
+    for one in phases:
+        vram = "" if one.vram_bytes is None else f"{one.vram_bytes / 1e9:,.2f} GB"
+        rows.append(f"| {one.name} | {one.seconds:,.1f} | {one.ram_bytes / 1e9:,.2f} GB | {vram} |")
     return rows
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import PROOF_FILE, MakeJob, Origin
+from agents.artifacts import PROOF_FILE, MakeJob
 from agents.errors import UserError
 from agents.quantizers.card import write_card
 from agents.quantizers.compare import (
@@ -84,7 +84,7 @@ def _make_folder(
     texts = read_texts(job.train, job.evaluation, tokenizer, job.calibration)
     with appearing(destination, "the quantized model") as partial:
         proofs = _make(job, model, home, partial, texts, tokenizer, progress)
-        _finish(job, _trace(job.origin, model), partial, proofs, texts, progress.end())
+        _finish(job, _read_lineage(model), partial, proofs, texts, progress.end())
     return proofs
 
 
@@ -220,32 +220,33 @@ def _prove_gguf(kind: str, path: Path, first: Original, progress: Progress) -> P
     )
 
 
-def _trace(origin: Origin, model: Path) -> Origin:
-    """Return the origin with the hashes that the merge has left."""
+def _read_lineage(model: Path) -> dict[str, Any]:
+    """Return what the merge has left: hashes, and what it took."""
     found = read_json(model / LINEAGE_FILE)
-    known = found if isinstance(found, dict) else {}
-    return replace(
-        origin, base_sha256=known.get("base_sha256"), data_sha256=known.get("data_sha256")
-    )
+    return found if isinstance(found, dict) else {}
 
 
 def _finish(
     job: MakeJob,
-    origin: Origin,
+    lineage: dict[str, Any],
     folder: Path,
     proofs: list[Proof],
     texts: Texts,
     measured: list[Phase],
 ) -> None:
     files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    card = write_card(job.method, origin, proofs, texts, files)
+    base, data = lineage.get("base_sha256"), lineage.get("data_sha256")
+    origin = replace(job.origin, base_sha256=base, data_sha256=data)
+    merging = (lineage.get("measured") or {}).get("phases") or []
+    phases = [*(from_wire(Phase, one) for one in merging), *measured]
+    card = write_card(job.method, origin, proofs, texts, files, phases)
     (folder / "README.md").write_text(card, encoding="utf-8")
     shown = [{**to_wire(proof), "keep": proof.keep, "problems": proof.problems} for proof in proofs]
     about = {
         "method": job.method,
         "origin": asdict(origin),
         "proofs": shown,
-        "measured": [asdict(phase) for phase in measured],
+        "measured": {"phases": [asdict(one) for one in phases]},
     }
     (folder / PROOF_FILE).write_text(json.dumps(about, indent=1), encoding="ascii")
 

@@ -180,7 +180,7 @@ def _copy_rest(base: Path, checkpoint: Checkpoint, folder: Path, measured: Seque
     lineage = {
         "base_sha256": manifest.model_sha256,
         "data_sha256": manifest.data_sha256,
-        "measured": [asdict(phase) for phase in measured],
+        "measured": {"phases": [asdict(phase) for phase in measured]},
     }
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
     state = json.loads((checkpoint.path / "state.json").read_bytes())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agents.artifacts import FORMATS
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
+from app.errors import UsageError
 from app.telling import describe_verdict
 
 if TYPE_CHECKING:
     from app.core import Core
+    from app.quantize.plan import ExportPlan
 
 
 def add_parser(commands: Commands) -> None:
@@ -27,7 +29,10 @@ def add_parser(commands: Commands) -> None:
         help="of gguf: Q8_0 (the default), F16, Q6_K, Q5_K_M, Q4_K_M, Q3_K_M, several at once; "
         "of gptq: 4-bit (the default), 8-bit",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="a new or empty folder")
+    parser.add_argument(
+        "--plan", action="store_true", help="only show what it takes, and where it can be made"
+    )
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
     parser.add_argument("--node", metavar="NAME", help="none: the first that has it and the room")
     parser.add_argument(
@@ -39,6 +44,10 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
+    if args.plan:
+        return await _plan(core, args, out)
+    if args.out is None:
+        raise UsageError("the folder for the result is missing", "Name one with --out DIR.")
     made = await core.export_run(
         args.run,
         args.to,
@@ -55,3 +64,36 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
     for verdict in made.verdicts:
         out.text(describe_verdict(verdict))
     return 0
+
+
+async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.quantize.plan import describe_plan
+
+    plan = await core.plan_export(args.run, args.to, types=args.type, checkpoint=args.checkpoint)
+    out.document(_plan_document(plan))
+    out.text("\n".join(describe_plan(plan)))
+    return 0 if plan.best is not None else 1
+
+
+def _plan_document(plan: ExportPlan) -> dict[str, Any]:
+    places = [
+        {
+            "node": one.node,
+            "seconds": one.seconds,
+            "ram_bytes": one.ram_bytes,
+            "vram_bytes": one.vram_bytes,
+            "node_bytes": one.node_bytes,
+            "problems": one.problems,
+            "learned": one.learned,
+            "phases": one.phases,
+        }
+        for one in plan.places
+    ]
+    return {
+        "to": plan.to,
+        "types": plan.types,
+        "step": plan.step,
+        "made": plan.made,
+        "best": plan.best and plan.best.node,
+        "places": places,
+    }

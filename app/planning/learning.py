@@ -102,7 +102,7 @@ class Corrections:
     def network(self) -> Factor:
         """The factor for seconds on the network, over all runs."""
         ratios = _newest(self.outcomes, lambda outcome: outcome.network_ratio)
-        return _factor(ratios, NETWORK_LIMITS, "over this network")
+        return make_factor(ratios, NETWORK_LIMITS, "over this network")
 
 
 def _memory_of(outcome: Outcome) -> float | None:
@@ -128,7 +128,7 @@ def _choose(
     ):
         ratios = _newest(among, read)
         if ratios:
-            return _factor(ratios, limits, words)
+            return make_factor(ratios, limits, words)
     return UNKNOWN
 
 
@@ -138,7 +138,8 @@ def _newest(outcomes: Iterable[Outcome], read: Callable[[Outcome], float | None]
     return ratios[:NEWEST]
 
 
-def _factor(ratios: list[float], limits: tuple[float, float], words: str) -> Factor:
+def make_factor(ratios: list[float], limits: tuple[float, float], words: str) -> Factor:
+    """Return the bounded median of measured over forecast; `words` end its reason."""
     if not ratios:
         return UNKNOWN
     num = len(ratios)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,21 @@ def _is_of(origin: Origin, run: str) -> bool:
 
 
 def record_export(
-    services: Services, folder: Path, to: str, types: Sequence[str], origin: Origin
+    services: Services,
+    folder: Path,
+    to: str,
+    types: Sequence[str],
+    origin: Origin,
+    measured: Mapping[str, Any] | None = None,
 ) -> ArtifactSnapshot:
-    """Enter what an export has put into `folder`, with all that its files say of it."""
+    """Enter what an export has put into `folder`, with all that its files say of it.
+
+    Args:
+        measured: what is kept beside that which the job has measured itself.
+    """
     told = _read_about(folder)
+    own = told.pop("measured") or _read_json(folder / LINEAGE_FILE).get("measured") or {}
+    told["measured"] = {**own, **(measured or {})} or None
     found = ArtifactSnapshot(
         name=safe_name(f"{origin.run_name}-{to}"),
         version=0,

@@ -30,17 +30,18 @@ from app.events import Exported
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.nodes.environment import read_lock
-from app.planning.model_shape import read_shape
-from app.quantize.forecast import ArtifactForecast, describe_forecast, forecast_artifact
+from app.quantize.forecast import describe_forecast
+from app.quantize.plan import ExportPlan, describe_place
 from app.registry.record import record_export
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
+from app.runs.export_plan import keep_forecast, plan_export
 from app.runs.inputs import Inputs, recall_inputs, send
 from app.runs.readiness import python_of
 from app.runs.resume import choose_checkpoint
 from app.runs.services import Services
 from app.storage.runs import RunRecord
-from app.text import show_bytes, show_list
+from app.text import show_list
 
 _LOCKS = {"gguf": "gguf", "awq": "gptqmodel", "gptq": "gptqmodel"}
 """Method -> the lock of the packages that it needs beside the training environment."""
@@ -72,16 +73,17 @@ async def export_run(
             make it.
     """
     tell = progress or (lambda text: None)
-    types = _choose_types(to, types)
+    types = choose_types(to, types)
     out = await asyncio.to_thread(_free_place, out)
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     own = await asyncio.to_thread(_find_calibration, services, to, calibration)
     tell("looking for the newest whole checkpoint")
-    forecast = await asyncio.to_thread(_forecast, services, run.spec.model, to, types)
-    if forecast is not None:
-        tell(f"expected: {describe_forecast(forecast)}")
-    copy, facts = await _find_room(services, run_id, checkpoint, forecast, tell, node)
+    names = services.cluster.names() if node is None else (node,)
+    whole = await find_whole(services, run_id, names, checkpoint)
+    plan = await plan_export(services, run, to, types, checkpoint, whole)
+    copy = _choose_place(plan, whole, tell)
+    facts = await services.cluster.agent(copy.node).facts()
     agent = services.cluster.agent(copy.node)
     python = python_of(copy.node, facts)
     tell(f"merging step {copy.info.step} on {copy.node}")
@@ -102,7 +104,9 @@ async def export_run(
     await services.cluster.fetch(copy.node, made, out)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
     origin = origin_of(run, copy.info.step)
-    made_of = await asyncio.to_thread(record_export, services, out, to, types, origin)
+    chosen = next(place for place in plan.places if place.node == copy.node)
+    measured = {"node": copy.node, "forecast": keep_forecast(chosen)}
+    made_of = await asyncio.to_thread(record_export, services, out, to, types, origin, measured)
     return Exported(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
 
 
@@ -178,45 +182,24 @@ async def bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress)
     return report.path
 
 
-def _forecast(
-    services: Services, model: str, to: str, types: Sequence[str]
-) -> ArtifactForecast | None:
-    """Return what the export takes; None: the model's sizes are not known here."""
-    found = services.configs.find_here(model)
-    if found is None:
-        return None
-    try:
-        return forecast_artifact(read_shape(found.config), to, types)
-    except UserError:  # an architecture that is counted by nobody; the export itself may know it
-        return None
-
-
-async def _find_room(
-    services: Services,
-    run_id: str,
-    checkpoint: int | None,
-    forecast: ArtifactForecast | None,
-    tell: Progress,
-    node: str | None,
-) -> tuple[Copy, NodeFacts]:
-    """Return the copy on the first node whose disk has room for all of it, and that node's facts.
+def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: Progress) -> Copy:
+    """Return the copy on the node where the export is made the soonest.
 
     Raises:
-        UserError: there is no whole checkpoint, or no node that has it has the room.
+        UserError: it can be made on none of them.
     """
-    short = []
-    names = services.cluster.names() if node is None else (node,)
-    for copy in await find_whole(services, run_id, names, checkpoint):
-        facts = await services.cluster.agent(copy.node).facts()
-        free_bytes = facts.disk_free_bytes
-        if forecast is None or free_bytes is None or free_bytes >= forecast.node_bytes:
-            return copy, facts
-        short.append(f"{copy.node} has {show_bytes(free_bytes)}")
-        tell(f"{short[-1]} free, which is too little")
-    assert forecast is not None
+    if plan.made is not None:
+        tell(f"expected: {describe_forecast(plan.made)}")
+    copies = {copy.node: copy for copy in whole}
+    among = [place for place in plan.places if place.node in copies]
+    for place in among:
+        if not place.problems:
+            tell(describe_place(place))
+            return copies[place.node]
+        tell(f"not on {place.node}: it {show_list(place.problems)}")
+    why = "; ".join(f"{place.node} {show_list(place.problems)}" for place in among)
     raise UserError(
-        f"this export needs {show_bytes(forecast.node_bytes)} free on a node with the checkpoint, "
-        f"and {show_list(short)}",
+        f"this export cannot be made: {why}",
         "Free some room there, or choose a smaller type.",
     )
 
@@ -229,7 +212,12 @@ def _find_calibration(services: Services, to: str, path: Path | None) -> Source 
     return find_calibration(path, services.hashes)
 
 
-def _choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
+def choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
+    """Return the types as the format spells them, the usual one where none is given.
+
+    Raises:
+        UsageError: there is no such format or type.
+    """
     if to not in FORMATS:
         raise UsageError(f"{to} is no export format", f"Use one of {', '.join(FORMATS)}.")
     offered = TYPES.get(to, ())

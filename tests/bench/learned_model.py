@@ -1,7 +1,7 @@
 """A model that has really learned something, made within a minute: quantizing it can do damage.
 
 The text tells made-up facts about made-up towns, every value drawn at random, so that nothing but
-the weights can know them. A Llama of 100 million parameters learns some ten thousand by heart on a
+the weights can know them. A Llama of 100 million parameters learns three thousand by heart on a
 datacentre card; on a CPU a far smaller one learns a few dozen. Held-out rows tell the same facts in
 other words and another order.
 """

@@ -529,7 +529,9 @@ def test_export_goes_where_there_is_room(
     assert len(cluster["beta"].made) == 1
     assert "expected: Q8_0 6.7 GiB; 20.8 GiB on the node while it is made" in told
     cluster["beta"].facts_now = replace(cluster["beta"].facts_now, disk_free_bytes=20 << 30)
-    with pytest.raises(UserError, match=r"and alpha has 10\.0 GiB and beta has 20\.0 GiB"):
+    with pytest.raises(
+        UserError, match=r"alpha needs 20\.8 GiB on its disk, and 10\.0 GiB are free"
+    ):
         asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
     assert not (tmp_path / "y").exists()
 
@@ -538,6 +540,7 @@ def test_export_quantizes_what_it_has_merged_where_that_lies(
     services: Services, interrupted: str, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     kinds = ("q8_0", "Q4_K_M", "Q8_0")
+    cluster["alpha"].facts_now = replace(cluster["alpha"].facts_now, compiler="/usr/bin/cc")
     asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x", types=kinds))
     asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
     asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "z"))

@@ -1,0 +1,268 @@
+"""How long each phase of an export takes on a node, and the memory it needs. Pure.
+
+The phases are those that the job itself measures (agents/quantizers): merging checks, loads, merges
+and writes; making reads the texts, measures the original and the control, quantizes and proves.
+Every phase is work over a rate: bytes read and written, weights handled on the processor, products
+of matrices. Constants without a source are fitted to the rows of tests/bench/bench_quantize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.planning.model_shape import ModelShape
+from app.quantize.forecast import ArtifactForecast
+
+JUDGED_TOKENS = 32 * 512
+"""Held-out rows and their longest, as agents/quantizers/texts.py takes them."""
+CALIBRATION_TOKENS = 128 * 512
+GGUF_TOKENS = 12 * 512
+"""llama.cpp is asked for one token after the other, so fewer rows are judged."""
+_ANSWER_TOKENS = 8 * 32 + 2 * 32
+_IMPORT_S = 8.0
+"""PyTorch, Transformers and PEFT, from a disk that has just read them."""
+_START_S = 1.0
+_READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1.5e9, 0.6e9
+_HASH_BYTES_PER_S = 1.2e9
+_MERGED_WEIGHTS_PER_S = 0.3e9
+"""Of one core: float32 there and back."""
+_LAYER_S = 0.0012
+"""Of a decoder layer for one token on a GPU: starting its kernels."""
+_KEEP_VALUES_PER_S = 60e6
+"""Log-probabilities that become half precision, or are compared, on the processor."""
+_ROUNDED_WEIGHTS_PER_S = {"cpu": 0.08e9, "gpu": 20e9}
+_GRID = 20 + 20
+"""AWQ tries so many scales for each group of layers, and as many clippings (arXiv:2306.00978)."""
+_AWQ_LAYER_S = 2.0
+_GPTQ_COLUMN_S = 1.0e-3
+_CONVERTED_BYTES_PER_S = 0.25e9
+_K_WEIGHTS_PER_S = 12e6
+"""Of one core, llama.cpp's K types."""
+_LLAMA_TOKEN_S = 0.012
+"""To hand a thousand likely words from llama.cpp to us."""
+_BASE_RAM_BYTES = {"cpu": 300_000_000, "gpu": 1_400_000_000}
+"""Python, PyTorch and Transformers, on a GPU with CUDA's libraries."""
+_MERGE_RAM_BYTES = 180_000_000
+_PACK_RAM_BYTES = 260_000_000
+_GPU_SPARE, _GPU_SPARE_BYTES = 1.1, 1 << 30
+"""As agents/quantizers/models.py decides whether the original is measured on the GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What a node works with."""
+
+    is_gpu: bool
+    num_cores: int = 4
+    flops_per_s: float = 50e9
+    """Products of matrices on the device."""
+    memory_bytes_per_s: float = 20e9
+    """Of the device."""
+    vram_bytes: int | None = None
+    """Of its GPU; None: not known, or there is none."""
+    ram_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseForecast:
+    """What one part of an export takes."""
+
+    name: str
+    seconds: float
+    ram_bytes: int
+    vram_bytes: int | None
+    """None: no GPU is used."""
+
+
+def forecast_phases(
+    shape: ModelShape,
+    method: str,
+    types: Sequence[str],
+    made: ArtifactForecast,
+    bench: Bench,
+) -> tuple[PhaseForecast, ...]:
+    """Return the phases of an export in their order.
+
+    >>> from app.planning.model_shape import read_shape
+    >>> from app.quantize.forecast import forecast_artifact
+    >>> llama = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
+    ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
+    >>> card = Bench(is_gpu=True, num_cores=8, flops_per_s=50e12, memory_bytes_per_s=450e9,
+    ...     vram_bytes=12 << 30, ram_bytes=64 << 30)
+    >>> phases = forecast_phases(llama, "awq", (), forecast_artifact(llama, "awq"), card)
+    >>> [one.name for one in phases][4:]
+    ['texts', 'original', 'control', 'quantize', 'proof']
+    >>> max(one.vram_bytes or 0 for one in phases) < 12 << 30
+    True
+    """
+    work = _Work(shape=shape, method=method, types=types, made=made, bench=bench)
+    merging = work.merge_phases()
+    return merging if method == "merged" else (*merging, *work.make_phases())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    shape: ModelShape
+    method: str
+    types: Sequence[str]
+    made: ArtifactForecast
+    bench: Bench
+
+    @property
+    def _device(self) -> str:
+        return "gpu" if self.bench.is_gpu else "cpu"
+
+    @property
+    def _base_ram(self) -> int:
+        return _BASE_RAM_BYTES[self._device]
+
+    @property
+    def _tokens(self) -> int:
+        return GGUF_TOKENS if self.method == "gguf" else JUDGED_TOKENS
+
+    @property
+    def _original_on_gpu(self) -> bool:
+        vram = self.bench.vram_bytes
+        return self.bench.is_gpu and (
+            vram is None or self.made.merged_bytes * _GPU_SPARE + _GPU_SPARE_BYTES <= vram
+        )
+
+    @property
+    def _widest(self) -> int:
+        return max(one.num_weights for layer in self.shape.layers for one in layer.linears)
+
+    def merge_phases(self) -> tuple[PhaseForecast, ...]:
+        whole = self.made.merged_bytes
+        ram = _BASE_RAM_BYTES["cpu"] + _MERGE_RAM_BYTES + whole
+        adapted = self.shape.num_quantized / 2
+        return (
+            _phase("check", _START_S + whole / _HASH_BYTES_PER_S, 20_000_000),
+            _phase("load", _IMPORT_S + whole / _READ_BYTES_PER_S, ram),
+            _phase("merge", adapted / _MERGED_WEIGHTS_PER_S, ram),
+            _phase("write", whole / _WRITE_BYTES_PER_S, ram),
+        )
+
+    def make_phases(self) -> tuple[PhaseForecast, ...]:
+        return (
+            _phase("texts", _START_S + _IMPORT_S, _BASE_RAM_BYTES["cpu"]),
+            self._original(),
+            self._control(),
+            self._quantize(),
+            self._proof(),
+        )
+
+    def _judge_s(self, tokens: int, *, on_gpu: bool) -> float:
+        """Return seconds to predict rows and to keep or compare what was predicted."""
+        flops = self.bench.flops_per_s if on_gpu else self._cpu_flops
+        passes = 2.0 * self.shape.num_parameters * tokens / (0.5 * flops)
+        return passes + tokens * self.shape.vocab / _KEEP_VALUES_PER_S
+
+    def _answer_s(self, size_bytes: float, *, on_gpu: bool) -> float:
+        rate = self.bench.memory_bytes_per_s if on_gpu else 15e9
+        step = size_bytes / rate + (_LAYER_S if on_gpu else 2e-4) * self.shape.num_layers
+        return _ANSWER_TOKENS * step
+
+    @property
+    def _cpu_flops(self) -> float:
+        return 12e9 * self.bench.num_cores
+
+    def _logits_bytes(self) -> int:
+        """Return what the longest row's predictions take, in half precision and wider."""
+        return 512 * self.shape.vocab * 10
+
+    def _original(self) -> PhaseForecast:
+        whole, on_gpu = self.made.merged_bytes, self._original_on_gpu
+        seconds = whole / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        seconds += self._answer_s(whole if on_gpu else 2 * whole, on_gpu=on_gpu)
+        vram = whole + self._logits_bytes() if on_gpu else 0
+        ram = self._base_ram + (0 if on_gpu else self._wide_bytes())
+        return self._on("original", seconds, ram, vram)
+
+    def _wide_bytes(self) -> int:
+        """Return the original in float32, or as it is where that does not fit."""
+        whole, ram = self.made.merged_bytes, self.bench.ram_bytes
+        return whole if ram is not None and 2 * whole * _GPU_SPARE > ram else 2 * whole
+
+    def _control(self) -> PhaseForecast:
+        on_gpu = self._original_on_gpu
+        rounded = self.shape.num_quantized / _ROUNDED_WEIGHTS_PER_S["gpu" if on_gpu else "cpu"]
+        seconds = rounded + self._judge_s(self._tokens, on_gpu=on_gpu)
+        extra = 4 * 6 * self._widest
+        vram = self.made.merged_bytes + max(extra, self._logits_bytes()) if on_gpu else 0
+        ram = self._base_ram + (0 if on_gpu else self._wide_bytes() + extra)
+        return self._on("control", seconds, ram, vram)
+
+    def _quantize(self) -> PhaseForecast:
+        return {
+            "nf4": self._quantize_nf4,
+            "awq": self._quantize_awq,
+            "gptq": self._quantize_gptq,
+            "gguf": self._quantize_gguf,
+        }[self.method]()
+
+    def _quantize_nf4(self) -> PhaseForecast:
+        whole, size = self.made.merged_bytes, self.made.final_bytes
+        seconds = _IMPORT_S + whole / _READ_BYTES_PER_S + size / _WRITE_BYTES_PER_S
+        if not self.bench.is_gpu:
+            seconds += self.shape.num_quantized / 50e6
+        vram = size + 2 * self._widest * 2
+        ram = self._base_ram + (size if not self.bench.is_gpu else size // 2)
+        return self._on("quantize", seconds, ram, vram)
+
+    def _quantize_awq(self) -> PhaseForecast:
+        shape, bench = self.shape, self.bench
+        flops = 2.0 * shape.num_quantized * CALIBRATION_TOKENS * _GRID / (0.4 * bench.flops_per_s)
+        layers = _AWQ_LAYER_S * shape.num_layers
+        seconds = _IMPORT_S + layers + flops + self._io_s()
+        kept = CALIBRATION_TOKENS * (6 * shape.hidden + 2 * shape.ffn) * 2
+        return self._on("quantize", seconds, self._pack_ram(), self._layer_bytes() + kept)
+
+    def _quantize_gptq(self) -> PhaseForecast:
+        shape, bench = self.shape, self.bench
+        columns = sum(n * one.num_inputs for layer, n in shape.kinds for one in layer.linears)
+        flops = 2.0 * 3 * shape.num_quantized * CALIBRATION_TOKENS / (0.4 * bench.flops_per_s)
+        seconds = _IMPORT_S + columns * _GPTQ_COLUMN_S + flops + self._io_s()
+        kept = CALIBRATION_TOKENS * shape.hidden * 2 * 2 + 4 * 3 * shape.ffn**2
+        return self._on("quantize", seconds, self._pack_ram(), self._layer_bytes() + kept)
+
+    def _io_s(self) -> float:
+        whole, size = self.made.merged_bytes, self.made.final_bytes
+        return whole / _READ_BYTES_PER_S + (whole + size) / _WRITE_BYTES_PER_S
+
+    def _layer_bytes(self) -> int:
+        return 3 * 2 * max(layer.num_parameters for layer in self.shape.layers)
+
+    def _pack_ram(self) -> int:
+        return self._base_ram + _PACK_RAM_BYTES + self.made.merged_bytes
+
+    def _quantize_gguf(self) -> PhaseForecast:
+        whole, seconds = self.made.merged_bytes, _IMPORT_S
+        for kind, size in self.made.files:
+            if kind in ("F16", "Q8_0"):
+                seconds += _IMPORT_S + whole / _CONVERTED_BYTES_PER_S
+            else:
+                seconds += self.shape.num_parameters / (_K_WEIGHTS_PER_S * self.bench.num_cores)
+            seconds += size / _WRITE_BYTES_PER_S
+        ram = 2 * _BASE_RAM_BYTES["cpu"] + 4 * 4 * max(self._widest, self.shape.num_embedding)
+        return self._on("quantize", seconds, ram, 0)
+
+    def _proof(self) -> PhaseForecast:
+        size, ram = self.made.final_bytes, self._base_ram
+        if self.method == "gguf":
+            step = size / 15e9 / len(self.made.files) + _LLAMA_TOKEN_S
+            seconds = len(self.made.files) * (GGUF_TOKENS + _ANSWER_TOKENS) * step
+            biggest = max(amount for _, amount in self.made.files)
+            return self._on("proof", seconds, ram + biggest // 4, 0)
+        on_gpu = self.bench.is_gpu
+        seconds = _IMPORT_S + size / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        seconds += self._answer_s(size, on_gpu=on_gpu)
+        vram = size + self._logits_bytes() + 2 * 4 * self._widest
+        return self._on("proof", seconds, ram + (0 if on_gpu else size), vram)
+
+    def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:
+        return _phase(name, seconds, ram, vram if self.bench.is_gpu else None)
+
+
+def _phase(name: str, seconds: float, ram: int, vram: int | None = None) -> PhaseForecast:
+    return PhaseForecast(name=name, seconds=seconds, ram_bytes=int(ram), vram_bytes=vram)

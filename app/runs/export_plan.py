@@ -1,0 +1,157 @@
+"""Gather what is known of a run's model and of the nodes, and foretell an export from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.artifacts import CONVERTED_TYPES
+from agents.protocol import NodeFacts
+from app.artifact import ArtifactSnapshot
+from app.errors import RacklessError, UserError
+from app.planning.cluster import make_cluster
+from app.planning.model_shape import ModelShape, read_shape
+from app.planning.rates import find_rates
+from app.quantize.cost import Bench, PhaseForecast, forecast_phases
+from app.quantize.forecast import ArtifactForecast, forecast_artifact
+from app.quantize.learning import ExportOutcome, find_factors
+from app.quantize.plan import ExportPlan, Place, PlacePlan, plan_place, sort_places
+from app.runs.checkpoints import Copy, find_copies
+from app.runs.readiness import python_of
+from app.runs.services import Services
+from app.storage.runs import RunRecord
+
+
+async def plan_export(
+    services: Services,
+    run: RunRecord,
+    to: str,
+    types: Sequence[str] = (),
+    checkpoint: int | None = None,
+    whole: Sequence[Copy] | None = None,
+) -> ExportPlan:
+    """Return what an export makes, what it takes on each node, and where it cannot be made.
+
+    Args:
+        types: of the format, as they are spelled there.
+        checkpoint: its step; None: the newest.
+        whole: its copies, where they were looked for already; None: they are listed, not read.
+    """
+    names = services.cluster.names()
+    copies = whole if whole is not None else await find_copies(services, run.run_id, names)
+    copies = [one for one in copies if not one.broken]
+    steps = {one.info.step for one in copies if checkpoint in (None, one.info.step)}
+    step = max(steps, default=None)
+    holders = {one.node for one in copies if one.info.step == step}
+    shape = await asyncio.to_thread(_find_shape, services, run.spec.model)
+    made = None if shape is None else forecast_artifact(shape, to, types)
+    places = await asyncio.gather(*(_look(services, one, holders, to, types) for one in names))
+    outcomes = read_outcomes(await asyncio.to_thread(services.artifacts.all))
+    plans = [_plan(place, shape, made, to, types, outcomes) for place in places]
+    return ExportPlan(to=to, types=tuple(types), step=step, made=made, places=sort_places(plans))
+
+
+def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
+    """Return what past exports measured beside what the formulas had said."""
+    found = []
+    for one in artifacts:
+        measured = one.measured or {}
+        forecast, phases = measured.get("forecast"), measured.get("phases")
+        if not forecast or not phases or not forecast.get("seconds"):
+            continue
+        ratios = {
+            f"{name}_ratio": _peak(phases, name) / forecast[name]
+            for name in ("ram_bytes", "vram_bytes")
+            if forecast.get(name) and _peak(phases, name)
+        }
+        found.append(
+            ExportOutcome(
+                node=str(measured.get("node", "")),
+                method=one.format,
+                ended_s=one.created_s,
+                seconds_ratio=sum(phase["seconds"] for phase in phases) / forecast["seconds"],
+                ram_ratio=ratios.get("ram_bytes_ratio"),
+                vram_ratio=ratios.get("vram_bytes_ratio"),
+            )
+        )
+    return found
+
+
+def keep_forecast(place: PlacePlan) -> dict[str, Any]:
+    """Return what is kept of a forecast beside what is measured then."""
+    plain = place.plain
+    return {
+        "seconds": round(sum(one.seconds for one in plain), 1),
+        "ram_bytes": max((one.ram_bytes for one in plain), default=0),
+        "vram_bytes": max((one.vram_bytes or 0 for one in plain), default=0),
+    }
+
+
+def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
+    return max(int(one.get(name) or 0) for one in phases)
+
+
+def _find_shape(services: Services, model: str) -> ModelShape | None:
+    found = services.configs.find_here(model)
+    if found is None:
+        return None
+    try:
+        return read_shape(found.config)
+    except UserError:  # an architecture that is counted by nobody; the export itself may know it
+        return None
+
+
+def _plan(
+    place: Place,
+    shape: ModelShape | None,
+    made: ArtifactForecast | None,
+    to: str,
+    types: Sequence[str],
+    outcomes: Sequence[ExportOutcome],
+) -> PlacePlan:
+    plain: tuple[PhaseForecast, ...] = ()
+    if shape is not None and made is not None:
+        plain = forecast_phases(shape, to, types, made, place.bench)
+    return plan_place(place, made, plain, find_factors(outcomes, place.node, to))
+
+
+async def _look(
+    services: Services, node: str, holders: set[str], to: str, types: Sequence[str]
+) -> Place:
+    try:
+        facts = await services.cluster.agent(node).facts()
+    except RacklessError as error:
+        return Place(node=node, bench=Bench(is_gpu=False), problem=f"does not answer: {error}")
+    problem = "" if node in holders else "has no whole copy of the checkpoint"
+    try:
+        python_of(node, facts)
+    except UserError as error:
+        problem = problem or error.message
+    is_built = to == "gguf" and not set(types) <= set(CONVERTED_TYPES)
+    if not problem and is_built and facts.compiler is None:
+        problem = "has no C++ compiler, which the K types need"
+    return Place(
+        node=node,
+        bench=_bench(services, node, facts),
+        disk_free_bytes=facts.disk_free_bytes,
+        problem=problem,
+    )
+
+
+def _bench(services: Services, node: str, facts: NodeFacts) -> Bench:
+    known = services.planning.calibrations()
+    calibrations = {(name, found.card): found for (name, _), found in known.items()}
+    (planned,) = make_cluster({node: facts}, calibrations=calibrations).nodes
+    gpu = planned.gpus[0]
+    rates = find_rates(gpu)
+    is_gpu = gpu.device != "cpu"
+    vram = gpu.memory_bytes if is_gpu else None
+    return Bench(
+        is_gpu=is_gpu,
+        num_cores=facts.num_cores or 4,
+        flops_per_s=rates.matrix_flops_per_s,
+        memory_bytes_per_s=rates.copy_bytes_per_s,
+        vram_bytes=None if vram is None else max(0, vram - gpu.desktop_bytes),
+        ram_bytes=facts.memory_bytes,
+    )

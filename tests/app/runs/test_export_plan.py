@@ -1,0 +1,102 @@
+"""An export is foretold for every node, says why not, and learns from what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.protocol import GpuFacts
+from agents.spec import RunSpec
+from app.quantize.plan import ExportPlan, describe_plan
+from app.runs.export import export_run
+from app.runs.export_plan import plan_export
+from app.runs.services import Services
+from tests.fakes.cluster import FakeCluster
+
+LLAMA_7B = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32,
+}  # fmt: skip
+GIB = 1 << 30
+
+
+@pytest.fixture
+def two_unlike(services: Services, cluster: FakeCluster, spec: RunSpec) -> FakeCluster:
+    Path(spec.model, "config.json").write_text(json.dumps(LLAMA_7B))
+    card = GpuFacts(index=0, name="NVIDIA GeForce RTX 3090", uuid="g", memory_bytes=24 * GIB)
+    for name, gpus in (("alpha", ()), ("beta", (card,))):
+        cluster[name].facts_now = replace(
+            cluster[name].facts_now,
+            memory_bytes=64 * GIB,
+            disk_free_bytes=200 * GIB,
+            num_cores=8,
+            gpus=gpus,
+        )
+    return cluster
+
+
+def plan(services: Services, run_id: str, to: str, *types: str) -> ExportPlan:
+    return asyncio.run(plan_export(services, services.book.get(run_id), to, types))
+
+
+def test_the_quickest_node_comes_first_and_each_has_all_phases(
+    services: Services, interrupted: str, two_unlike: FakeCluster
+) -> None:
+    found = plan(services, interrupted, "awq")
+    assert found.step == 10
+    beta, alpha, gamma = found.places
+    assert (beta.node, alpha.node) == ("beta", "alpha")
+    assert gamma.problems == ("does not answer: gamma cannot be reached",)
+    assert beta is found.best
+    names = ["check", "load", "merge", "write", "texts", "original", "control", "quantize", "proof"]
+    assert [phase.name for phase in beta.phases] == names
+    assert beta.seconds is not None
+    assert alpha.seconds is not None
+    assert beta.seconds < alpha.seconds
+    assert (alpha.vram_bytes, (beta.vram_bytes or 0) > GIB) == (None, True)
+    lines = describe_plan(found)
+    assert lines[0].startswith("awq 3.6 GiB")
+    assert lines[1].startswith("on beta: about ")
+    assert lines[-2].startswith("or on alpha: about ")
+    assert lines[-1] == "not on gamma: it does not answer: gamma cannot be reached"
+
+
+def test_why_not_is_said_of_every_node(
+    services: Services, interrupted: str, two_unlike: FakeCluster
+) -> None:
+    two_unlike["alpha"].reachable = False
+    beta = two_unlike["beta"]
+    beta.facts_now = replace(beta.facts_now, memory_bytes=8 * GIB, disk_free_bytes=9 * GIB)
+    found = plan(services, interrupted, "gguf", "Q4_K_M")
+    assert found.best is None
+    why = {one.node: " ".join(one.problems) for one in found.places}
+    assert why["alpha"].startswith("does not answer")
+    assert "C++ compiler" in why["beta"]
+    found = plan(services, interrupted, "gguf", "Q8_0")
+    why = {one.node: " ".join(one.problems) for one in found.places}
+    assert "on its disk, and 9.0 GiB are free" in why["beta"]
+    assert "of memory, and 7.0 GiB are free" in why["beta"]
+
+
+def test_what_an_export_measured_corrects_the_next_forecast(
+    services: Services, interrupted: str, two_unlike: FakeCluster, tmp_path: Path
+) -> None:
+    before = plan(services, interrupted, "merged")
+    assert before.best is not None
+    assert before.best.seconds is not None
+    half = {
+        "phases": [{"name": "merge", "seconds": before.best.seconds / 2, "ram_bytes": 1}],
+    }
+    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "x"))
+    (made,) = services.artifacts.all()
+    assert made.measured is not None
+    services.artifacts.forget(made)
+    services.artifacts.add(replace(made, measured={**made.measured, **half}, copies=()))
+    after = plan(services, interrupted, "merged")
+    where = next(one for one in after.places if one.node == made.measured["node"])
+    assert where.learned == f"1 past run of merged on {where.node}"
+    assert where.seconds == pytest.approx(before.best.seconds * (0.5 + 0.5) / 1.5, rel=0.01)
