@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from agents.artifacts import Origin
 from agents.protocol import FileEntry
-from app.text import show_list
+from app.text import count_of, show_list
 
 CopyKind = Literal["folder", "node", "hub"]
 CopyState = Literal["whole", "missing", "damaged", "unknown"]
@@ -144,3 +144,18 @@ def describe_kind(artifact: ArtifactSnapshot) -> str:
     'gguf F16, Q8_0'
     """
     return f"{artifact.format} {', '.join(artifact.types)}".strip()
+
+
+def tell_last(artifact: ArtifactSnapshot, place: str | None) -> str:
+    """Return a warning when deleting leaves no copy; empty: another one stays.
+
+    Args:
+        artifact: as it stands.
+        place: of the copy that goes; None: all of them.
+    """
+    stays = [one for one in artifact.copies if place is not None and one.place != place]
+    if any(one.counts for one in stays):
+        return ""
+    if place is None and len(artifact.copies) > 1:
+        return f"All {count_of(len(artifact.copies), 'copy', 'copies')} of {artifact.label} go."
+    return f"This is the last copy of {artifact.label}."

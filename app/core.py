@@ -613,6 +613,14 @@ class Core:
 
         return await asyncio.to_thread(hand_off, await self.artifact(name))
 
+    async def artifact_card(self, name: str) -> str:
+        """Return the README.md of an artifact's copy on this PC; empty: there is none.
+
+        Raises:
+            UserError: there is no such artifact.
+        """
+        return await asyncio.to_thread(record.read_card, await self.artifact(name))
+
     async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
         """Write the file that a command for Ollama names, beside the weights; return it.
 

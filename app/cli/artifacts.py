@@ -123,7 +123,8 @@ async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.registry.deleting import find_place, tell_last
+    from app.artifact import tell_last
+    from app.registry.deleting import find_place
 
     artifact = await core.artifact(args.name)
     warning = tell_last(artifact, find_place(artifact, args.copy))

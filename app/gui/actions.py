@@ -51,6 +51,7 @@ TEXTS: dict[str, ActionText] = {
     "overview": ActionText(text="Overview", tip="All devices live", shortcut="Ctrl+1"),
     "nodes": ActionText(text="Nodes", tip="The PCs of the cluster", shortcut="Ctrl+2"),
     "runs": ActionText(text="Runs", tip="All fine-tuning runs", shortcut="Ctrl+3"),
+    "artifacts": ActionText(text="Artifacts", tip="What exports made", shortcut="Ctrl+4"),
     "refresh": ActionText(text="Refresh", tip="Ask the nodes again", icon="refresh", shortcut="F5"),
     "find": ActionText(
         text="Find in the log",

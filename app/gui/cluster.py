@@ -11,6 +11,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Signal
 
 from app.events import (
+    ArtifactsChanged,
     Event,
     LogArrived,
     NodeChanged,
@@ -36,6 +37,7 @@ class Cluster(QObject):
     """The set of devices is another one."""
     run_changed = Signal(str)
     run_deleted = Signal(str)
+    artifacts_changed = Signal()
     devices_changed = Signal(list)
     """DeviceKeys with new figures, once per frame."""
     steps_arrived = Signal(str, tuple)
@@ -95,6 +97,8 @@ class Cluster(QObject):
                 self.runs.pop(run_id, None)
                 self._follow_runs()
                 self.run_deleted.emit(run_id)
+            case ArtifactsChanged():
+                self.artifacts_changed.emit()
             case StepsArrived(run_id, steps):
                 self.steps_arrived.emit(run_id, steps)
             case LogArrived():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.artifacts import ChatAnswer, ChatTurn
 from agents.protocol import Calibration, DataPreview, EnvironmentReport
@@ -26,6 +26,10 @@ from app.events import (
 )
 from app.planning.candidate import Plan
 from app.planning.outcome import Comparison
+
+if TYPE_CHECKING:
+    from app.registry.deleting import DeletedArtifact
+    from app.registry.serving import ServeCommand
 
 
 class CheckRow(Protocol):
@@ -157,6 +161,19 @@ class CoreSeam(Protocol):
     def compared_answers(self, project: Project) -> tuple[ComparedAnswers, ...]: ...
     def save_compared(self, project: Project, found: ComparedAnswers) -> None: ...
     def write_compared(self, project: Project, found: ComparedAnswers, path: Path) -> None: ...
+    async def artifact_card(self, name: str) -> str: ...
+    async def add_artifact(self, folder: Path, name: str | None = None) -> ArtifactSnapshot: ...
+    async def copy_artifact(
+        self, name: str, to: str, progress: Callable[[str], None] | None = None
+    ) -> ArtifactSnapshot: ...
+    async def check_artifact(
+        self, name: str, progress: Callable[[str], None] | None = None
+    ) -> ArtifactSnapshot: ...
+    async def delete_artifact(
+        self, name: str, place: str | None = None, *, even_last: bool = False
+    ) -> DeletedArtifact: ...
+    async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]: ...
+    async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None: ...
 
 
 OpenCore = Callable[[], AbstractAsyncContextManager[CoreSeam]]

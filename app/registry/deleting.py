@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.protocol import FileEntry
-from app.artifact import ArtifactCopy, ArtifactSnapshot
+from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.errors import UserError
 from app.registry.record import missing_files
 from app.runs.services import Services
-from app.text import count_of, show_list
+from app.text import show_list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,21 +30,6 @@ class DeletedArtifact:
     """Sentences about what stays, and why."""
     is_forgotten: bool
     """The artifact itself is not in the list any more."""
-
-
-def tell_last(artifact: ArtifactSnapshot, place: str | None) -> str:
-    """Return a warning when deleting leaves no copy; empty: another one stays.
-
-    Args:
-        artifact: as it stands.
-        place: of the copy that goes; None: all of them.
-    """
-    stays = [one for one in artifact.copies if place is not None and one.place != place]
-    if any(one.counts for one in stays):
-        return ""
-    if place is None and len(artifact.copies) > 1:
-        return f"All {count_of(len(artifact.copies), 'copy', 'copies')} of {artifact.label} go."
-    return f"This is the last copy of {artifact.label}."
 
 
 def find_place(artifact: ArtifactSnapshot, place: str | None) -> str | None:

@@ -21,6 +21,7 @@ from app.library.bundles import Source, make_bundle, safe_name
 from app.runs.services import Services
 from app.text import show_list
 
+CARD_FILE = "README.md"
 LINEAGE_FILE = "rackless.json"
 """In a merged model: hashes of what it comes from."""
 
@@ -165,6 +166,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def read_card(artifact: ArtifactSnapshot) -> str:
+    """Return the card of a copy on this PC; empty: there is none."""
+    folder = artifact.folder()
+    try:
+        return (Path(folder) / CARD_FILE).read_text(encoding="utf-8") if folder else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def missing_files(folder: Path, files: Sequence[FileEntry]) -> list[str]:

@@ -25,9 +25,10 @@ from agents.protocol import (
     Sample,
 )
 from agents.spec import DataSpec, RunSpec
-from app.artifact import ArtifactSnapshot, Verdict
+from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 from app.errors import HostKeyUnknown
 from app.events import (
+    ArtifactsChanged,
     CheckpointSnapshot,
     EventHub,
     Exported,
@@ -52,8 +53,11 @@ from app.events import (
 from app.library.recipes import Recipe, list_recipes
 from app.planning.candidate import Plan
 from app.planning.outcome import Comparison
+from app.registry.deleting import DeletedArtifact
+from app.registry.serving import ServeCommand, ServedFolder, serve_commands
 from app.runs.logs import LogFile
-from tests.fakes.chats import FakeChats, make_artifact
+from tests.fakes.artifacts import CARD, past_artifacts
+from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
 from tests.fakes.plans import make_comparison, make_plan_of_all
 
@@ -326,6 +330,7 @@ class FakeCore(FakeChats):
     comparison_map: dict[str, Comparison] = field(default_factory=dict)
     calibration_map: dict[str, dict[str, Calibration]] = field(default_factory=dict)
     preview_map: dict[str, DataPreview] = field(default_factory=dict)
+    artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
     logs_map: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """(run_id, rank) -> the log."""
@@ -340,7 +345,6 @@ class FakeCore(FakeChats):
     loop: asyncio.AbstractEventLoop | None = None
     chosen: dict[str, object] = field(default_factory=dict)
     """What was set in the settings."""
-    artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         FakeChats.__init__(self)
@@ -564,9 +568,6 @@ class FakeCore(FakeChats):
             for step in (400, 320, 240)
         )
 
-    async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
-        return tuple(self.artifact_map.values())
-
     async def artifact(self, name: str) -> ArtifactSnapshot:
         return self.artifact_map[name]
 
@@ -594,6 +595,79 @@ class FakeCore(FakeChats):
             for kind in types
         ]  # fmt: skip
         return Exported(path=out, verdicts=tuple(verdicts))
+
+    # ------------------------------------------------------------ artifacts
+
+    async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
+        self.calls.append(("artifacts", run_id))
+        every = tuple(self.artifact_map.values())
+        return tuple(a for a in every if run_id in (None, a.origin and a.origin.run_id))
+
+    async def artifact_card(self, name: str) -> str:
+        return CARD if self.artifact_map[name].folder() else ""
+
+    async def add_artifact(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
+        await self._act("add_artifact", folder, name)
+        return next(iter(self.artifact_map.values()))
+
+    async def copy_artifact(
+        self, name: str, to: str, progress: Callable[[str], None] | None = None
+    ) -> ArtifactSnapshot:
+        await self._act("copy_artifact", name, to)
+        if progress is not None:
+            progress(f"copying {name} to {to}: 1.2 GiB of 3.8 GiB")
+        found = self.artifact_map[name]
+        added = ArtifactCopy(kind="node", place=to, path="artifacts/x", made_s=NOW_S)
+        return self.put_artifact(replace(found, copies=(*found.copies, added)))
+
+    async def check_artifact(
+        self, name: str, progress: Callable[[str], None] | None = None
+    ) -> ArtifactSnapshot:
+        await self._act("check_artifact", name)
+        found = self.artifact_map[name]
+        copies = tuple(replace(one, checked_s=NOW_S) for one in found.copies)
+        return self.put_artifact(replace(found, copies=copies))
+
+    async def delete_artifact(
+        self, name: str, place: str | None = None, *, even_last: bool = False
+    ) -> DeletedArtifact:
+        await self._act("delete_artifact", name, place, even_last)
+        found = self.artifact_map[name]
+        if place is None:
+            del self.artifact_map[name]
+            self.events.publish(ArtifactsChanged())
+        else:
+            left = tuple(one for one in found.copies if one.place != place)
+            self.put_artifact(replace(found, copies=left))
+        gone = tuple(one.place for one in found.copies if place in (None, one.place))
+        return DeletedArtifact(
+            label=name, freed_bytes=found.size_bytes, deleted=gone, is_forgotten=place is None
+        )
+
+    async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
+        self._maybe_fail()
+        found = self.artifact_map[name]
+        files = tuple((kind, f"support-chat-{kind}.gguf") for kind in found.types)
+        config = {"architectures": ["LlamaForCausalLM"]}
+        folder = ServedFolder(
+            path=found.folder() or "", config=config, files=files,
+            templates={kind: "TEMPLATE" for kind in found.types[:1]},
+            template_problems={
+                kind: "it puts the system prompt inside the first turn" for kind in found.types[1:]
+            },
+        )  # fmt: skip
+        return serve_commands(found, folder)
+
+    async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
+        await self._act("write_modelfile", name, command.runtime)
+        if command.modelfile is None:
+            return None
+        return Path(self.artifact_map[name].folder() or "", command.modelfile_name)
+
+    def put_artifact(self, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
+        self.artifact_map[artifact.label] = artifact
+        self.events.publish(ArtifactsChanged())
+        return artifact
 
     # ------------------------------------------------------------ publishing
 
@@ -644,6 +718,7 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
     core.run_map = {item.run_id: item for item in (run, *past_runs())}
     core.step_map[run.run_id] = make_steps(424, (1, 2))
     core.comparison_map[run.run_id] = make_comparison()
+    core.artifact_map = {one.label: one for one in past_artifacts(NOW_S)}
     core.event_map[run.run_id] = [
         RunEvent(run_id=run.run_id, time_s=NOW_S - age, severity=severity, text=text)  # type: ignore[arg-type]
         for age, severity, text in (
@@ -660,8 +735,6 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
         for i in range(1, 400)
     ]
     core.logs_map[run.run_id, 0] = "".join(lines).encode("ascii")
-    artifact = make_artifact()
-    core.artifact_map[artifact.label] = artifact
     return core
 
 

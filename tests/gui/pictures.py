@@ -232,6 +232,29 @@ def _chat_answers(stage: Stage) -> QWidget:
     return dialog
 
 
+def _artifacts(tab: int) -> Callable[[Stage], QWidget]:
+    def show(stage: Stage) -> QWidget:
+        stage.window.go_to("artifacts")
+        page = stage.window.artifacts
+        stage.wait_for(lambda: bool(page.model.rows()))
+        page.details.setCurrentIndex(tab)
+        page.open_artifact("support-chat-gguf:1")
+        stage.settle(0.2)
+        return stage.window
+
+    return show
+
+
+def _copy_artifact(stage: Stage) -> QWidget:
+    from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
+
+    window = _artifacts(0)(stage)
+    artifact = stage.core.artifact_map["support-chat-gguf:1"]
+    dialog = CopyArtifactDialog(stage.context.theme, window, artifact, ["alpha", "beta"])
+    dialog.show()
+    return dialog
+
+
 def _resume(stage: Stage) -> QWidget:
     from app.gui.windows.resume_dialog import ResumeDialog
 
@@ -272,11 +295,18 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "chat-answers": _chat_answers,
     "export": _export,
     "resume": _resume,
+    "artifacts": _artifacts(0),
+    "artifacts-lineage": _artifacts(1),
+    "artifacts-copies": _artifacts(2),
+    "artifacts-serve": _artifacts(3),
+    "artifacts-card": _artifacts(4),
+    "artifacts-copy": _copy_artifact,
 }
 EMPTY: dict[str, Callable[[Stage], QWidget]] = {
     "empty-overview": _overview,
     "empty-nodes": _nodes,
     "empty-runs": lambda stage: _go(stage, "runs"),
+    "empty-artifacts": lambda stage: _go(stage, "artifacts"),
 }
 
 

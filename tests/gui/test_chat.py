@@ -123,7 +123,7 @@ def test_an_artifact_of_a_deleted_run_can_be_asked_alone(busy):
     wanted = Subject(what="support-chat-gguf:1")
     dialog = open_chat(busy.context, busy.window, None, wanted)
     busy.wait_for(lambda: len(dialog.columns) == 1)
-    assert dialog.columns[0].who.count() == 2
+    assert dialog.columns[0].who.count() == 3
     dialog.close()
 
 

@@ -10,7 +10,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.parts import make_label
 
 WIDTH_PX = 176
-PLACES = ("overview", "nodes", "runs")
+PLACES = ("overview", "nodes", "runs", "artifacts")
 
 
 class Navigation(QWidget):

@@ -29,6 +29,7 @@ from app.events import NodeSnapshot, RunSnapshot
 from app.gui.actions import Actions
 from app.gui.bridge import Report
 from app.gui.context import Context
+from app.gui.pages.artifacts import ArtifactsPage
 from app.gui.pages.nodes import NodesPage
 from app.gui.pages.overview import OverviewPage
 from app.gui.pages.runs import RunsPage
@@ -79,9 +80,10 @@ class MainWindow(QMainWindow):
         self.overview = OverviewPage(context, self.actions_)
         self.nodes = NodesPage(context, self.actions_)
         self.runs = RunsPage(context, self.actions_)
+        self.artifacts = ArtifactsPage(context)
         self.navigation = Navigation(context.theme, self.actions_)
         self.stack = QStackedWidget()
-        for page in (self.overview, self.nodes, self.runs):
+        for page in (self.overview, self.nodes, self.runs, self.artifacts):
             self.stack.addWidget(page)
         self._lay_out()
         self._make_menus()
@@ -104,6 +106,7 @@ class MainWindow(QMainWindow):
             "overview": lambda: self.go_to("overview"),
             "nodes": lambda: self.go_to("nodes"),
             "runs": lambda: self.go_to("runs"),
+            "artifacts": lambda: self.go_to("artifacts"),
             "refresh": self.refresh,
             "find": self.find_in_log,
             "close": self.close,
@@ -124,7 +127,7 @@ class MainWindow(QMainWindow):
         menus = {
             "&File": ("new_run", "open_run_file", "", "close"),
             "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
-            "&View": ("overview", "nodes", "runs", "", "find", "", "system", "light", "dark"),
+            "&View": (*PLACES, "", "find", "", "system", "light", "dark"),
         }
         for title, names in menus.items():
             menu = self.menuBar().addMenu(title)
@@ -160,6 +163,7 @@ class MainWindow(QMainWindow):
         self.overview.node_opened.connect(self.open_node)
         self.runs.run_opened.connect(self.open_run)
         self.runs.repeat_wanted.connect(self.repeat_run)
+        self.artifacts.export_wanted.connect(lambda: self.go_to("runs"))
         bridge.failed.connect(self.show_error)
         bridge.open_failed.connect(self.show_error)
         bridge.opened.connect(self._keep_connected)
@@ -169,7 +173,13 @@ class MainWindow(QMainWindow):
 
     def go_to(self, place: str) -> None:
         """Show one of the pages."""
-        page = {"overview": self.overview, "nodes": self.nodes, "runs": self.runs}[place]
+        pages: dict[str, QWidget] = {
+            "overview": self.overview,
+            "nodes": self.nodes,
+            "runs": self.runs,
+            "artifacts": self.artifacts,
+        }
+        page = pages[place]
         self.stack.setCurrentWidget(page)
         self.navigation.show_place(place)
         self.state.page = place
@@ -248,6 +258,7 @@ class MainWindow(QMainWindow):
         if self.stack.currentWidget() is self._run_page:
             self.run_page().refresh()
         self.nodes.refresh()
+        self.artifacts.refresh()
 
     def find_in_log(self) -> None:
         """Put the cursor into the search field of the run in view."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from agents.artifacts import Origin
-from app.artifact import ArtifactSnapshot
+from app.artifact import ArtifactSnapshot, tell_last
 from app.errors import UsageError, UserError
 from app.registry.checking import check_artifact
 from app.registry.copies import copy_artifact
-from app.registry.deleting import DeletedArtifact, delete_artifact, tell_last
+from app.registry.deleting import DeletedArtifact, delete_artifact
 from app.registry.record import find_artifact, look_at_folders, record_export
 from app.runs.services import Services
 from tests.fakes.artifacts import make_folder

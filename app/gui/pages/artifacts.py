@@ -1,0 +1,204 @@
+"""Artifacts: what exports made, where it lies, whether it is worth keeping, and how to serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+
+from app.artifact import ArtifactSnapshot
+from app.errors import RacklessError
+from app.gui.artifact_actions import ArtifactActions
+from app.gui.context import Context
+from app.gui.pages.artifact_details import ArtifactDetails
+from app.gui.pages.serving_pane import ServingPane
+from app.gui.tables.artifact_columns import artifact_columns
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.view import TableView
+from app.gui.widgets.banner import Banner, page_margins
+from app.gui.widgets.empty import EmptyState
+from app.gui.widgets.parts import Button, IconButton, make_label
+from app.registry.serving import ServeCommand
+
+
+class ArtifactsPage(QWidget):
+    export_wanted = Signal()
+    """A person wants to make one."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.banner = Banner(context.theme)
+        self.deeds = ArtifactActions(context, self, self.banner)
+        self.model: RowsModel[ArtifactSnapshot] = RowsModel(
+            artifact_columns(context.cluster.now_s), key=lambda one: one.label
+        )
+        self.table = TableView(context.theme, self.model, "Artifacts")
+        self.table.sort_by("Created", Qt.SortOrder.DescendingOrder)
+        self.serving = ServingPane(context.theme)
+        self.details = ArtifactDetails(context, self.serving)
+        self.buttons = self._make_buttons()
+        self._stack = QStackedWidget()
+        self._stack.addWidget(self._make_empty())
+        self._stack.addWidget(self._make_split())
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        column.addLayout(self._make_head())
+        column.addWidget(self.banner)
+        column.addWidget(self._stack, 1)
+        self._connect()
+        self._choose()
+
+    def open_artifact(self, label: str) -> None:
+        """Select one."""
+        self.table.select(label)
+
+    def refresh(self) -> None:
+        """Ask for all of them, and how their copies on this PC stand."""
+        self._context.bridge.run(
+            lambda core, report: core.artifacts(), self._show, failure=self.banner.show_error
+        )
+
+    # ------------------------------------------------------------ layout
+
+    def _make_head(self) -> QHBoxLayout:
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(make_label("Artifacts", "title"))
+        tip = "Enter a folder that was made elsewhere, or moved"
+        head.addWidget(IconButton(self._context.theme, "add", tip, self.deeds.add))
+        head.addStretch(1)
+        for button in self.buttons.values():
+            head.addWidget(button)
+        head.addWidget(
+            Button(
+                self._context.theme,
+                "Export a run",
+                self.export_wanted.emit,
+                icon="export",
+                role="primary",
+                tip="Go to the runs, of which artifacts are made",
+            )
+        )
+        return head
+
+    def _make_buttons(self) -> dict[str, Button]:
+        deeds: dict[str, tuple[str, str, str, Callable[[ArtifactSnapshot], object]]] = {
+            "delete": ("Delete", "delete", "Delete it with all its copies", self.deeds.delete),
+            "folder": (
+                "Open folder",
+                "folder",
+                "Show its folder on this PC",
+                self.deeds.open_folder,
+            ),
+            "check": (
+                "Check",
+                "check",
+                "Read every copy and compare its hashes",
+                self.deeds.check,
+            ),
+            "chat": ("Chat", "chat", "Talk to it, beside the original", self.deeds.chat),
+            "copy": ("Copy\u2026", "copy", "Copy it to a node or a folder", self.deeds.copy),
+        }
+        return {
+            name: Button(
+                self._context.theme,
+                text,
+                partial(self._with_chosen, deed),
+                icon=icon,
+                role="danger" if name == "delete" else "",
+                tip=tip,
+            )
+            for name, (text, icon, tip, deed) in deeds.items()
+        }
+
+    def _make_empty(self) -> QWidget:
+        theme = self._context.theme
+        return EmptyState(
+            theme,
+            "artifacts",
+            "No artifact yet",
+            "An artifact is what an export makes of a run: a model that runs anywhere, merged or "
+            "in 4 to 8 bits, with a card that says what was measured. Open a run that has a "
+            "checkpoint, and choose Export.",
+            [
+                Button(
+                    theme, "Show the runs", self.export_wanted.emit, icon="export", role="primary"
+                ),
+                Button(theme, "Add a folder\u2026", self.deeds.add, icon="folder"),
+            ],
+        )
+
+    def _make_split(self) -> QSplitter:
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(self.table)
+        split.addWidget(self.details)
+        split.setStretchFactor(0, 1)
+        split.setStretchFactor(1, 1)
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(16)
+        return split
+
+    def _connect(self) -> None:
+        cluster = self._context.cluster
+        cluster.is_open_changed.connect(self.refresh)
+        cluster.artifacts_changed.connect(self.refresh)
+        self.table.chosen.connect(self._choose)
+        self.table.opened.connect(partial(self._with_chosen, self.deeds.open_folder))
+        self.details.serve_shown.connect(partial(self._with_chosen, self._load_commands))
+        self.details.copies.delete_wanted.connect(self._delete_copy)
+        self.serving.taken.connect(self._take_command)
+
+    # ------------------------------------------------------------ what happens
+
+    def _show(self, artifacts: tuple[ArtifactSnapshot, ...]) -> None:
+        self.model.reset(artifacts)
+        self._choose()
+
+    def _choose(self) -> None:
+        rows = self.model.rows()
+        self._stack.setCurrentIndex(1 if rows else 0)
+        if self.table.selected() is None and rows:
+            self.table.selectRow(0)
+        artifact = self.table.selected()
+        for name, button in self.buttons.items():
+            button.setVisible(bool(rows))
+            has_folder = artifact is not None and artifact.folder() is not None
+            button.setEnabled(has_folder if name == "folder" else artifact is not None)
+        if artifact is not None and self.details.show_artifact(artifact):
+            self._context.bridge.run(
+                lambda core, report: core.artifact_card(artifact.label),
+                partial(self._show_card, artifact.label),
+                failure=lambda error: self.details.show_card(""),
+            )
+
+    def _show_card(self, label: str, text: str) -> None:
+        chosen = self.table.selected()
+        if chosen is not None and chosen.label == label:
+            self.details.show_card(text)
+
+    def _load_commands(self, artifact: ArtifactSnapshot) -> None:
+        self._context.bridge.run(
+            lambda core, report: core.serve_commands(artifact.label),
+            self._show_commands,
+            failure=self._tell_no_commands,
+        )
+
+    def _show_commands(self, commands: tuple[ServeCommand, ...]) -> None:
+        self.serving.show_commands(commands)
+
+    def _tell_no_commands(self, error: RacklessError) -> None:
+        self.serving.say(f"{error}. Copy it to a folder of this PC first.")
+
+    def _take_command(self, command: ServeCommand) -> None:
+        self._with_chosen(lambda artifact: self.deeds.take_command(artifact, command))
+
+    def _delete_copy(self, copy: object) -> None:
+        self._with_chosen(lambda artifact: self.deeds.delete(artifact, copy))  # type: ignore[arg-type]
+
+    def _with_chosen(self, deed: Callable[[ArtifactSnapshot], object]) -> None:
+        artifact = self.table.selected()
+        if artifact is not None:
+            deed(artifact)

@@ -1,0 +1,163 @@
+"""Artifacts: what is shown of them, and copying, checking, deleting and serving by clicks."""
+
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel
+
+from app.errors import UserError
+from app.gui.windows.chat_dialog import ChatDialog
+from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
+from tests.gui.stage import Stage
+from tests.gui.test_nodes_page import answer_question, open_dialog
+from tests.gui.test_overview import press
+
+GGUF = "support-chat-gguf:1"
+
+
+@pytest.fixture
+def stage(busy: Stage) -> Stage:
+    QTest.mouseClick(busy.window.navigation.places["artifacts"], Qt.MouseButton.LeftButton)
+    busy.wait_for(lambda: len(busy.window.artifacts.model.rows()) == 3)
+    busy.window.artifacts.open_artifact(GGUF)
+    return busy
+
+
+def open_tab(stage: Stage, name: str) -> None:
+    tabs = stage.window.artifacts.details
+    titles = [tabs.tabText(place) for place in range(tabs.count())]
+    bar = tabs.tabBar()
+    place = bar.tabRect(titles.index(name)).center()
+    QTest.mouseClick(bar, Qt.MouseButton.LeftButton, pos=place)
+
+
+def answer_copy(stage: Stage, answer) -> None:
+    """Let `answer` work on the dialog that the next click opens."""
+
+    def work():
+        dialog = open_dialog(CopyArtifactDialog)
+        assert dialog is not None
+        answer(dialog)
+
+    QTimer.singleShot(50, work)
+
+
+def test_every_artifact_is_shown_with_its_verdict_and_place(stage):
+    page = stage.window.artifacts
+    model = page.table.model()
+    cells = [[model.index(r, c).data() for c in range(7)] for r in range(3)]
+    assert cells[0][:3] == [GGUF, "gguf Q8_0, Q4_K_M, Q3_K_M", "13.5 GiB"]
+    assert [row[4] for row in cells] == ["not Q3_K_M", "keep", "nothing lost"]
+    assert [row[5] for row in cells] == [
+        "this PC, beta",
+        "alpha",
+        "missing: /home/anna/models/recipes",
+    ]
+    assert [v.name for v in page.details.measured.rows()] == ["Q8_0", "Q4_K_M", "Q3_K_M"]
+    stage.wait_for(lambda: "Made by llama.cpp" in page.details.card.toPlainText())
+    assert "base_model" not in page.details.card.toPlainText()
+    page.open_artifact("recipes-merged:1")
+    assert not page.buttons["folder"].isEnabled()
+
+
+def test_an_artifact_is_copied_to_a_node(stage):
+    def choose(dialog):
+        assert dialog.to_node.isChecked()
+        dialog.node.setCurrentText("gamma")
+        press(dialog, "Copy")
+
+    answer_copy(stage, choose)
+    press(stage.window.artifacts, "Copy\u2026")
+    stage.wait_for(lambda: "is copied" in stage.window.artifacts.banner.message())
+    assert stage.called("copy_artifact") == [(GGUF, "gamma")]
+    stage.wait_for(lambda: len(stage.window.artifacts.details.copies.model.rows()) == 4)
+
+
+def test_an_artifact_is_talked_to(stage):
+    press(stage.window.artifacts, "Chat")
+    dialog = open_dialog(ChatDialog)
+    stage.wait_for(lambda: len(dialog.columns) == 3)
+    assert "GGUF Q8_0" in [column.who.currentText() for column in dialog.columns]
+    dialog.close()
+
+
+def test_a_folder_has_to_be_named(stage):
+    def choose(dialog):
+        QTest.mouseClick(
+            dialog.to_folder, Qt.MouseButton.LeftButton, pos=dialog.to_folder.rect().center() / 4
+        )
+        assert dialog.to_folder.isChecked()
+        assert not dialog.start.isEnabled()
+        QTest.keyClicks(dialog.folder, "backup")
+        assert dialog.place() == "~/backup"
+        press(dialog, "Cancel")
+
+    answer_copy(stage, choose)
+    press(stage.window.artifacts, "Copy\u2026")
+    assert stage.called("copy_artifact") == []
+
+
+def test_a_check_tells_what_is_not_whole(stage):
+    press(stage.window.artifacts, "Check")
+    message = stage.window.artifacts.banner.message
+    stage.wait_for(lambda: "1 of 3 copies" in message())
+    assert "/media/anna/backup/support-chat: MISSING" in message()
+
+
+def test_one_copy_is_deleted_and_the_last_one_with_a_warning(stage):
+    open_tab(stage, "Copies")
+    copies = stage.window.artifacts.details.copies
+    assert not copies.delete.isEnabled()
+    copies.table.select(("node", "beta"))
+    answer_question(stage, "Delete for good")
+    press(copies, "Delete this copy")
+    stage.wait_for(lambda: stage.called("delete_artifact") == [(GGUF, "beta", True)])
+    stage.wait_for(lambda: len(copies.model.rows()) == 2)
+
+    answer_question(stage, "Cancel")
+    press(stage.window.artifacts, "Delete")
+    assert len(stage.called("delete_artifact")) == 1
+    answer_question(stage, "Delete for good")
+    press(stage.window.artifacts, "Delete")
+    stage.wait_for(lambda: len(stage.window.artifacts.model.rows()) == 2)
+    assert "is deleted" in stage.window.artifacts.banner.message()
+
+
+def test_a_command_to_serve_goes_to_the_clipboard(stage):
+    open_tab(stage, "Serve it")
+    pane = stage.window.artifacts.serving
+    stage.wait_for(lambda: len(pane.buttons) == 6)
+    QTest.mouseClick(pane.buttons[1], Qt.MouseButton.LeftButton)
+    message = stage.window.artifacts.banner.message
+    stage.wait_for(lambda: "Modelfile-Q8_0 is written" in message())
+    assert QGuiApplication.clipboard().text().startswith("ollama create support-chat-gguf:q8_0 -f ")
+
+
+def test_what_cannot_be_served_says_why(stage):
+    open_tab(stage, "Serve it")
+    pane = stage.window.artifacts.serving
+    stage.wait_for(lambda: len(pane.buttons) == 6)
+    stage.core.failure = UserError("poems-awq:1 has no whole copy on this PC")
+    stage.window.artifacts.open_artifact("poems-awq:1")
+    stage.wait_for(lambda: pane.buttons == [])
+    said = [label.text() for label in pane.widget().findChildren(QLabel)]
+    assert said == [
+        "poems-awq:1 has no whole copy on this PC. Copy it to a folder of this PC first."
+    ]
+
+
+def test_news_from_elsewhere_are_shown_and_keep_the_selection(stage):
+    found = stage.core.artifact_map["poems-awq:1"]
+    stage.core.on_loop(stage.core.put_artifact, replace(found, version=2))
+    page = stage.window.artifacts
+    stage.wait_for(lambda: len(page.model.rows()) == 4)
+    assert page.table.selected().label == GGUF
+
+
+def test_an_empty_page_leads_to_the_runs(empty):
+    empty.window.go_to("artifacts")
+    press(empty.window.artifacts, "Show the runs")
+    assert empty.window.stack.currentWidget() is empty.window.runs
