@@ -580,6 +580,20 @@ class Core:
         await copies.copy_artifact(self._services, found, to, progress or (lambda text: None))
         return await self._changed_artifact(found)
 
+    async def push_artifact(
+        self, name: str, hub_id: str, *, private: bool = True, progress: Progress | None = None
+    ) -> ArtifactSnapshot:
+        """Push an artifact to the model `hub_id` of the Hugging Face hub, with the user's token.
+
+        Raises:
+            UserError: no copy is on this PC, there is no token, it may not write there, or the
+                hub cannot be reached.
+        """
+        found = await self.artifact(name)
+        tell = progress or (lambda text: None)
+        await copies.push_artifact(self._services, found, hub_id, private, tell)
+        return await self._changed_artifact(found)
+
     async def check_artifact(self, name: str, progress: Progress | None = None) -> ArtifactSnapshot:
         """Read every copy of an artifact and hold it against its hashes; return how each stands.
 

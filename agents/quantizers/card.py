@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from agents.artifacts import Origin
@@ -15,6 +16,10 @@ _METHODS = {
     "gptq": "gptqmodel, GPTQ (arXiv:2210.17323)",
     "gguf": "llama.cpp",
 }
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""What the hub takes as a base; a folder's path there makes it refuse the whole card."""
 
 
 def write_card(
@@ -36,8 +41,9 @@ def write_card(
         phases: what making it took, merging included.
     """
     licence = f"license: {origin.licence}\n" if origin.licence else ""
+    base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
     lines = [
-        f"---\nbase_model: {origin.base}\n{licence}tags: [rackless, {method}]\n---",
+        f"---\n{base}{licence}tags: [rackless, {method}]\n---",
         f"# {origin.run_name}, {method}",
         "",
         f"Made by {_METHODS[method]} from step {origin.step} of run `{origin.run_id}`"

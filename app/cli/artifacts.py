@@ -1,4 +1,4 @@
-"""`rackless artifacts`: what exports made: list, show, add, copy, check, serve, delete."""
+"""`rackless artifacts`: what exports made: list, show, add, copy, push, check, serve, delete."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def add_parser(commands: Commands) -> None:
     _named(verbs, "show", "show where one comes from, what was measured, where it lies", _show)
     copy = _named(verbs, "copy", "copy one to a folder or a node, hashed while it goes", _copy)
     copy.add_argument("--to", required=True, metavar="FOLDER|NODE")
+    push = _named(verbs, "push", "push one to the Hugging Face hub, with your token", _push)
+    push.add_argument("--to", required=True, metavar="OWNER/MODEL")
+    push.add_argument("--public", action="store_true", help="for everybody to see (private)")
     _named(verbs, "check", "read every copy and compare its hashes", _check)
     serve = _named(verbs, "serve-command", "print the commands that serve it", _serve)
     serve.add_argument("--with", dest="runtime", choices=RUNTIMES, help="none: all that load it")
@@ -113,6 +116,13 @@ async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 async def _copy(core: Core, args: argparse.Namespace, out: Output) -> int:
     tell_artifact(await core.copy_artifact(args.name, args.to, out.note), out)
+    return 0
+
+
+async def _push(core: Core, args: argparse.Namespace, out: Output) -> int:
+    private = not args.public
+    found = await core.push_artifact(args.name, args.to, private=private, progress=out.note)
+    tell_artifact(found, out)
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from agents.protocol import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, CopyState
 from app.errors import UserError
+from app.registry import hub
 from app.runs.services import Services
 from app.storage.hashes import hash_file
 from app.text import show_list
@@ -40,10 +41,11 @@ async def _check(
         elif copy.kind == "node":
             actual = await services.cluster.agent(copy.place).hash_artifact(copy.path)
         else:
-            return copy
+            actual = await asyncio.to_thread(hub.read_files, copy.place, artifact.files)
     except UserError as error:
         return replace(copy, state="unknown", problem=error.message)
-    state, problem = compare_files(artifact.files, actual)
+    expected = hub.pushed(artifact.files) if copy.kind == "hub" else artifact.files
+    state, problem = compare_files(expected, actual)
     return replace(copy, state=state, problem=problem, checked_s=time.time())
 
 

@@ -13,6 +13,7 @@ from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.errors import UsageError, UserError
 from app.library.bundles import Source, safe_name
 from app.nodes.local_copy import copy_folder
+from app.registry import hub
 from app.registry.record import bundle_whole
 from app.runs.services import Services
 from app.storage.artifacts import content_sha256
@@ -61,6 +62,29 @@ def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:
         f"{artifact.label} cannot be read from anywhere: {show_list(places)} known",
         "If you have moved it, say where it is: rackless artifacts add DIR",
     )
+
+
+async def push_artifact(
+    services: Services, artifact: ArtifactSnapshot, hub_id: str, private: bool, tell: Tell
+) -> ArtifactCopy:
+    """Push an artifact from this PC to the hub.
+
+    Raises:
+        UserError: it has no copy on this PC, or the hub does not take it.
+    """
+    source = _choose_source(artifact)
+    if source.kind != "folder":
+        raise UserError(
+            f"{artifact.label} has no whole copy on this PC",
+            f"Bring it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+        )
+    tell(f"pushing {artifact.label} to {hub_id}: {show_bytes(artifact.size_bytes)}")
+    address = await asyncio.to_thread(
+        hub.push_folder, Path(source.place), artifact.files, hub_id, private
+    )
+    made = ArtifactCopy(kind="hub", place=hub_id, path=address, made_s=time.time())
+    services.artifacts.save_copy(artifact, made)
+    return made
 
 
 async def _copy_to_node(
