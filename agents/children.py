@@ -26,12 +26,17 @@ _REAP_S = 5.0
 
 
 class Children:
-    """The programs that run now for requests of one connection."""
+    """The programs that run now for a request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether one of them runs."""
+        return bool(self._running)
 
     def run(
         self,

@@ -46,6 +46,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     data.preview      PreviewJob                      -> DataPreview; events `progress`
     gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
     model.config      {model}                         -> {config: dict | None}
+    cancel            {request}                       -> {}; ends the programs of that request,
+                      whose own response then says so
     shutdown          {}                              -> {}; the agent process ends
 
 Raw bytes do not travel as messages: `receive` and `send` are own commands of the archive, each on a

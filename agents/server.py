@@ -49,7 +49,8 @@ class Server:
     def __init__(self, home: Home, channel: Channel) -> None:
         self._home = home
         self._channel = channel
-        self._children = Children()
+        self._children: dict[int, Children] = {}
+        """Programs by the request that started them; those of a chat outlast it."""
         self._follows: dict[int, threading.Event] = {}
         self._chats: dict[str, Chat] = {}
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
@@ -65,7 +66,8 @@ class Server:
         finally:
             for ended in tuple(self._follows.values()):
                 ended.set()
-            self._children.end_all()
+            for children in tuple(self._children.values()):
+                children.end_all()
 
     def _take(self, line: bytes | None) -> None:
         if line is None:
@@ -93,6 +95,11 @@ class Server:
         elif request.kind == "shutdown":
             self._channel.send(Response(id=request.id, result={}))
             self._ending = True
+        elif request.kind == "cancel":
+            self._channel.send(Response(id=request.id, result={}))
+            children = self._children.get(request.args.get("request", -1))
+            if children is not None:
+                threading.Thread(target=children.end_all, daemon=True).start()
         elif self._slots.acquire(blocking=False):
             threading.Thread(target=self._work, args=(request,), daemon=True).start()
         else:
@@ -101,12 +108,15 @@ class Server:
             self._channel.send(Response(id=request.id, error=error))
 
     def _work(self, request: Request) -> None:
-        call = Call(request, self._home, self._channel, self._children, self._follows, self._chats)
+        children = self._children[request.id] = Children()
+        call = Call(request, self._home, self._channel, children, self._follows, self._chats)
         try:
             try:
                 self._channel.send(self._respond(call))
             finally:
                 self._slots.release()
+                if not children.is_busy:
+                    self._children.pop(request.id, None)
             for action in call.afterwards:
                 action()
         except Exception:  # noqa: BLE001 - the edge: a thread of the message loop

@@ -40,6 +40,7 @@ from app.events import (
     StepRecord,
     TraceMade,
 )
+from app.library.calibration import check_calibration
 from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
@@ -721,6 +722,14 @@ class Core:
             UserError: the place cannot be written.
         """
         write_comparison(project, found, path)
+
+    async def check_calibration(self, path: Path) -> int:
+        """Return how many words a data file has to calibrate with; 0: they were not counted.
+
+        Raises:
+            UserError: it is not there, no data, or too short.
+        """
+        return await asyncio.to_thread(check_calibration, path, self._services.hashes)
 
     def recipes(self) -> tuple[Recipe, ...]:
         """Return the run files that ship with Rackless, to start from."""

@@ -1,10 +1,30 @@
-"""Export: what is asked, what each format is for, and what is wrong with an answer."""
+"""Quantize and export: the steps of the wizard, what is wrong with an answer, the jobs it makes.
+
+A target is a format with its type, such as `gguf:Q4_K_M`. Types of GGUF are made in one job, since
+they share its work; everything else is a job of its own.
+"""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from agents.artifacts import TYPES, USUAL_TYPES
+from agents.artifacts import TYPES
+from app.quantize.plan import ExportPlan, PlacePlan
+from app.text import show_bytes, show_duration, show_list
+
+Step = Literal["what", "formats", "calibration", "where", "summary"]
+STEPS: tuple[tuple[Step, str], ...] = (
+    ("what", "Checkpoint"),
+    ("formats", "Formats"),
+    ("calibration", "Calibration"),
+    ("where", "Where"),
+    ("summary", "Summary"),
+)
+CALIBRATED = ("awq", "gptq")
+"""Formats whose rounding is fitted to data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,64 +77,232 @@ _TYPE_WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    to: str = "merged"
-    types: tuple[str, ...] = ()
+    checkpoint: int | None = None
+    """Step; None: the newest whole one."""
+    targets: tuple[str, ...] = ()
+    """Of `offer_targets`."""
+    calibration: str = ""
+    """Data file on this PC; empty: the run's own data."""
+    node: str = ""
+    """Empty: the quickest that can."""
     folder: str = ""
+    """On this PC; where there are several jobs, each has a folder in it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Review:
-    types: tuple[tuple[str, str], ...]
-    """(type, what the person reads) that the format offers."""
-    usual: tuple[str, ...]
-    """Chosen where nothing else is."""
-    takes_one: bool
-    """Only one type at a time."""
-    problems: dict[str, str]
-    """Field -> what is wrong with it."""
+class Job:
+    """One export, as the core and the command know it."""
+
+    to: str
+    types: tuple[str, ...]
+    folder: str
 
     @property
-    def is_ready(self) -> bool:
-        """Tell whether the export can start."""
-        return not self.problems
+    def label(self) -> str:
+        """What it makes, for a person.
+
+        >>> Job(to="gguf", types=("Q8_0", "Q4_K_M"), folder="x").label
+        'GGUF Q8_0 and Q4_K_M'
+        """
+        name = "Whole model" if self.to == "merged" else self.to.upper()
+        return f"{name} {' and '.join(self.types)}".strip()
 
 
-def review(answers: Answers) -> Review:
-    """Check the answers."""
-    offered = offered_types(answers.to)
-    problems: dict[str, str] = {}
-    if offered and not answers.types:
-        problems["types"] = "Choose at least one type."
-    if answers.to == "gptq" and len(answers.types) > 1:
-        problems["types"] = "Choose one; the other makes a second export."
-    if not answers.folder.strip():
-        problems["folder"] = "Name a new folder for the result."
-    return Review(
-        types=tuple((kind, _TYPE_WORDS[kind]) for kind in offered),
-        usual=usual_types(answers.to),
-        takes_one=answers.to == "gptq",
-        problems=problems,
+def offer_targets(to: str) -> tuple[tuple[str, str], ...]:
+    """Return the targets of a format, each with its words; one without types is its own target.
+
+    >>> offer_targets("gptq")
+    (('gptq:4-bit', '4 bits'), ('gptq:8-bit', '8 bits, nearer to the original'))
+    >>> offer_targets("awq")
+    (('awq', 'AWQ, 4 bits'),)
+    """
+    types = TYPES.get(to, ())
+    if not types:
+        return ((to, next(one.label for one in FORMATS if one.key == to)),)
+    return tuple((f"{to}:{kind}", _TYPE_WORDS[kind]) for kind in types)
+
+
+def split_target(target: str) -> tuple[str, tuple[str, ...]]:
+    """Return format and types of a target.
+
+    >>> split_target("gguf:Q8_0"), split_target("awq")
+    (('gguf', ('Q8_0',)), ('awq', ()))
+    """
+    to, _, kind = target.partition(":")
+    return to, (kind,) if kind else ()
+
+
+def list_jobs(answers: Answers) -> tuple[Job, ...]:
+    """Return the exports that the answers ask for, in the order of the formats."""
+    groups: list[tuple[str, tuple[str, ...]]] = []
+    for one in FORMATS:
+        chosen = [t for t, _ in offer_targets(one.key) if t in answers.targets]
+        types = tuple(kind for target in chosen for kind in split_target(target)[1])
+        if one.key == "gguf" and types:
+            groups.append((one.key, types))
+        else:
+            groups += [split_target(target) for target in chosen]
+    folder = answers.folder.strip().rstrip("/")
+    if len(groups) == 1:
+        return (Job(to=groups[0][0], types=groups[0][1], folder=folder),)
+    both_gptq = sum(to == "gptq" for to, _ in groups) > 1
+    return tuple(
+        Job(
+            to=to,
+            types=types,
+            folder=f"{folder}/{to}-{types[0]}" if to == "gptq" and both_gptq else f"{folder}/{to}",
+        )
+        for to, types in groups
     )
 
 
-def offered_types(to: str) -> tuple[str, ...]:
-    """Return the types of a format; empty where there is nothing to choose.
+def asks_calibration(answers: Answers) -> bool:
+    """Tell whether what is chosen is fitted to data."""
+    return any(split_target(target)[0] in CALIBRATED for target in answers.targets)
 
-    >>> offered_types("gptq"), offered_types("merged")
-    (('4-bit', '8-bit'), ())
+
+def find_problems(
+    step: Step, answers: Answers, *, has_checkpoint: bool = True, calibration_problem: str = ""
+) -> str:
+    """Return what keeps one from going on from a step; empty: nothing does.
+
+    Args:
+        step: where one stands.
+        answers: so far.
+        has_checkpoint: whether one is on a node that answers.
+        calibration_problem: what is wrong with the data file, as it was looked at.
     """
-    return TYPES.get(to, ())
+    if step == "what" and not has_checkpoint:
+        return "No node that answers has a whole checkpoint of this run."
+    if step == "formats" and not answers.targets:
+        return "Choose at least one format."
+    if step == "calibration" and asks_calibration(answers):
+        return calibration_problem
+    if step == "where" and not answers.folder.strip():
+        return "Name a new folder for the result."
+    return ""
 
 
-def usual_types(to: str) -> tuple[str, ...]:
-    """Return what is chosen when nobody has."""
-    return USUAL_TYPES.get(to, ())
+def next_step(step: Step, answers: Answers, by: int) -> Step:
+    """Return the step after (1) or before (-1) another; calibration only where it is of use."""
+    keys = [key for key, _ in STEPS if key != "calibration" or asks_calibration(answers)]
+    place = keys.index(step) if step in keys else keys.index("formats")
+    return keys[min(max(place + by, 0), len(keys) - 1)]
 
 
-def suggest_folder(home: str, run_name: str, to: str) -> str:
+def describe_commands(run_id: str, answers: Answers) -> tuple[str, ...]:
+    """Return the commands that do the same.
+
+    >>> describe_commands("r-1", Answers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc"))
+    ("rackless export r-1 --to gguf --type Q8_0 --node pc --out '/m/my model'",)
+    """
+    commands = []
+    for job in list_jobs(answers):
+        words = ["rackless", "export", run_id, "--to", job.to]
+        for kind in job.types:
+            words += ["--type", kind]
+        if answers.checkpoint is not None:
+            words += ["--checkpoint", str(answers.checkpoint)]
+        if answers.node:
+            words += ["--node", answers.node]
+        if answers.calibration.strip() and job.to in CALIBRATED:
+            words += ["--calibration", answers.calibration.strip()]
+        commands.append(shlex.join([*words, "--out", job.folder]))
+    return tuple(commands)
+
+
+def suggest_folder(home: str, run_name: str) -> str:
     """Return a place for the result.
 
-    >>> suggest_folder("/home/me/", "my run", "gguf")
-    '/home/me/my run-gguf'
+    >>> suggest_folder("/home/me/", "my run")
+    '/home/me/my run-export'
     """
-    return f"{home.rstrip('/')}/{run_name}-{to}"
+    return f"{home.rstrip('/')}/{run_name}-export"
+
+
+_PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Looking for the checkpoint", ("looking for", "expected")),
+    ("Merging", ("merging", "loading pytorch", "merged", "writing the merged", "checking")),
+    ("Getting ready", ("making", "reading the texts", "installing", "building")),
+    ("Measuring the original", ("measuring",)),
+    ("Quantizing", ("quantizing", "converting", "layer")),
+    ("Proving the result", ("loading",)),
+    ("Fetching", ("the artifact", "fetching")),
+)
+PHASES = tuple(name for name, _ in _PHASES)
+
+
+def find_phase(line: str, now: int) -> int:
+    """Return the place in `PHASES` that a line of progress tells of; never before `now`.
+
+    >>> PHASES[find_phase("Quantizing to awq", 3)], PHASES[find_phase("40 %", 4)]
+    ('Quantizing', 'Quantizing')
+    """
+    text = line.lower()
+    for place, (_, beginnings) in enumerate(_PHASES):
+        if place >= now and text.startswith(beginnings):
+            return place
+    return now
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaceRow:
+    """A node, as a place for all of the jobs."""
+
+    node: str
+    words: str
+    """What they take there."""
+    problem: str
+    """Why they cannot be made there; empty: they can."""
+
+
+def join_places(plans: Sequence[ExportPlan]) -> tuple[PlaceRow, ...]:
+    """Return each node once, over the plans of all jobs: those that can first, the quickest first.
+
+    Jobs are made one after the other: seconds add up, memory and disk are the most of any.
+    """
+    found: dict[str, list[PlacePlan]] = {}
+    for plan in plans:
+        for place in plan.places:
+            found.setdefault(place.node, []).append(place)
+    rows = [(_seconds(places), _join(node, places)) for node, places in found.items()]
+    rows.sort(key=lambda row: (bool(row[1].problem), row[0]))
+    return tuple(row for _, row in rows)
+
+
+def _seconds(places: Sequence[PlacePlan]) -> float:
+    return sum(place.seconds or 0.0 for place in places)
+
+
+def _join(node: str, places: Sequence[PlacePlan]) -> PlaceRow:
+    problems = tuple(dict.fromkeys(text for place in places for text in place.problems))
+    if problems:
+        return PlaceRow(node=node, words="", problem=f"It {show_list(problems)}.")
+    parts = [f"about {show_duration(_seconds(places))}"] if _seconds(places) else []
+    for values, what in (
+        ([place.ram_bytes for place in places], "of memory"),
+        ([place.vram_bytes for place in places], "of GPU memory"),
+        ([place.node_bytes for place in places], "of its disk meanwhile"),
+    ):
+        known = [value for value in values if value]
+        if known:
+            parts.append(f"{show_bytes(max(known))} {what}")
+    return PlaceRow(node=node, words=", ".join(parts) or "What it takes is not known", problem="")
+
+
+def describe_target(target: str, plan: ExportPlan) -> str:
+    """Return what one target takes: its size, and the time where it was foretold alone."""
+    _, types = split_target(target)
+    sizes = dict(plan.made.files) if plan.made is not None else {}
+    size = sizes.get(types[0]) if types and types[0] in sizes else next(iter(sizes.values()), None)
+    if size is None:
+        return ""
+    parts = [show_bytes(size)]
+    best = plan.best
+    if best is None:
+        parts.append("no node can make it now")
+    elif best.seconds and len(plan.types) <= 1:
+        parts.append(f"about {show_duration(best.seconds)} on {best.node}")
+        memory = best.vram_bytes or best.ram_bytes
+        parts.append(f"{show_bytes(memory)} of {'GPU ' * bool(best.vram_bytes)}memory")
+    return ", ".join(parts)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
+from app.gui.exports import ExportBoard
 from app.gui.theme import Theme
 
 
@@ -14,3 +15,5 @@ class Context:
     bridge: Bridge
     cluster: Cluster
     theme: Theme
+    exports: ExportBoard = field(default_factory=ExportBoard)
+    """What is exported now, or was asked for and left."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.conversation import Subject
-from app.events import Exported, RunSnapshot, TraceMade
-from app.flows.export import Answers
+from app.events import RunSnapshot, TraceMade
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
 from app.gui.windows.chat_dialog import open_chat
-from app.gui.windows.export_dialog import ExportDialog
 from app.gui.windows.resume_dialog import ResumeDialog
+from app.gui.wizards.export_wizard import ExportWizard
 from app.telemetry.stream import ACTIVE_STATES
-from app.telling import describe_saved, describe_trace, describe_verdict
+from app.telling import describe_saved, describe_trace
 from app.text import show_share
 
 TRACED_STEPS = 3
@@ -132,30 +130,7 @@ class RunActions:
         open_chat(self._context, self._parent, run, wanted)
 
     def export(self, run: RunSnapshot) -> None:
-        """Ask for format and folder, and make it."""
-        dialog = ExportDialog(self._context.theme, self._parent, run)
-        if dialog.exec() == ExportDialog.DialogCode.Accepted:
-            self.export_to(run, dialog.answers())
-
-    def export_to(self, run: RunSnapshot, answers: Answers) -> None:
-        title = f"Exporting {run.name}"
-        self._banner.show_message("busy", title, "The adapter is merged into the model.")
-        out = Path(answers.folder).expanduser()
-        self._context.bridge.run(
-            lambda core, report: core.export_run(
-                run.run_id, answers.to, out=out, types=answers.types, progress=report
-            ),
-            success=lambda made: self._tell_export(run, made),
-            failure=self._banner.show_error,
-            progress=lambda line: self._banner.show_message("busy", title, str(line)),
-        )
-
-    def _tell_export(self, run: RunSnapshot, made: Exported) -> None:
-        keeps = all(verdict.keep for verdict in made.verdicts)
-        measured = "\n".join(describe_verdict(verdict) for verdict in made.verdicts)
-        self._banner.show_message(
-            "good" if keeps else "warning",
-            f"{run.name} is exported",
-            f"{made.path}\n{measured}" if measured else str(made.path),
-            ("Copy the path", lambda: copy_text(str(made.path))),
-        )
+        """Open the wizard where it was left, or on what is under way."""
+        wizard = ExportWizard(self._context, self._parent, run)
+        wizard.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        wizard.show()

@@ -26,6 +26,7 @@ from app.events import (
 )
 from app.planning.candidate import Plan
 from app.planning.outcome import Comparison
+from app.quantize.plan import ExportPlan
 
 if TYPE_CHECKING:
     from app.registry.deleting import DeletedArtifact
@@ -142,6 +143,15 @@ class CoreSeam(Protocol):
     ) -> Exported: ...
     async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]: ...
     async def artifact(self, name: str) -> ArtifactSnapshot: ...
+    async def plan_export(
+        self,
+        run_id: str,
+        to: str = "merged",
+        *,
+        types: Sequence[str] = (),
+        checkpoint: int | None = None,
+    ) -> ExportPlan: ...
+    async def check_calibration(self, path: Path) -> int: ...
     async def open_chat(
         self, subject: Subject, *, progress: Callable[[str], None] | None = None
     ) -> Loaded: ...

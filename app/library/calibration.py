@@ -24,13 +24,22 @@ def find_calibration(path: Path, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such file, it is no data, or it has too few words.
     """
+    check_calibration(path, hashes)
+    return find_data(str(path.expanduser().absolute()), "--calibration", hashes)
+
+
+def check_calibration(path: Path, hashes: HashStore) -> int:
+    """Return how many words a data file has to calibrate with; 0: they were not counted.
+
+    Raises:
+        UserError: there is no such file, it is no data, or it has too few words.
+    """
     place = path.expanduser().absolute()
-    source = find_data(str(place), "--calibration", hashes)
-    count_words(place)
-    return source
+    find_data(str(place), "--calibration", hashes)
+    return _count_words(place)
 
 
-def count_words(path: Path) -> int:
+def _count_words(path: Path) -> int:
     """Return the words in the first MiB of a data file; of a folder or a table of Parquet, 0.
 
     Raises:

@@ -143,6 +143,10 @@ class Channel:
             async with asyncio.timeout(timeout_s):
                 await self._send(line)
                 return await answer
+        except asyncio.CancelledError:
+            if timeout_s is None:  # long work: nobody wants it any more
+                self.post("cancel", {"request": request_id})
+            raise
         except TimeoutError as error:
             raise NodeUnreachable(
                 f"{self._where} did not answer '{kind}' within {timeout_s:.0f} s",

@@ -53,12 +53,14 @@ from app.events import (
 from app.library.recipes import Recipe, list_recipes
 from app.planning.candidate import Plan
 from app.planning.outcome import Comparison
+from app.quantize.plan import ExportPlan
 from app.registry.deleting import DeletedArtifact
 from app.registry.serving import ServeCommand, ServedFolder, serve_commands
 from app.runs.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
 from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
+from tests.fakes.exports import make_export_plan
 from tests.fakes.plans import make_comparison, make_plan_of_all
 
 GIB = 1024**3
@@ -570,6 +572,20 @@ class FakeCore(FakeChats):
 
     async def artifact(self, name: str) -> ArtifactSnapshot:
         return self.artifact_map[name]
+
+    async def plan_export(
+        self,
+        run_id: str,
+        to: str = "merged",
+        *,
+        types: Sequence[str] = (),
+        checkpoint: int | None = None,
+    ) -> ExportPlan:
+        return make_export_plan(to, tuple(types))
+
+    async def check_calibration(self, path: Path) -> int:
+        await self._act("check_calibration", path)
+        return 1234
 
     async def export_run(
         self,

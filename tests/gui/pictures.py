@@ -199,15 +199,36 @@ def _fingerprint(stage: Stage) -> QWidget:
     return dialog
 
 
-def _export(stage: Stage) -> QWidget:
-    from app.gui.windows.export_dialog import ExportDialog
+def _wizard(step: str) -> Callable[[Stage], QWidget]:
+    """Quantize and export, at one of its steps."""
 
-    dialog = ExportDialog(stage.context.theme, stage.window, stage.cluster.runs[RUN])
-    dialog._home = "/home/me"
-    dialog.formats["gguf"].click()
-    dialog.boxes["Q4_K_M"].click()
-    dialog.show()
-    return dialog
+    def show(stage: Stage) -> QWidget:
+        from app.gui.wizards.export_wizard import ExportWizard
+
+        wizard = ExportWizard(stage.context, stage.window, stage.cluster.runs[RUN])
+        stage.wait_for(lambda: bool(wizard.model.rows()))
+        for target in ("gguf:Q8_0", "gguf:Q4_K_M", "awq"):
+            wizard.formats.boxes[target].setChecked(True)
+        wizard.places.folder.setText("/home/me/support-chat-export")
+        wizard.show()
+        wizard.go_to(step)  # type: ignore[arg-type]
+        stage.settle(0.2)
+        return wizard
+
+    return show
+
+
+def _wizard_made(stage: Stage) -> QWidget:
+    """One export is made, one is not worth keeping, one is under way."""
+    wizard = _wizard("summary")(stage)
+    wizard.formats.boxes["gguf:Q3_K_M"].setChecked(True)  # type: ignore[attr-defined]
+    wizard.formats.boxes["merged"].setChecked(True)  # type: ignore[attr-defined]
+    wizard.forward.click()  # type: ignore[attr-defined]
+    stage.wait_for(lambda: wizard.batch.is_over)  # type: ignore[attr-defined]
+    row = wizard.batch.rows[2]  # type: ignore[attr-defined]
+    row.state, row.made, row.phase, row.line = "now", None, 4, "Layer 12 of 32, 4 min left"
+    wizard.batch.changed.emit()  # type: ignore[attr-defined]
+    return wizard
 
 
 def _chat(stage: Stage) -> QWidget:
@@ -293,7 +314,12 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "add-node-fingerprint": _fingerprint,
     "chat": _chat,
     "chat-answers": _chat_answers,
-    "export": _export,
+    "export-checkpoint": _wizard("what"),
+    "export-formats": _wizard("formats"),
+    "export-calibration": _wizard("calibration"),
+    "export-where": _wizard("where"),
+    "export-summary": _wizard("summary"),
+    "export-made": _wizard_made,
     "resume": _resume,
     "artifacts": _artifacts(0),
     "artifacts-lineage": _artifacts(1),

@@ -13,14 +13,12 @@ from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
 from app.events import Certificate, RunEvent
-from app.flows import export
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import Answers, to_spec
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
 from app.gui.windows.data_dialog import DataDialog
-from app.gui.windows.export_dialog import ExportDialog
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog
 from app.text import show_loss
@@ -366,49 +364,6 @@ def test_a_certificate_shows_and_a_broken_promise_is_told_above_the_page(busy, p
     busy.core.on_loop(busy.core.put_run, replace(running_run(), certificate=bad))
     busy.wait_for(lambda: "NOT AS BEFORE" in page.notice.message())
     assert not page.progress.certificate.isVisible()
-
-
-def test_export_tells_where_it_went(busy, page, application):
-    page.deeds.export_to(busy.cluster.runs[RUN], export.Answers(folder="/out/model"))
-    busy.wait_for(lambda: "/out/model" in page.banner.message())
-    press(page.banner, "Copy the path")
-    assert application.clipboard().text() == str(Path("/out/model"))
-    wanted = export.Answers(to="gguf", types=("Q8_0", "Q3_K_M"), folder="/out/small")
-    page.deeds.export_to(busy.cluster.runs[RUN], wanted)
-    busy.wait_for(lambda: "Q8_0: keep" in page.banner.message())
-    assert "Q3_K_M: do not keep. Its perplexity is 4.1 % above" in page.banner.message()
-
-
-def test_the_export_dialog_offers_the_types_of_a_format(busy, page):
-    dialog = ExportDialog(busy.context.theme, page, busy.cluster.runs[RUN])
-    dialog.show()
-    assert dialog.answers().to == "merged"
-    assert not dialog.boxes
-    assert dialog.start.isEnabled()
-    dialog.formats["gguf"].click()
-    assert dialog.answers().types == ("Q8_0",)
-    assert dialog.answers().folder.endswith("-gguf")
-    dialog.boxes["Q4_K_M"].click()
-    assert dialog.answers().types == ("Q8_0", "Q4_K_M")
-    dialog.boxes["Q8_0"].click()
-    dialog.boxes["Q4_K_M"].click()
-    assert not dialog.start.isEnabled()
-    dialog.formats["gptq"].click()
-    dialog.boxes["8-bit"].click()
-    assert dialog.answers().types == ("8-bit",)
-    QTest.keyClicks(dialog.folder, "-mine")
-    dialog.formats["awq"].click()
-    assert dialog.answers().folder.endswith("-gptq-mine"), "a name that was typed stays"
-    dialog.folder.clear()
-    dialog._name_folder()
-    assert not dialog.start.isEnabled()
-    dialog.close()
-
-
-def test_an_export_that_is_refused_says_why(busy, page):
-    busy.core.failure = UserError("/out/model is in use", "Choose a new folder.")
-    page.deeds.export_to(busy.cluster.runs[RUN], export.Answers(folder="/out/model"))
-    busy.wait_for(lambda: "Choose a new folder" in page.banner.message())
 
 
 def test_the_log_is_read_followed_and_searched(busy, page):

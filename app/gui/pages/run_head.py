@@ -86,10 +86,10 @@ class RunHead(QWidget):
             ),
             "export": Button(
                 theme,
-                "Export merged\u2026",
+                "Export\u2026",
                 self._with_run(self._deeds.export),
                 icon="export",
-                tip="Merge the newest checkpoint's adapter into the model, into a new folder",
+                tip="Make a model that runs elsewhere, of any checkpoint, in several formats",
             ),
             "resume": Button(
                 theme,

@@ -94,6 +94,21 @@ def test_a_run_that_wants_the_gpu_gets_it(agent: Agent, tmp_path: Path) -> None:
     assert opened["note"] == "run run-9 uses the GPU, so this is the CPU"
 
 
+def test_a_cancelled_request_ends_its_program(agent: Agent, tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text('#!/bin/sh\necho \'{"kind": "progress", "message": "on"}\'\nsleep 60\n')
+    slow.chmod(0o700)
+    job = ChatJob(chat="c", python=str(slow), model="m")
+    line = {"type": "request", "id": 7, "kind": "chat.open", "args": to_wire(job)}
+    agent.write(json.dumps(line).encode() + b"\n")
+    assert agent.read()["data"] == {"message": "on"}
+    assert agent.ask("cancel", 8, request=7)["result"] == {}
+    ended = agent.read()
+    assert ended["id"] == 7
+    assert "could not be loaded" in ended["error"]["message"]
+    assert agent.ask("cancel", 9, request=7)["result"] == {}, "it is over"
+
+
 def test_a_model_that_is_not_there_is_named(agent: Agent) -> None:
     job = ChatJob(chat="c", python=sys.executable, model="/nowhere/at/all")
     error = agent.ask("chat.open", **to_wire(job))["error"]

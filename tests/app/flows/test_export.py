@@ -1,40 +1,121 @@
-"""What the export dialog asks follows from the format."""
+"""What the export wizard asks, the jobs that follow, and what it says of places."""
+
+from dataclasses import replace
 
 import pytest
 
-from agents.artifacts import METHODS, TYPES, USUAL_TYPES, MakeJob, Origin, TextSource
-from app.flows.export import FORMATS, Answers, review
+from agents.artifacts import METHODS, TYPES, MakeJob, Origin, TextSource
+from app.flows.export import (
+    FORMATS,
+    PHASES,
+    STEPS,
+    Answers,
+    asks_calibration,
+    describe_commands,
+    describe_target,
+    find_phase,
+    find_problems,
+    join_places,
+    list_jobs,
+    next_step,
+    offer_targets,
+)
+from tests.fakes.exports import make_export_plan
+
+ALL = tuple(target for one in FORMATS for target, _ in offer_targets(one.key))
 
 
 def test_every_method_is_offered_with_all_of_its_types():
     assert {one.key for one in FORMATS} == {"merged", *METHODS}
-    for one in FORMATS:
-        found = review(Answers(to=one.key, folder="x"))
-        assert tuple(kind for kind, _ in found.types) == TYPES.get(one.key, ())
-        assert found.usual == USUAL_TYPES.get(one.key, ())
-        ready = Answers(to=one.key, types=found.usual, folder="x")
-        assert review(ready).is_ready
+    assert len(ALL) == 3 + sum(map(len, TYPES.values()))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_what_is_chosen_by_itself_is_a_job(method):
-    job = MakeJob(
-        python="p", model="m", method=method, destination="d", train=TextSource(path="t"),
-        origin=Origin(base="b", data="d", run_id="r", run_name="n", step=1),
-        types=USUAL_TYPES.get(method, ()),
+def test_types_of_gguf_are_one_job_and_others_one_each():
+    jobs = list_jobs(Answers(targets=ALL, folder="/m/out/"))
+    assert [(job.to, len(job.types), job.folder) for job in jobs] == [
+        ("merged", 0, "/m/out/merged"),
+        ("gguf", 6, "/m/out/gguf"),
+        ("awq", 0, "/m/out/awq"),
+        ("gptq", 1, "/m/out/gptq-4-bit"),
+        ("gptq", 1, "/m/out/gptq-8-bit"),
+        ("nf4", 0, "/m/out/nf4"),
+    ]
+    (alone,) = list_jobs(Answers(targets=("gptq:8-bit",), folder="/m/out"))
+    assert alone.folder == "/m/out"
+    assert list_jobs(Answers(folder="/m")) == ()
+
+
+@pytest.mark.parametrize("job", list_jobs(Answers(targets=ALL, folder="x"))[1:])
+def test_what_is_chosen_is_a_job_of_the_agent(job):
+    made = MakeJob(
+        python="p", model="m", method=job.to, destination="d", train=TextSource(path="t"),
+        origin=Origin(base="b", data="d", run_id="r", run_name="n", step=1), types=job.types,
     )  # fmt: skip
-    assert job.method == method
+    assert made.method == job.to
 
 
-@pytest.mark.parametrize(
-    ("answers", "field"),
-    [
-        (Answers(to="gguf", folder="x"), "types"),
-        (Answers(to="gptq", types=("4-bit", "8-bit"), folder="x"), "types"),
-        (Answers(to="awq", folder="  "), "folder"),
-    ],
-)
-def test_what_is_missing_is_named(answers, field):
-    found = review(answers)
-    assert list(found.problems) == [field]
-    assert not found.is_ready
+def test_steps_lead_there_and_back_and_calibration_only_where_it_counts():
+    plain, fitted = Answers(targets=("nf4",)), Answers(targets=("awq", "nf4"))
+    assert not asks_calibration(plain)
+    for answers, count in ((plain, 4), (fitted, 5)):
+        seen = ["what"]
+        for _ in STEPS:
+            seen.append(next_step(seen[-1], answers, 1))
+        assert len(dict.fromkeys(seen)) == count
+        assert next_step("where", answers, -1) == ("formats" if count == 4 else "calibration")
+    assert next_step("what", plain, -1) == "what"
+    assert next_step("calibration", plain, 1) == "where", "its format was taken away"
+
+
+def test_what_is_missing_keeps_one_at_the_step():
+    good = Answers(targets=("awq",), folder="/m")
+    assert [find_problems(step, good) for step, _ in STEPS] == [""] * 5
+    assert "No node" in find_problems("what", good, has_checkpoint=False)
+    assert "at least one" in find_problems("formats", replace(good, targets=()))
+    assert find_problems("calibration", good, calibration_problem="3 words") == "3 words"
+    assert find_problems("calibration", replace(good, targets=("nf4",))) == ""
+    assert "folder" in find_problems("where", replace(good, folder="  "))
+
+
+def test_commands_say_all_that_was_chosen():
+    answers = Answers(
+        targets=("awq", "merged"), folder="/m/o", node="pc", calibration="my.txt", checkpoint=40
+    )
+    assert describe_commands("r", answers) == (
+        "rackless export r --to merged --checkpoint 40 --node pc --out /m/o/merged",
+        "rackless export r --to awq --checkpoint 40 --node pc --calibration my.txt --out /m/o/awq",
+    )
+
+
+def test_places_join_what_all_jobs_take():
+    plans = [make_export_plan("awq"), make_export_plan("gguf", ("Q8_0",))]
+    rows = join_places(plans)
+    assert [(row.node, bool(row.problem)) for row in rows] == [
+        ("beta", False), ("alpha", False), ("delta", True), ("gamma", True),
+    ]  # fmt: skip
+    assert rows[0].words.startswith("about 7 min 40 s, 9.0 GiB of memory, 6.0 GiB of GPU memory")
+    assert rows[2].problem == "It has no whole copy of the checkpoint."
+
+
+def test_a_target_says_what_it_takes():
+    words = describe_target("awq", make_export_plan("awq"))
+    assert words == "3.7 GiB, about 3 min 50 s on beta, 6.0 GiB of GPU memory"
+    both = make_export_plan("gguf", ("Q8_0", "Q4_K_M"))
+    assert describe_target("gguf:Q4_K_M", both) == "3.8 GiB"
+    nowhere = replace(both, places=both.places[2:])
+    assert describe_target("gguf:Q8_0", nowhere) == "6.7 GiB, no node can make it now"
+    assert describe_target("awq", replace(both, made=None)) == ""
+
+
+def test_lines_of_progress_lead_through_the_phases():
+    lines = (
+        "looking for the newest whole checkpoint", "expected: Q8_0 6.7 GiB",
+        "merging step 40 on pc", "Loading PyTorch and the base model", "Merged 3 of 9 layers",
+        "making Q8_0 on pc", "Reading the texts to judge by", "Measuring the original",
+        "Measuring the control: weights rounded to 4 bits", "Converting to Q8_0",
+        "Loading Q8_0 in llama.cpp and measuring it", "The artifact is in x", "fetching it from pc",
+    )  # fmt: skip
+    seen = [0]
+    for line in lines:
+        seen.append(find_phase(line, seen[-1]))
+    assert [PHASES[place] for place in dict.fromkeys(seen)] == list(PHASES)

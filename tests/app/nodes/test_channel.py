@@ -101,6 +101,22 @@ def test_a_cancelled_request_disturbs_no_other(tmp_path: Path) -> None:
     with_channel(tmp_path, work)
 
 
+def test_only_cancelled_long_work_is_cancelled_on_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(channel: Channel) -> None:
+        posted: list[tuple[str, dict[str, int]]] = []
+        monkeypatch.setattr(channel, "post", lambda kind, args: posted.append((kind, args)))
+        for timeout_s in (None, 30.0):
+            task = asyncio.create_task(channel.request("events", {}, timeout_s=timeout_s))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert posted == [("cancel", {"request": 1})]
+
+    with_channel(tmp_path, work)
+
+
 def test_events_come_in_order_and_only_to_who_asked(tmp_path: Path) -> None:
     async def work(channel: Channel) -> None:
         first: list[int] = []

@@ -1,0 +1,132 @@
+"""Quantize and export, driven as a person does: asked, left, taken up, made, cancelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtTest import QTest
+
+from app.errors import UserError
+from app.gui.wizards.export_wizard import ExportWizard
+from tests.gui.test_nodes_page import open_dialog
+from tests.gui.test_overview import press
+
+RUN = "support-chat-7f3a"
+
+
+def open_wizard(busy):
+    busy.window.open_run(RUN)
+    press(busy.window.run_page().head, "Export\u2026")
+    wizard = open_dialog(ExportWizard)
+    busy.wait_for(lambda: bool(wizard.model.rows()))
+    return wizard
+
+
+@pytest.fixture
+def wizard(busy):
+    found = open_wizard(busy)
+    yield found
+    left = open_dialog(ExportWizard)
+    if left is not None:
+        left.close()
+
+
+def go_on(busy, wizard, *targets):
+    """Answer up to the summary."""
+    press(wizard, "Next")
+    for target in targets:
+        wizard.formats.boxes[target].click()
+    while wizard.step != "summary":
+        if wizard.step == "where":
+            busy.wait_for(lambda: "beta" in wizard.places.nodes)
+            wizard.places.folder.setText("/m/out")
+            wizard._review()
+        press(wizard, "Next")
+
+
+def test_several_formats_are_made_one_after_the_other(busy, wizard):
+    assert not wizard.back.isEnabled()
+    wizard.table.select(320)
+    press(wizard, "Next")
+    assert not wizard.forward.isEnabled(), "nothing is chosen"
+    for target in ("gguf:Q8_0", "gguf:Q3_K_M", "awq"):
+        wizard.formats.boxes[target].click()
+    busy.wait_for(lambda: "about 3 min 50 s on beta" in wizard.formats._notes["awq"].text())
+    assert wizard.formats._notes["gguf:Q8_0"].text() == "6.7 GiB"
+    press(wizard, "Next")
+    assert wizard.step == "calibration"
+    QTest.keyClicks(wizard.calibration.path, "/data/own.txt")
+    assert not wizard.forward.isEnabled(), "it was not looked at yet"
+    busy.wait_for(wizard.forward.isEnabled)
+    press(wizard, "Next")
+    busy.wait_for(lambda: "beta" in wizard.places.nodes)
+    assert not wizard.places.nodes["gamma"].isEnabled()
+    assert "12.0 GiB are free" in wizard.places.nodes["gamma"].accessibleDescription()
+    wizard.places.nodes["alpha"].click()
+    wizard.places.folder.setText("")
+    wizard.places.folder.textEdited.emit("")
+    assert not wizard.forward.isEnabled()
+    QTest.keyClicks(wizard.places.folder, "/m/out")
+    press(wizard, "Next")
+    assert "--type Q3_K_M --checkpoint 320 --node alpha" in wizard.commands.text()
+    press(wizard, "Export")
+    busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
+    gguf, awq = busy.called("export_run")
+    assert gguf == (RUN, "gguf", Path("/m/out/gguf"), ("Q8_0", "Q3_K_M"), 320, "alpha", None)
+    assert awq == (RUN, "awq", Path("/m/out/awq"), (), 320, "alpha", Path("/data/own.txt"))
+    first, second = wizard.batch.rows
+    assert (first.state, second.state) == ("done", "done")
+    page = wizard.stack.currentWidget().widget()
+    assert page.rows[0].state.accessibleName() == "State: Look at it", "Q3_K_M is not to be kept"
+    assert "do not keep" in page.rows[0].result.text()
+    assert page.rows[1].state.accessibleName() == "State: Keep"
+    press(wizard, "Another export")
+    assert wizard.step == "formats"
+    assert len(wizard.formats.targets()) == 3
+
+
+def test_it_is_taken_up_where_it_was_left(busy, wizard):
+    press(wizard, "Next")
+    wizard.formats.boxes["nf4"].click()
+    wizard.places.folder.setText("/m/nf4")
+    press(wizard, "Close")
+    again = open_wizard(busy)
+    assert (again.step, again.formats.targets()) == ("formats", ("nf4",))
+    assert again.places.folder.text() == "/m/nf4"
+
+
+def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy, wizard):
+    busy.core.delay_s = 30.0
+    go_on(busy, wizard, "nf4", "merged")
+    press(wizard, "Export")
+    busy.wait_for(lambda: bool(busy.called("export_run")))
+    press(wizard, "Close")
+    again = open_wizard(busy)
+    assert again.batch.rows[0].state == "now"
+    press(again, "Cancel the export")
+    assert [row.state for row in again.batch.rows] == ["cancelled", "cancelled"]
+    assert len(busy.called("export_run")) == 1
+    busy.core.delay_s = 0.0
+
+
+def test_one_that_fails_does_not_keep_the_others(busy, wizard):
+    go_on(busy, wizard, "nf4", "merged")
+    busy.core.failure = UserError("beta: the disk is full", "Free some room.")
+    press(wizard, "Export")
+    busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
+    assert [row.state for row in wizard.batch.rows] == ["failed", "done"]
+    page = wizard.stack.currentWidget().widget()
+    assert "Free some room." in page.rows[0].result.text()
+
+
+def test_a_file_with_three_words_keeps_one_at_the_step(busy, wizard):
+    press(wizard, "Next")
+    wizard.formats.boxes["awq"].click()
+    press(wizard, "Next")
+    busy.core.failure = UserError("own.txt has 3 words", "Name another.")
+    QTest.keyClicks(wizard.calibration.path, "own.txt")
+    busy.wait_for(lambda: "3 words" in wizard._problem.text())
+    assert not wizard.forward.isEnabled()
+    wizard.calibration.own.click()
+    assert wizard.forward.isEnabled()
