@@ -20,6 +20,7 @@ from typing import Any
 
 from agents.artifacts import Method
 from agents.errors import UserError
+from agents.quantizers.work import Progress
 
 GROUPS = (128, 64, 32)
 """Weights that share a scale; the first that divides every layer's input is taken."""
@@ -37,6 +38,7 @@ def quantize(
     device: str,
     calibration: Sequence[Sequence[int]],
     tokenizer: Any,
+    progress: Progress,
 ) -> None:
     """Write the quantized model into `folder`.
 
@@ -48,6 +50,7 @@ def quantize(
         device: such as `cuda:0` or `cpu`.
         calibration: token ids of texts.
         tokenizer: of the model.
+        progress: hears of each layer.
 
     Raises:
         UserError: the layers' sizes cannot be divided into groups.
@@ -69,11 +72,32 @@ def quantize(
         quantized = GPTQModel.load(
             str(model), QuantizeConfig(**settings), device=device, backend=plain
         )
+        quantized.layer_callback = _Layers(progress, _count_layers(model))
         quantized.quantize(
             calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, backend=plain
         )
         quantized.save(str(folder))
     shutil.rmtree(scratch)
+
+
+class _Layers:
+    """Hears from gptqmodel when a layer is done."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done: set[int] = set()
+
+    def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
+        if submodule_finalized and layer_idx not in self._done:
+            self._done.add(layer_idx)
+            done = len(self._done)
+            text = f"Quantized {done} of {self._total} layers"
+            self._progress.tell(text, done=done, total=self._total)
+
+
+def _count_layers(model: Path) -> int:
+    return int(json.loads((model / "config.json").read_bytes())["num_hidden_layers"])
 
 
 @contextmanager

@@ -9,38 +9,35 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from agents.artifacts import PROOF_FILE, MakeJob
 from agents.errors import UserError
 from agents.quantizers.card import write_card
-from agents.quantizers.compare import (
-    Distance,
-    ModelPredictor,
-    Predictor,
-    Reference,
-    measure,
-    remember,
-)
-from agents.quantizers.control import round_weights
+from agents.quantizers.compare import ModelPredictor
 from agents.quantizers.gguf import write_files
 from agents.quantizers.llama_cpp import LlamaCpp, name_runtime
-from agents.quantizers.merge import LINEAGE_FILE
-from agents.quantizers.meter import Phase
+from agents.quantizers.meter import Phase, weigh_folder
 from agents.quantizers.models import (
     ANSWER_TOKENS,
-    choose_prompts,
     continue_prompts,
     load_model,
     name_transformers,
     time_answer,
     weigh,
 )
-from agents.quantizers.proof import Proof, share_of_same
+from agents.quantizers.original import Original, look_at_original, recall
+from agents.quantizers.proof import Proof
+from agents.quantizers.reuse import (
+    LINEAGE_FILE,
+    MOST_REFERENCE_BYTES,
+    find_reference,
+    using,
+)
 from agents.quantizers.texts import Texts, read_texts
 from agents.quantizers.work import (
     Progress,
@@ -69,7 +66,8 @@ def make(job: MakeJob, home: Path, progress: Progress) -> None:
     if not (model / "config.json").exists():
         raise UserError(f"{model} is no model of Transformers.", "Export the run again")
     try:
-        proofs = _make_folder(job, model, destination, home, progress)
+        with using(model):
+            proofs = _make_folder(job, model, destination, home, progress)
     finally:
         progress.end()
     verdicts = ", ".join(f"{p.name}: {'keep' if p.keep else 'do not keep'}" for p in proofs)
@@ -98,8 +96,12 @@ def _make(
     progress: Progress,
 ) -> list[Proof]:
     rows = texts.held_out if job.method != "gguf" else texts.held_out[:_LLAMA_CPP_ROWS]
-    kept = folder / ".logits"
-    first = _look_at_original(model, job.device, rows, kept, progress)
+    place, stays = find_reference(model, rows, folder)
+    first = recall(place, rows) if stays else None
+    if first is None:
+        first = look_at_original(model, job.device, rows, place, progress)
+    else:
+        progress.tell("The original was measured here before; its distributions are still there")
     if job.method == "gguf":
         stem = folder / (re.sub(r"[^A-Za-z0-9]+", "-", job.origin.run_name).strip("-") or "model")
         files = write_files(model, stem, job.types, home / job.tools, progress)
@@ -107,69 +109,9 @@ def _make(
     else:
         _quantize(job, model, folder, texts, tokenizer, progress)
         proofs = [_prove_folder(job, folder, first, progress)]
-    kept.unlink()
+    if not stays or weigh_folder(place) > MOST_REFERENCE_BYTES:
+        shutil.rmtree(place)
     return proofs
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Original:
-    """What is remembered of the model that the artifact is made of."""
-
-    rows: Sequence[Sequence[int]]
-    """Held-out token ids."""
-    reference: Reference
-    control: Distance
-    answers: list[list[int]]
-    size_bytes: int
-    num_words: int
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """What was answered."""
-        return choose_prompts(self.rows)
-
-    def prove(
-        self,
-        name: str,
-        predictor: Predictor,
-        answers: list[list[int]],
-        times: tuple[float, float],
-        size_bytes: int,
-        runtime: str,
-    ) -> Proof:
-        """Return the proof of what was made; `times` are first token and tokens per second."""
-        first_token_s, tokens_per_s = times
-        return Proof(
-            name=name,
-            distance=measure(predictor, self.rows, self.reference),
-            original_perplexity=self.reference.perplexity,
-            control=self.control,
-            same_answers=share_of_same(self.answers, answers),
-            size_bytes=size_bytes,
-            original_bytes=self.size_bytes,
-            tokens_per_s=tokens_per_s,
-            first_token_s=first_token_s,
-            runtime=runtime,
-        )
-
-
-def _look_at_original(
-    model: Path, device: str, rows: Sequence[Sequence[int]], kept: Path, progress: Progress
-) -> Original:
-    progress.begin("original", "Measuring the original")
-    original = load_model(model, device)
-    reference = remember(ModelPredictor(original), rows, kept)
-    answers = continue_prompts(original, choose_prompts(rows))
-    progress.begin("control", "Measuring the control: weights rounded to 4 bits")
-    round_weights(original)
-    return Original(
-        rows=rows,
-        reference=reference,
-        control=measure(ModelPredictor(original), rows, reference),
-        answers=answers,
-        size_bytes=weigh(model),
-        num_words=int(original.get_output_embeddings().weight.shape[0]),
-    )
 
 
 def _quantize(
@@ -184,7 +126,7 @@ def _quantize(
     else:
         bits = int(job.types[0][0]) if job.types else 4
         calibrated.quantize(
-            job.method, bits, model, folder, job.device, texts.calibration, tokenizer
+            job.method, bits, model, folder, job.device, texts.calibration, tokenizer, progress
         )
     copy_companions(model, folder, leave=(LINEAGE_FILE,))
 

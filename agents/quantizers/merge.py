@@ -20,6 +20,7 @@ from typing import Any
 
 from agents.errors import UserError
 from agents.quantizers.meter import Phase
+from agents.quantizers.reuse import LINEAGE_FILE, is_merged, make_room, name_merge, weigh_files
 from agents.quantizers.work import (
     Progress,
     appearing,
@@ -33,8 +34,6 @@ from agents.trainer.checkpoint import Checkpoint, read_checkpoint
 from agents.trainer.data.hub import find_model
 from agents.trainer.fingerprint import hash_model
 
-LINEAGE_FILE = "rackless.json"
-"""In a merged model: which weights and data it comes from, and what merging took."""
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 _SHARD_SIZE = "5GB"
 
@@ -93,9 +92,14 @@ def _merge(job: Job, progress: Progress) -> None:
     _refuse_damage(checkpoint)
     base = find_model(job.model)
     _refuse_other_model(checkpoint, base, job.hashes)
+    content = name_merge(checkpoint)
+    if is_merged(job.destination, content):
+        progress.tell("This checkpoint was merged here before; the model is taken as it is")
+        return
+    make_room(job.destination)
     with appearing(job.destination, "the merged model") as partial:
         _write_model(base, checkpoint, partial, progress)
-        _copy_rest(base, checkpoint, partial, progress.end())
+        _copy_rest(base, checkpoint, partial, content, progress.end())
 
 
 def _refuse_damage(checkpoint: Checkpoint) -> None:
@@ -173,11 +177,15 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
         parameters[name].copy_(value)
 
 
-def _copy_rest(base: Path, checkpoint: Checkpoint, folder: Path, measured: Sequence[Phase]) -> None:
+def _copy_rest(
+    base: Path, checkpoint: Checkpoint, folder: Path, content: str, measured: Sequence[Phase]
+) -> None:
     """Copy tokenizer, chat template and adapter as they are, and write what the merge is of."""
     copy_companions(base, folder, leave=("config.json", "manifest.json"))
     manifest = checkpoint.manifest
     lineage = {
+        "content": content,
+        "sizes": weigh_files(folder),
         "base_sha256": manifest.model_sha256,
         "data_sha256": manifest.data_sha256,
         "measured": {"phases": [asdict(phase) for phase in measured]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from agents.artifacts import CONVERTED_TYPES
@@ -53,43 +54,42 @@ async def plan_export(
 
 
 def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
-    """Return what past exports measured beside what the formulas had said."""
+    """Return what past exports measured beside what the formulas had said.
+
+    Phases count that were both foretold and done: what was there from an export before is not.
+    """
     found = []
     for one in artifacts:
         measured = one.measured or {}
-        forecast, phases = measured.get("forecast"), measured.get("phases")
-        if not forecast or not phases or not forecast.get("seconds"):
-            continue
-        ratios = {
-            f"{name}_ratio": _peak(phases, name) / forecast[name]
-            for name in ("ram_bytes", "vram_bytes")
-            if forecast.get(name) and _peak(phases, name)
-        }
-        found.append(
-            ExportOutcome(
+        phases, foretold = measured.get("phases") or (), measured.get("forecast") or ()
+        both = {phase["name"] for phase in phases} & {phase["name"] for phase in foretold}
+        done = [phase for phase in phases if phase["name"] in both]
+        said = [phase for phase in foretold if phase["name"] in both]
+        seconds = _ratio(sum(p["seconds"] for p in done), sum(p["seconds"] for p in said))
+        if seconds is not None:
+            outcome = ExportOutcome(
                 node=str(measured.get("node", "")),
                 method=one.format,
                 ended_s=one.created_s,
-                seconds_ratio=sum(phase["seconds"] for phase in phases) / forecast["seconds"],
-                ram_ratio=ratios.get("ram_bytes_ratio"),
-                vram_ratio=ratios.get("vram_bytes_ratio"),
+                seconds_ratio=seconds,
+                ram_ratio=_ratio(_peak(done, "ram_bytes"), _peak(said, "ram_bytes")),
+                vram_ratio=_ratio(_peak(done, "vram_bytes"), _peak(said, "vram_bytes")),
             )
-        )
+            found.append(outcome)
     return found
 
 
-def keep_forecast(place: PlacePlan) -> dict[str, Any]:
+def keep_forecast(place: PlacePlan) -> list[dict[str, Any]]:
     """Return what is kept of a forecast beside what is measured then."""
-    plain = place.plain
-    return {
-        "seconds": round(sum(one.seconds for one in plain), 1),
-        "ram_bytes": max((one.ram_bytes for one in plain), default=0),
-        "vram_bytes": max((one.vram_bytes or 0 for one in plain), default=0),
-    }
+    return [asdict(phase) for phase in place.plain]
+
+
+def _ratio(measured: float, forecast: float) -> float | None:
+    return measured / forecast if measured > 0 and forecast > 0 else None
 
 
 def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
-    return max(int(one.get(name) or 0) for one in phases)
+    return max((int(one.get(name) or 0) for one in phases), default=0)
 
 
 def _find_shape(services: Services, model: str) -> ModelShape | None:
