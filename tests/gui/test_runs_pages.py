@@ -34,7 +34,7 @@ RUN = "support-chat-7f3a"
 def page(busy):
     busy.window.open_run(RUN)
     page = busy.window.run_page()
-    busy.wait_for(lambda: page.loss.curves.attempts == [1, 2] and page.checkpoints.rows())
+    busy.wait_for(lambda: page.charts.loss.curves.attempts == [1, 2] and page.checkpoints.rows())
     return page
 
 
@@ -247,11 +247,11 @@ def test_the_page_shows_what_the_core_has(page):
     assert len(page.ranks.rows()) == 4
     assert len(page.events.rows()) == 5
     assert page.progress.figures["step"].text() == "412 / 1,200"
-    assert [mark.text for mark in page.loss.curves.marks] == ["attempt 2"]
+    assert [mark.text for mark in page.charts.loss.curves.marks] == ["attempt 2"]
 
 
 def test_live_steps_join_without_doubling(busy, page):
-    newest = page.loss.curves.series(2)
+    newest = page.charts.loss.curves.series(2)
     before = len(newest)
     last = make_steps(424, (1, 2))[-1]
     fresh = replace(last, step=last.step + 1, loss=math.nan)
@@ -266,9 +266,9 @@ def test_live_steps_that_overtake_the_past_wait_for_it(busy):
     busy.window.open_run(RUN)
     page = busy.window.run_page()
     page._take_steps(RUN, (steps[-1], newest))
-    assert page.loss.curves.attempts == []
-    busy.wait_for(lambda: 2 in page.loss.curves.attempts)
-    assert [len(page.loss.curves.series(attempt)) for attempt in (1, 2)] == [212, 213]
+    assert page.charts.loss.curves.attempts == []
+    busy.wait_for(lambda: 2 in page.charts.loss.curves.attempts)
+    assert [len(page.charts.loss.curves.series(attempt)) for attempt in (1, 2)] == [212, 213]
 
 
 def test_events_arrive_in_plain_words(busy, page):
@@ -398,7 +398,7 @@ def test_bytes_told_while_the_file_is_read_are_neither_lost_nor_doubled(busy, pa
 
 
 def test_the_wheel_zooms_a_double_click_shows_all(page):
-    plot = page.loss
+    plot = page.charts.loss
     whole = plot.visible()
     event = QWheelEvent(
         QPointF(200, 100),
@@ -420,10 +420,10 @@ def test_the_wheel_zooms_a_double_click_shows_all(page):
 
 
 def test_the_readout_takes_the_newest_attempt(page):
-    step, value, attempt = page.loss.curves.value_at(205.0)
+    step, value, attempt = page.charts.loss.curves.value_at(205.0)
     assert (step, attempt) == (205.0, 2)
     assert math.isfinite(value)
-    assert page.loss.curves.value_at(50.0)[2] == 1
+    assert page.charts.loss.curves.value_at(50.0)[2] == 1
 
 
 def test_lost_steps_are_told_apart_and_a_peak_of_one_step_is_seen():
@@ -455,3 +455,30 @@ def test_a_million_steps_pan_smoothly(application, theme):
         costs.append(time.process_time() - begin_s)
     plot.deleteLater()
     assert sorted(costs)[6] < 1 / 30
+
+
+def test_both_charts_show_the_same_steps(page):
+    charts = page.charts
+    charts.loss.show_range(Limits(100.0, 200.0))
+    assert all(plot.visible() == Limits(100.0, 200.0) for plot in charts.plots)
+    charts.choice.setCurrentIndex(charts.choice.findData("norm"))
+    shown = charts.others["norm"]
+    assert shown.isVisible()
+    QTest.mouseDClick(shown, Qt.MouseButton.LeftButton, pos=QPoint(200, 100))
+    assert charts.loss.visible() == charts.loss.whole()
+    waiting = charts.others["step"].lines[1]
+    assert waiting.name == "waiting for others"
+    assert len(waiting.curves) == len(charts.loss.curves)
+
+
+def test_figures_and_picture_of_a_chart_are_copied(application, page):
+    plot = page.charts.loss
+    plot.show_range(Limits(205.0, 215.0))
+    plot.copy_figures()
+    rows = [line.split("\t") for line in application.clipboard().text().splitlines()]
+    assert rows[0] == ["step", "attempt", "Loss"]
+    assert [row[0] for row in rows[1:] if row[1] == "2"] == [f"{step}" for step in range(205, 216)]
+    assert float(rows[-1][2]) == pytest.approx(plot.curves.value_at(215.0)[1], rel=1e-6)
+    plot.copy_picture()
+    picture = application.clipboard().pixmap()
+    assert picture.size() == plot.grab().size()

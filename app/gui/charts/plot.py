@@ -1,7 +1,8 @@
-"""A curve over steps with axes, readout under the mouse, zoom and pan: quick with a million points.
+"""Curves over steps with axes, readout under the mouse, zoom and pan: quick with a million points.
 
 Painted from at most two points per pixel column (smallest and largest: no peak is lost). The wheel
-zooms, dragging pans, a double click or Home shows all again; arrow keys and +/- do the same.
+zooms, dragging pans, a double click or Home shows all again; arrow keys and +/- do the same. The
+menu copies the picture, or the figures in view as text.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtGui import (
-    QColor,
-    QFontMetricsF,
+    QContextMenuEvent,
     QKeyEvent,
     QMouseEvent,
     QPainter,
@@ -20,17 +20,27 @@ from PySide6.QtGui import (
     QPen,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QApplication, QMenu, QSizePolicy, QWidget
 
-from app.gui.charts.axis import choose_ticks, write_tick
 from app.gui.charts.curves import Curves, Piece
+from app.gui.charts.frame import (
+    Frame,
+    Reading,
+    area_of,
+    paint_axes,
+    paint_legend,
+    paint_marks,
+    paint_readout,
+    paint_title,
+)
 from app.gui.charts.limits import Limits, fit_values
+from app.gui.charts.line import Line
 from app.gui.charts.sparkline import make_polygon
+from app.gui.charts.table import write_table
 from app.gui.theme import Theme
 from app.telemetry.history import finite_parts
 from app.text import DASH
 
-LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
 FINE_POINTS = 1500
 """Up to so many points a line may be wider than one pixel of the screen."""
 LEAST_SPAN = 4.0
@@ -38,15 +48,18 @@ LEAST_SPAN = 4.0
 
 
 class Plot(QWidget):
-    """One quantity of a run over its steps, one line per attempt."""
+    """One quantity over the steps of a run, one curve per attempt; or of several things."""
+
+    viewed = Signal(object)
+    """Other steps are in view: their Limits, or None for all."""
 
     def __init__(
         self, theme: Theme, title: str, color: str, write: Callable[[float | None], str]
     ) -> None:
         super().__init__()
-        self._theme, self._title, self._color, self._write = theme, title, color, write
+        self._theme, self.title, self._write = theme, title, write
         self._from_zero = False
-        self.curves = Curves()
+        self.lines = [Line(title, color)]
         self._view: Limits | None = None
         self._hover: float | None = None
         self._drag: tuple[float, Limits] | None = None
@@ -58,23 +71,38 @@ class Plot(QWidget):
         self.setToolTip("")
         theme.changed.connect(self.update)
 
+    @property
+    def curves(self) -> Curves:
+        """The curves of the first line."""
+        return self.lines[0].curves
+
     def start_at_zero(self) -> None:
         """Let the scale begin at 0, for speeds."""
         self._from_zero = True
 
-    def clear(self) -> None:
-        self.curves.clear()
+    def show_lines(self, lines: list[Line]) -> None:
+        """Show other lines, one at least."""
+        self.lines = lines
         self._view = self._hover = None
         self.update()
 
-    def extend(self, attempt: int, steps: list[float], values: list[float]) -> None:
+    def clear(self) -> None:
+        for line in self.lines:
+            line.curves.clear()
+        self._view = self._hover = None
+        self.update()
+
+    def extend(
+        self, attempt: int, steps: list[float], values: list[float], *, line: int = 0
+    ) -> None:
         """Add points of an attempt; unknown values are NaN."""
-        self.curves.extend(attempt, steps, values)
+        self.lines[line].curves.extend(attempt, steps, values)
         if not steps:
             return
-        latest = values[-1]
-        shown = self._write(None if np.isnan(latest) else latest)
-        self.setAccessibleDescription(f"{shown} at step {steps[-1]:,.0f}")
+        if line == 0:
+            latest = values[-1]
+            shown = self._write(None if np.isnan(latest) else latest)
+            self.setAccessibleDescription(f"{shown} at step {steps[-1]:,.0f}")
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -82,98 +110,72 @@ class Plot(QWidget):
 
     # ------------------------------------------------------------ what is shown
 
+    def whole(self) -> Limits:
+        """Return all steps of all lines."""
+        parts = [line.curves.whole() for line in self.lines if len(line.curves)]
+        if not parts:
+            return Limits(0.0, 1.0)
+        return Limits(min(one.low for one in parts), max(one.high for one in parts))
+
     def visible(self) -> Limits:
         """Return the steps in view: all, or what was zoomed to."""
-        return self._view or self.curves.whole()
+        return self._view or self.whole()
 
     def show_range(self, view: Limits | None) -> None:
         """Show these steps; None: all, and what is to come."""
-        whole = self.curves.whole()
+        whole, before = self.whole(), self._view
         self._view = view.inside(whole, LEAST_SPAN) if view is not None else None
         if self._view is not None and self._view.span >= whole.span * 0.999:
             self._view = None
-        self.update()
-
-    def _area(self) -> QRectF:
-        return QRectF(
-            LEFT_PX,
-            TOP_PX,
-            max(self.width() - LEFT_PX - RIGHT_PX, 1),
-            max(self.height() - TOP_PX - BOTTOM_PX, 1),
-        )
-
-    def _value_limits(self, pieces: list[Piece]) -> Limits:
-        values = np.concatenate([piece.y for piece in pieces]) if pieces else np.empty(0)
-        return fit_values(values, from_zero=self._from_zero)
+        if self._view != before:
+            self.viewed.emit(self._view)
+            self.update()
 
     # ------------------------------------------------------------ painting
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        area, view = self._area(), self.visible()
-        self._paint_title(painter)
-        if not len(self.curves):
+        area, view = area_of(self.width(), self.height()), self.visible()
+        zoomed = self._view is not None and len(self.lines) == 1
+        note = "zoomed \u00b7 double click shows all" if zoomed else ""
+        paint_title(painter, self._theme, self.title, note, self.width())
+        if len(self.lines) > 1:
+            left = 28 + painter.fontMetrics().horizontalAdvance(self.title)
+            paint_legend(painter, self._theme, self.lines, left, self.width() - 14)
+        if not any(len(line.curves) for line in self.lines):
             painter.setPen(self._theme.palette.color("muted"))
             painter.setFont(self._theme.font(13))
             painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "No figures yet")
             return
-        pieces = self.curves.visible(view, max(int(area.width()), 16))
-        scale = self._value_limits(pieces)
-        self._paint_axes(painter, area, view, scale)
+        num_columns = max(int(area.width()), 16)
+        pieces = [(line, line.curves.visible(view, num_columns)) for line in self.lines]
+        values = [piece.y for _, parts in pieces for piece in parts]
+        scale = fit_values(
+            np.concatenate(values) if values else np.empty(0), from_zero=self._from_zero
+        )
+        frame = Frame(area, view, scale)
+        paint_axes(painter, self._theme, frame, self.width())
         painter.save()
         painter.setClipRect(area.adjusted(0, -1, 0, 1))
-        for piece in pieces:
-            self._paint_piece(painter, area, view, scale, piece)
+        for line, parts in pieces:
+            for piece in parts:
+                self._paint_piece(painter, frame, line, piece)
         painter.restore()
-        self._paint_marks(painter, area, view)
-        if self._hover is not None:
-            self._paint_hover(painter, area, view, scale)
+        paint_marks(painter, self._theme, frame, self.curves.marks if len(self.lines) == 1 else ())
+        self._paint_readout(painter, frame)
 
-    def _paint_title(self, painter: QPainter) -> None:
-        painter.setFont(self._theme.font(13, 600))
-        painter.setPen(self._theme.palette.color("text"))
-        line = QRectF(14, 8, self.width() - 28, 18)
-        painter.drawText(line, int(Qt.AlignmentFlag.AlignVCenter), self._title)
-        if self._view is not None:
-            painter.setFont(self._theme.font(12))
-            painter.setPen(self._theme.palette.color("muted"))
-            side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-            painter.drawText(line, int(side), "zoomed \u00b7 double click shows all")
-
-    def _paint_axes(self, painter: QPainter, area: QRectF, view: Limits, scale: Limits) -> None:
-        colors = self._theme.palette
-        painter.setFont(self._theme.font(11))
-        rows = choose_ticks(scale, max(2, int(area.height() // 44)))
-        step = rows[1] - rows[0] if len(rows) > 1 else 1.0
-        for value in rows:
-            y = round(area.bottom() - (value - scale.low) / scale.span * area.height()) + 0.5
-            painter.setPen(QPen(colors.color("chart_grid"), 1))
-            painter.drawLine(QPointF(area.left(), y), QPointF(area.right(), y))
-            painter.setPen(colors.color("muted"))
-            label = QRectF(0, y - 9, LEFT_PX - 8, 18)
-            side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-            painter.drawText(label, int(side), write_tick(value, step))
-        columns = choose_ticks(view, max(2, int(area.width() // 90)))
-        step = columns[1] - columns[0] if len(columns) > 1 else 1.0
-        for value in columns:
-            x = area.left() + (value - view.low) / view.span * area.width()
-            text = write_tick(value, step)
-            width = QFontMetricsF(painter.font()).horizontalAdvance(text) + 4
-            left = min(max(x - width / 2, area.left() - 8), self.width() - width - 2)
-            label = QRectF(left, area.bottom() + 5, width, 16)
-            painter.drawText(label, int(Qt.AlignmentFlag.AlignCenter), text)
-
-    def _paint_piece(
-        self, painter: QPainter, area: QRectF, view: Limits, scale: Limits, piece: Piece
-    ) -> None:
-        x, y = piece.x, piece.y
-        color = "chart_muted" if piece.is_lost else self._color
-        px = area.left() + (x - view.low) / view.span * area.width()
-        share = np.clip((y - scale.low) / scale.span, -0.02, 1.02)
+    def _paint_piece(self, painter: QPainter, frame: Frame, line: Line, piece: Piece) -> None:
+        area, view, scale = frame.area, frame.view, frame.scale
+        color = "chart_muted" if piece.is_lost else line.color
+        px = area.left() + (piece.x - view.low) / view.span * area.width()
+        share = np.clip((piece.y - scale.low) / scale.span, -0.02, 1.02)
         py = area.bottom() - share * area.height()
-        pen = QPen(self._theme.palette.color(color), 1 if len(px) > FINE_POINTS else 1.4)
-        pen.setCosmetic(len(px) > FINE_POINTS)  # see sparkline.py: a wide pen costs much more
+        is_fine = len(px) > FINE_POINTS
+        pen = QPen(self._theme.palette.color(color), 1 if is_fine else 1.4)
+        pen.setCosmetic(is_fine)  # see sparkline.py: a wide pen costs much more, and so do dashes
+        if not is_fine:
+            pen.setStyle(line.pattern)
         painter.setPen(pen)
         for part in finite_parts(py):
             if part.stop - part.start == 1:
@@ -181,54 +183,49 @@ class Plot(QWidget):
             else:
                 painter.drawPolyline(make_polygon(px[part], py[part]))
 
-    def _paint_marks(self, painter: QPainter, area: QRectF, view: Limits) -> None:
-        colors = self._theme.palette
-        painter.setFont(self._theme.font(11))
-        for mark in self.curves.marks:
-            if not view.low <= mark.x <= view.high:
-                continue
-            x = round(area.left() + (mark.x - view.low) / view.span * area.width()) + 0.5
-            painter.setPen(QPen(colors.color("border_strong"), 1, Qt.PenStyle.DashLine))
-            painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
-            painter.setPen(colors.color("muted"))
-            width = QFontMetricsF(painter.font()).horizontalAdvance(mark.text)
-            left = x + 5 if x + 5 + width < area.right() else x - 5 - width
-            ground = QColor(colors.color("surface"))
-            ground.setAlphaF(0.85)  # the words stay readable where the curve passes behind them
-            painter.fillRect(QRectF(left - 2, area.top() - 1, width + 4, 15), ground)
-            painter.drawText(QPointF(left, area.top() + 10), mark.text)
-
-    def _paint_hover(self, painter: QPainter, area: QRectF, view: Limits, scale: Limits) -> None:
-        found = self.curves.value_at(self._hover or 0.0)
-        if found is None:
+    def _paint_readout(self, painter: QPainter, frame: Frame) -> None:
+        if self._hover is None:
             return
-        step, value, attempt = found
-        colors = self._theme.palette
-        x = round(area.left() + (step - view.low) / view.span * area.width()) + 0.5
-        painter.setPen(QPen(colors.color("border_strong"), 1))
-        painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
-        shown = DASH if np.isnan(value) else self._write(value)
-        text = f"step {step:,.0f}   {shown}"
-        if len(self.curves.attempts) > 1:
-            text += f"   attempt {attempt}"
-        painter.setFont(self._theme.font(12, 500))
-        width = QFontMetricsF(painter.font()).horizontalAdvance(text) + 16
-        left = x + 8 if x + 8 + width < area.right() else x - 8 - width
-        box = QRectF(max(left, 4), area.top() + 14, width, 24)
-        painter.setBrush(colors.color("surface"))
-        painter.drawRoundedRect(box, 6, 6)
-        painter.setPen(colors.color("text"))
-        painter.drawText(box, int(Qt.AlignmentFlag.AlignCenter), text)
-        if np.isfinite(value):
-            y = area.bottom() - (value - scale.low) / scale.span * area.height()
-            painter.setBrush(colors.color(self._color))
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.drawEllipse(QPointF(x, min(max(y, area.top()), area.bottom())), 3.5, 3.5)
+        readings, at = [], None
+        for line in self.lines:
+            found = line.curves.value_at(self._hover)
+            if found is None:
+                continue
+            step, value, attempt = found
+            at = step if at is None else at
+            shown = DASH if np.isnan(value) else self._write(value)
+            text = f"step {step:,.0f}   {shown}"
+            if len(self.lines) > 1:
+                text = f"{shown}   {line.name}, step {step:,.0f}"
+            elif len(line.curves.attempts) > 1:
+                text += f"   attempt {attempt}"
+            readings.append(Reading(line.color, value, text))
+        if at is not None:
+            paint_readout(painter, self._theme, frame, at, readings)
+
+    # ------------------------------------------------------------ copying
+
+    def copy_picture(self) -> None:
+        """Put the plot as it is drawn now on the clipboard."""
+        QApplication.clipboard().setPixmap(self.grab())
+
+    def copy_figures(self) -> None:
+        """Put every point in view on the clipboard, as columns divided by tabs."""
+        QApplication.clipboard().setText(write_table(self.lines, self.visible()))
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        menu = QMenu(self)
+        menu.addAction("Copy picture", self.copy_picture)
+        menu.addAction("Copy figures as text", self.copy_figures)
+        menu.addSeparator()
+        menu.addAction("Show all", lambda: self.show_range(None)).setEnabled(self._view is not None)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(event.globalPos())
 
     # ------------------------------------------------------------ people
 
     def _step_at(self, x_px: float) -> float:
-        area, view = self._area(), self.visible()
+        area, view = area_of(self.width(), self.height()), self.visible()
         return view.low + (x_px - area.left()) / area.width() * view.span
 
     def wheelEvent(self, event: QWheelEvent) -> None:
@@ -247,7 +244,11 @@ class Plot(QWidget):
         x = event.position().x()
         if self._drag is not None:
             start_px, view = self._drag
-            self.show_range(view.moved((start_px - x) / self._area().width() * view.span))
+            self.show_range(
+                view.moved(
+                    (start_px - x) / area_of(self.width(), self.height()).width() * view.span
+                )
+            )
         self._hover = self._step_at(x)
         self.update()
 

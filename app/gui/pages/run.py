@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, QTimer, Signal
@@ -11,10 +10,10 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, Q
 from agents.protocol import DataPreview
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunState, StepRecord
 from app.gui.bridge import Op
-from app.gui.charts.plot import Plot
 from app.gui.context import Context
 from app.gui.pages.forecast_pane import ForecastPane
 from app.gui.pages.log_pane import LogPane
+from app.gui.pages.run_charts import RunCharts
 from app.gui.pages.run_head import RunHead, RunProgress
 from app.gui.run_actions import RunActions
 from app.gui.seam import CoreSeam
@@ -27,11 +26,10 @@ from app.gui.tables.run_columns import (
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.data_view import DataView
-from app.gui.widgets.parts import Button, make_label, make_panel
+from app.gui.widgets.parts import Button, make_label
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
 from app.telling import describe_certificate
-from app.text import show_loss, show_rate
 
 WATCH_MS = 5000
 """How often a run is looked over for a stall."""
@@ -69,9 +67,7 @@ class RunPage(QWidget):
         self.deeds = RunActions(context, self, self.banner)
         self.head = RunHead(context, self.deeds)
         self.progress = RunProgress()
-        self.loss = Plot(context.theme, "Loss", "chart_utilisation", show_loss)
-        self.speed = Plot(context.theme, "Throughput, tokens/s", "chart_tokens", show_rate)
-        self.speed.start_at_zero()
+        self.charts = RunCharts(context.theme)
         now_s = context.cluster.now_s
         self.ranks: RowsModel[RankProgress] = RowsModel(rank_columns(), key=lambda r: r.rank)
         self.events: RowsModel[RunEvent] = RowsModel(
@@ -101,8 +97,7 @@ class RunPage(QWidget):
         self._ops.clear()
         self.run_id = run_id
         self.banner.hide()
-        self.loss.clear()
-        self.speed.clear()
+        self.charts.clear()
         self._newest = (0, 0)
         self._early = []
         self._last_step_s = self._context.cluster.now_s()
@@ -129,18 +124,8 @@ class RunPage(QWidget):
     # ------------------------------------------------------------ layout
 
     def _make_split(self) -> QSplitter:
-        charts = QWidget()
-        row = QHBoxLayout(charts)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(16)
-        for plot in (self.loss, self.speed):
-            panel = make_panel()
-            box = QVBoxLayout(panel)
-            box.setContentsMargins(1, 1, 1, 1)
-            box.addWidget(plot)
-            row.addWidget(panel, 1)
         split = QSplitter(Qt.Orientation.Vertical)
-        split.addWidget(charts)
+        split.addWidget(self.charts)
         split.addWidget(self.tabs)
         split.setSizes([240, 300])
         split.setStretchFactor(0, 1)
@@ -247,10 +232,7 @@ class RunPage(QWidget):
                 self._newest = (item.attempt, item.step)
                 fresh.append(item)
         for attempt in sorted({item.attempt for item in fresh}):
-            part = [item for item in fresh if item.attempt == attempt]
-            at = [float(item.step) for item in part]
-            self.loss.extend(attempt, at, [_nan_if_unknown(item.loss) for item in part])
-            self.speed.extend(attempt, at, [_nan_if_unknown(item.tokens_per_s) for item in part])
+            self.charts.extend(attempt, [item for item in fresh if item.attempt == attempt])
         if fresh:
             self._last_step_s = self._context.cluster.now_s()
 
@@ -294,10 +276,6 @@ class RunPage(QWidget):
         if run_id == self.run_id:
             self.run_id = ""
             self.closed.emit()
-
-
-def _nan_if_unknown(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _padded(part: QWidget, *buttons: QWidget) -> QWidget:

@@ -1,0 +1,159 @@
+"""What stands around the curves of a plot: title, axes, legend, and the readout at the mouse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPen
+
+from app.gui.charts.axis import choose_ticks, write_tick
+from app.gui.charts.curves import Mark
+from app.gui.charts.limits import Limits
+from app.gui.charts.line import Line
+from app.gui.theme import Theme
+
+LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_SAMPLE_PX = 18
+"""Of a line in the legend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where things are, and to which scales they are drawn."""
+
+    area: QRectF
+    view: Limits
+    scale: Limits
+
+    def x_of(self, step: float) -> float:
+        """Return where a step is, px."""
+        share = (step - self.view.low) / self.view.span
+        return self.area.left() + share * self.area.width()
+
+    def y_of(self, value: float) -> float:
+        """Return where a value is, px."""
+        share = (value - self.scale.low) / self.scale.span
+        return self.area.bottom() - share * self.area.height()
+
+
+def area_of(width: float, height: float) -> QRectF:
+    """Return what the curves have of a plot of this size, px."""
+    return QRectF(
+        LEFT_PX,
+        TOP_PX,
+        max(width - LEFT_PX - RIGHT_PX, 1),
+        max(height - TOP_PX - BOTTOM_PX, 1),
+    )
+
+
+def paint_title(painter: QPainter, theme: Theme, title: str, note: str, width: float) -> None:
+    """Write the title, and a note at the other end of its line."""
+    painter.setFont(theme.font(13, 600))
+    painter.setPen(theme.palette.color("text"))
+    line = QRectF(14, 8, width - 28, 18)
+    painter.drawText(line, int(Qt.AlignmentFlag.AlignVCenter), title)
+    if note:
+        painter.setFont(theme.font(12))
+        painter.setPen(theme.palette.color("muted"))
+        painter.drawText(line, int(_RIGHT), note)
+
+
+def paint_legend(
+    painter: QPainter, theme: Theme, lines: Sequence[Line], left: float, right: float
+) -> None:
+    """Name the lines from `right` to the left, as many as there is room for after `left`, px."""
+    painter.setFont(theme.font(12))
+    metrics = QFontMetricsF(painter.font())
+    for line in reversed(lines):
+        name = metrics.elidedText(line.name, Qt.TextElideMode.ElideRight, 180)
+        width = metrics.horizontalAdvance(name)
+        if right - width - _SAMPLE_PX - 6 < left:
+            return
+        painter.setPen(theme.palette.color("muted"))
+        painter.drawText(QRectF(right - width, 8, width + 1, 18), int(_RIGHT), name)
+        start = right - width - 6 - _SAMPLE_PX
+        painter.setPen(QPen(theme.palette.color(line.color), 2, line.pattern))
+        painter.drawLine(QPointF(start, 17.5), QPointF(start + _SAMPLE_PX, 17.5))
+        right = start - 16
+
+
+def paint_axes(painter: QPainter, theme: Theme, frame: Frame, width: float) -> None:
+    """Draw the grid and write the figures of both scales."""
+    colors, area = theme.palette, frame.area
+    painter.setFont(theme.font(11))
+    rows = choose_ticks(frame.scale, max(2, int(area.height() // 44)))
+    step = rows[1] - rows[0] if len(rows) > 1 else 1.0
+    for value in rows:
+        y = round(frame.y_of(value)) + 0.5
+        painter.setPen(QPen(colors.color("chart_grid"), 1))
+        painter.drawLine(QPointF(area.left(), y), QPointF(area.right(), y))
+        painter.setPen(colors.color("muted"))
+        painter.drawText(QRectF(0, y - 9, LEFT_PX - 8, 18), int(_RIGHT), write_tick(value, step))
+    columns = choose_ticks(frame.view, max(2, int(area.width() // 90)))
+    step = columns[1] - columns[0] if len(columns) > 1 else 1.0
+    for value in columns:
+        text = write_tick(value, step)
+        wide = QFontMetricsF(painter.font()).horizontalAdvance(text) + 4
+        left = min(max(frame.x_of(value) - wide / 2, area.left() - 8), width - wide - 2)
+        label = QRectF(left, area.bottom() + 5, wide, 16)
+        painter.drawText(label, int(Qt.AlignmentFlag.AlignCenter), text)
+
+
+def paint_marks(painter: QPainter, theme: Theme, frame: Frame, marks: Sequence[Mark]) -> None:
+    """Draw upright lines with their words."""
+    colors, area = theme.palette, frame.area
+    painter.setFont(theme.font(11))
+    for mark in marks:
+        if not frame.view.low <= mark.x <= frame.view.high:
+            continue
+        x = round(frame.x_of(mark.x)) + 0.5
+        painter.setPen(QPen(colors.color("border_strong"), 1, Qt.PenStyle.DashLine))
+        painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
+        painter.setPen(colors.color("muted"))
+        width = QFontMetricsF(painter.font()).horizontalAdvance(mark.text)
+        left = x + 5 if x + 5 + width < area.right() else x - 5 - width
+        ground = QColor(colors.color("surface"))
+        ground.setAlphaF(0.85)  # the words stay readable where the curve passes behind them
+        painter.fillRect(QRectF(left - 2, area.top() - 1, width + 4, 15), ground)
+        painter.drawText(QPointF(left, area.top() + 10), mark.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one line says at the mouse."""
+
+    color: str
+    value: float
+    """NaN: unknown."""
+    text: str
+
+
+def paint_readout(
+    painter: QPainter, theme: Theme, frame: Frame, step: float, readings: Sequence[Reading]
+) -> None:
+    """Draw a line at the step, a dot on each curve, and a box with the words of all of them."""
+    colors, area = theme.palette, frame.area
+    x = round(frame.x_of(step)) + 0.5
+    painter.setPen(QPen(colors.color("border_strong"), 1))
+    painter.drawLine(QPointF(x, area.top()), QPointF(x, area.bottom()))
+    painter.setFont(theme.font(12, 500))
+    metrics = QFontMetricsF(painter.font())
+    width = max(metrics.horizontalAdvance(one.text) for one in readings) + 16
+    left = x + 8 if x + 8 + width < area.right() else x - 8 - width
+    box = QRectF(max(left, 4), area.top() + 14, width, 6 + 18 * len(readings))
+    painter.setPen(QPen(colors.color("border_strong"), 1))
+    painter.setBrush(colors.color("surface"))
+    painter.drawRoundedRect(box, 6, 6)
+    for row, one in enumerate(readings):
+        words = QRectF(box.left() + 8, box.top() + 3 + 18 * row, width - 16, 18)
+        painter.setPen(colors.color("text" if len(readings) == 1 else one.color))
+        painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter), one.text)
+    painter.setPen(Qt.PenStyle.NoPen)
+    for one in readings:
+        if one.value == one.value:  # not NaN
+            y = min(max(frame.y_of(one.value), area.top()), area.bottom())
+            painter.setBrush(colors.color(one.color))
+            painter.drawEllipse(QPointF(x, y), 3.5, 3.5)

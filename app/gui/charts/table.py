@@ -1,0 +1,34 @@
+"""The figures of a plot as text that a spreadsheet takes. No Qt in what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from app.gui.charts.limits import Limits
+from app.gui.charts.line import Line
+
+
+def write_table(lines: Sequence[Line], view: Limits) -> str:
+    """Return every point in view; several lines have a column with their names."""
+    names = len(lines) > 1
+    head = [
+        *(["line"] if names else []),
+        "step",
+        "attempt",
+        lines[0].name if not names else "value",
+    ]
+    rows = ["\t".join(head)]
+    for line in lines:
+        rows += ["\t".join([line.name, *row] if names else row) for row in _rows(line, view)]
+    return "\n".join(rows) + "\n"
+
+
+def _rows(line: Line, view: Limits) -> Iterator[list[str]]:
+    for attempt in line.curves.attempts:
+        series = line.curves.series(attempt)
+        first = int(np.searchsorted(series.x, view.low))
+        end = int(np.searchsorted(series.x, view.high, side="right"))
+        for step, value in zip(series.x[first:end], series.y[first:end], strict=True):
+            yield [f"{step:.0f}", f"{attempt}", "" if np.isnan(value) else f"{value:.9g}"]
