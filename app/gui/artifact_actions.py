@@ -16,6 +16,7 @@ from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
 from app.gui.windows.chat_dialog import open_chat
 from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
+from app.gui.windows.push_dialog import PushDialog
 from app.telemetry.state import Tone
 from app.telling import describe_copy
 from app.text import count_of, show_bytes
@@ -43,6 +44,25 @@ class ArtifactActions:
             lambda core, report: core.copy_artifact(artifact.label, place, report),
             success=lambda found: self._banner.show_message(
                 "good", f"{artifact.label} is copied", f"It lies whole in {place}."
+            ),
+            failure=self._banner.show_error,
+            progress=lambda line: self._banner.show_message("busy", title, str(line)),
+        )
+
+    def push(self, artifact: ArtifactSnapshot) -> None:
+        """Ask for a name on the hub, and push it there."""
+        dialog = PushDialog(self._context.theme, self._parent, artifact)
+        if not dialog.exec():
+            return
+        name, private = dialog.name(), dialog.private.isChecked()
+        title = f"Pushing {artifact.label}"
+        self._banner.show_message("busy", title, f"To {name}.")
+        self._context.bridge.run(
+            lambda core, report: core.push_artifact(
+                artifact.label, name, private=private, progress=report
+            ),
+            success=lambda found: self._banner.show_message(
+                "good", f"{artifact.label} is on the hub", f"As {name}."
             ),
             failure=self._banner.show_error,
             progress=lambda line: self._banner.show_message("busy", title, str(line)),
@@ -112,11 +132,9 @@ class ArtifactActions:
                 failure=self._banner.show_error,
             )
 
-    def open_folder(self, artifact: ArtifactSnapshot) -> None:
-        """Show its folder in the desktop's own file manager."""
-        folder = artifact.folder()
-        if folder is not None:
-            QDesktopServices.openUrl(QUrl.fromLocalFile(folder))
+    def open_folder(self, folder: str) -> None:
+        """Show a folder in the desktop's own file manager."""
+        QDesktopServices.openUrl(QUrl.fromLocalFile(folder))
 
     def take_command(self, artifact: ArtifactSnapshot, command: ServeCommand) -> None:
         """Put a command on the clipboard, and write the Modelfile that it names."""

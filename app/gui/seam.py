@@ -176,6 +176,14 @@ class CoreSeam(Protocol):
     async def copy_artifact(
         self, name: str, to: str, progress: Callable[[str], None] | None = None
     ) -> ArtifactSnapshot: ...
+    async def push_artifact(
+        self,
+        name: str,
+        hub_id: str,
+        *,
+        private: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> ArtifactSnapshot: ...
     async def check_artifact(
         self, name: str, progress: Callable[[str], None] | None = None
     ) -> ArtifactSnapshot: ...

@@ -636,6 +636,19 @@ class FakeCore(FakeChats):
         added = ArtifactCopy(kind="node", place=to, path="artifacts/x", made_s=NOW_S)
         return self.put_artifact(replace(found, copies=(*found.copies, added)))
 
+    async def push_artifact(
+        self,
+        name: str,
+        hub_id: str,
+        *,
+        private: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> ArtifactSnapshot:
+        await self._act("push_artifact", name, hub_id, private)
+        found = self.artifact_map[name]
+        added = ArtifactCopy(kind="hub", place=hub_id, path=f"https://hub/{hub_id}", made_s=NOW_S)
+        return self.put_artifact(replace(found, copies=(*found.copies, added)))
+
     async def check_artifact(
         self, name: str, progress: Callable[[str], None] | None = None
     ) -> ArtifactSnapshot:

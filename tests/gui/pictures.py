@@ -266,6 +266,16 @@ def _artifacts(tab: int) -> Callable[[Stage], QWidget]:
     return show
 
 
+def _push_artifact(stage: Stage) -> QWidget:
+    from app.gui.windows.push_dialog import PushDialog
+
+    window = _artifacts(0)(stage)
+    artifact = stage.core.artifact_map["support-chat-gguf:1"]
+    dialog = PushDialog(stage.context.theme, window, artifact)
+    dialog.show()
+    return dialog
+
+
 def _copy_artifact(stage: Stage) -> QWidget:
     from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
 
@@ -327,6 +337,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "artifacts-serve": _artifacts(3),
     "artifacts-card": _artifacts(4),
     "artifacts-copy": _copy_artifact,
+    "artifacts-push": _push_artifact,
 }
 EMPTY: dict[str, Callable[[Stage], QWidget]] = {
     "empty-overview": _overview,

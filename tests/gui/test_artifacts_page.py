@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QLabel
 from app.errors import UserError
 from app.gui.windows.chat_dialog import ChatDialog
 from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
+from app.gui.windows.push_dialog import PushDialog
 from tests.gui.stage import Stage
 from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press
@@ -34,11 +35,11 @@ def open_tab(stage: Stage, name: str) -> None:
     QTest.mouseClick(bar, Qt.MouseButton.LeftButton, pos=place)
 
 
-def answer_copy(stage: Stage, answer) -> None:
+def answer_dialog(kind, answer) -> None:
     """Let `answer` work on the dialog that the next click opens."""
 
     def work():
-        dialog = open_dialog(CopyArtifactDialog)
+        dialog = open_dialog(kind)
         assert dialog is not None
         answer(dialog)
 
@@ -60,7 +61,10 @@ def test_every_artifact_is_shown_with_its_verdict_and_place(stage):
     stage.wait_for(lambda: "Made by llama.cpp" in page.details.card.toPlainText())
     assert "base_model" not in page.details.card.toPlainText()
     page.open_artifact("recipes-merged:1")
-    assert not page.buttons["folder"].isEnabled()
+    assert not page.buttons["push"].isEnabled()
+    copies = page.details.copies
+    copies.table.selectRow(0)
+    assert not copies.folder.isEnabled()
 
 
 def test_an_artifact_is_copied_to_a_node(stage):
@@ -69,7 +73,7 @@ def test_an_artifact_is_copied_to_a_node(stage):
         dialog.node.setCurrentText("gamma")
         press(dialog, "Copy")
 
-    answer_copy(stage, choose)
+    answer_dialog(CopyArtifactDialog, choose)
     press(stage.window.artifacts, "Copy\u2026")
     stage.wait_for(lambda: "is copied" in stage.window.artifacts.banner.message())
     assert stage.called("copy_artifact") == [(GGUF, "gamma")]
@@ -95,13 +99,31 @@ def test_a_folder_has_to_be_named(stage):
         assert dialog.place() == "~/backup"
         press(dialog, "Cancel")
 
-    answer_copy(stage, choose)
+    answer_dialog(CopyArtifactDialog, choose)
     press(stage.window.artifacts, "Copy\u2026")
     assert stage.called("copy_artifact") == []
 
 
+def test_an_artifact_is_pushed_privately_and_a_refusal_is_told(stage):
+    def name_it(dialog):
+        assert not dialog.start.isEnabled()
+        QTest.keyClicks(dialog.hub_id, "anna/support-chat")
+        press(dialog, "Push")
+
+    message = stage.window.artifacts.banner.message
+    answer_dialog(PushDialog, name_it)
+    press(stage.window.artifacts, "Push\u2026")
+    stage.wait_for(lambda: "is on the hub" in message())
+    assert stage.called("push_artifact") == [(GGUF, "anna/support-chat", True)]
+    stage.core.failure = UserError("there is no token of the hub on this PC", "hf auth login")
+    answer_dialog(PushDialog, name_it)
+    press(stage.window.artifacts, "Push\u2026")
+    stage.wait_for(lambda: "no token of the hub" in message())
+
+
 def test_a_check_tells_what_is_not_whole(stage):
-    press(stage.window.artifacts, "Check")
+    open_tab(stage, "Copies")
+    press(stage.window.artifacts, "Check all copies")
     message = stage.window.artifacts.banner.message
     stage.wait_for(lambda: "1 of 3 copies" in message())
     assert "/media/anna/backup/support-chat: MISSING" in message()

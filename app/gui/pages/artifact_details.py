@@ -78,6 +78,8 @@ class Copies(QWidget):
 
     delete_wanted = Signal(object)
     """The ArtifactCopy."""
+    check_wanted = Signal()
+    folder_wanted = Signal(str)
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -85,6 +87,20 @@ class Copies(QWidget):
             copy_columns(context.cluster.now_s), key=lambda one: (one.kind, one.place)
         )
         self.table = TableView(context.theme, self.model, "Copies of the artifact")
+        self.check = Button(
+            context.theme,
+            "Check all copies",
+            self.check_wanted.emit,
+            icon="check",
+            tip="Read every copy and compare its hashes",
+        )
+        self.folder = Button(
+            context.theme,
+            "Open folder",
+            self._open_folder,
+            icon="folder",
+            tip="Show the selected copy in the file manager of this PC",
+        )
         self.delete = Button(
             context.theme,
             "Delete this copy",
@@ -98,7 +114,10 @@ class Copies(QWidget):
         column.setSpacing(8)
         column.addWidget(self.table, 1)
         foot = QHBoxLayout()
+        foot.setSpacing(8)
+        foot.addWidget(self.check)
         foot.addStretch(1)
+        foot.addWidget(self.folder)
         foot.addWidget(self.delete)
         column.addLayout(foot)
         self.table.chosen.connect(self._choose)
@@ -109,7 +128,15 @@ class Copies(QWidget):
         self._choose()
 
     def _choose(self) -> None:
-        self.delete.setEnabled(self.table.selected() is not None)
+        chosen = self.table.selected()
+        self.delete.setEnabled(chosen is not None)
+        on_this_pc = chosen is not None and chosen.kind == "folder" and chosen.state != "missing"
+        self.folder.setEnabled(on_this_pc)
+
+    def _open_folder(self) -> None:
+        chosen = self.table.selected()
+        if chosen is not None:
+            self.folder_wanted.emit(chosen.place)
 
     def _delete(self) -> None:
         chosen = self.table.selected()

@@ -87,19 +87,8 @@ class ArtifactsPage(QWidget):
     def _make_buttons(self) -> dict[str, Button]:
         deeds: dict[str, tuple[str, str, str, Callable[[ArtifactSnapshot], object]]] = {
             "delete": ("Delete", "delete", "Delete it with all its copies", self.deeds.delete),
-            "folder": (
-                "Open folder",
-                "folder",
-                "Show its folder on this PC",
-                self.deeds.open_folder,
-            ),
-            "check": (
-                "Check",
-                "check",
-                "Read every copy and compare its hashes",
-                self.deeds.check,
-            ),
             "chat": ("Chat", "chat", "Talk to it, beside the original", self.deeds.chat),
+            "push": ("Push\u2026", "push", "Push it to the Hugging Face hub", self.deeds.push),
             "copy": ("Copy\u2026", "copy", "Copy it to a node or a folder", self.deeds.copy),
         }
         return {
@@ -146,9 +135,12 @@ class ArtifactsPage(QWidget):
         cluster.is_open_changed.connect(self.refresh)
         cluster.artifacts_changed.connect(self.refresh)
         self.table.chosen.connect(self._choose)
-        self.table.opened.connect(partial(self._with_chosen, self.deeds.open_folder))
+        self.table.opened.connect(partial(self._with_chosen, self._open_folder))
         self.details.serve_shown.connect(partial(self._with_chosen, self._load_commands))
-        self.details.copies.delete_wanted.connect(self._delete_copy)
+        copies = self.details.copies
+        copies.delete_wanted.connect(self._delete_copy)
+        copies.check_wanted.connect(partial(self._with_chosen, self.deeds.check))
+        copies.folder_wanted.connect(self.deeds.open_folder)
         self.serving.taken.connect(self._take_command)
 
     # ------------------------------------------------------------ what happens
@@ -166,7 +158,7 @@ class ArtifactsPage(QWidget):
         for name, button in self.buttons.items():
             button.setVisible(bool(rows))
             has_folder = artifact is not None and artifact.folder() is not None
-            button.setEnabled(has_folder if name == "folder" else artifact is not None)
+            button.setEnabled(has_folder if name == "push" else artifact is not None)
         if artifact is not None and self.details.show_artifact(artifact):
             self._context.bridge.run(
                 lambda core, report: core.artifact_card(artifact.label),
@@ -178,6 +170,11 @@ class ArtifactsPage(QWidget):
         chosen = self.table.selected()
         if chosen is not None and chosen.label == label:
             self.details.show_card(text)
+
+    def _open_folder(self, artifact: ArtifactSnapshot) -> None:
+        folder = artifact.folder()
+        if folder is not None:
+            self.deeds.open_folder(folder)
 
     def _load_commands(self, artifact: ArtifactSnapshot) -> None:
         self._context.bridge.run(

@@ -20,6 +20,8 @@ from app.gui.theme import Theme
 from app.gui.widgets.parts import Button, make_label
 from app.text import show_bytes
 
+WIDTH_PX = 540
+
 
 class CopyArtifactDialog(QDialog):
     """Asks where to."""
@@ -29,7 +31,7 @@ class CopyArtifactDialog(QDialog):
     ) -> None:
         super().__init__(parent)
         self.setWindowTitle(f"Copy {artifact.label}")
-        self.resize(540, 0)
+        self.resize(WIDTH_PX, 0)
         self.to_node = QRadioButton("To a node")
         self.node = QComboBox()
         self.node.addItems(list(nodes))
@@ -63,7 +65,10 @@ class CopyArtifactDialog(QDialog):
             f"{show_bytes(artifact.size_bytes)}. Every file is hashed while it goes, and the copy "
             "appears when it is whole; one that broke off goes on with what is missing."
         )
-        column.addWidget(make_label(words, "muted", wraps=True))
+        label = make_label(words, "muted", wraps=True)
+        label.ensurePolished()
+        label.setMinimumHeight(label.heightForWidth(WIDTH_PX - 48))
+        column.addWidget(label)
         column.addSpacing(8)
         for button, parts in (
             (self.to_node, (self.node,)),
