@@ -127,14 +127,16 @@ def hash_artifact(call: Call) -> dict[str, Any]:
 
 
 def delete_artifact(call: Call) -> dict[str, Any]:
-    """Delete an artifact's copy; one that is gone frees nothing."""
-    folder = _find_artifact(call)
+    """Delete an artifact's copy, or what an export has made; one that is gone frees nothing."""
+    folder = _find_artifact(call, or_export=True)
     return {"freed_bytes": _remove(folder) if folder.is_dir() else 0}
 
 
-def _find_artifact(call: Call) -> Path:
+def _find_artifact(call: Call, *, or_export: bool = False) -> Path:
     parts = split_destination(from_wire(PathArgs, call.args, "args").path)
     folder = call.home.path.joinpath(*parts)
-    if parts[0] != "artifacts" or len(parts) != 2 or folder.is_symlink():
+    is_artifact = parts[0] == "artifacts" and len(parts) == 2
+    is_export = or_export and len(parts) == 4 and (parts[0], parts[2]) == ("runs", "exports")
+    if not (is_artifact or is_export) or folder.is_symlink():
         raise UserError(f"{'/'.join(parts)} is no artifact.", "Artifacts lie below artifacts/")
     return folder

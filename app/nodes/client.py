@@ -276,7 +276,7 @@ class NodeClient:
         return (await self._ask(_Files, "artifact.hash", {"path": path}, None)).files
 
     async def delete_artifact(self, path: str) -> int:
-        """Delete an artifact's copy on the node; returns the bytes freed."""
+        """Delete an artifact's copy or an export on the node; returns the bytes freed."""
         return await self._ask_number("freed_bytes", "artifact.delete", {"path": path}, 300.0)
 
     async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> ExportResult:

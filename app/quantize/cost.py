@@ -27,7 +27,7 @@ _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1.5e9, 0.6e9
 _HASH_BYTES_PER_S = 1.2e9
 _MERGED_WEIGHTS_PER_S = 0.3e9
 """Of one core: float32 there and back."""
-_LAYER_S = 0.0012
+_LAYER_S, _NF4_LAYER_S = 0.0012, 0.0022
 """Of a decoder layer for one token on a GPU: starting its kernels."""
 _KEEP_VALUES_PER_S = 60e6
 """Log-probabilities that become half precision, or are compared, on the processor."""
@@ -41,8 +41,10 @@ _K_WEIGHTS_PER_S = 12e6
 """Of one core, llama.cpp's K types."""
 _LLAMA_TOKEN_S = 0.012
 """To hand a thousand likely words from llama.cpp to us."""
-_BASE_RAM_BYTES = {"cpu": 300_000_000, "gpu": 1_400_000_000}
+_BASE_RAM_BYTES = {"cpu": 300_000_000, "gpu": 1_250_000_000}
 """Python, PyTorch and Transformers, on a GPU with CUDA's libraries."""
+_WORKSPACE_BYTES = 34_000_000
+"""That cuBLAS takes of a GPU at the first product."""
 _MERGE_RAM_BYTES = 180_000_000
 _PACK_RAM_BYTES = 260_000_000
 _GPU_SPARE, _GPU_SPARE_BYTES = 1.1, 1 << 30
@@ -158,9 +160,9 @@ class _Work:
         passes = 2.0 * self.shape.num_parameters * tokens / (0.5 * flops)
         return passes + tokens * self.shape.vocab / _KEEP_VALUES_PER_S
 
-    def _answer_s(self, size_bytes: float, *, on_gpu: bool) -> float:
+    def _answer_s(self, size_bytes: float, *, on_gpu: bool, layer_s: float = _LAYER_S) -> float:
         rate = self.bench.memory_bytes_per_s if on_gpu else 15e9
-        step = size_bytes / rate + (_LAYER_S if on_gpu else 2e-4) * self.shape.num_layers
+        step = size_bytes / rate + (layer_s if on_gpu else 2e-4) * self.shape.num_layers
         return _ANSWER_TOKENS * step
 
     @property
@@ -256,12 +258,14 @@ class _Work:
             return self._on("proof", seconds, ram + biggest // 4, 0)
         on_gpu = self.bench.is_gpu
         seconds = _IMPORT_S + size / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
-        seconds += self._answer_s(size, on_gpu=on_gpu)
-        vram = size + self._logits_bytes() + 2 * 4 * self._widest
+        layer_s = _NF4_LAYER_S if self.method == "nf4" else _LAYER_S
+        seconds += self._answer_s(size, on_gpu=on_gpu, layer_s=layer_s)
+        vram = size + self._logits_bytes() + 2 * 2 * self._widest
         return self._on("proof", seconds, ram + (0 if on_gpu else size), vram)
 
     def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:
-        return _phase(name, seconds, ram, vram if self.bench.is_gpu else None)
+        taken = vram + _WORKSPACE_BYTES if vram else 0
+        return _phase(name, seconds, ram, taken if self.bench.is_gpu else None)
 
 
 def _phase(name: str, seconds: float, ram: int, vram: int | None = None) -> PhaseForecast:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -25,7 +26,7 @@ from agents.artifacts import (
     TextSource,
 )
 from agents.protocol import MergeJob, NodeFacts
-from app.errors import UsageError, UserError
+from app.errors import RacklessError, UsageError, UserError
 from app.events import Exported
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
@@ -102,6 +103,9 @@ async def export_run(
         made = await _make(services, run, inputs, copy, facts, exported.path, to, types, tell, own)
     tell(f"fetching it from {copy.node}")
     await services.cluster.fetch(copy.node, made, out)
+    if made != exported.path:  # the merged model stays, for the next format
+        with suppress(RacklessError):
+            await agent.delete_artifact(made)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
     origin = origin_of(run, copy.info.step)
     chosen = next(place for place in plan.places if place.node == copy.node)

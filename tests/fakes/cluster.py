@@ -318,6 +318,7 @@ class FakeNode:
     async def export_made(self, job: MakeJob, progress: Progress | None = None) -> Exported:
         self._answer("export_made")
         self.made.append(job)
+        self.artifacts[job.destination] = ()
         return Exported(job.destination)
 
     async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened:

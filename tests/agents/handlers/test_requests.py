@@ -344,3 +344,18 @@ def test_artifacts_are_hashed_and_deleted_and_nothing_else_is(agent: Agent, node
     assert not folder.exists()
     assert ask(agent, "artifact.delete", path="artifacts/poems-1") == {"freed_bytes": 0}
     assert ask(agent, "artifact.hash", path="artifacts/poems-1") == {"files": []}
+
+
+def test_what_an_export_made_is_deleted_and_nothing_else_of_a_run(agent: Agent, node: Node) -> None:
+    run = node.home.path / "runs" / "r1"
+    for name in ("exports/awq-8", "checkpoints/step-00000008"):
+        (run / name).mkdir(parents=True)
+        (run / name / "a").write_bytes(b"12")
+    assert ask(agent, "artifact.delete", path="runs/r1/exports/awq-8") == {"freed_bytes": 2}
+    error = agent.ask("artifact.delete", path="runs/r1/checkpoints/step-00000008")["error"]
+    assert "is no artifact" in error["message"]
+    assert (
+        "is no artifact"
+        in agent.ask("artifact.hash", path="runs/r1/exports/awq-8")["error"]["message"]
+    )
+    assert [path.name for path in run.rglob("a")] == ["a"]

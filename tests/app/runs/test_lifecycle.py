@@ -556,6 +556,7 @@ def test_export_quantizes_what_it_has_merged_where_that_lies(
     assert first.origin.run_id == interrupted
     assert first.train.path.startswith("/agent/data/")
     assert third.destination == f"runs/{interrupted}/exports/nf4-10"
+    assert not node.artifacts, "what was fetched is not left on the node"
 
 
 def test_export_is_calibrated_with_a_file_of_ones_own(
