@@ -61,6 +61,14 @@ def offer(
     return tuple(found)
 
 
+def name_artifact(wanted: Subject | None, artifacts: Sequence[ArtifactSnapshot]) -> Subject | None:
+    """Return what is wanted by its name, where it was named by its folder."""
+    for one in artifacts:
+        if wanted is not None and one.folder() == wanted.what:
+            return replace(wanted, what=one.label)
+    return wanted
+
+
 def choose_columns(choices: Sequence[Choice], wanted: Subject | None) -> tuple[Choice, ...]:
     """Return what stands side by side at first: the base, what was wanted, the newest artifact.
 

@@ -94,7 +94,7 @@ class ChatColumn(QWidget):
             alone: each by itself, without what was said before.
             done: called with the answers once all are there.
         """
-        said = [(one.prompt, one.text) for one in self.transcript.exchanges if one.figures]
+        said = () if alone else tuple(self.transcript.said())
         self._is_stopped, self._done = False, done
         subject, loaded = self._subject(), self._loaded
 
@@ -108,8 +108,8 @@ class ChatColumn(QWidget):
                 if self._is_stopped:
                     found.append(None)
                     continue
-                report(("asked", prompt))
-                turn = make_turn(settings, () if alone else said, prompt)
+                report(("asked", (prompt, alone)))
+                turn = make_turn(settings, said, prompt)
                 found.append(await _answer(core, held.key, turn, report))
             return tuple(found)
 
@@ -177,7 +177,8 @@ class ChatColumn(QWidget):
             self._loaded = value
             self._state.setText(_describe_place(value))
         elif kind == "asked":
-            self.transcript.ask(value)
+            prompt, is_alone = value
+            self.transcript.ask(prompt, is_alone=is_alone)
         elif kind == "piece":
             self.transcript.hear(value)
         elif kind == "answer":

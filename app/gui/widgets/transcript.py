@@ -22,6 +22,8 @@ class Exchange:
     figures: str = ""
     """Under the answer once it is whole."""
     problem: str = ""
+    is_alone: bool = False
+    """Asked by itself: no part of the conversation."""
 
 
 class Transcript(QTextBrowser):
@@ -36,9 +38,14 @@ class Transcript(QTextBrowser):
         theme.changed.connect(self.draw)
         self.draw()
 
-    def ask(self, prompt: str) -> None:
-        """Begin a new exchange."""
-        self.exchanges.append(Exchange(prompt))
+    def said(self) -> list[tuple[str, str]]:
+        """Return the conversation: what was asked and answered, each after the other."""
+        whole = [one for one in self.exchanges if one.figures and not one.is_alone]
+        return [(one.prompt, one.text) for one in whole]
+
+    def ask(self, prompt: str, *, is_alone: bool = False) -> None:
+        """Begin a new exchange; `is_alone`: it is no part of the conversation."""
+        self.exchanges.append(Exchange(prompt, is_alone=is_alone))
         self.draw()
         self._go_to_end()
 

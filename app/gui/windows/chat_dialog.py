@@ -30,6 +30,7 @@ from app.flows.chat import (
     Choice,
     Settings,
     choose_columns,
+    name_artifact,
     offer,
 )
 from app.gui.bridge import Report
@@ -224,7 +225,8 @@ class ChatDialog(QDialog):
     def _show_found(self, found: Found) -> None:
         steps, made, self._project = found
         self._choices = offer(self._run, steps, made)
-        for choice in choose_columns(self._choices, self._wanted)[:MOST_COLUMNS]:
+        wanted = name_artifact(self._wanted, made)
+        for choice in choose_columns(self._choices, wanted)[:MOST_COLUMNS]:
             self.add_column(choice)
         if not self.columns:
             self.banner.show_message(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from app.conversation import Subject
 from app.events import CheckpointSnapshot
-from app.flows.chat import Settings, choose_columns, make_turn, offer, on_node
+from app.flows.chat import Settings, choose_columns, make_turn, name_artifact, offer, on_node
 from tests.fakes.chats import make_artifact
 from tests.fakes.core import running_run
 
@@ -32,6 +32,9 @@ def test_every_model_of_a_run_is_offered_and_three_stand_side_by_side():
     assert choose_columns(choices, wanted)[1].label == "Step 320"
     assert offer(None, (), (gone,)) == ()
     assert choose_columns((), wanted) == ()
+    by_folder = name_artifact(Subject(what="/models/support-chat-gguf"), (gone, second))
+    assert by_folder == Subject(what="support-chat-gguf:2")
+    assert name_artifact(wanted, (second,)) == wanted
 
 
 def test_a_turn_holds_what_was_said():
