@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.text import count_of, show_bytes, show_duration
 
@@ -106,7 +106,20 @@ def describe_lineage(artifact: ArtifactSnapshot) -> list[tuple[str, str]]:
         ("data", _with_hash(origin.data, origin.data_sha256)),
         ("run", f"{origin.run_name} ({origin.run_id}), step {origin.step}"),
         ("checkpoint", artifact.checkpoint or ""),
+        *_describe_making(artifact.measured or {}),
     ]
+
+
+def _describe_making(measured: dict[str, Any]) -> list[tuple[str, str]]:
+    phases = measured.get("phases") or []
+    if not phases:
+        return []
+    seconds = sum(phase["seconds"] for phase in phases)
+    said = [f"{show_duration(seconds)} on {measured.get('node') or 'a node'}"]
+    said.append(f"at most {show_bytes(max(phase['ram_bytes'] for phase in phases))} of memory")
+    on_gpu = [phase["vram_bytes"] for phase in phases if phase.get("vram_bytes") is not None]
+    said += [f"{show_bytes(max(on_gpu))} of the GPU's"] if on_gpu else []
+    return [("making it took", ", ".join(said))]
 
 
 def _with_hash(name: str, sha256: str | None) -> str:

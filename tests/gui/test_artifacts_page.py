@@ -12,6 +12,7 @@ from app.errors import UserError
 from app.gui.windows.chat_dialog import ChatDialog
 from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
 from app.gui.windows.push_dialog import PushDialog
+from app.gui.wizards.export_wizard import ExportWizard
 from tests.gui.stage import Stage
 from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press
@@ -179,7 +180,19 @@ def test_news_from_elsewhere_are_shown_and_keep_the_selection(stage):
     assert page.table.selected().label == GGUF
 
 
+def test_a_run_is_chosen_and_exported(stage):
+    QTest.mouseClick(stage.window.artifacts.export, Qt.MouseButton.LeftButton)
+    stage.wait_for(lambda: stage.application.activePopupWidget() is not None)
+    menu = stage.application.activePopupWidget()
+    assert menu.actions()[0].text() == "support-chat"
+    menu.actions()[0].trigger()
+    menu.close()
+    stage.wait_for(lambda: open_dialog(ExportWizard) is not None)
+    open_dialog(ExportWizard).close()
+
+
 def test_an_empty_page_leads_to_the_runs(empty):
     empty.window.go_to("artifacts")
-    press(empty.window.artifacts, "Show the runs")
+    page = empty.window.artifacts
+    QTest.mouseClick(page.export, Qt.MouseButton.LeftButton)
     assert empty.window.stack.currentWidget() is empty.window.runs

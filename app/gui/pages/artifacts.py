@@ -6,7 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QMenu,
+    QSplitter,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.artifact import ArtifactSnapshot
 from app.errors import RacklessError
@@ -14,6 +21,7 @@ from app.gui.artifact_actions import ArtifactActions
 from app.gui.context import Context
 from app.gui.pages.artifact_details import ArtifactDetails
 from app.gui.pages.serving_pane import ServingPane
+from app.gui.run_actions import RunActions, can_export
 from app.gui.tables.artifact_columns import artifact_columns
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
@@ -21,6 +29,9 @@ from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.empty import EmptyState
 from app.gui.widgets.parts import Button, IconButton, make_label
 from app.registry.serving import ServeCommand
+
+MOST_RUNS = 20
+"""Offered for an export; older ones are on the page of runs."""
 
 
 class ArtifactsPage(QWidget):
@@ -32,6 +43,7 @@ class ArtifactsPage(QWidget):
         self._context = context
         self.banner = Banner(context.theme)
         self.deeds = ArtifactActions(context, self, self.banner)
+        self._runs = RunActions(context, self, self.banner)
         self.model: RowsModel[ArtifactSnapshot] = RowsModel(
             artifact_columns(context.cluster.now_s), key=lambda one: one.label
         )
@@ -40,6 +52,14 @@ class ArtifactsPage(QWidget):
         self.serving = ServingPane(context.theme)
         self.details = ArtifactDetails(context, self.serving)
         self.buttons = self._make_buttons()
+        self.export = Button(
+            context.theme,
+            "Export a run",
+            self._ask_run,
+            icon="export",
+            role="primary",
+            tip="Choose a run that has a checkpoint, and make an artifact of it",
+        )
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty())
         self._stack.addWidget(self._make_split())
@@ -72,16 +92,7 @@ class ArtifactsPage(QWidget):
         head.addStretch(1)
         for button in self.buttons.values():
             head.addWidget(button)
-        head.addWidget(
-            Button(
-                self._context.theme,
-                "Export a run",
-                self.export_wanted.emit,
-                icon="export",
-                role="primary",
-                tip="Go to the runs, of which artifacts are made",
-            )
-        )
+        head.addWidget(self.export)
         return head
 
     def _make_buttons(self) -> dict[str, Button]:
@@ -113,9 +124,7 @@ class ArtifactsPage(QWidget):
             "in 4 to 8 bits, with a card that says what was measured. Open a run that has a "
             "checkpoint, and choose Export.",
             [
-                Button(
-                    theme, "Show the runs", self.export_wanted.emit, icon="export", role="primary"
-                ),
+                Button(theme, "Export a run", self._ask_run, icon="export", role="primary"),
                 Button(theme, "Add a folder\u2026", self.deeds.add, icon="folder"),
             ],
         )
@@ -170,6 +179,18 @@ class ArtifactsPage(QWidget):
         chosen = self.table.selected()
         if chosen is not None and chosen.label == label:
             self.details.show_card(text)
+
+    def _ask_run(self) -> None:
+        """Offer the runs that can be exported; without any, show the runs."""
+        runs = [run for run in self._context.cluster.run_list() if can_export(run)]
+        if not runs:
+            self.export_wanted.emit()
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        for run in runs[:MOST_RUNS]:
+            menu.addAction(run.name, partial(self._runs.export, run))
+        menu.popup(self.export.mapToGlobal(self.export.rect().bottomLeft()))
 
     def _open_folder(self, artifact: ArtifactSnapshot) -> None:
         folder = artifact.folder()

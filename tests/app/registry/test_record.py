@@ -18,6 +18,7 @@ from app.registry.record import (
     record_export,
 )
 from app.runs.services import Services
+from app.telling import describe_lineage
 from tests.fakes.artifacts import make_folder
 from tests.fakes.cluster import FakeCluster, make_services
 
@@ -43,6 +44,20 @@ def test_an_export_is_kept_with_all_that_its_proof_says(services: Services, tmp_
     assert [(c.kind, c.place, c.state) for c in made.copies] == [("folder", str(folder), "whole")]
     assert find_artifact(services, "poems-gguf") == made
     assert list_artifacts(services, "poems") == list_artifacts(services, "r-") == (made,)
+
+
+def test_what_making_took_is_told(services: Services, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "out", ORIGIN, "nf4")
+    phase = {"name": "merge", "seconds": 61.0, "ram_bytes": 2**30, "vram_bytes": None}
+    on_gpu = {"name": "nf4", "seconds": 9.0, "ram_bytes": 2**20, "vram_bytes": 2**31}
+    measured = {"node": "beta", "phases": [phase, on_gpu]}
+    about = json.loads((folder / "proof.json").read_bytes())
+    (folder / "proof.json").write_text(json.dumps({**about, "measured": measured}))
+    told = dict(describe_lineage(record_export(services, folder, "nf4", (), ORIGIN)))
+    assert told["making it took"] == (
+        "1 min 10 s on beta, at most 1.0 GiB of memory, 2.0 GiB of the GPU's"
+    )
+    assert told["data"] == "chats.jsonl"
 
 
 def test_merged_models_take_their_hashes_from_beside_them(
