@@ -13,7 +13,7 @@ from app.events import Certificate
 from app.gui.application import make_application
 from app.gui.theme import Theme
 from tests.fakes.cluster import make_preview
-from tests.fakes.core import FakeCore, busy_core, publish_history
+from tests.fakes.core import FakeCore, busy_core, make_steps, publish_history
 from tests.fakes.plans import make_plan_of_all
 from tests.gui.stage import Stage
 
@@ -52,6 +52,24 @@ def _check(stage: Stage) -> QWidget:
 def _runs(stage: Stage) -> QWidget:
     stage.window.go_to("runs")
     stage.window.runs.table.selectRow(1)
+    return stage.window
+
+
+def _compare(stage: Stage) -> QWidget:
+    """The run that goes on beside one that was interrupted and one that is done."""
+    others = [run for run in stage.core.run_map.values() if run.run_id != RUN][:2]
+    for number, run in enumerate(others, 1):
+        stage.core.step_map[run.run_id] = [
+            replace(one, loss=(one.loss or 0.0) * (1 + 0.1 * number))
+            for one in make_steps(300 + 150 * number)
+        ]
+    spec = others[0].spec
+    adapter = replace(spec.adapter, kind="lora", rank=32)
+    others[0] = replace(others[0], spec=replace(spec, adapter=adapter, learning_rate=5e-5))
+    stage.window.compare_runs([stage.core.run_map[RUN], *others])
+    page = stage.window.stack.currentWidget()
+    plot = page.charts[0].plot  # type: ignore[attr-defined]
+    stage.wait_for(lambda: all(len(line.curves) for line in plot.lines))
     return stage.window
 
 
@@ -302,6 +320,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes": _nodes,
     "nodes-check": _check,
     "runs": _runs,
+    "runs-compared": _compare,
     "run-ranks": _run_tab(0),
     "run-events": _run_tab(1),
     "run-log": _run_tab(2),

@@ -117,6 +117,11 @@ class Plot(QWidget):
             return Limits(0.0, 1.0)
         return Limits(min(one.low for one in parts), max(one.high for one in parts))
 
+    @property
+    def zoomed_to(self) -> Limits | None:
+        """The steps that were zoomed to; None: all are shown."""
+        return self._view
+
     def visible(self) -> Limits:
         """Return the steps in view: all, or what was zoomed to."""
         return self._view or self.whole()

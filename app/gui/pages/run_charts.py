@@ -99,7 +99,7 @@ def extend(plot: Plot, quantity: Quantity, attempt: int, steps: Sequence[StepRec
     """Add steps of an attempt to a plot of the quantity."""
     at = [float(item.step) for item in steps]
     for place, (_, read) in enumerate(quantity.reads):
-        plot.extend(attempt, at, [_nan_if_unknown(read(item)) for item in steps], line=place)
+        plot.extend(attempt, at, [nan_if_unknown(read(item)) for item in steps], line=place)
 
 
 class RunCharts(QWidget):
@@ -152,5 +152,6 @@ class RunCharts(QWidget):
             plot.show_range(view)  # type: ignore[arg-type]
 
 
-def _nan_if_unknown(value: float | None) -> float:
+def nan_if_unknown(value: float | None) -> float:
+    """Return the value as plots take it."""
     return math.nan if value is None else value

@@ -6,12 +6,13 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
 from app.events import RunSnapshot
+from app.flows.compare import MOST_RUNS
 from app.gui.actions import Actions
 from app.gui.context import Context
 from app.gui.run_actions import RunActions, can_delete, can_resume, can_stop
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import run_columns
-from app.gui.tables.view import TableView
+from app.gui.tables.view import TableView, make_filter
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.empty import EmptyState
 from app.gui.widgets.parts import Button, make_label
@@ -21,6 +22,8 @@ class RunsPage(QWidget):
     run_opened = Signal(str)
     repeat_wanted = Signal(object)
     """The RunSnapshot whose settings another run shall have."""
+    compare_wanted = Signal(list)
+    """RunSnapshots, two at least."""
 
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
@@ -28,10 +31,14 @@ class RunsPage(QWidget):
         self.banner = Banner(context.theme)
         self.deeds = RunActions(context, self, self.banner)
         self.model: RowsModel[RunSnapshot] = RowsModel(
-            run_columns(context.cluster.now_s), key=lambda run: run.run_id
+            run_columns(context.cluster.now_s),
+            key=lambda run: run.run_id,
+            words=lambda run: f"{run.spec.model} {run.spec.adapter.kind} {run.run_id}",
         )
         self.table = TableView(context.theme, self.model, "Runs")
         self.table.sort_by("Started", Qt.SortOrder.DescendingOrder)
+        self.table.select_several()
+        self.filter = make_filter(self.table, "Filter by name, state, model or node")
         self._buttons = self._make_buttons()
         self._stack = QStackedWidget()
         self._stack.addWidget(
@@ -51,6 +58,7 @@ class RunsPage(QWidget):
         head.setSpacing(8)
         head.addWidget(make_label("Runs", "title"))
         head.addStretch(1)
+        head.addWidget(self.filter)
         for button in self._buttons.values():
             head.addWidget(button)
         head.addWidget(actions.button("new_run", role="primary"))
@@ -95,6 +103,13 @@ class RunsPage(QWidget):
                 icon="copy",
                 tip="Open the New run dialog with every setting of the selected run",
             ),
+            "compare": Button(
+                theme,
+                "Compare",
+                self._compare,
+                tip="Show the curves and settings of the selected runs side by side "
+                "(hold Ctrl to select several)",
+            ),
             "open": Button(theme, "Open", self._open, tip="Show the selected run (Enter)"),
         }
 
@@ -117,12 +132,18 @@ class RunsPage(QWidget):
             ("delete", run is not None and can_delete(run)),
         ):
             self._buttons[name].setEnabled(is_possible)
-            self._buttons[name].setVisible(bool(self.model.rows()))
+        count = len(self.table.all_selected())
+        self._buttons["compare"].setEnabled(2 <= count <= MOST_RUNS)
+        for widget in (*self._buttons.values(), self.filter):
+            widget.setVisible(bool(self.model.rows()))
 
     def _open(self) -> None:
         run = self.table.selected()
         if run is not None:
             self.run_opened.emit(run.run_id)
+
+    def _compare(self) -> None:
+        self.compare_wanted.emit(self.table.all_selected())
 
     def _repeat(self) -> None:
         run = self.table.selected()

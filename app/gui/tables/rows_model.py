@@ -22,6 +22,8 @@ PROGRESS_ROLE = SORT_ROLE + 2
 """A share from 0 to 1, drawn as a bar beside the text."""
 SPLIT_ROLE = SORT_ROLE + 3
 """Shares of a whole, drawn as one bar; the text is its tip."""
+WORDS_ROLE = SORT_ROLE + 4
+"""What a filter looks in, the same for every cell of a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +54,14 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         self,
         columns: Sequence[Column[T]],
         key: Callable[[T], Any],
+        words: Callable[[T], str] = lambda row: "",
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self.columns = tuple(columns)
         self._key = key
+        self._words = words
+        """What a filter finds a row by, beside the texts of its columns."""
         self._rows: list[T] = []
         self._places: dict[Any, int] = {}
 
@@ -125,6 +130,8 @@ class RowsModel(QAbstractTableModel, Generic[T]):
             return column.sort(row) if column.sort else self.data(index).casefold()
         if role == STATUS_ROLE:
             return column.status(row) if column.status else None
+        if role == WORDS_ROLE:
+            return " ".join((*(one.text(row) for one in self.columns), self._words(row)))
         if role == PROGRESS_ROLE:
             return column.progress(row) if column.progress else None
         if role == SPLIT_ROLE:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Generic, TypeVar
 
-from PySide6.QtCore import QRectF, QSortFilterProxyModel, Qt, Signal
+from PySide6.QtCore import QRectF, QRegularExpression, QSortFilterProxyModel, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
+    QLineEdit,
     QStyle,
     QStyledItemDelegate,
     QStyleOptionViewItem,
@@ -20,6 +22,7 @@ from app.gui.tables.rows_model import (
     SORT_ROLE,
     SPLIT_ROLE,
     STATUS_ROLE,
+    WORDS_ROLE,
     Index,
     RowsModel,
 )
@@ -114,6 +117,7 @@ class TableView(QTableView, Generic[T]):
         self._rows = model
         self._proxy = QSortFilterProxyModel(self)
         self._proxy.setSortRole(SORT_ROLE)
+        self._proxy.setFilterRole(WORDS_ROLE)
         self._proxy.setSourceModel(model)
         self.setModel(self._proxy)
         self.setItemDelegate(CellDelegate(theme, self))
@@ -138,15 +142,31 @@ class TableView(QTableView, Generic[T]):
         self.setSortingEnabled(True)
         self.sortByColumn(titles.index(title), order)
 
+    def select_several(self) -> None:
+        """Let several rows be selected, with Ctrl and Shift."""
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+
+    def all_selected(self) -> list[T]:
+        """Return the selected rows, as they are sorted."""
+        indexes = sorted(self.selectionModel().selectedRows(), key=lambda index: index.row())
+        return [self._rows.row(self._proxy.mapToSource(index).row()) for index in indexes]
+
     def selected(self) -> T | None:
-        """Return the selected row."""
-        indexes = self.selectionModel().selectedRows()
-        return self._rows.row(self._proxy.mapToSource(indexes[0]).row()) if indexes else None
+        """Return the selected row; None: there is none, or there are several."""
+        rows = self.all_selected()
+        return rows[0] if len(rows) == 1 else None
+
+    def show_only(self, words: str) -> None:
+        """Show the rows that have all these words in any of their texts."""
+        parts = (f"(?=.*{re.escape(word)})" for word in words.split())
+        anywhere = QRegularExpression.PatternOption.CaseInsensitiveOption
+        self._proxy.setFilterRegularExpression(QRegularExpression("^" + "".join(parts), anywhere))
 
     def select(self, key: Any) -> None:
         """Select the row of a key."""
         place = self._rows.place_of(key)
         if place is not None:
+            self.clearSelection()  # or the row joins those that several can be selected of
             self.selectRow(self._proxy.mapFromSource(self._rows.index(place, 0)).row())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -164,3 +184,15 @@ class TableView(QTableView, Generic[T]):
             self.setColumnWidth(number, column.width_px)
             if column.stretches:
                 header.setSectionResizeMode(number, QHeaderView.ResizeMode.Stretch)
+
+
+def make_filter(table: TableView[Any], hint: str) -> QLineEdit:
+    """Return a field whose words choose the rows of a table."""
+    field = QLineEdit()
+    field.setPlaceholderText("Filter")
+    field.setToolTip(hint)
+    field.setAccessibleName(hint)
+    field.setClearButtonEnabled(True)
+    field.setMaximumWidth(180)
+    field.textChanged.connect(table.show_only)
+    return field

@@ -40,6 +40,7 @@ from app.gui.window_state import WindowState
 from app.text import count_of
 
 if TYPE_CHECKING:
+    from app.gui.pages.compare import ComparePage
     from app.gui.pages.run import RunPage
     from app.gui.windows.new_run_dialog import NewRunDialog
 
@@ -71,6 +72,7 @@ class MainWindow(QMainWindow):
         self._was_painted = False
         self._is_quiet = False
         self._run_page: RunPage | None = None
+        self._compare_page: ComparePage | None = None
         self.setWindowTitle("Rackless")
         self.setWindowIcon(context.theme.icon("rackless", "text", 64))
         self.setMinimumSize(MIN_WIDTH_PX, MIN_HEIGHT_PX)
@@ -163,6 +165,7 @@ class MainWindow(QMainWindow):
         self.overview.node_opened.connect(self.open_node)
         self.runs.run_opened.connect(self.open_run)
         self.runs.repeat_wanted.connect(self.repeat_run)
+        self.runs.compare_wanted.connect(self.compare_runs)
         self.artifacts.export_wanted.connect(lambda: self.go_to("runs"))
         bridge.failed.connect(self.show_error)
         bridge.open_failed.connect(self.show_error)
@@ -203,12 +206,24 @@ class MainWindow(QMainWindow):
             self.stack.addWidget(self._run_page)
         return self._run_page
 
+    def compare_runs(self, runs: list[RunSnapshot]) -> None:
+        """Show several runs side by side."""
+        if self._compare_page is None:
+            from app.gui.pages.compare import ComparePage
+
+            self._compare_page = ComparePage(self._context)
+            self._compare_page.closed.connect(lambda: self.go_to("runs"))
+            self.stack.addWidget(self._compare_page)
+        self._compare_page.open_runs(runs)
+        self.stack.setCurrentWidget(self._compare_page)
+        self.navigation.show_place("runs")
+
     def open_node(self, name: str) -> None:
         self.go_to("nodes")
         self.nodes.open_node(name)
 
     def _leave_run(self) -> None:
-        if self.stack.currentWidget() is self._run_page:
+        if self.stack.currentWidget() in (self._run_page, self._compare_page):
             self.go_to("runs")
 
     # ------------------------------------------------------------ actions

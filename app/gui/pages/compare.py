@@ -1,0 +1,201 @@
+"""Several runs side by side: their curves in one chart, their results, and how they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QComboBox, QGridLayout, QHBoxLayout, QSplitter, QVBoxLayout, QWidget
+
+from app.events import RunSnapshot, StepRecord
+from app.flows.compare import Row, list_differences, list_results
+from app.gui.bridge import Op
+from app.gui.charts.line import Line, choose_look
+from app.gui.context import Context
+from app.gui.pages.run_charts import LOSS, OTHERS, make_plot, nan_if_unknown
+from app.gui.seam import CoreSeam
+from app.gui.tables.rows_model import Column, RowsModel
+from app.gui.tables.view import TableView
+from app.gui.widgets.banner import Banner, page_margins
+from app.gui.widgets.parts import IconButton, make_label, make_panel, set_role
+
+QUANTITIES = (LOSS, *OTHERS)
+
+
+class ComparePage(QWidget):
+    closed = Signal()
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._runs: list[RunSnapshot] = []
+        self._steps: dict[str, list[StepRecord]] = {}
+        self._op: Op | None = None
+        self.banner = Banner(context.theme)
+        self.title = make_label("", "title")
+        self.charts = [ChosenPlot(context, 0), ChosenPlot(context, 1)]
+        self.model: RowsModel[Row] = RowsModel([], key=lambda row: row.label)
+        self._tables = QVBoxLayout()
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(
+            IconButton(context.theme, "back", "Back to all runs (Esc)", self.closed.emit)
+        )
+        head.addWidget(self.title)
+        head.addStretch(1)
+        column.addLayout(head)
+        column.addWidget(self.banner)
+        column.addWidget(self._make_split(), 1)
+        context.cluster.steps_arrived.connect(self._take_steps)
+        context.cluster.run_changed.connect(self._change_run)
+
+    def open_runs(self, runs: Sequence[RunSnapshot]) -> None:
+        """Compare these runs; their steps of the past are read from the core."""
+        if self._op is not None:
+            self._op.cancel()
+        self._runs, self._steps = list(runs), {}
+        self.banner.hide()
+        self.title.setText(f"Comparing {len(runs)} runs")
+        self._show_tables()
+        self._draw()
+        ids = [run.run_id for run in runs]
+        self._op = self._context.bridge.run(
+            lambda core, report: _read(core, ids), self._fill, self.banner.show_error
+        )
+
+    # ------------------------------------------------------------ layout
+
+    def _make_split(self) -> QSplitter:
+        charts = QWidget()
+        row = QHBoxLayout(charts)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(16)
+        for chosen in self.charts:
+            row.addWidget(chosen, 1)
+        below = QWidget()
+        self._tables = QVBoxLayout(below)
+        self._tables.setContentsMargins(0, 4, 0, 0)
+        self._tables.setSpacing(8)
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(charts)
+        split.addWidget(below)
+        split.setSizes([300, 320])
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(12)
+        return split
+
+    def _show_tables(self) -> None:
+        while (item := self._tables.takeAt(0)) is not None:
+            if (old := item.widget()) is not None:
+                old.deleteLater()
+        differing = list_differences(self._runs)
+        model: RowsModel[Row] = RowsModel(_columns(self._runs), key=lambda row: row.label)
+        for row in (*list_results(self._runs), *differing):
+            model.put(row)
+        self.model = model
+        note = "Their results, and every setting in which they differ."
+        if not differing:
+            note = "Their results; all settings are the same."
+        self._tables.addWidget(make_label(note, "muted"))
+        name = "Results and settings that differ"
+        self._tables.addWidget(TableView(self._context.theme, model, name), 1)
+
+    # ------------------------------------------------------------ figures
+
+    def _fill(self, found: dict[str, list[StepRecord]]) -> None:
+        for run_id, steps in found.items():
+            newer = self._steps.get(run_id, [])
+            last = (steps[-1].attempt, steps[-1].step) if steps else (0, 0)
+            self._steps[run_id] = [
+                *steps,
+                *(one for one in newer if (one.attempt, one.step) > last),
+            ]
+        self._draw()
+
+    def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
+        if any(run.run_id == run_id for run in self._runs) and self.isVisible():
+            self._steps.setdefault(run_id, []).extend(steps)
+            self._draw()
+
+    def _change_run(self, run_id: str) -> None:
+        for place, run in enumerate(self._runs):
+            if run.run_id == run_id:
+                self._runs[place] = self._context.cluster.runs[run_id]
+                for row in list_results(self._runs):
+                    self.model.put(row)
+
+    def _draw(self) -> None:
+        for chosen in self.charts:
+            chosen.draw([(run.name, self._steps.get(run.run_id, [])) for run in self._runs])
+
+
+class ChosenPlot(QWidget):
+    """One quantity of several runs, chosen above their curves."""
+
+    def __init__(self, context: Context, place: int) -> None:
+        super().__init__()
+        self._theme = context.theme
+        self._runs: list[tuple[str, Sequence[StepRecord]]] = []
+        self.choice = QComboBox()
+        self.choice.setAccessibleName("Quantity in this chart")
+        set_role(self.choice, "quiet", True)
+        for one in QUANTITIES:
+            self.choice.addItem(one.title, one.key)
+        self.choice.setCurrentIndex(place)
+        self.plot = make_plot(self._theme, QUANTITIES[place], title="")
+        panel = make_panel()
+        self._box = QGridLayout(panel)
+        self._box.setContentsMargins(1, 1, 1, 1)
+        self._box.addWidget(self.plot, 0, 0)
+        corner = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft
+        self._box.addWidget(self.choice, 0, 0, corner)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(panel)
+        self.choice.currentIndexChanged.connect(self._choose)
+
+    def draw(self, runs: list[tuple[str, Sequence[StepRecord]]]) -> None:
+        """Show the steps of these runs, by their names."""
+        self._runs = runs
+        quantity, view = QUANTITIES[self.choice.currentIndex()], self.plot.zoomed_to
+        read = quantity.reads[0][1]
+        lines = []
+        for place, (name, steps) in enumerate(runs):
+            line = Line(name, *choose_look(place))
+            for attempt in sorted({one.attempt for one in steps}):
+                part = [one for one in steps if one.attempt == attempt]
+                line.curves.extend(
+                    attempt,
+                    [float(one.step) for one in part],
+                    [nan_if_unknown(read(one)) for one in part],
+                )
+            lines.append(line)
+        if lines:
+            self.plot.show_lines(lines)
+            self.plot.show_range(view)
+
+    def _choose(self, place: int) -> None:
+        self._box.removeWidget(self.plot)
+        self.plot.deleteLater()
+        self.plot = make_plot(self._theme, QUANTITIES[place], title="")
+        self._box.addWidget(self.plot, 0, 0)
+        self.choice.raise_()
+        self.draw(self._runs)
+
+
+async def _read(core: CoreSeam, ids: Sequence[str]) -> dict[str, list[StepRecord]]:
+    return {run_id: core.steps(run_id) for run_id in ids}
+
+
+def _columns(runs: Sequence[RunSnapshot]) -> list[Column[Row]]:
+    def value(place: int) -> Column[Row]:
+        return Column(
+            title=runs[place].name, text=lambda row: row.values[place], stretches=True, width_px=160
+        )
+
+    return [
+        Column(title="Setting", text=lambda row: row.label, width_px=220),
+        *map(value, range(len(runs))),
+    ]
