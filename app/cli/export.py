@@ -61,6 +61,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
     measured = {"verdicts": made.verdicts} if made.verdicts else {}
     out.document({"path": str(made.path), "artifact": made.artifact, **measured})
     out.text(str(made.path))
+    out.note(f"kept as {made.artifact}; see: rackless artifacts show {made.artifact}")
     for verdict in made.verdicts:
         out.text(describe_verdict(verdict))
     return 0

@@ -18,6 +18,7 @@ from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.errors import UserError
 from app.library.artifacts import read_artifact, read_verdicts
 from app.library.bundles import Source, make_bundle, safe_name
+from app.registry.merged_card import describe_merged
 from app.runs.services import Services
 from app.text import show_list
 
@@ -78,12 +79,16 @@ def record_export(
     told = _read_about(folder)
     own = told.pop("measured") or _read_json(folder / LINEAGE_FILE).get("measured") or {}
     told["measured"] = {**own, **(measured or {})} or None
+    traced = told.pop("origin") or _trace(folder, origin)
+    card = folder / CARD_FILE
+    if to == "merged" and not card.exists():
+        card.write_text(describe_merged(traced), encoding="utf-8")
     found = ArtifactSnapshot(
         name=safe_name(f"{origin.run_name}-{to}"),
         version=0,
         format=to,
         types=tuple(types),
-        origin=told.pop("origin") or _trace(folder, origin),
+        origin=traced,
         size_bytes=0,
         created_s=time.time(),
         **told,

@@ -68,6 +68,9 @@ def test_merged_models_take_their_hashes_from_beside_them(
     origin = record_export(services, folder, "merged", (), ORIGIN).origin
     assert origin is not None
     assert (origin.base_sha256, origin.data_sha256) == ("b", "d")
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nbase_model: org/base\n")
+    assert "- Base: `org/base`, sha256 `b`" in card
 
 
 def test_the_next_export_is_the_next_version(services: Services, tmp_path: Path) -> None:
