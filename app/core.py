@@ -46,9 +46,7 @@ from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
 from app.quantize.plan import ExportPlan
-from app.registry import checking, copies, deleting, record
-from app.registry.deleting import DeletedArtifact
-from app.registry.serving import ServeCommand
+from app.registry import record
 from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
 from app.runs.chat import Chats, find_project, write_comparison
@@ -74,6 +72,8 @@ if TYPE_CHECKING:
     from app.nodes.judgement import CheckRow
     from app.planning.candidate import Plan
     from app.planning.outcome import Comparison
+    from app.registry.deleting import DeletedArtifact
+    from app.registry.serving import ServeCommand
     from app.runs.planner import Planner
 
 Progress = Callable[[str], None]
@@ -577,6 +577,8 @@ class Core:
         Raises:
             UserError: there is none, no whole copy can be read, or the place cannot take it.
         """
+        from app.registry import copies
+
         found = await self.artifact(name)
         await copies.copy_artifact(self._services, found, to, progress or (lambda text: None))
         return await self._changed_artifact(found)
@@ -590,6 +592,8 @@ class Core:
             UserError: no copy is on this PC, there is no token, it may not write there, or the
                 hub cannot be reached.
         """
+        from app.registry import copies
+
         found = await self.artifact(name)
         tell = progress or (lambda text: None)
         await copies.push_artifact(self._services, found, hub_id, private, tell)
@@ -601,6 +605,8 @@ class Core:
         Raises:
             UserError: there is no such artifact.
         """
+        from app.registry import checking
+
         found = await self.artifact(name)
         await checking.check_artifact(self._services, found, progress or (lambda text: None))
         return await self._changed_artifact(found)
@@ -613,6 +619,8 @@ class Core:
         Raises:
             UserError: there is no such copy, or none would be left and `even_last` is not said.
         """
+        from app.registry import deleting
+
         found = await self.artifact(name)
         done = await deleting.delete_artifact(self._services, found, place, even_last)
         self.events.publish(ArtifactsChanged())
