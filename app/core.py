@@ -49,7 +49,8 @@ from app.quantize.plan import ExportPlan
 from app.registry import record
 from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
-from app.runs.chat import Chats, find_project, write_comparison
+from app.runs.chat import Chats, find_project, read_prompt_file, write_comparison
+from app.runs.compare import compare_models
 from app.runs.export_plan import plan_export
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
@@ -714,6 +715,37 @@ class Core:
     def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
         """Keep them."""
         self._services.prompts.save_prompts(project, prompts)
+
+    def read_prompt_file(self, path: Path) -> tuple[str, ...]:
+        """Return the prompts in a file, one per line.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        return read_prompt_file(path)
+
+    async def compare(
+        self,
+        project: Project,
+        subjects: Sequence[Subject],
+        *,
+        max_tokens: int = 256,
+        progress: Progress | None = None,
+    ) -> ComparedAnswers:
+        """Ask models the prompts that are kept for their project, and keep what they answer.
+
+        Raises:
+            UserError: there are no prompts, or a model cannot be loaded.
+        """
+        found = await compare_models(
+            self._chats,
+            subjects,
+            self.prompts(project),
+            progress or (lambda text: None),
+            max_tokens=max_tokens,
+        )
+        self.save_compared(project, found)
+        return found
 
     def compared_answers(self, project: Project) -> tuple[ComparedAnswers, ...]:
         """Return what models answered to the project's prompts, newest first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import signal
 import sys
@@ -79,6 +78,8 @@ def _check(args: argparse.Namespace) -> None:
 
 async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output) -> None:
     """Read questions line by line until they end; Ctrl-C while it answers stops the answer."""
+    import asyncio  # as in command.py
+
     said: list[ChatMessage] = []
     while True:
         prompt = await asyncio.to_thread(_read_line, out)
@@ -133,6 +134,8 @@ async def _ask(
 @contextlib.contextmanager
 def _stopping(core: Core, key: int) -> Iterator[None]:
     """Let Ctrl-C stop the answer instead of the command."""
+    import asyncio  # as in command.py
+
     loop = asyncio.get_running_loop()
     tasks = set[asyncio.Task[None]]()
 

@@ -16,6 +16,7 @@ from app.cli import (
     chat,
     check,
     checkpoints,
+    compare,
     demo,
     export,
     gui,
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         export,
         artifacts,
         chat,
+        compare,
     ):
         noun.add_parser(commands)
     parser.set_defaults(handler=gui.open_window)

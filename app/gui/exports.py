@@ -122,6 +122,10 @@ class ExportBoard:
         self.drafts: dict[str, Draft] = {}
         self.batches: dict[str, ExportBatch] = {}
 
+    def is_busy(self) -> bool:
+        """Tell whether one is being made."""
+        return any(not batch.is_over for batch in self.batches.values())
+
     def begin(self, bridge: Bridge, run_id: str, answers: Answers, now_s: float) -> ExportBatch:
         """Start making what was asked for; the draft is done with."""
         batch = ExportBatch(bridge, run_id, answers)

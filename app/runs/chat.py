@@ -17,7 +17,14 @@ from pathlib import Path
 
 from agents.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatTurn
 from agents.protocol import NodeFacts
-from app.conversation import Comparison, Loaded, Project, Subject, to_markdown
+from app.conversation import (
+    Comparison,
+    Loaded,
+    Project,
+    Subject,
+    read_prompts,
+    to_markdown,
+)
 from app.errors import RacklessError, UsageError, UserError
 from app.library.artifacts import bundle_artifact, read_artifact, read_origin
 from app.registry.record import find_artifact
@@ -153,6 +160,18 @@ def find_project(services: Services, what: str) -> Project:
     if origin is None:
         return Project(base=str(folder), data="")
     return Project(base=origin.base, data=origin.data)
+
+
+def read_prompt_file(path: Path) -> tuple[str, ...]:
+    """Return the prompts in a file, one per line.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return read_prompts(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}", "Name a file of plain text.") from error
 
 
 def write_comparison(project: Project, found: Comparison, path: Path) -> None:

@@ -9,7 +9,7 @@ from PySide6.QtTest import QTest
 
 from app.errors import UserError
 from app.gui.wizards.export_wizard import ExportWizard
-from tests.gui.test_nodes_page import open_dialog
+from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press
 
 RUN = "support-chat-7f3a"
@@ -102,6 +102,9 @@ def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy,
     press(wizard, "Export")
     busy.wait_for(lambda: bool(busy.called("export_run")))
     press(wizard, "Close")
+    answer_question(busy, "Cancel")
+    busy.window.close()
+    assert busy.window.isVisible(), "closing would break it off"
     again = open_wizard(busy)
     assert again.batch.rows[0].state == "now"
     press(again, "Cancel the export")

@@ -327,6 +327,9 @@ class MainWindow(QMainWindow):
         self.close()
 
     def closeEvent(self, event: QCloseEvent) -> None:
+        if not self._is_quiet and not self._may_end_exports():
+            event.ignore()
+            return
         active = self._context.cluster.active_runs()
         if active and not self.state.was_told_closing and not self._is_quiet:
             from app.gui.windows.ask import ask
@@ -346,6 +349,20 @@ class MainWindow(QMainWindow):
         self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
         event.accept()
         self.finished.emit()
+
+    def _may_end_exports(self) -> bool:
+        """Ask before an export that is under way is broken off; unlike a run it needs this PC."""
+        if not self._context.exports.is_busy():
+            return True
+        from app.gui.windows.ask import ask
+
+        return ask(
+            self,
+            self._context.theme,
+            "Break off the export?",
+            "An export is under way, and ends with this window. What was made before stays.",
+            "Close the window",
+        )
 
 
 def import_the_rest() -> None:

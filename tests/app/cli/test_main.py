@@ -70,6 +70,8 @@ PRODUCT_COMMANDS = [
     "artifacts serve-command NAME --with vllm",
     "artifacts delete NAME --copy alpha --yes",
     "chat ID --prompt hello",
+    "chat ID --checkpoint 40 --top-p 0.9",
+    "compare ID ./folder --base --prompts prompts.txt --out answers.md",
     "chat ./folder --prompt hello --system be-kind --type Q8_0 --node alpha",
 ]
 
@@ -134,6 +136,7 @@ def test_wrong_usage_exits_with_2_and_says_what_to_do(
     ("line", "message"),
     [
         ("chat ID --prompt hello", "there is no run ID"),
+        ("compare ID", "there is no run ID"),
         ("chat ./nothing --prompt hello", "is no artifact"),
         ("runs show ID", "there is no run ID"),
         ("runs save ID", "there is no run ID"),

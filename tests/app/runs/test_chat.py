@@ -15,7 +15,8 @@ from agents.wire import to_wire
 from app.conversation import Loaded, Project, Subject
 from app.errors import UsageError, UserError
 from app.library.artifacts import read_artifact
-from app.runs.chat import Chats, find_project
+from app.runs.chat import Chats, find_project, read_prompt_file
+from app.runs.compare import compare_models
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
 
@@ -139,6 +140,27 @@ def test_projects_are_base_and_data(services: Services, interrupted: str, tmp_pa
     about = {"method": "nf4", "proofs": [{"name": "nf4"}], "origin": to_wire(origin)}
     (folder / "proof.json").write_text(json.dumps(about))
     assert find_project(services, str(folder)) == Project(base="b", data="d")
+
+
+def test_models_are_compared_one_after_the_other(
+    services: Services, cluster: FakeCluster, interrupted: str, tmp_path: Path
+) -> None:
+    chats, told = Chats(services), list[str]()
+    subjects = (Subject(what=interrupted, of_base=True), Subject(what=interrupted, node="beta"))
+    file = tmp_path / "prompts.txt"
+    file.write_text("Who?\n\nWhen?\n")
+    prompts = read_prompt_file(file)
+    found = asyncio.run(compare_models(chats, subjects, prompts, told.append))
+    assert found.prompts == ("Who?", "When?")
+    assert [one.title.split(", ")[1:] for one in found.models] == [
+        ["base", "on alpha"], ["step 10", "on beta"],
+    ]  # fmt: skip
+    assert [answer and answer.text for answer in found.models[1].answers] == ["Forty-two."] * 2
+    assert (cluster["alpha"].chats, cluster["beta"].chats) == (set(), set())
+    with pytest.raises(UsageError, match="no prompts to compare by"):
+        asyncio.run(compare_models(chats, subjects, (), told.append))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_prompt_file(tmp_path / "nothing")
 
 
 def test_an_artifact_is_sent_to_a_node(

@@ -1,0 +1,49 @@
+"""`rackless compare`: the same prompts to several models, their answers side by side."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli.command import Commands, add_command, with_core
+from app.cli.output import Output
+
+if TYPE_CHECKING:
+    from app.core import Core
+
+
+def add_parser(commands: Commands) -> None:
+    parser = add_command(commands, "compare", "ask models the same prompts", with_core(_compare))
+    parser.add_argument(
+        "what", nargs="+", metavar="ARTIFACT_OR_RUN", help="those whose answers are compared"
+    )
+    parser.add_argument(
+        "--base", action="store_true", help="first the base of the first one, which is a run"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="one per line, kept with the base and data; none: those that are kept",
+    )
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(256)")
+    parser.add_argument("--node", metavar="NAME", help="none: one that has it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write them as Markdown there")
+
+
+async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.conversation import Subject, to_markdown
+
+    first = args.what[0]
+    base = [Subject(what=first, of_base=True, node=args.node)] if args.base else []
+    subjects = (*base, *(Subject(what=what, node=args.node) for what in args.what))
+    project = core.project_of(first)
+    if args.prompts is not None:
+        core.save_prompts(project, core.read_prompt_file(args.prompts))
+    found = await core.compare(project, subjects, max_tokens=args.max_tokens, progress=out.note)
+    if args.out is not None:
+        core.write_compared(project, found, args.out)
+    out.document(found)
+    out.text(str(args.out) if args.out is not None else to_markdown(project, found))
+    return 0

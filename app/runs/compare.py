@@ -1,0 +1,55 @@
+"""Ask several models the same prompts, one model after the other, and keep what they answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from agents.artifacts import ChatAnswer, ChatMessage, ChatTurn
+from app.conversation import Compared, Comparison, Subject
+from app.errors import UsageError, UserError
+from app.runs.chat import Chats
+
+
+async def compare_models(
+    chats: Chats,
+    subjects: Sequence[Subject],
+    prompts: Sequence[str],
+    tell: Callable[[str], None],
+    *,
+    max_tokens: int = 256,
+) -> Comparison:
+    """Return what each model answers to each prompt by itself.
+
+    Only one model is loaded at a time, so that speeds can be compared on one node.
+
+    Raises:
+        UserError: there are no prompts, or a model cannot be loaded.
+    """
+    if not prompts:
+        raise UsageError(
+            "there are no prompts to compare by", "Give a file with one per line: --prompts FILE"
+        )
+    models = []
+    for subject in subjects:
+        loaded = await chats.open(subject, tell)
+        try:
+            answers = [
+                await _ask(chats, loaded.key, prompt, max_tokens, tell) for prompt in prompts
+            ]
+        finally:
+            await chats.close(loaded.key)
+        title = f"{loaded.title}, on {loaded.node}"
+        models.append(Compared(title=title, answers=tuple(answers)))
+    return Comparison(time_s=time.time(), prompts=tuple(prompts), models=tuple(models))
+
+
+async def _ask(
+    chats: Chats, key: int, prompt: str, max_tokens: int, tell: Callable[[str], None]
+) -> ChatAnswer | None:
+    turn = ChatTurn(messages=(ChatMessage(role="user", content=prompt),), max_tokens=max_tokens)
+    try:
+        return await chats.ask(key, turn, tell, lambda piece: None)
+    except UserError as error:
+        tell(f"no answer to {prompt!r}: {error} {error.hint}".strip())
+        return None
