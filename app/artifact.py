@@ -126,10 +126,11 @@ def describe_verdicts(artifact: ArtifactSnapshot) -> str:
 
     >>> describe_verdicts(ArtifactSnapshot(name="a", version=1, format="merged", size_bytes=1,
     ...     created_s=0.0))
-    'nothing lost'
+    'not measured'
     """
     if not artifact.verdicts:
-        return "nothing lost" if artifact.format == "merged" else "not measured"
+        is_ours = artifact.format == "merged" and artifact.origin is not None
+        return "nothing lost" if is_ours else "not measured"
     bad = [verdict.name for verdict in artifact.verdicts if not verdict.keep]
     if not bad:
         return "keep"

@@ -92,6 +92,9 @@ def past_artifacts(now_s: float) -> tuple[ArtifactSnapshot, ...]:
     )  # fmt: skip
     merged = ArtifactSnapshot(
         name="recipes-merged", version=1, format="merged", size_bytes=13_500_000_000,
+        origin=Origin(
+            base="org/base", data="r.jsonl", run_id="recipes-a0d2", run_name="recipes", step=600
+        ),
         created_s=now_s - 180_000,
         copies=(
             ArtifactCopy(kind="folder", place=f"{home}/recipes", made_s=now_s, state="missing"),

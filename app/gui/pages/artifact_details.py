@@ -189,7 +189,7 @@ class ArtifactDetails(QTabWidget):
         self._nothing.setText(
             "A merged model is the trained model itself: nothing is rounded, so there is nothing "
             "to measure it against."
-            if artifact.format == "merged"
+            if artifact.format == "merged" and artifact.origin is not None
             else "Nothing was measured: it was made elsewhere."
         )
         self.copies.show_copies(artifact.copies)
