@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QWidget
 from app.events import Certificate
 from app.gui.application import make_application
 from app.gui.theme import Theme
+from app.gui.widgets.fold import Fold
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import FakeCore, busy_core, make_steps, publish_history
 from tests.fakes.plans import make_plan_of_all
@@ -257,6 +258,14 @@ def _chat(stage: Stage) -> QWidget:
     return dialog
 
 
+def _chat_settings(stage: Stage) -> QWidget:
+    dialog = _chat(stage)
+    fold = next(one for one in dialog.findChildren(Fold) if one.body is dialog.how)  # type: ignore[attr-defined]
+    fold.open()
+    stage.settle(0.2)
+    return dialog
+
+
 def _chat_answers(stage: Stage) -> QWidget:
     """Three answers, the last of them still being given; the prompts are unfolded."""
     dialog = _chat(stage)
@@ -342,6 +351,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "add-node": _add_node,
     "add-node-fingerprint": _fingerprint,
     "chat": _chat,
+    "chat-settings": _chat_settings,
     "chat-answers": _chat_answers,
     "export-checkpoint": _wizard("what"),
     "export-formats": _wizard("formats"),

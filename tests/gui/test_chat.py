@@ -95,7 +95,7 @@ def test_prompts_are_kept_and_their_answers_written(busy, dialog, tmp_path):
     busy.wait_for(lambda: dialog.prompts.prompts() == kept)
     dialog.prompts.text.setPlainText("Who?\n\nWhen?\nWhy?")
     busy.wait_for(lambda: busy.core.kept == ("Who?", "When?", "Why?"))
-    dialog.system.setText("Be short")
+    dialog.how.system.setText("Be short")
     press(dialog, "Ask all")
     busy.wait_for(lambda: bool(busy.core.past))
     (kept,) = busy.core.past

@@ -69,7 +69,7 @@ def test_several_formats_are_made_one_after_the_other(busy, wizard):
     assert not wizard.forward.isEnabled()
     QTest.keyClicks(wizard.places.folder, "/m/out")
     press(wizard, "Next")
-    assert "--type Q3_K_M --checkpoint 320 --node alpha" in wizard.commands.text()
+    assert "--type Q3_K_M --checkpoint 320 --node alpha" in wizard.summary.commands.text()
     press(wizard, "Export")
     busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
     gguf, awq = busy.called("export_run")

@@ -10,12 +10,8 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QDialog,
-    QDoubleSpinBox,
-    QGridLayout,
     QHBoxLayout,
-    QLineEdit,
     QPlainTextEdit,
-    QSpinBox,
     QVBoxLayout,
     QWidget,
 )
@@ -25,10 +21,8 @@ from app.conversation import Compared, Comparison, Project, Subject
 from app.errors import UserError
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.chat import (
-    DEFAULT_MAX_TOKENS,
     MOST_COLUMNS,
     Choice,
-    Settings,
     choose_columns,
     name_artifact,
     offer,
@@ -36,6 +30,7 @@ from app.flows.chat import (
 from app.gui.bridge import Report
 from app.gui.context import Context
 from app.gui.seam import CoreSeam
+from app.gui.widgets.answer_settings import AnswerSettings
 from app.gui.widgets.banner import Banner
 from app.gui.widgets.chat_column import Answers, ChatColumn
 from app.gui.widgets.fold import Fold
@@ -82,15 +77,6 @@ class ChatDialog(QDialog):
         self._review()
         self.prompt.setFocus()
 
-    def settings(self) -> Settings:
-        """Return how answers are made."""
-        return Settings(
-            system=self.system.text(),
-            max_tokens=self.max_tokens.value(),
-            temperature=self.temperature.value(),
-            top_p=self.top_p.value(),
-        )
-
     def ask(self) -> None:
         """Send the question to all columns."""
         prompt = self.prompt.toPlainText().strip()
@@ -98,14 +84,17 @@ class ChatDialog(QDialog):
             return
         self.prompt.clear()
         for column in self.columns:
-            column.ask((prompt,), self.settings())
+            column.ask((prompt,), self.how.settings())
 
     def ask_all(self, prompts: tuple[str, ...]) -> None:
         """Ask every prompt of the project in every column, and keep the answers."""
         self._answers = {}
         for column in self.columns:
             column.ask(
-                prompts, self.settings(), alone=True, done=partial(self._collect, column, prompts)
+                prompts,
+                self.how.settings(),
+                alone=True,
+                done=partial(self._collect, column, prompts),
             )
 
     def add_column(self, choice: Choice | None = None) -> None:
@@ -138,11 +127,7 @@ class ChatDialog(QDialog):
         self.add = Button(
             theme, "Add a column", self.add_column, icon="add", tip="Another model beside these"
         )
-        self.system = QLineEdit()
-        self.system.setPlaceholderText("What the models are told before everything else")
-        self.max_tokens = QSpinBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
-        self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
-        self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
+        self.how = AnswerSettings()
         self.prompts = PromptPane(self._context)
         self.prompts.wanted.connect(self.ask_all)
         self.prompts.edited.connect(self._keep_prompts)
@@ -169,31 +154,11 @@ class ChatDialog(QDialog):
         column.addLayout(self._row, 1)
         column.addLayout(asks)
         theme = self._context.theme
-        self.how = Fold(theme, "How they answer", self._make_settings())
-        self.how.tell("The likeliest word each time, 256 tokens at most, unless you say otherwise.")
+        how = Fold(theme, "How they answer", self.how)
+        how.tell("The likeliest word each time, 256 tokens at most, unless you say otherwise.")
         self.fold = Fold(theme, "Prompts to compare by", self.prompts)
-        column.addWidget(self.how)
+        column.addWidget(how)
         column.addWidget(self.fold)
-
-    def _make_settings(self) -> QWidget:
-        box = QWidget()
-        grid = QGridLayout(box)
-        grid.setContentsMargins(0, 0, 0, 0)
-        grid.setHorizontalSpacing(16)
-        for place, (name, help_text, widget) in enumerate(
-            (
-                ("System prompt", "What the models are told first.", self.system),
-                ("Most tokens", "An answer is cut there.", self.max_tokens),
-                ("Temperature", "0: always the likeliest word.", self.temperature),
-                ("Top-p", "Share of likely words to draw from.", self.top_p),
-            )
-        ):
-            widget.setAccessibleName(name)
-            grid.addWidget(make_label(name, "subheading"), 0, place)
-            grid.addWidget(widget, 1, place)
-            grid.addWidget(make_label(help_text, "caption", wraps=True), 2, place)
-            grid.setColumnStretch(place, 1 if place else 3)
-        return box
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self.prompt and isinstance(event, QKeyEvent):
@@ -270,7 +235,7 @@ class ChatDialog(QDialog):
             return
         project, now_s = self._project, self._context.cluster.now_s()
         kept = Comparison(
-            time_s=now_s, prompts=prompts, models=models, system=self.settings().system.strip()
+            time_s=now_s, prompts=prompts, models=models, system=self.how.settings().system.strip()
         )
         self._context.bridge.run(
             lambda core, report: _do(core.save_compared, project, kept),

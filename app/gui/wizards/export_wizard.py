@@ -24,7 +24,6 @@ from app.flows.export import (
     STEPS,
     Answers,
     Step,
-    describe_commands,
     describe_target,
     find_problems,
     join_places,
@@ -41,12 +40,12 @@ from app.gui.seam import CoreSeam
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
 from app.gui.tables.view import TableView
-from app.gui.widgets.banner import copy_text
-from app.gui.widgets.parts import Button, make_label, make_selectable, set_role
+from app.gui.widgets.parts import Button, make_label, set_role
 from app.gui.wizards.export_calibration import CalibrationPage
 from app.gui.wizards.export_formats import FormatsPage
 from app.gui.wizards.export_places import PlacesPage
 from app.gui.wizards.export_progress import ProgressPage
+from app.gui.wizards.export_summary import SummaryPage
 
 if TYPE_CHECKING:
     from app.quantize.plan import ExportPlan
@@ -86,7 +85,11 @@ class ExportWizard(QDialog):
                 self._show_checkpoints,
                 self._fail_checkpoints,
             ),
-            context.bridge.run(self._foretell, progress=self._show_plan, failure=self._no_plan),
+            context.bridge.run(
+                lambda core, report: foretell(core, report, run.run_id),
+                progress=self._show_plan,
+                failure=self._no_plan,
+            ),
         ]
         self.finished.connect(lambda result: self._leave())
         if self.batch is not None:
@@ -117,7 +120,7 @@ class ExportWizard(QDialog):
         if step == "where":
             self._plan_places()
         if step == "summary":
-            self._show_summary()
+            self.summary.show_answers(self.answers())
         self._review()
 
     # ------------------------------------------------------------ layout
@@ -139,40 +142,17 @@ class ExportWizard(QDialog):
         self.places.choose(answers.node, answers.folder)
         for page in (self.formats, self.calibration, self.places):
             page.edited.connect(self._review)
-        self._summary = make_label(wraps=True)
-        self.commands = make_selectable(make_label(role="command", wraps=True))
+        self.summary = SummaryPage(context.theme, self._run)
         self._pages: dict[Step, QWidget] = {
             "what": self.table,
             "formats": self.formats,
             "calibration": self.calibration,
             "where": self.places,
-            "summary": self._make_summary(),
+            "summary": self.summary,
         }
         self.stack = QStackedWidget()
         for part in self._pages.values():
             self.stack.addWidget(part)
-
-    def _make_summary(self) -> QWidget:
-        page = QWidget()
-        column = QVBoxLayout(page)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(12)
-        column.addWidget(self._summary)
-        row = QHBoxLayout()
-        row.addWidget(make_label("The same as a command", "subheading"), 1)
-        row.addWidget(
-            Button(
-                self._context.theme,
-                "Copy",
-                lambda: copy_text(self.commands.text()),
-                icon="copy",
-                role="link",
-            )
-        )
-        column.addLayout(row)
-        column.addWidget(self.commands)
-        column.addStretch(1)
-        return page
 
     def _lay_out(self) -> None:
         theme = self._context.theme
@@ -221,16 +201,6 @@ class ExportWizard(QDialog):
         self._has_checkpoint = False
         self._review()
 
-    async def _foretell(self, core: CoreSeam, report: Report) -> None:
-        """Foretell each format by itself; GGUF's types together, since only sizes are shown."""
-        for one in FORMATS:
-            targets = [target for target, _ in offer_targets(one.key)]
-            groups = [targets] if one.key == "gguf" else [[target] for target in targets]
-            for group in groups:
-                types = tuple(kind for target in group for kind in split_target(target)[1])
-                plan = await core.plan_export(self._run.run_id, one.key, types=types)
-                report((group, plan))
-
     def _show_plan(self, found: tuple[list[str], ExportPlan]) -> None:
         targets, plan = found
         self.formats.show_notes({target: describe_target(target, plan) for target in targets})
@@ -256,18 +226,6 @@ class ExportWizard(QDialog):
                 lambda error: self._problem.setText(str(error)),
             )
         )
-
-    def _show_summary(self) -> None:
-        answers = self.answers()
-        step = (
-            "the newest checkpoint"
-            if answers.checkpoint is None
-            else (f"the checkpoint of step {answers.checkpoint}")
-        )
-        lines = [f"From {step} of {self._run.name}, on {answers.node or 'the quickest node'}:"]
-        lines += [f"\u2022 {job.label} into {job.folder}" for job in list_jobs(answers)]
-        self._summary.setText("\n".join(lines))
-        self.commands.setText("\n".join(describe_commands(self._run.run_id, answers)))
 
     # ------------------------------------------------------------ moving on
 
@@ -353,3 +311,13 @@ class ExportWizard(QDialog):
             if not self.model.rows():
                 answers = replace(answers, checkpoint=self._wanted_step)
             self._context.exports.drafts[self._run.run_id] = Draft(answers, self.step)
+
+
+async def foretell(core: CoreSeam, report: Report, run_id: str) -> None:
+    """Foretell each format by itself; GGUF's types together, since only sizes are shown."""
+    for one in FORMATS:
+        targets = [target for target, _ in offer_targets(one.key)]
+        groups = [targets] if one.key == "gguf" else [[target] for target in targets]
+        for group in groups:
+            types = tuple(kind for target in group for kind in split_target(target)[1])
+            report((group, await core.plan_export(run_id, one.key, types=types)))
