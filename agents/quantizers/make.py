@@ -52,8 +52,10 @@ from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.wire import WireError, from_wire, to_wire
 
-_LLAMA_CPP_ROWS = 12
-"""It is asked for one token after the other."""
+_LLAMA_CPP_ROWS, _FEWEST_ROWS = 12, 2
+_LLAMA_CPP_BYTES = 1 << 30
+"""Of the original: with more of it fewer rows are judged, since llama.cpp is asked for one token
+after the other, which takes as long as reading all weights."""
 
 
 def make(job: MakeJob, home: Path, progress: Progress) -> None:
@@ -95,7 +97,7 @@ def _make(
     tokenizer: Any,
     progress: Progress,
 ) -> list[Proof]:
-    rows = texts.held_out if job.method != "gguf" else texts.held_out[:_LLAMA_CPP_ROWS]
+    rows = texts.held_out if job.method != "gguf" else texts.held_out[: count_rows(weigh(model))]
     place, stays = find_reference(model, rows, folder)
     first = recall(place, rows) if stays else None
     if first is None:
@@ -112,6 +114,15 @@ def _make(
     if not stays or weigh_folder(place) > MOST_REFERENCE_BYTES:
         shutil.rmtree(place)
     return proofs
+
+
+def count_rows(size_bytes: int) -> int:
+    """Return how many rows llama.cpp is judged by.
+
+    >>> count_rows(1 << 30), count_rows(6 << 30), count_rows(140 << 30)
+    (12, 2, 2)
+    """
+    return max(_FEWEST_ROWS, min(_LLAMA_CPP_ROWS, _LLAMA_CPP_ROWS * _LLAMA_CPP_BYTES // size_bytes))
 
 
 def _quantize(

@@ -17,8 +17,9 @@ from app.quantize.forecast import ArtifactForecast
 JUDGED_TOKENS = 32 * 512
 """Held-out rows and their longest, as agents/quantizers/texts.py takes them."""
 CALIBRATION_TOKENS = 128 * 512
-GGUF_TOKENS = 12 * 512
-"""llama.cpp is asked for one token after the other, so fewer rows are judged."""
+_ROW_TOKENS, _GGUF_ROWS, _GGUF_FEWEST, _GGUF_BYTES = 512, 12, 2, 1 << 30
+"""llama.cpp is asked for one token after the other, so fewer rows are judged, as
+agents/quantizers/make.py counts them."""
 _ANSWER_TOKENS = 8 * 32 + 2 * 32
 _IMPORT_S = 8.0
 """PyTorch, Transformers and PEFT, from a disk that has just read them."""
@@ -121,7 +122,10 @@ class _Work:
 
     @property
     def _tokens(self) -> int:
-        return GGUF_TOKENS if self.method == "gguf" else JUDGED_TOKENS
+        if self.method != "gguf":
+            return JUDGED_TOKENS
+        rows = _GGUF_ROWS * _GGUF_BYTES // max(1, self.made.merged_bytes)
+        return _ROW_TOKENS * max(_GGUF_FEWEST, min(_GGUF_ROWS, rows))
 
     @property
     def _original_on_gpu(self) -> bool:
@@ -167,7 +171,7 @@ class _Work:
 
     @property
     def _cpu_flops(self) -> float:
-        return 12e9 * self.bench.num_cores
+        return 60e9 * self.bench.num_cores
 
     def _logits_bytes(self) -> int:
         """Return what the longest row's predictions take, in half precision and wider."""
@@ -253,7 +257,7 @@ class _Work:
         size, ram = self.made.final_bytes, self._base_ram
         if self.method == "gguf":
             step = size / 15e9 / len(self.made.files) + _LLAMA_TOKEN_S
-            seconds = len(self.made.files) * (GGUF_TOKENS + _ANSWER_TOKENS) * step
+            seconds = len(self.made.files) * (self._tokens + _ANSWER_TOKENS) * step
             biggest = max(amount for _, amount in self.made.files)
             return self._on("proof", seconds, ram + biggest // 4, 0)
         on_gpu = self.bench.is_gpu
