@@ -18,6 +18,8 @@ class AnswerSettings(QWidget):
         self.max_tokens = QSpinBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
         self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
         self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
+        for box in (self.max_tokens, self.temperature, self.top_p):
+            box.lineEdit().setTextMargins(8, 0, 0, 0)  # no style sheet reaches them
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(16)
@@ -26,13 +28,13 @@ class AnswerSettings(QWidget):
                 ("System prompt", "What the models are told first.", self.system),
                 ("Most tokens", "An answer is cut there.", self.max_tokens),
                 ("Temperature", "0: always the likeliest word.", self.temperature),
-                ("Top-p", "Share of likely words to draw from.", self.top_p),
+                ("Top-p", "Share of words to draw from.", self.top_p),
             )
         ):
             widget.setAccessibleName(name)
             grid.addWidget(make_label(name, "subheading"), 0, place)
             grid.addWidget(widget, 1, place)
-            grid.addWidget(make_label(help_text, "caption", wraps=True), 2, place)
+            grid.addWidget(make_label(help_text, "caption"), 2, place)
             grid.setColumnStretch(place, 1 if place else 3)
 
     def settings(self) -> Settings:
