@@ -45,13 +45,8 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
-from app.quantize.plan import ExportPlan
-from app.registry import record
-from app.runs import checkpoints, export, launch, reconcile, resume, stop, waiting, wishes
+from app.runs import checkpoints, launch, reconcile, resume, stop, waiting, wishes
 from app.runs.book import RunBook
-from app.runs.chat import Chats, find_project, read_prompt_file, write_comparison
-from app.runs.compare import compare_models
-from app.runs.export_plan import plan_export
 from app.runs.fleet_cluster import FleetCluster
 from app.runs.logs import LogFile, find_logs
 from app.runs.readiness import choose_nodes
@@ -73,8 +68,10 @@ if TYPE_CHECKING:
     from app.nodes.judgement import CheckRow
     from app.planning.candidate import Plan
     from app.planning.outcome import Comparison
+    from app.quantize.plan import ExportPlan
     from app.registry.deleting import DeletedArtifact
     from app.registry.serving import ServeCommand
+    from app.runs.chat import Chats
     from app.runs.planner import Planner
 
 Progress = Callable[[str], None]
@@ -101,7 +98,7 @@ class Core:
         self._upkeep = Upkeep(services, fleet, nodes, database, hub)
         self._planner: Planner | None = None
         """Made at the first plan: it costs each other command a tenth of a second."""
-        self._chats = Chats(services)
+        self._chats_made: Chats | None = None
         self._samples: dict[str, Sample] = {}
         """The newest of each node; they tell a plan what others hold of a GPU."""
 
@@ -508,6 +505,8 @@ class Core:
         Raises:
             UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
         """
+        from app.runs import export
+
         run_id = self._book.get(run_id).run_id
         made = await export.export_run(
             self._services,
@@ -536,8 +535,11 @@ class Core:
         Raises:
             UserError: there is no such run, format or type.
         """
+        from app.runs.export import choose_types
+        from app.runs.export_plan import plan_export
+
         run = self._book.get(run_id)
-        chosen = export.choose_types(to, types)
+        chosen = choose_types(to, types)
         return await plan_export(self._services, run, to, chosen, checkpoint)
 
     async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
@@ -548,6 +550,8 @@ class Core:
         Raises:
             UserError: there is no such run, and no artifact of one that is deleted.
         """
+        from app.registry import record
+
         found = record.list_artifacts(self._services, run_id)
         return await asyncio.to_thread(lambda: tuple(map(record.look_at_folders, found)))
 
@@ -557,6 +561,8 @@ class Core:
         Raises:
             UserError: there is none.
         """
+        from app.registry import record
+
         found = record.find_artifact(self._services, name)
         return await asyncio.to_thread(record.look_at_folders, found)
 
@@ -566,6 +572,8 @@ class Core:
         Raises:
             UserError: it is no artifact.
         """
+        from app.registry import record
+
         found = await asyncio.to_thread(record.add_folder, self._services, folder, name)
         self.events.publish(ArtifactsChanged())
         return found
@@ -643,6 +651,8 @@ class Core:
         Raises:
             UserError: there is no such artifact.
         """
+        from app.registry import record
+
         return await asyncio.to_thread(record.read_card, await self.artifact(name))
 
     async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
@@ -658,6 +668,15 @@ class Core:
     async def _changed_artifact(self, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
         self.events.publish(ArtifactsChanged())
         return await self.artifact(artifact.label)
+
+    @property
+    def _chats(self) -> Chats:
+        """What talks with models; made when it is first wanted, since most commands never do."""
+        if self._chats_made is None:
+            from app.runs.chat import Chats
+
+            self._chats_made = Chats(self._services)
+        return self._chats_made
 
     async def open_chat(self, subject: Subject, *, progress: Progress | None = None) -> Loaded:
         """Load a run's model, the one before it, or an artifact, to talk with it.
@@ -706,6 +725,8 @@ class Core:
         Raises:
             UserError: there is no such run or artifact.
         """
+        from app.runs.chat import find_project
+
         return find_project(self._services, what)
 
     def prompts(self, project: Project) -> tuple[str, ...]:
@@ -722,6 +743,8 @@ class Core:
         Raises:
             UserError: it cannot be read.
         """
+        from app.runs.chat import read_prompt_file
+
         return read_prompt_file(path)
 
     async def compare(
@@ -737,6 +760,8 @@ class Core:
         Raises:
             UserError: there are no prompts, or a model cannot be loaded.
         """
+        from app.runs.compare import compare_models
+
         found = await compare_models(
             self._chats,
             subjects,
@@ -761,6 +786,8 @@ class Core:
         Raises:
             UserError: the place cannot be written.
         """
+        from app.runs.chat import write_comparison
+
         write_comparison(project, found, path)
 
     async def check_calibration(self, path: Path) -> int:
