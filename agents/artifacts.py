@@ -9,6 +9,9 @@ from agents.spec import DataFormat, Objective
 
 Method = Literal["nf4", "awq", "gptq", "gguf"]
 METHODS: tuple[Method, ...] = ("nf4", "awq", "gptq", "gguf")
+Engine = Literal["gptqmodel", "autoawq"]
+ENGINES: tuple[Engine, ...] = ("gptqmodel", "autoawq")
+"""What can make AWQ; the first measures better and is maintained."""
 FORMATS = ("merged", *METHODS)
 """What a run is exported to."""
 PROOF_FILE = "proof.json"
@@ -69,6 +72,8 @@ class MakeJob:
     """What the rounding of AWQ and GPTQ is fitted to; None: rows of the training data."""
     types: tuple[str, ...] = ()
     """Of `TYPES`: several of GGUF, one of GPTQ."""
+    engine: Engine = "gptqmodel"
+    """What makes AWQ; the other methods have one each."""
     device: str = "cpu"
     tools: str = "tools"
     """Folder where what is built for quantizing is kept."""
@@ -86,6 +91,10 @@ class MakeJob:
             raise ValueError(
                 f"types is {self.types}; {self.method} needs {'one' if known else 'none'}"
             )
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine is {self.engine}; it must be {' or '.join(ENGINES)}")
+        if self.engine != ENGINES[0] and self.method != "awq":
+            raise ValueError(f"engine is {self.engine}, which makes awq and not {self.method}")
         if self.method == "gptq" and len(self.types) > 1:
             raise ValueError("types has two; a GPTQ artifact has one")
 

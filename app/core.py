@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from agents.artifacts import ChatAnswer, ChatTurn
+from agents.artifacts import ChatAnswer, ChatTurn, Engine
 from agents.protocol import Calibration, DataPreview, EnvironmentReport, Sample
 from agents.spec import RunSpec
 from app.artifact import ArtifactSnapshot
@@ -492,6 +492,7 @@ class Core:
         checkpoint: int | None = None,
         node: str | None = None,
         calibration: Path | None = None,
+        engine: Engine = "gptqmodel",
         progress: Progress | None = None,
     ) -> Exported:
         """Write a run's model to the new folder `out`.
@@ -501,6 +502,7 @@ class Core:
             types: of gptq (4-bit, 8-bit) and gguf (Q8_0, Q4_K_M, ...); none: the usual one.
             node: does the work; None: the first with the checkpoint and the room.
             calibration: data file that awq and gptq are fitted to; None: the run's own data.
+            engine: what makes awq.
 
         Raises:
             UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
@@ -518,6 +520,7 @@ class Core:
             types=types,
             node=node,
             calibration=calibration,
+            engine=engine,
         )
         self.events.publish(ArtifactsChanged())
         return made

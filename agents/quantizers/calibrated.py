@@ -1,4 +1,4 @@
-"""AWQ and GPTQ by gptqmodel: 4 or 8 bits whose rounding is fitted to texts.
+"""AWQ and GPTQ, mostly by gptqmodel: 4 or 8 bits whose rounding is fitted to texts.
 
 AWQ (Lin et al. 2023, arXiv:2306.00978) is written in its classic layout, groups of 128 with a zero
 point, which vLLM, TGI and Transformers load: gptqmodel writes that one with `sym=False`. GPTQ
@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import Method
+from agents.artifacts import MakeJob, Method
 from agents.errors import UserError
+from agents.quantizers import autoawq
 from agents.quantizers.work import Progress
 
 GROUPS = (128, 64, 32)
@@ -31,11 +32,9 @@ _ROWS_AT_ONCE = 8
 
 
 def quantize(
-    method: Method,
-    bits: int,
+    job: MakeJob,
     model: Path,
     folder: Path,
-    device: str,
     calibration: Sequence[Sequence[int]],
     tokenizer: Any,
     progress: Progress,
@@ -43,23 +42,26 @@ def quantize(
     """Write the quantized model into `folder`.
 
     Args:
-        method: `awq` or `gptq`.
-        bits: per weight, 4 or 8; AWQ: 4.
+        job: names method, type, engine and device.
         model: folder of Transformers.
         folder: where it goes.
-        device: such as `cuda:0` or `cpu`.
         calibration: token ids of texts.
         tokenizer: of the model.
         progress: hears of each layer.
 
     Raises:
-        UserError: the layers' sizes cannot be divided into groups.
+        UserError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
     """
-    group = choose_group(model, method)
+    group = choose_group(model, job.method)
+    layers = _Layers(progress, _count_layers(model))
+    if job.engine == "autoawq":
+        autoawq.quantize(model, folder, group, calibration, tokenizer, layers.tell)
+        return
     let_few_cores_work()
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 
-    is_awq = method == "awq"
+    is_awq = job.method == "awq"
+    bits = int(job.types[0][0]) if job.types else 4
     settings: dict[str, Any] = {"bits": bits, "group_size": group}
     if is_awq:
         settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
@@ -70,9 +72,9 @@ def quantize(
     scratch.mkdir()
     with _working_in(scratch):  # gptqmodel keeps its log and the layers that it has done in "."
         quantized = GPTQModel.load(
-            str(model), QuantizeConfig(**settings), device=device, backend=plain
+            str(model), QuantizeConfig(**settings), device=job.device, backend=plain
         )
-        quantized.layer_callback = _Layers(progress, _count_layers(model))
+        quantized.layer_callback = layers
         quantized.quantize(
             calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, backend=plain
         )
@@ -81,7 +83,7 @@ def quantize(
 
 
 class _Layers:
-    """Hears from gptqmodel when a layer is done."""
+    """Hears from an engine when a layer is done."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -91,9 +93,12 @@ class _Layers:
     def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
         if submodule_finalized and layer_idx not in self._done:
             self._done.add(layer_idx)
-            done = len(self._done)
-            text = f"Quantized {done} of {self._total} layers"
-            self._progress.tell(text, done=done, total=self._total)
+            self.tell(len(self._done), self._total)
+
+    def tell(self, done: int, total: int) -> None:
+        """Tell of so many layers."""
+        text = f"Quantized {done} of {total} layers"
+        self._progress.tell(text, done=done, total=total)
 
 
 def _count_layers(model: Path) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from agents.artifacts import Origin
+from agents.artifacts import Engine, Origin
 from agents.quantizers.meter import Phase
 from agents.quantizers.proof import Proof
 from agents.quantizers.texts import Texts
 
 _METHODS = {
     "nf4": "bitsandbytes NF4 with double quantization (arXiv:2305.14314)",
-    "awq": "gptqmodel, AWQ in its classic layout (arXiv:2306.00978)",
+    "awq": "{engine}, AWQ in its classic layout (arXiv:2306.00978)",
     "gptq": "gptqmodel, GPTQ (arXiv:2210.17323)",
     "gguf": "llama.cpp",
 }
@@ -29,6 +29,7 @@ def write_card(
     texts: Texts,
     files: Mapping[str, int],
     phases: Sequence[Phase],
+    engine: Engine = "gptqmodel",
 ) -> str:
     """Return the card as Markdown.
 
@@ -39,6 +40,7 @@ def write_card(
         texts: that were used.
         files: name -> bytes.
         phases: what making it took, merging included.
+        engine: that made AWQ.
     """
     licence = f"license: {origin.licence}\n" if origin.licence else ""
     base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
@@ -46,8 +48,8 @@ def write_card(
         f"---\n{base}{licence}tags: [rackless, {method}]\n---",
         f"# {origin.run_name}, {method}",
         "",
-        f"Made by {_METHODS[method]} from step {origin.step} of run `{origin.run_id}`"
-        f"{_calibration(method, texts)}.",
+        f"Made by {_METHODS[method].format(engine=engine)} from step {origin.step} of run "
+        f"`{origin.run_id}`{_calibration(method, texts)}.",
         "",
         *_facts(origin),
         "",

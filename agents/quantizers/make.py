@@ -135,10 +135,7 @@ def _quantize(
     if job.method == "nf4":
         nf4.quantize(model, folder, job.device)
     else:
-        bits = int(job.types[0][0]) if job.types else 4
-        calibrated.quantize(
-            job.method, bits, model, folder, job.device, texts.calibration, tokenizer, progress
-        )
+        calibrated.quantize(job, model, folder, texts.calibration, tokenizer, progress)
     copy_companions(model, folder, leave=(LINEAGE_FILE,))
 
 
@@ -192,7 +189,7 @@ def _finish(
     origin = replace(job.origin, base_sha256=base, data_sha256=data)
     merging = (lineage.get("measured") or {}).get("phases") or []
     phases = [*(from_wire(Phase, one) for one in merging), *measured]
-    card = write_card(job.method, origin, proofs, texts, files, phases)
+    card = write_card(job.method, origin, proofs, texts, files, phases, job.engine)
     (folder / "README.md").write_text(card, encoding="utf-8")
     shown = [{**to_wire(proof), "keep": proof.keep, "problems": proof.problems} for proof in proofs]
     about = {

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.artifacts import FORMATS
+from agents.artifacts import ENGINES, FORMATS
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 from app.errors import UsageError
@@ -36,6 +36,12 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
     parser.add_argument("--node", metavar="NAME", help="none: the first that has it and the room")
     parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=ENGINES[0],
+        help=f"what makes awq (default: {ENGINES[0]}; autoawq is archived)",
+    )
+    parser.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
@@ -56,6 +62,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
         checkpoint=args.checkpoint,
         node=args.node,
         calibration=args.calibration,
+        engine=args.engine,
         progress=out.note,
     )
     measured = {"verdicts": made.verdicts} if made.verdicts else {}

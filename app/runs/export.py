@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import cast
 
 from agents.artifacts import (
+    ENGINES,
     FORMATS,
     METHODS,
     TYPES,
     USUAL_TYPES,
+    Engine,
     MakeJob,
     Method,
     Origin,
@@ -60,6 +62,7 @@ async def export_run(
     types: Sequence[str] = (),
     node: str | None = None,
     calibration: Path | None = None,
+    engine: Engine = "gptqmodel",
 ) -> Exported:
     """Write the run's model as a folder `out`; return it with what was measured of it.
 
@@ -68,6 +71,7 @@ async def export_run(
         types: of `agents.artifacts.TYPES`; none: the usual one.
         node: does the work; None: the first with the checkpoint and the room.
         calibration: data file on this PC that AWQ and GPTQ are fitted to; None: the run's own.
+        engine: what makes AWQ.
 
     Raises:
         UserError: `out` is in use, there is no whole checkpoint to export, or the node could not
@@ -75,6 +79,8 @@ async def export_run(
     """
     tell = progress or (lambda text: None)
     types = choose_types(to, types)
+    if engine != ENGINES[0] and to != "awq":
+        raise UsageError(f"{engine} makes awq, and not {to}", "Leave --engine out.")
     out = await asyncio.to_thread(_free_place, out)
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
@@ -100,7 +106,9 @@ async def export_run(
     )
     made = exported.path
     if to in METHODS:
-        made = await _make(services, run, inputs, copy, facts, exported.path, to, types, tell, own)
+        made = await _make(
+            services, run, inputs, copy, facts, exported.path, to, types, tell, own, engine
+        )
     tell(f"fetching it from {copy.node}")
     await services.cluster.fetch(copy.node, made, out)
     if made != exported.path:  # the merged model stays, for the next format
@@ -133,11 +141,12 @@ async def _make(
     types: tuple[str, ...],
     tell: Progress,
     own: Source | None,
+    engine: Engine,
 ) -> str:
     """Quantize the merged model on the node that has it; return the folder there."""
     agent = services.cluster.agent(copy.node)
     python = python_of(copy.node, facts)
-    packages = await bring_packages(agent, python, to, tell)
+    packages = await bring_packages(agent, python, to, tell, engine)
     spec = run.spec
     train = TextSource(
         path=await send(services, copy.node, inputs.train),
@@ -163,17 +172,20 @@ async def _make(
         evaluation=evaluation,
         calibration=calibration,
         types=types,
+        engine=engine,
         device="cuda:0" if facts.gpus else "cpu",
     )
     tell(f"making {' and '.join(types) or to} on {copy.node}")
     return (await agent.export_made(job, tell)).path
 
 
-async def bring_packages(agent: NodeAgent, python: str, to: str, tell: Progress) -> str | None:
+async def bring_packages(
+    agent: NodeAgent, python: str, to: str, tell: Progress, engine: Engine = "gptqmodel"
+) -> str | None:
     """Return the folder on the node with what a method needs; None: the environment has it all."""
     if to not in _LOCKS:
         return None
-    lock = read_lock(_LOCKS[to])
+    lock = read_lock("autoawq" if engine == "autoawq" else _LOCKS[to])
     report = await agent.build_packages(
         PackagesBuild(
             python=python,

@@ -20,6 +20,7 @@ from agents import packages
 from agents.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
 from agents.children import Children
 from agents.errors import UserError
+from agents.quantizers import autoawq
 from agents.quantizers.calibrated import choose_group
 from agents.quantizers.texts import read_texts
 from agents.state import Home
@@ -32,6 +33,8 @@ ROOT = Path(__file__).parents[3]
 TRAIN = TextSource(path=str(DEMO / "train.jsonl"))
 EVALUATION = TextSource(path=str(DEMO / "eval.jsonl"))
 STEPS, ROWS_AT_ONCE = 60, 16
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +61,10 @@ def learned(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory) -> Path:
-    """Install what the methods need, as a node does."""
+    """Install what both engines need, as a node does."""
     home = Home(tmp_path_factory.mktemp("beside"))
-    lock = read_lock("gptqmodel")
+    lock = read_lock("autoawq")
+    assert read_lock("gptqmodel").requirements.items() <= lock.requirements.items()
     job = PackagesBuild(
         python=sys.executable,
         lock_sha256=lock.sha256,
@@ -82,7 +86,7 @@ def run(job: MakeJob, home: Path, beside: Path) -> subprocess.CompletedProcess[s
     )  # fmt: skip
 
 
-def job_for(model: Path, method: str, *types: str) -> MakeJob:
+def job_for(model: Path, method: str, *types: str, engine: str = "gptqmodel") -> MakeJob:
     return MakeJob(
         python=sys.executable,
         model=str(model),
@@ -92,22 +96,24 @@ def job_for(model: Path, method: str, *types: str) -> MakeJob:
         train=TRAIN,
         evaluation=EVALUATION,
         types=types,
+        engine=engine,  # type: ignore[arg-type]
     )
 
 
 @pytest.mark.parametrize(
-    ("method", "types", "share", "layout"),
+    ("method", "engine", "types", "share", "layout"),
     [
-        ("awq", (), 1.0, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
-        ("gptq", ("4-bit",), 1.0, {"quant_method": "gptq", "bits": 4, "group_size": 128}),
-        ("gptq", ("8-bit",), 0.1, {"quant_method": "gptq", "bits": 8}),
+        ("awq", "gptqmodel", (), 1.0, AWQ),
+        ("awq", "autoawq", (), 1.0, AWQ),
+        ("gptq", "gptqmodel", ("4-bit",), 1.0, GPTQ),
+        ("gptq", "gptqmodel", ("8-bit",), 0.1, {"quant_method": "gptq", "bits": 8}),
     ],
-    ids=["awq", "gptq-4", "gptq-8"],
+    ids=["awq", "autoawq", "gptq-4", "gptq-8"],
 )
 def test_it_loads_and_is_nearer_than_rounding(
-    learned, beside, tmp_path, method, types, share, layout
+    learned, beside, tmp_path, method, engine, types, share, layout
 ):
-    done = run(job_for(learned, method, *types), tmp_path, beside)
+    done = run(job_for(learned, method, *types, engine=engine), tmp_path, beside)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-1500:]
     (proof,) = json.loads((tmp_path / method / PROOF_FILE).read_bytes())["proofs"]
     assert proof["distance"]["kl"] < share * proof["control"]["kl"]
@@ -136,3 +142,29 @@ def test_sizes_that_cannot_be_divided_are_named(learned, tmp_path):
     (odd / "config.json").write_text(json.dumps({**config, "intermediate_size": 500}))
     with pytest.raises(UserError, match=r"have 192, 500 inputs; gptq needs multiples of 32"):
         choose_group(odd, "gptq")
+
+
+def search_like_autoawq(layer: torch.nn.Linear) -> None:
+    """Try a scale, and go back to what was kept: on a CPU `.cpu()` keeps the weights themselves."""
+    kept = {name: value.cpu() for name, value in layer.state_dict().items()}
+    layer.weight.data.mul_(3.0)
+    layer.load_state_dict(kept)
+
+
+def test_a_search_for_scales_leaves_the_weights_as_they_were():
+    layer = torch.nn.Linear(4, 3)
+    before = layer.weight.detach().clone()
+    search_like_autoawq(layer)
+    assert not torch.equal(layer.weight, before), "what is mended"
+    layer.weight.data.copy_(before)
+    with autoawq._copied_state(layer):
+        search_like_autoawq(layer)
+    assert torch.equal(layer.weight, before)
+    assert "state_dict" not in vars(layer)
+    with pytest.raises(UserError, match="damaged weight"), autoawq._copied_state(layer):
+        layer.weight.data.mul_(3.0)
+
+
+def test_only_awq_has_a_second_engine():
+    with pytest.raises(ValueError, match="makes awq and not gptq"):
+        job_for(Path("m"), "gptq", "4-bit", engine="autoawq")
