@@ -52,6 +52,12 @@ TEXTS: dict[str, ActionText] = {
     "nodes": ActionText(text="Nodes", tip="The PCs of the cluster", shortcut="Ctrl+2"),
     "runs": ActionText(text="Runs", tip="All fine-tuning runs", shortcut="Ctrl+3"),
     "artifacts": ActionText(text="Artifacts", tip="What exports made", shortcut="Ctrl+4"),
+    "palette": ActionText(
+        text="Command palette\u2026",
+        tip="Find any action, page, run or node by its name",
+        icon="search",
+        shortcut="Ctrl+K",
+    ),
     "refresh": ActionText(text="Refresh", tip="Ask the nodes again", icon="refresh", shortcut="F5"),
     "find": ActionText(
         text="Find in the log",

@@ -323,9 +323,23 @@ def _resume(stage: Stage) -> QWidget:
     return dialog
 
 
+def _palette(text: str) -> Callable[[Stage], QWidget]:
+    def show(stage: Stage) -> QWidget:
+        stage.window.actions_["palette"].trigger()
+        palette = stage.window.findChild(QWidget, "palette")
+        palette.field.setText(text)
+        palette.field.textEdited.emit(text)
+        return stage.window
+
+    return show
+
+
 BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "overview": _overview,
     "overview-story": _story,
+    "palette": _palette(""),
+    "palette-found": _palette("chat"),
+    "palette-nothing": _palette("zzz"),
     "nodes": _nodes,
     "nodes-check": _check,
     "runs": _runs,

@@ -42,6 +42,7 @@ from app.text import count_of
 if TYPE_CHECKING:
     from app.gui.pages.compare import ComparePage
     from app.gui.pages.run import RunPage
+    from app.gui.widgets.palette import Palette
     from app.gui.windows.new_run_dialog import NewRunDialog
 
 MIN_WIDTH_PX, MIN_HEIGHT_PX = 960, 600
@@ -73,6 +74,7 @@ class MainWindow(QMainWindow):
         self._is_quiet = False
         self._run_page: RunPage | None = None
         self._compare_page: ComparePage | None = None
+        self._palette: Palette | None = None
         self.setWindowTitle("Rackless")
         self.setWindowIcon(context.theme.icon("rackless", "text", 64))
         self.setMinimumSize(MIN_WIDTH_PX, MIN_HEIGHT_PX)
@@ -109,6 +111,7 @@ class MainWindow(QMainWindow):
             "nodes": lambda: self.go_to("nodes"),
             "runs": lambda: self.go_to("runs"),
             "artifacts": lambda: self.go_to("artifacts"),
+            "palette": self.open_palette,
             "refresh": self.refresh,
             "find": self.find_in_log,
             "close": self.close,
@@ -129,7 +132,7 @@ class MainWindow(QMainWindow):
         menus = {
             "&File": ("new_run", "open_run_file", "", "close"),
             "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
-            "&View": (*PLACES, "", "find", "", "system", "light", "dark"),
+            "&View": ("palette", "", *PLACES, "", "find", "", "system", "light", "dark"),
         }
         for title, names in menus.items():
             menu = self.menuBar().addMenu(title)
@@ -263,6 +266,15 @@ class MainWindow(QMainWindow):
         if this_pc:
             dialog.choose_this_pc()
         dialog.open()
+
+    def open_palette(self) -> None:
+        """Show all that can be done, to be found by name; pressed again, close it."""
+        from app.gui.commands import list_commands
+        from app.gui.widgets.palette import Palette
+
+        if self._palette is None:
+            self._palette = Palette(self._context.theme, self)
+        self._palette.open_with(list_commands(self, self._context))
 
     def check(self) -> None:
         self.go_to("nodes")

@@ -1,0 +1,111 @@
+"""Find an action, a page, a run or a node by a few letters of its name.
+
+Each word that is typed must be found: at best at the start of a word of the title, else inside it,
+else as initials (`nr` finds New run), else in the explanation, else as letters in their order.
+Ranking is by these, then by the order in which the entries are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_FOUND = 60
+
+_WORD_START, _INSIDE, _INITIALS, _EXPLAINED, _LETTERS = 100.0, 60.0, 45.0, 25.0, 15.0
+_COMMON = 8.0
+"""A run itself comes before what can be done with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    title: str
+    group: str
+    """Which kind it is, in a word: action, page, run, node."""
+    icon: str = ""
+    note: str = ""
+    """What stands behind the title, such as a run's state."""
+    shortcut: str = ""
+    words: str = ""
+    """What it is found by too."""
+    is_common: bool = True
+    """Listed before anything is typed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    index: int
+    """Of the entry among those given."""
+    places: tuple[int, ...]
+    """The letters of the title that were meant, ascending."""
+
+
+def find_entries(entries: Sequence[Entry], query: str) -> list[Found]:
+    """Return what `query` finds, the best first, at most MAX_FOUND.
+
+    >>> entries = [Entry(title="Add a PC", group="action"), Entry(title="New run", group="action")]
+    >>> find_entries(entries, "nr")
+    [Found(index=1, places=(0, 4))]
+    """
+    words = query.lower().split()
+    if not words:
+        common = [Found(index, ()) for index, entry in enumerate(entries) if entry.is_common]
+        return common[:MAX_FOUND]
+    ranked = []
+    for index, entry in enumerate(entries):
+        matches = [_match(entry, word) for word in words]
+        known = [match for match in matches if match is not None]
+        if len(known) == len(words):
+            score = sum(score for score, _ in known) + (_COMMON if entry.is_common else 0.0)
+            places = sorted({place for _, places in known for place in places})
+            ranked.append((-score, index, Found(index, tuple(places))))
+    return [found for _, _, found in sorted(ranked)[:MAX_FOUND]]
+
+
+def _match(entry: Entry, word: str) -> tuple[float, tuple[int, ...]] | None:
+    title = entry.title.lower()
+    starts = _starts(title)
+    for start in starts:
+        if title.startswith(word, start):
+            share = len(word) / len(title)  # the shorter title is the better guess
+            early = 5.0 if start == 0 else 0.0
+            return _WORD_START + early + share, tuple(range(start, start + len(word)))
+    place = title.find(word)
+    if place >= 0 and len(word) > 1:
+        return _INSIDE, tuple(range(place, place + len(word)))
+    places = _letters(title, word, starts)
+    if places is not None and set(places) <= set(starts):
+        return _INITIALS, places
+    explained = f"{entry.words} {entry.note} {entry.group}".lower()
+    if any(explained.startswith(word, start) for start in _starts(explained)):
+        return _EXPLAINED, ()
+    if places is None:
+        return None
+    return _LETTERS - (places[-1] - places[0]) / len(title), places
+
+
+def _starts(text: str) -> list[int]:
+    return [
+        at for at, letter in enumerate(text) if letter.isalnum() and not text[at - 1 : at].isalnum()
+    ]
+
+
+def _letters(title: str, word: str, starts: Sequence[int]) -> tuple[int, ...] | None:
+    """Return where the letters of `word` stand in their order; word starts are preferred."""
+    for first in starts:
+        if title[first] != word[0]:
+            continue
+        places = [first]
+        for letter in word[1:]:
+            last = places[-1]
+            after = next((s for s in starts if s > last and title[s] == letter), -1)
+            if title[last + 1 : last + 2] == letter:
+                after = last + 1
+            elif after < 0:
+                after = title.find(letter, last + 1)
+            if after < 0:
+                break
+            places.append(after)
+        if len(places) == len(word):
+            return tuple(places)
+    return None
