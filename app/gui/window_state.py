@@ -23,6 +23,8 @@ class WindowState:
     page: str = "overview"
     was_told_closing: bool = False
     """That runs go on without the window was said."""
+    wall_as_table: bool = False
+    """The overview lists devices instead of showing cards."""
 
 
 def read_window_state(home: Path) -> WindowState:
@@ -33,7 +35,7 @@ def read_window_state(home: Path) -> WindowState:
         return WindowState()
     state = WindowState()
     if isinstance(stored, dict):
-        for name in ("geometry", "page", "was_told_closing"):
+        for name in ("geometry", "page", "was_told_closing", "wall_as_table"):
             if isinstance(stored.get(name), type(getattr(state, name))):
                 setattr(state, name, stored[name])
     return state

@@ -39,6 +39,17 @@ def _story(stage: Stage) -> QWidget:
     return _overview(stage)
 
 
+def _wall_table(stage: Stage) -> QWidget:
+    stage.window.overview.show_as_table(True)
+    return _overview(stage)
+
+
+def _figures(stage: Stage) -> QWidget:
+    _run_tab(0)(stage)
+    stage.window.run_page().charts.loss.show_table()
+    return _dialog(stage)
+
+
 def _nodes(stage: Stage) -> QWidget:
     stage.window.go_to("nodes")
     return stage.window
@@ -336,6 +347,7 @@ def _palette(text: str) -> Callable[[Stage], QWidget]:
 
 BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "overview": _overview,
+    "overview-table": _wall_table,
     "overview-story": _story,
     "palette": _palette(""),
     "palette-found": _palette("chat"),
@@ -345,6 +357,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "runs": _runs,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),
+    "run-figures": _figures,
     "run-events": _run_tab(1),
     "run-log": _run_tab(2),
     "run-checkpoints": _run_tab(3),

@@ -413,7 +413,7 @@ def test_the_wheel_zooms_a_double_click_shows_all(page):
     plot.wheelEvent(event)
     zoomed = plot.visible()
     assert zoomed.span < whole.span * 0.7
-    QTest.keyClick(plot, Qt.Key.Key_Left)
+    QTest.keyClick(plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert plot.visible().low < zoomed.low
     QTest.mouseDClick(plot, Qt.MouseButton.LeftButton, pos=QPoint(200, 100))
     assert plot.visible() == whole

@@ -12,6 +12,7 @@ from app.gui.charts.axis import choose_ticks, write_tick
 from app.gui.charts.curves import Mark
 from app.gui.charts.limits import Limits
 from app.gui.charts.line import Line
+from app.gui.charts.reading import Reading
 from app.gui.theme import Theme
 
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
@@ -119,16 +120,6 @@ def paint_marks(painter: QPainter, theme: Theme, frame: Frame, marks: Sequence[M
         ground.setAlphaF(0.85)  # the words stay readable where the curve passes behind them
         painter.fillRect(QRectF(left - 2, area.top() - 1, width + 4, 15), ground)
         painter.drawText(QPointF(left, area.top() + 10), mark.text)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What one line says at the mouse."""
-
-    color: str
-    value: float
-    """NaN: unknown."""
-    text: str
 
 
 def paint_readout(

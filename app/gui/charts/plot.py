@@ -1,8 +1,8 @@
 """Curves over steps with axes, readout under the mouse, zoom and pan: quick with a million points.
 
 Painted from at most two points per pixel column (smallest and largest: no peak is lost). The wheel
-zooms, dragging pans, a double click or Home shows all again; arrow keys and +/- do the same. The
-menu copies the picture, or the figures in view as text.
+zooms, dragging pans, a double click or Home shows all again; what keys do is in `keys.py`. The menu
+shows the figures in view as a table, and copies them or the picture.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
+    QFocusEvent,
     QKeyEvent,
     QMouseEvent,
     QPainter,
@@ -25,7 +26,6 @@ from PySide6.QtWidgets import QApplication, QMenu, QSizePolicy, QWidget
 from app.gui.charts.curves import Curves, Piece
 from app.gui.charts.frame import (
     Frame,
-    Reading,
     area_of,
     paint_axes,
     paint_legend,
@@ -33,13 +33,14 @@ from app.gui.charts.frame import (
     paint_readout,
     paint_title,
 )
+from app.gui.charts.keys import take_key
 from app.gui.charts.limits import Limits, fit_values
 from app.gui.charts.line import Line
+from app.gui.charts.reading import next_step, read_lines, speak
 from app.gui.charts.sparkline import make_polygon
 from app.gui.charts.table import write_table
 from app.gui.theme import Theme
 from app.telemetry.history import finite_parts
-from app.text import DASH
 
 FINE_POINTS = 1500
 """Up to so many points a line may be wider than one pixel of the screen."""
@@ -99,7 +100,7 @@ class Plot(QWidget):
         self.lines[line].curves.extend(attempt, steps, values)
         if not steps:
             return
-        if line == 0:
+        if line == 0 and (self._hover is None or not self.hasFocus()):  # or it would interrupt
             latest = values[-1]
             shown = self._write(None if np.isnan(latest) else latest)
             self.setAccessibleDescription(f"{shown} at step {steps[-1]:,.0f}")
@@ -189,24 +190,10 @@ class Plot(QWidget):
                 painter.drawPolyline(make_polygon(px[part], py[part]))
 
     def _paint_readout(self, painter: QPainter, frame: Frame) -> None:
-        if self._hover is None:
-            return
-        readings, at = [], None
-        for line in self.lines:
-            found = line.curves.value_at(self._hover)
-            if found is None:
-                continue
-            step, value, attempt = found
-            at = step if at is None else at
-            shown = DASH if np.isnan(value) else self._write(value)
-            text = f"step {step:,.0f}   {shown}"
-            if len(self.lines) > 1:
-                text = f"{shown}   {line.name}, step {step:,.0f}"
-            elif len(line.curves.attempts) > 1:
-                text += f"   attempt {attempt}"
-            readings.append(Reading(line.color, value, text))
-        if at is not None:
-            paint_readout(painter, self._theme, frame, at, readings)
+        if self._hover is not None:
+            at, readings = read_lines(self.lines, self._hover, self._write)
+            if at is not None:
+                paint_readout(painter, self._theme, frame, at, readings)
 
     # ------------------------------------------------------------ copying
 
@@ -218,8 +205,17 @@ class Plot(QWidget):
         """Put every point in view on the clipboard, as columns divided by tabs."""
         QApplication.clipboard().setText(write_table(self.lines, self.visible()))
 
+    def show_table(self) -> None:
+        """Open the figures in view as a table."""
+        from app.gui.windows.figures_dialog import FiguresDialog
+
+        title = self.accessibleName()
+        FiguresDialog(self._theme, self, title, self.lines, self.visible(), self._write).open()
+
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         menu = QMenu(self)
+        menu.addAction("Show as table\tEnter", self.show_table)
+        menu.addSeparator()
         menu.addAction("Copy picture", self.copy_picture)
         menu.addAction("Copy figures as text", self.copy_figures)
         menu.addSeparator()
@@ -269,18 +265,26 @@ class Plot(QWidget):
         self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        view = self.visible()
-        middle = (view.low + view.high) / 2
-        moves = {
-            Qt.Key.Key_Left: view.moved(-view.span * 0.1),
-            Qt.Key.Key_Right: view.moved(view.span * 0.1),
-            Qt.Key.Key_Plus: view.zoomed(0.8, middle),
-            Qt.Key.Key_Equal: view.zoomed(0.8, middle),
-            Qt.Key.Key_Minus: view.zoomed(1.25, middle),
-            Qt.Key.Key_Home: None,
-        }
-        key = Qt.Key(event.key())
-        if key in moves:
-            self.show_range(moves[key])
-        else:
+        if not take_key(self, event):
             super().keyPressEvent(event)
+
+    def read_on(self, direction: int) -> None:
+        """Read the next point to the right (1) or left (-1), at least a pixel away; say it."""
+        view = self.visible()
+        gap = view.span / area_of(self.width(), self.height()).width() * direction
+        start = self._hover
+        if start is None:
+            start = (view.low if direction > 0 else view.high) - gap
+        found = next_step(self.lines, start, gap)
+        if found is None:
+            return
+        if not view.low <= found <= view.high:
+            self.show_range(view.moved(found - (view.high if direction > 0 else view.low)))
+        self._hover = found
+        self.setAccessibleDescription(speak(read_lines(self.lines, found, self._write)[1]))
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        self._hover = None
+        super().focusOutEvent(event)
+        self.update()

@@ -9,11 +9,12 @@ from app.gui.actions import Actions
 from app.gui.context import Context
 from app.gui.widgets.banner import page_margins
 from app.gui.widgets.empty import EmptyState
-from app.gui.widgets.parts import make_label
+from app.gui.widgets.parts import Button, make_label
 from app.gui.widgets.run_strip import RunStrip
 from app.gui.widgets.story_strip import StoryStrip
 from app.gui.widgets.totals import TotalsBar
 from app.gui.widgets.wall import Wall
+from app.gui.widgets.wall_table import WallTable
 from app.telemetry.stream import DeviceKey
 
 SCROLL_PX = 16
@@ -26,6 +27,8 @@ class OverviewPage(QWidget):
     run_opened = Signal(str)
     node_opened = Signal(str)
     runs_opened = Signal()
+    view_chosen = Signal(bool)
+    """A person wants the devices as a table, or as cards."""
 
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
@@ -34,9 +37,13 @@ class OverviewPage(QWidget):
         self.totals = TotalsBar(context)
         self.strip = RunStrip(context)
         self.wall = Wall(context)
+        self.table = WallTable(context)
+        self._is_table = False
+        self.view = Button(context.theme, "", self._switch_view, role="link")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_scroll())
+        self._stack.addWidget(self.table)
         upper = QVBoxLayout()
         upper.setContentsMargins(0, 0, SCROLL_PX, 0)
         upper.setSpacing(12)
@@ -52,18 +59,35 @@ class OverviewPage(QWidget):
         self.strip.run_opened.connect(self.run_opened)
         self.strip.all_opened.connect(self.runs_opened)
         self.wall.device_opened.connect(self._open_device)
+        self.table.device_opened.connect(self._open_device)
         context.cluster.structure_changed.connect(self._choose)
         context.cluster.is_open_changed.connect(self._choose)
         self._clock = QTimer(self, interval=CLOCK_MS)
         self._clock.timeout.connect(self._tick)
         self._clock.start()
+        self.show_as_table(False)
+
+    def show_as_table(self, is_table: bool) -> None:
+        """Show every device as a row of a table, or as a card."""
+        self._is_table = is_table
+        self.view.setText("Show as cards" if is_table else "Show as table")
+        self.view.setToolTip(
+            "Show every device as a card with its last minutes"
+            if is_table
+            else "Show every device as a row: sorted, and read out by screen readers"
+        )
         self._choose()
+
+    def _switch_view(self) -> None:
+        self.show_as_table(not self._is_table)
+        self.view_chosen.emit(self._is_table)
 
     def _make_head(self, actions: Actions) -> QHBoxLayout:
         head = QHBoxLayout()
         head.setSpacing(8)
         head.addWidget(make_label("Overview", "title"))
         head.addStretch(1)
+        head.addWidget(self.view)
         head.addWidget(actions.button("add_node"))
         head.addWidget(actions.button("new_run", role="primary"))
         return head
@@ -96,7 +120,8 @@ class OverviewPage(QWidget):
     def _choose(self) -> None:
         cluster = self._context.cluster
         is_empty = cluster.is_open and not cluster.nodes
-        self._stack.setCurrentIndex(0 if is_empty else 1)
+        self._stack.setCurrentIndex(0 if is_empty else 2 if self._is_table else 1)
+        self.view.setVisible(not is_empty)
         self.totals.setVisible(not is_empty)
 
     def _tick(self) -> None:
@@ -107,6 +132,7 @@ class OverviewPage(QWidget):
             age_s = cluster.now_s() - (node.last_seen_s or cluster.now_s())
             if node.state != "online" or age_s > CLOCK_MS / 1000:
                 self.wall.refresh_node(node.name)
+                self.table.refresh_node(node.name)
 
     def _open_device(self, key: DeviceKey) -> None:
         run = self._context.cluster.telemetry[key].run

@@ -20,6 +20,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.gui.charts.sparkline import Trace, paint_sparklines
+from app.gui.tables.device_columns import name_place, short_name
 from app.gui.theme import Theme
 from app.gui.widgets.status import paint_status
 from app.telemetry.alerts import share_of
@@ -133,7 +134,7 @@ class DeviceCard(QWidget):
 
     def _paint_head(self, painter: QPainter) -> None:
         width = self.width() - 2 * PAD_PX
-        place = self.device.key.device.replace("cuda:", "GPU ").replace("cpu", "CPU")
+        place = name_place(self.device.key.device)
         area = QRectF(PAD_PX, 12, width, 20)
         self._text(painter, area, place, 12, "muted", is_right=True)
         area.setWidth(width - 48)
@@ -215,9 +216,8 @@ class DeviceCard(QWidget):
     def _short_name(self, name: str, room_px: float) -> str:
         known_room, known, short = self._names
         if (known_room, known) != (round(room_px), name):
-            plain = name.removeprefix("NVIDIA ").removeprefix("GeForce ")
             metrics = QFontMetricsF(self._theme.font(13, 600))
-            short = metrics.elidedText(plain, Qt.TextElideMode.ElideRight, room_px)
+            short = metrics.elidedText(short_name(name), Qt.TextElideMode.ElideRight, room_px)
             self._names = (round(room_px), name, short)
         return short
 

@@ -163,6 +163,8 @@ class MainWindow(QMainWindow):
     def _connect(self) -> None:
         bridge = self._context.bridge
         self.navigation.chosen.connect(self.go_to)
+        self.overview.show_as_table(self.state.wall_as_table)
+        self.overview.view_chosen.connect(partial(setattr, self.state, "wall_as_table"))
         self.overview.run_opened.connect(self.open_run)
         self.overview.runs_opened.connect(lambda: self.go_to("runs"))
         self.overview.node_opened.connect(self.open_node)

@@ -1,0 +1,46 @@
+"""The keys of a plot. Left and Right read it point by point, which a screen reader speaks; with
+Shift they move what is in view. Plus and minus zoom, Home shows all, Enter lists the figures.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QKeyEvent
+
+from app.gui.charts.limits import Limits
+
+_DIRECTIONS = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}
+
+
+class Readable(Protocol):
+    """What the keys need of a plot."""
+
+    def visible(self) -> Limits: ...
+    def show_range(self, view: Limits | None) -> None: ...
+    def read_on(self, direction: int) -> None: ...
+    def show_table(self) -> None: ...
+
+
+def take_key(plot: Readable, event: QKeyEvent) -> bool:
+    """Do what the key means; False: nothing."""
+    key, view = Qt.Key(event.key()), plot.visible()
+    middle = (view.low + view.high) / 2
+    if key in _DIRECTIONS:
+        direction = _DIRECTIONS[key]
+        if event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+            plot.show_range(view.moved(direction * view.span * 0.1))
+        else:
+            plot.read_on(direction)
+    elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
+        plot.show_range(view.zoomed(0.8, middle))
+    elif key == Qt.Key.Key_Minus:
+        plot.show_range(view.zoomed(1.25, middle))
+    elif key == Qt.Key.Key_Home:
+        plot.show_range(None)
+    elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+        plot.show_table()
+    else:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""What the lines of a plot say at a step: drawn beside the mouse, read out for the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.gui.charts.line import Line
+from app.text import DASH
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one line says at a step."""
+
+    color: str
+    value: float
+    """NaN: unknown."""
+    text: str
+
+
+def read_lines(
+    lines: Sequence[Line], step: float, write: Callable[[float | None], str]
+) -> tuple[float | None, list[Reading]]:
+    """Return the recorded step nearest to `step`, and what every line says there."""
+    readings: list[Reading] = []
+    at = None
+    for line in lines:
+        found = line.curves.value_at(step)
+        if found is None:
+            continue
+        nearest, value, attempt = found
+        at = nearest if at is None else at
+        shown = DASH if np.isnan(value) else write(value)
+        text = f"step {nearest:,.0f}   {shown}"
+        if len(lines) > 1:
+            text = f"{shown}   {line.name}, step {nearest:,.0f}"
+        elif len(line.curves.attempts) > 1:
+            text += f"   attempt {attempt}"
+        readings.append(Reading(line.color, value, text))
+    return at, readings
+
+
+def speak(readings: Sequence[Reading]) -> str:
+    """Return the readings as one sentence for a screen reader."""
+    return "; ".join(", ".join(one.text.split("   ")) for one in readings).replace(DASH, "unknown")
+
+
+def next_step(lines: Sequence[Line], step: float, gap: float) -> float | None:
+    """Return the nearest recorded step at least `gap` beyond `step`, before it if `gap` is < 0.
+
+    None: there is none.
+    """
+    found = [
+        beside
+        for line in lines
+        for attempt in line.curves.attempts
+        if (beside := _beside(line.curves.series(attempt).x, step, gap)) is not None
+    ]
+    if not found:
+        return None
+    return min(found) if gap > 0 else max(found)
+
+
+def _beside(steps: np.ndarray, step: float, gap: float) -> float | None:
+    place = int(np.searchsorted(steps, step + gap, side="left" if gap > 0 else "right"))
+    place -= gap < 0
+    return float(steps[place]) if 0 <= place < len(steps) else None

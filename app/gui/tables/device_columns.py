@@ -1,0 +1,103 @@
+"""Columns of the wall as a table: what the cards paint, in words and figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.events import NodeSnapshot
+from app.gui.tables.rows_model import Column, number_first
+from app.telemetry.alerts import share_of
+from app.telemetry.state import Status, describe_device
+from app.telemetry.stream import Device, DeviceKey, Reading
+from app.text import show_bytes_of, show_celsius, show_number, show_share, show_watts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceRow:
+    key: DeviceKey
+    status: Status
+    reading: Reading
+    is_live: bool
+    """False: the node does not answer, so there are no figures now."""
+
+
+def make_row(device: Device, node: NodeSnapshot, now_s: float) -> DeviceRow:
+    """Return what is known of a device now."""
+    return DeviceRow(
+        key=device.key,
+        status=describe_device(device, node, now_s),
+        reading=device.reading,
+        is_live=node.state == "online",
+    )
+
+
+def name_place(device: str) -> str:
+    """Return `GPU 0` for `cuda:0`."""
+    return device.replace("cuda:", "GPU ").replace("cpu", "CPU")
+
+
+def short_name(name: str) -> str:
+    """Return a device's name without its maker's brands."""
+    return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def _figure(row: DeviceRow, name: str) -> float | None:
+    value: float | None = getattr(row.reading, name)
+    return value if row.is_live else None
+
+
+def _used(row: DeviceRow) -> int | None:
+    return row.reading.memory_used_bytes if row.is_live else None
+
+
+def device_columns() -> list[Column[DeviceRow]]:
+    return [
+        Column(title="Node", text=lambda r: r.key.node, width_px=96),
+        Column(title="Place", text=lambda r: name_place(r.key.device), width_px=72),
+        Column(title="Device", text=lambda r: short_name(r.reading.name), width_px=168),
+        Column(
+            title="State",
+            text=lambda r: r.status.text,
+            status=lambda r: r.status,
+            stretches=True,
+            tip="What the device does now",
+        ),
+        Column(
+            title="Load",
+            text=lambda r: show_share(_figure(r, "utilisation")),
+            sort=lambda r: number_first(_figure(r, "utilisation")),
+            is_number=True,
+            width_px=68,
+            tip="Share of time in which the device was computing",
+        ),
+        Column(
+            title="Memory",
+            text=lambda r: show_bytes_of(_used(r), r.reading.memory_total_bytes),
+            sort=lambda r: number_first(share_of(_used(r), r.reading.memory_total_bytes)),
+            is_number=True,
+            width_px=124,
+            tip="In use and in all: VRAM of a GPU, RAM of a PC that trains on its CPU",
+        ),
+        Column(
+            title="Heat",
+            text=lambda r: show_celsius(_figure(r, "temperature_celsius")),
+            sort=lambda r: number_first(_figure(r, "temperature_celsius")),
+            is_number=True,
+            width_px=72,
+        ),
+        Column(
+            title="Power",
+            text=lambda r: show_watts(_figure(r, "power_w")),
+            sort=lambda r: number_first(_figure(r, "power_w")),
+            is_number=True,
+            width_px=76,
+        ),
+        Column(
+            title="Tokens/s",
+            text=lambda r: show_number(_figure(r, "tokens_per_s")),
+            sort=lambda r: number_first(_figure(r, "tokens_per_s")),
+            is_number=True,
+            width_px=88,
+            tip="Tokens that the device trains on per second",
+        ),
+    ]
