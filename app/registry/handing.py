@@ -11,6 +11,7 @@ from app.artifact import ArtifactSnapshot
 from app.errors import UserError
 from app.library.chat_template import express
 from app.library.gguf_file import read_metadata
+from app.registry.record import folder_here
 from app.registry.serving import ServeCommand, ServedFolder, serve_commands
 
 
@@ -20,7 +21,7 @@ def hand_off(artifact: ArtifactSnapshot) -> tuple[ServeCommand, ...]:
     Raises:
         UserError: there is no copy on this PC.
     """
-    return serve_commands(artifact, _read_folder(artifact, _folder_of(artifact)))
+    return serve_commands(artifact, _read_folder(artifact, folder_here(artifact)))
 
 
 def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path | None:
@@ -31,7 +32,7 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
     """
     if command.modelfile is None:
         return None
-    path = _folder_of(artifact) / command.modelfile_name
+    path = folder_here(artifact) / command.modelfile_name
     try:
         path.write_text(command.modelfile, encoding="utf-8")
     except OSError as error:
@@ -39,16 +40,6 @@ def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path |
             f"{path} cannot be written: {error.strerror}", "Copy the artifact to another folder."
         ) from error
     return path
-
-
-def _folder_of(artifact: ArtifactSnapshot) -> Path:
-    folder = artifact.folder()
-    if folder is None:
-        raise UserError(
-            f"{artifact.label} has no whole copy on this PC",
-            f"Bring it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
-        )
-    return Path(folder)
 
 
 def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:

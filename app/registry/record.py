@@ -27,6 +27,21 @@ LINEAGE_FILE = "rackless.json"
 """In a merged model: hashes of what it comes from."""
 
 
+def folder_here(artifact: ArtifactSnapshot) -> Path:
+    """Return an artifact's folder on this PC.
+
+    Raises:
+        UserError: no whole copy is here.
+    """
+    folder = artifact.folder()
+    if folder is None:
+        raise UserError(
+            f"{artifact.label} has no whole copy on this PC",
+            f"Bring it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+        )
+    return Path(folder)
+
+
 def find_artifact(services: Services, label: str) -> ArtifactSnapshot:
     """Return the artifact `NAME` (its newest version) or `NAME:VERSION`.
 
