@@ -16,7 +16,7 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
     """Mount a tmpfs of that size at `path` for the block."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
-    path.mkdir()
+    path.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode != 0:

@@ -59,7 +59,7 @@ class Site:
         )
         self._processes.append(process)
         assert process.stdout is not None
-        self.servers[name] = json.loads(process.stdout.readline())
+        self.servers[name] = {**json.loads(process.stdout.readline()), "pid": process.pid}
 
     def node_home(self, name: str) -> Path:
         return self.folder / "nodes" / name

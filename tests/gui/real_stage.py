@@ -24,12 +24,20 @@ PAUSE_S = 0.005
 Kind = TypeVar("Kind", bound=QWidget)
 
 
+def waited_for_cpu_s() -> float:
+    """Return how long this thread was ready to run and did not get a core, since it began."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+
+
 class RealStage:
     """Owns the window and its core; `end` takes both down and tells what crashed."""
 
     def __init__(self, application: QApplication, theme: Theme, home: Path) -> None:
         self.application = application
         self.crashes: list[str] = []
+        self.turns: list[float] = []
+        """Seconds for which the Qt thread was not free, one for each turn of its loop, less what
+        it spent waiting for a core that other processes had."""
         self._failure: AssertionError | None = None
         self.bridge = Bridge(core_opener(home))
         self.bridge.crashed.connect(self.crashes.append)
@@ -58,7 +66,7 @@ class RealStage:
             if self._failure is not None:
                 raise self._failure
             assert time.monotonic() < end_s, f"{what}: not within {limit_s:.0f} s; {self.told()}"
-            self.application.processEvents()
+            self.turn()
             time.sleep(PAUSE_S)
 
     def told(self) -> str:
@@ -80,6 +88,15 @@ class RealStage:
         found = self.find(kind)
         assert found is not None
         return found
+
+    def turn(self, deed: Callable[[], object] | None = None) -> None:
+        """Do `deed` and let all events pass that wait now; the time it took is kept."""
+        began_s, waited_s = time.perf_counter(), waited_for_cpu_s()
+        if deed is not None:
+            deed()
+        self.application.processEvents()
+        waited_s = waited_for_cpu_s() - waited_s
+        self.turns.append(max(0.0, time.perf_counter() - began_s - waited_s))
 
     # ------------------------------------------------------------ hands
 

@@ -18,6 +18,7 @@ from app.flows.new_run_answers import Answers, to_spec
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
+from app.gui.tables.run_columns import rank_columns
 from app.gui.windows.data_dialog import DataDialog
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog
@@ -482,3 +483,10 @@ def test_figures_and_picture_of_a_chart_are_copied(application, page):
     plot.copy_picture()
     picture = application.clipboard().pixmap()
     assert picture.size() == plot.grab().size()
+
+
+def test_a_rank_that_has_ended_does_not_look_busy():
+    column = next(column for column in rank_columns() if column.title == "State")
+    rank = running_run().ranks[0]
+    assert column.status(replace(rank, state="ended")).tone == "calm"
+    assert column.status(rank).tone == "busy"

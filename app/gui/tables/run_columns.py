@@ -108,7 +108,7 @@ def forecast_columns() -> list[Column[ComparedRow]]:
 
 
 def _describe_rank(rank: RankProgress) -> Status:
-    tones: dict[str, Tone] = {"failed": "error", "lost": "error", "done": "good", "stopped": "calm"}
+    tones: dict[str, Tone] = {"failed": "error", "lost": "error", "done": "good", "ended": "calm"}
     words = rank.phase if rank.state == "running" and rank.phase else rank.state
     return Status(tones.get(rank.state, "busy"), words)
 
