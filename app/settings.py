@@ -23,8 +23,13 @@ class Setting:
     key: str
     kind: Literal["choice", "number", "switch"]
     default: Value
+    title: str
     description: str
+    section: str
     choices: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    """What a person reads for each choice."""
+    unit: str = ""
     minimum: float | None = None
     maximum: float | None = None
 
@@ -63,7 +68,46 @@ SETTINGS = (
         kind="choice",
         default="system",
         choices=("system", "dark", "light"),
-        description="Colours of the window.",
+        labels=("Follow the system", "Dark", "Light"),
+        title="Colours",
+        description="Colours of the window; the system's choice is followed at once.",
+        section="Appearance",
+    ),
+    Setting(
+        key="when_closed",
+        kind="choice",
+        default="end",
+        choices=("end", "tray"),
+        labels=("Ends Rackless on this PC", "Leaves it in the tray"),
+        title="Closing the window",
+        description="Runs go on in either case. From the tray it keeps watching them and tells "
+        "what happens; where the desktop has no tray, closing ends it.",
+        section="Window and notifications",
+    ),
+    Setting(
+        key="notify_finished",
+        kind="switch",
+        default=True,
+        title="Tell when a run has finished",
+        description="A notification of the desktop while the window is not in front.",
+        section="Window and notifications",
+    ),
+    Setting(
+        key="notify_problems",
+        kind="switch",
+        default=True,
+        title="Tell when a run has failed or was interrupted",
+        description="With the reason; a click opens the run.",
+        section="Window and notifications",
+    ),
+    Setting(
+        key="notify_hot",
+        kind="switch",
+        default=True,
+        title="Tell when a GPU or CPU gets hot",
+        description="GPUs from 85 \u00b0C on, CPUs from 95 \u00b0C on; for each at most every ten "
+        "minutes.",
+        section="Window and notifications",
     ),
     Setting(
         key="stop_grace_s",
@@ -71,7 +115,10 @@ SETTINGS = (
         default=120.0,
         minimum=1.0,
         maximum=3600.0,
+        unit="s",
+        title="Time to stop",
         description="How long a stopped run may take to write its checkpoint, in seconds.",
+        section="Runs",
     ),
     Setting(
         key="lost_after_s",
@@ -79,7 +126,10 @@ SETTINGS = (
         default=15.0,
         minimum=3.0,
         maximum=600.0,
+        unit="s",
+        title="Patience with a silent node",
         description="A node of a run that stands still is given up after so many silent seconds.",
+        section="Runs",
     ),
 )
 

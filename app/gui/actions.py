@@ -66,7 +66,10 @@ TEXTS: dict[str, ActionText] = {
         shortcut="Ctrl+F",
     ),
     "close": ActionText(
-        text="Close the window", tip="Runs go on without the window", shortcut="Ctrl+Q"
+        text="Close the window", tip="Runs go on without the window", shortcut="Ctrl+W"
+    ),
+    "quit": ActionText(
+        text="Quit Rackless", tip="Also from the tray; runs go on all the same", shortcut="Ctrl+Q"
     ),
     "system": ActionText(text="Follow the system", tip="Light or dark as the desktop is"),
     "light": ActionText(text="Light", tip="Always light"),

@@ -12,13 +12,14 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
 from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
 from app.gui.context import Context
 from app.gui.demo_apart import run_demo_apart
+from app.gui.one_instance import OneInstance
+from app.gui.preferences import preferences_of
 from app.gui.seam import CoreSeam, OpenCore
 from app.gui.selfcheck import check_reference_counts
 from app.gui.theme import Theme
@@ -27,12 +28,6 @@ from app.gui.windows.crash_dialog import CrashHook
 from app.gui.windows.main_window import MainWindow, Story
 from app.paths import Paths
 from app.settings import Settings
-
-_SCHEMES = {
-    "system": Qt.ColorScheme.Unknown,
-    "light": Qt.ColorScheme.Light,
-    "dark": Qt.ColorScheme.Dark,
-}
 
 
 def core_opener(home: Path) -> OpenCore:
@@ -51,6 +46,8 @@ def core_opener(home: Path) -> OpenCore:
 def open_window(home: Path, story: Story | None = None, *, starts_story: bool = False) -> int:
     """Show the window until a person closes it, and return the exit code.
 
+    Where it is open on this home already, bring it forward and return at once.
+
     Args:
         home: where the master keeps its files.
         story: the demo that an empty window offers; None: a demo in a window of its own.
@@ -61,22 +58,29 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     """
     check_reference_counts()
     application = make_application()
+    instance = OneInstance(home)
+    if not instance.is_first and instance.show_first():
+        return 0
     theme = Theme(application)
     hook = CrashHook(theme)
     hook.install()
-    chosen = str(Settings(Paths(home).settings_file).get("theme"))
-    theme.choose(_SCHEMES[chosen])
+    preferences = preferences_of(Settings(Paths(home).settings_file))
+    theme.choose_named(str(preferences.get("theme")))
     state = read_window_state(home)
     bridge = Bridge(core_opener(home))
     bridge.crashed.connect(hook.show_crash)
-    window = MainWindow(Context(bridge, Cluster(bridge), theme), state, story or run_demo_apart)
+    context = Context(bridge, Cluster(bridge), theme, preferences=preferences)
+    window = MainWindow(context, state, story or run_demo_apart)
     hook.parent_window = window
     _connect_life(application, bridge, window)
+    instance.wanted.connect(window.come_forward)
+    window.painted.connect(instance.listen)
     if starts_story:
         bridge.opened.connect(lambda nodes, runs: window.run_story())
     window.show()
     code = application.exec()
     bridge.join()
+    instance.end()
     write_window_state(home, window.state)
     return code
 
@@ -102,7 +106,8 @@ def _connect_life(application: QApplication, bridge: Bridge, window: MainWindow)
     application.setWindowIcon(window.windowIcon())
     window.painted.connect(bridge.start)
     window.finished.connect(bridge.stop)
-    bridge.closed.connect(lambda: None if window.isVisible() else application.quit())
+    application.commitDataRequest.connect(lambda session: window.expect_end())
+    bridge.closed.connect(lambda: application.quit() if window.is_over else None)
     if threading.current_thread() is threading.main_thread():
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, lambda number, frame: window.close_quietly())

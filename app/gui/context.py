@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
 from app.gui.exports import ExportBoard
+from app.gui.preferences import Preferences
 from app.gui.theme import Theme
 
 
@@ -17,3 +18,5 @@ class Context:
     theme: Theme
     exports: ExportBoard = field(default_factory=ExportBoard)
     """What is exported now, or was asked for and left."""
+    preferences: Preferences = field(default_factory=Preferences)
+    """What the person chose; without a home: the defaults."""

@@ -30,6 +30,12 @@ from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication
 
 RESOURCES = Path(__file__).resolve().parents[2] / "resources"
+SCHEMES = {
+    "system": Qt.ColorScheme.Unknown,
+    "light": Qt.ColorScheme.Light,
+    "dark": Qt.ColorScheme.Dark,
+}
+"""The choices of the setting `theme`."""
 MAX_KEPT = 48
 """Pictures of `keep`; one of a card takes 0.3 MB, on a dense screen 1.2."""
 MAX_TEXTS = 4096
@@ -129,6 +135,10 @@ class Theme(QObject):
             if scheme != Qt.ColorScheme.Unknown
             else QGuiApplication.styleHints().colorScheme()
         )
+
+    def choose_named(self, name: str) -> None:
+        """Take one of SCHEMES."""
+        self.choose(SCHEMES[name])
 
     def font(self, size_px: int, weight: int = 400, *, monospace: bool = False) -> QFont:
         """Return a font with digits of equal width."""

@@ -25,6 +25,8 @@ class WindowState:
     """That runs go on without the window was said."""
     wall_as_table: bool = False
     """The overview lists devices instead of showing cards."""
+    was_told_hiding: bool = False
+    """That a closed window waits in the tray was said."""
 
 
 def read_window_state(home: Path) -> WindowState:
@@ -35,8 +37,8 @@ def read_window_state(home: Path) -> WindowState:
         return WindowState()
     state = WindowState()
     if isinstance(stored, dict):
-        for name in ("geometry", "page", "was_told_closing", "wall_as_table"):
-            if isinstance(stored.get(name), type(getattr(state, name))):
+        for name, default in asdict(state).items():
+            if isinstance(stored.get(name), type(default)):
                 setattr(state, name, stored[name])
     return state
 

@@ -151,8 +151,42 @@ def test_closing_waits_for_the_core_without_stopping_a_run(busy):
     assert busy.called("stop_run") == []
 
 
+def test_with_a_tray_closing_hides_and_says_so_once(busy):
+    told = []
+    busy.window.hidden.connect(told.append)
+    busy.context.preferences.set("when_closed", "tray")
+    busy.wait_for(lambda: busy.core.chosen == {"when_closed": "tray"})
+    busy.window.farewell.has_tray = True
+    QTest.keyClick(busy.window, Qt.Key.Key_W, Qt.KeyboardModifier.ControlModifier)
+    assert not busy.window.isVisible()
+    busy.window.come_forward()
+    assert busy.window.isVisible()
+    assert not busy.window.close()
+    assert not busy.window.is_over
+    assert told[0][0] == "Rackless stays in the tray"
+    assert told[1] is None
+    busy.window.state.was_told_closing = True
+    busy.window.hide()
+    busy.window.quit()
+    assert busy.window.is_over
+    assert busy.called("stop_run") == []
+
+
+def test_without_a_tray_closing_ends_whatever_was_chosen(empty):
+    empty.context.preferences.set("when_closed", "tray")
+    assert empty.window.close()
+    assert empty.window.is_over
+
+
+def test_a_session_that_ends_is_not_held_up_by_the_tray_or_a_question(busy):
+    busy.context.preferences.set("when_closed", "tray")
+    busy.window.farewell.has_tray = True
+    busy.window.expect_end()
+    assert busy.window.close()
+
+
 def test_the_window_remembers(tmp_path, make_stage):
-    state = WindowState(geometry="00ff", page="nodes", was_told_closing=True)
+    state = WindowState(geometry="00ff", page="nodes", was_told_closing=True, was_told_hiding=True)
     write_window_state(tmp_path, state)
     assert read_window_state(tmp_path) == state
     for broken in ("{", "[]", '{"page": 3, "other": 1}', '"x"'):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QKeySequence, QPaintEvent, QShortcut
 from PySide6.QtWidgets import (
+    QApplication,
     QFileDialog,
     QHBoxLayout,
     QMainWindow,
@@ -29,15 +30,17 @@ from app.events import NodeSnapshot, RunSnapshot
 from app.gui.actions import Actions
 from app.gui.bridge import Report
 from app.gui.context import Context
+from app.gui.farewell import Farewell
 from app.gui.pages.artifacts import ArtifactsPage
 from app.gui.pages.nodes import NodesPage
 from app.gui.pages.overview import OverviewPage
 from app.gui.pages.runs import RunsPage
 from app.gui.seam import CoreSeam
+from app.gui.theme import SCHEMES
 from app.gui.widgets.banner import Banner
 from app.gui.widgets.navigation import PLACES, Navigation
 from app.gui.window_state import WindowState
-from app.text import count_of
+from app.settings import Value
 
 if TYPE_CHECKING:
     from app.gui.pages.compare import ComparePage
@@ -65,13 +68,17 @@ class MainWindow(QMainWindow):
     painted = Signal()
     """The first frame is on the screen."""
     finished = Signal()
-    """The person closed the window."""
+    """The person closed the window for good."""
+    hidden = Signal(object)
+    """It went to the tray; with (title, text) the first time, else None."""
 
     def __init__(self, context: Context, state: WindowState, story: Story | None = None) -> None:
         super().__init__()
         self._context, self.state, self._story = context, state, story
         self._was_painted = False
-        self._is_quiet = False
+        self.is_over = False
+        """The person closed it for good."""
+        self.farewell = Farewell(context, state, self)
         self._run_page: RunPage | None = None
         self._compare_page: ComparePage | None = None
         self._palette: Palette | None = None
@@ -115,22 +122,19 @@ class MainWindow(QMainWindow):
             "refresh": self.refresh,
             "find": self.find_in_log,
             "close": self.close,
+            "quit": self.quit,
         }
         for name, deed in deeds.items():
             actions.add(name, deed)
-        for name, scheme in (
-            ("system", Qt.ColorScheme.Unknown),
-            ("light", Qt.ColorScheme.Light),
-            ("dark", Qt.ColorScheme.Dark),
-        ):
-            actions.add(name, partial(self.choose_theme, name, scheme))
+        for name in SCHEMES:
+            actions.add(name, partial(self._context.preferences.set, "theme", name))
         if self._story is not None:
             actions.add("run_demo", self.run_story)
         return actions
 
     def _make_menus(self) -> None:
         menus = {
-            "&File": ("new_run", "open_run_file", "", "close"),
+            "&File": ("new_run", "open_run_file", "", "close", "quit"),
             "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
             "&View": ("palette", "", *PLACES, "", "find", "", "system", "light", "dark"),
         }
@@ -172,6 +176,7 @@ class MainWindow(QMainWindow):
         self.runs.repeat_wanted.connect(self.repeat_run)
         self.runs.compare_wanted.connect(self.compare_runs)
         self.artifacts.export_wanted.connect(lambda: self.go_to("runs"))
+        self._context.preferences.changed.connect(self._take_setting)
         bridge.failed.connect(self.show_error)
         bridge.open_failed.connect(self.show_error)
         bridge.opened.connect(self._keep_connected)
@@ -296,10 +301,11 @@ class MainWindow(QMainWindow):
             page.tabs.setCurrentWidget(page.logs)
             page.logs.start_search()
 
-    def choose_theme(self, name: str, scheme: Qt.ColorScheme) -> None:
-        """Change the colours, and remember it."""
-        self._context.theme.choose(scheme)
-        self._context.bridge.run(lambda core, report: store_theme(core, name))
+    def _take_setting(self, key: str) -> None:
+        value = self._context.preferences.get(key)
+        if key == "theme":
+            self._context.theme.choose_named(str(value))
+        self._context.bridge.run(lambda core, report: store_setting(core, key, value))
 
     def run_story(self) -> None:
         """Run the demo and show its steps."""
@@ -335,48 +341,40 @@ class MainWindow(QMainWindow):
             self._was_painted = True
             QTimer.singleShot(0, self.painted.emit)
 
+    def expect_end(self) -> None:
+        """The desktop's session ends: from now on nothing is asked, and nothing stays."""
+        self.farewell.is_quiet = True
+
     def close_quietly(self) -> None:
         """Close without a question: the system asks for it."""
-        self._is_quiet = True
+        self.expect_end()
         self.close()
 
+    def quit(self) -> None:
+        """Close for good, also from the tray."""
+        self.farewell.is_final = True
+        self.close()
+
+    def come_forward(self) -> None:
+        """Show the window above others, wherever it was."""
+        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.show()
+        self.raise_()
+        self.activateWindow()
+        QApplication.alert(self)  # where the desktop lets nobody take the focus
+
     def closeEvent(self, event: QCloseEvent) -> None:
-        if not self._is_quiet and not self._may_end_exports():
-            event.ignore()
+        decision = self.farewell.decide()
+        if decision == "end":
+            self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
+            event.accept()
+            self.is_over = True
+            self.finished.emit()
             return
-        active = self._context.cluster.active_runs()
-        if active and not self.state.was_told_closing and not self._is_quiet:
-            from app.gui.windows.ask import ask
-
-            goes = "goes" if len(active) == 1 else "go"
-            if not ask(
-                self,
-                self._context.theme,
-                "Close the window?",
-                f"{count_of(len(active), 'run')} {goes} on without it, on the nodes. Open Rackless "
-                "again whenever you like to see how far they are. This is said only once.",
-                "Close the window",
-            ):
-                event.ignore()
-                return
-            self.state.was_told_closing = True
-        self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
-        event.accept()
-        self.finished.emit()
-
-    def _may_end_exports(self) -> bool:
-        """Ask before an export that is under way is broken off; unlike a run it needs this PC."""
-        if not self._context.exports.is_busy():
-            return True
-        from app.gui.windows.ask import ask
-
-        return ask(
-            self,
-            self._context.theme,
-            "Break off the export?",
-            "An export is under way, and ends with this window. What was made before stays.",
-            "Close the window",
-        )
+        event.ignore()
+        if decision == "hide":
+            self.hide()
+            self.hidden.emit(self.farewell.tell_hidden())
 
 
 def import_the_rest() -> None:
@@ -385,6 +383,6 @@ def import_the_rest() -> None:
         importlib.import_module(f"app.gui.{name}")
 
 
-async def store_theme(core: CoreSeam, name: str) -> None:
-    """Remember the colours in the settings."""
-    core.settings.set("theme", name)
+async def store_setting(core: CoreSeam, key: str, value: Value) -> None:
+    """Remember what a person chose."""
+    core.settings.set(key, value)
