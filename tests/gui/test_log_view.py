@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.gui.widgets.log_document import LogDocument, make_block, split_blocks
+from app.gui.widgets.log_levels import ShownLines
 from app.gui.widgets.log_view import LogView
 
 LINES = st.lists(st.text(alphabet="abX \u00e9", max_size=12), min_size=1, max_size=30)
@@ -151,3 +152,58 @@ def test_marked_lines_are_copied(application, view):
     QTest.keyClick(view, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     QTest.keyClick(view, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     assert application.clipboard().text() == "one\ntwo\nthree"
+
+
+LOG = b"""step 1 loss 2.0
+UserWarning: slow disk
+step 2 loss 1.9
+Traceback (most recent call last):
+  File "x.py", line 3
+    boom()
+ValueError: no
+step 3 loss 1.8
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "numbers"),
+    [("all", list(range(8))), ("warnings", [1, 3, 4, 5, 6]), ("errors", [3, 4, 5, 6])],
+)
+def test_levels_choose_lines_and_keep_their_numbers(level, numbers):
+    document = LogDocument()
+    document.append(LOG)
+    shown = ShownLines(document)
+    shown.choose(level)
+    assert [shown.number(row) for row in range(len(shown))] == numbers
+    assert [shown.row_of(number) for number in numbers] == list(range(len(numbers)))
+    document.append(b"OSError: gone\n")
+    shown.refresh()
+    assert shown.number(len(shown) - 1) == 8
+
+
+def test_a_line_that_is_found_is_shown(view):
+    view.append(LOG * 40)
+    levels = []
+    view.level_changed.connect(levels.append)
+    view.show_level("errors")
+    assert len(view.shown) == 160
+    view.resize(600, 200)
+    view.grab()
+    QTest.keyClick(view, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
+    assert view.marked_text().count("\n") == 159
+    view.search("step 3 loss")
+    for _ in range(50):
+        view._search_on()
+        if levels == ["errors", "all"]:
+            break
+    assert levels == ["errors", "all"]
+    assert view.document.line(view.found_line) == "step 3 loss 1.8"
+
+
+def test_nothing_that_warns_is_said(view):
+    view.append(b"step 1\nstep 2\n")
+    view.show_level("warnings")
+    assert len(view.shown) == 0
+    view.grab()
+    view.append(b"a Warning\n")
+    assert [view.shown.number(0)] == [2]

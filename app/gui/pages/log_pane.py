@@ -17,6 +17,8 @@ from app.gui.widgets.log_document import Block, split_blocks
 from app.gui.widgets.log_view import LogView
 from app.gui.widgets.parts import IconButton, make_label, make_panel
 
+_LEVELS = (("All lines", "all"), ("Warnings and errors", "warnings"), ("Errors", "errors"))
+
 
 async def read_log(core: CoreSeam, report: Report, run_id: str, rank: int, attempt: int) -> int:
     """Report the blocks of a rank's mirrored log; return the offset of its end."""
@@ -53,6 +55,10 @@ class LogPane(QWidget):
         self.ranks = QComboBox()
         self.ranks.setAccessibleName("Rank whose log is shown")
         self.ranks.setMinimumWidth(190)
+        self.levels = QComboBox()
+        self.levels.setAccessibleName("Lines that are shown")
+        for text, level in _LEVELS:
+            self.levels.addItem(text, level)
         self.follow = QCheckBox("Follow")
         self.follow.setChecked(True)
         self.follow.setToolTip("Keep the newest line in view")
@@ -66,6 +72,7 @@ class LogPane(QWidget):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.ranks)
+        row.addWidget(self.levels)
         row.addWidget(self.follow)
         row.addStretch(1)
         row.addWidget(self._result)
@@ -88,6 +95,12 @@ class LogPane(QWidget):
         self.ranks.currentIndexChanged.connect(lambda index: self._load())
         self.follow.toggled.connect(self.view.follow)
         self.view.follow_changed.connect(self.follow.setChecked)
+        self.levels.currentIndexChanged.connect(
+            lambda index: self.view.show_level(self.levels.currentData())
+        )
+        self.view.level_changed.connect(
+            lambda level: self.levels.setCurrentIndex(self.levels.findData(level))
+        )
         self.view.searched.connect(self._show_result)
         self.words.returnPressed.connect(self._find_from_key)
         self.words.textChanged.connect(lambda text: self._result.setText(""))

@@ -93,6 +93,10 @@ class LogDocument:
             self.size_bytes += len(block.data)
             self._trim()
 
+    def blocks(self) -> Iterator[tuple[int, Block]]:
+        """Yield the number of each block's first line, and the block."""
+        yield from zip(self._firsts, self._blocks, strict=True)
+
     def line(self, number: int) -> str:
         """Return a line's text; bytes that are not UTF-8 show as replacement characters."""
         place = bisect.bisect_right(self._firsts, number) - 1

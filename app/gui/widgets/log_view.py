@@ -22,10 +22,12 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication
 
 from app.gui.theme import Theme
 from app.gui.widgets.log_document import MAX_LINE_CHARS, Block, LogDocument
+from app.gui.widgets.log_levels import Level, ShownLines
 
 PAD_PX = 12
 SEARCH_BLOCKS_PER_TURN = 2
 MAX_COPY_LINES = 100_000
+_NOTHING = "Nothing was written yet"
 
 
 class LogView(QAbstractScrollArea):
@@ -34,11 +36,14 @@ class LogView(QAbstractScrollArea):
     follow_changed = Signal(bool)
     searched = Signal(bool)
     """A search ended: whether it found anything."""
+    level_changed = Signal(str)
+    """Other lines are shown: their Level."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         self.document = LogDocument()
+        self.shown = ShownLines(self.document)
         self.is_following = True
         self.found_line: int | None = None
         self._query = ""
@@ -64,7 +69,10 @@ class LogView(QAbstractScrollArea):
     def clear(self) -> None:
         """Forget all lines, and follow again."""
         self._stop_search()
+        level = self.shown.level
         self.document = LogDocument()
+        self.shown = ShownLines(self.document)
+        self.shown.choose(level)
         self.found_line = self._marked = None
         self._widest_chars = 0
         self.follow(True)
@@ -86,12 +94,24 @@ class LogView(QAbstractScrollArea):
         if is_following:
             self._move_to(self.verticalScrollBar().maximum())
 
+    def show_level(self, level: Level) -> None:
+        """Show all lines or some; the one on top stays there, if it is one of them."""
+        if level == self.shown.level:
+            return
+        top = self.shown.number(self.verticalScrollBar().value())
+        self.shown.choose(level)
+        self._widest_chars, self._marked = 0, None
+        self._grow()
+        if not self.is_following:
+            self._move_to(self.shown.row_of(top) or 0)
+        self.level_changed.emit(level)
+
     def _changed(self, change: Callable[[], None]) -> None:
-        before = self.document.first_line
+        before, top = self.document.first_line, self.shown.number(self.verticalScrollBar().value())
         change()
-        dropped = self.document.first_line - before
-        if dropped and not self.is_following:
-            self._move_to(max(self.verticalScrollBar().value() - dropped, 0))
+        self.shown.refresh()
+        if self.document.first_line != before and not self.is_following:
+            self._move_to(self.shown.row_of(top) or 0)
         self._grow()
 
     def _grow(self) -> None:
@@ -99,7 +119,7 @@ class LogView(QAbstractScrollArea):
         visible = self.visible_lines()
         self._is_moving = True
         bar.setPageStep(visible)
-        bar.setRange(0, max(self.document.num_lines - visible, 0))
+        bar.setRange(0, max(len(self.shown) - visible, 0))
         self._is_moving = False
         if self.is_following:
             self._move_to(bar.maximum())
@@ -133,7 +153,7 @@ class LogView(QAbstractScrollArea):
             self.found_line = None
             self.viewport().update()
             return
-        top = self.document.first_line + self.verticalScrollBar().value()
+        top = self.shown.number(self.verticalScrollBar().value())
         start = self.found_line if self.found_line is not None else top
         if self.found_line is not None and not is_new:
             start += -1 if backward else 1
@@ -164,12 +184,15 @@ class LogView(QAbstractScrollArea):
 
     def _show_line(self, line: int) -> None:
         self.found_line = line
-        top = self.document.first_line + self.verticalScrollBar().value()
-        if not top <= line < top + self.visible_lines():
+        row, top = self.shown.row_of(line), self.verticalScrollBar().value()
+        if row is None:  # what is found is shown
+            self.show_level("all")
+            row = self.shown.row_of(line) or 0
+        if not top <= row < top + self.visible_lines():
             if self.is_following:
                 self.is_following = False
                 self.follow_changed.emit(False)
-            self._move_to(line - self.document.first_line - self.visible_lines() // 2)
+            self._move_to(row - self.visible_lines() // 2)
         self.viewport().update()
 
     # ------------------------------------------------------------ painting
@@ -179,19 +202,20 @@ class LogView(QAbstractScrollArea):
         colors = self._theme.palette
         painter.fillRect(self.viewport().rect(), colors.color("surface"))
         painter.setFont(self._font)
-        if not self.document.num_lines:
+        if not len(self.shown):
             painter.setPen(colors.color("muted"))
             painter.setFont(self._theme.font(13))
             area = self.viewport().rect()
-            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "Nothing was written yet")
+            empty = "No line warns or tells of an error" if self.document.num_lines else _NOTHING
+            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), empty)
             return
         digits = len(str(self.document.end_line))
         gutter = PAD_PX + digits * self._char_px + PAD_PX
         left = gutter - self.horizontalScrollBar().value() * self._char_px
-        top = self.document.first_line + self.verticalScrollBar().value()
-        end = min(top + self.visible_lines() + 1, self.document.end_line)
+        top = self.verticalScrollBar().value()
+        end = min(top + self.visible_lines() + 1, len(self.shown))
         needle = self._query.casefold()
-        for row, number in enumerate(range(top, end)):
+        for row, number in enumerate(map(self.shown.number, range(top, end))):
             y = PAD_PX // 2 + row * self._line_px
             area = QRect(0, y, self.viewport().width(), self._line_px)
             text = self.document.line(number)[:MAX_LINE_CHARS].replace("\t", "    ")
@@ -219,8 +243,7 @@ class LogView(QAbstractScrollArea):
 
     def _line_at(self, y: float) -> int:
         row = int(y - PAD_PX // 2) // self._line_px
-        line = self.document.first_line + self.verticalScrollBar().value() + row
-        return min(max(line, self.document.first_line), max(self.document.end_line - 1, 0))
+        return self.shown.number(self.verticalScrollBar().value() + row)
 
     def _is_marked(self, line: int) -> bool:
         return self._marked is not None and min(self._marked) <= line <= max(self._marked)
@@ -231,7 +254,11 @@ class LogView(QAbstractScrollArea):
             return ""
         first = max(min(self._marked), self.document.first_line)
         last = min(max(self._marked), self.document.end_line - 1, first + MAX_COPY_LINES)
-        return "\n".join(self.document.line(number) for number in range(first, last + 1))
+        numbers = (number for number in range(first, last + 1) if self._is_shown(number))
+        return "\n".join(map(self.document.line, numbers))
+
+    def _is_shown(self, number: int) -> bool:
+        return self.shown.row_of(number) is not None
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         line = self._line_at(event.position().y())
