@@ -29,6 +29,7 @@ from app.events import (
     ArtifactsChanged,
     Certificate,
     CheckpointSnapshot,
+    EvaluationRecord,
     Event,
     EventHub,
     Exported,
@@ -440,6 +441,10 @@ class Core:
     def steps(self, run_id: str) -> list[StepRecord]:
         """Return the steps of a run that count, as mirrored so far, in order."""
         return self._book.history(self._book.get(run_id).run_id).steps()
+
+    def evaluations(self, run_id: str) -> list[EvaluationRecord]:
+        """Return the evaluations of a run that count, in order."""
+        return self._book.history(self._book.get(run_id).run_id).evaluations()
 
     def run_events(self, run_id: str) -> list[RunEvent]:
         """Return what happened to a run, oldest first."""

@@ -139,6 +139,17 @@ class StepRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRecord:
+    """What an evaluation found."""
+
+    attempt: int
+    step: int
+    """After which it was made."""
+    loss: float | None
+    perplexity: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSnapshot:
     run_id: str
     step: int

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.protocol import DataPreview, WireError, from_wire
-from app.events import Certificate, RankTrace, RunEvent, StepRecord
+from app.events import Certificate, EvaluationRecord, RankTrace, RunEvent, StepRecord
 from app.runs.happenings import happening
 from app.runs.journal import (
     JournalTail,
@@ -32,6 +33,9 @@ _RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
 
 PACE_STEPS = 20
 _SUPERVISOR_JOURNAL = "supervisor.jsonl"
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -96,9 +100,8 @@ class AttemptHistory:
     total_steps: int | None = None
     first_step: int | None = None
     """The step after which training began; None: it has not begun."""
-    evaluation_step: int | None = None
-    evaluation_loss: float | None = None
-    perplexity: float | None = None
+    evaluations: dict[int, EvaluationRecord] = field(default_factory=dict)
+    """By step."""
     checkpoints: dict[int, SaveTimes] = field(default_factory=dict)
     """By step."""
     failed_saves: dict[int, str] = field(default_factory=dict)
@@ -162,14 +165,24 @@ class RunHistory:
 
     def steps(self) -> list[StepRecord]:
         """Return the steps that count, in order."""
-        kept: list[StepRecord] = []
+        return self._counting(lambda attempt: attempt.steps)
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """Return the evaluations that count, in order: none of a step that was done again."""
+        return self._counting(lambda attempt: attempt.evaluations)
+
+    def _counting(self, pick: Callable[[AttemptHistory], dict[int, T]]) -> list[T]:
+        """Return what attempts know by step, in order, up to where a later attempt began."""
+        kept: dict[int, T] = {}
         limit: int | None = None
         for number in sorted(self.attempts, reverse=True):
             attempt = self.attempts[number]
-            kept += [s for step, s in attempt.steps.items() if limit is None or step <= limit]
+            for step, one in pick(attempt).items():
+                if limit is None or step <= limit:
+                    kept[step] = one
             if attempt.first_step is not None:
                 limit = attempt.first_step if limit is None else min(limit, attempt.first_step)
-        return sorted(kept, key=lambda record: record.step)
+        return [kept[step] for step in sorted(kept)]
 
     def newest_checkpoint(self) -> int | None:
         """Return the newest step that was saved and that no later attempt went back behind."""
@@ -201,7 +214,8 @@ class RunHistory:
     ) -> None:
         attempt = self.attempts.setdefault(number, AttemptHistory())
         if rank is not None:
-            _take_rank_line(line, attempt, attempt.ranks.setdefault(rank, RankHistory()))
+            known = attempt.ranks.setdefault(rank, RankHistory())
+            _take_rank_line(line, attempt, known, number)
             trace = read_trace(line, rank, self._folder / "attempts" / str(number) / node)
             if trace is not None:
                 attempt.traces.append(trace)
@@ -217,7 +231,9 @@ class RunHistory:
             self.events.append(told.event(self._run_id))
 
 
-def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHistory) -> None:
+def _take_rank_line(
+    line: dict[str, Any], attempt: AttemptHistory, rank: RankHistory, number: int
+) -> None:
     kind = line["kind"]
     if kind == "phase":
         rank.phase = text_of(line, "phase") or None
@@ -237,7 +253,7 @@ def _take_rank_line(line: dict[str, Any], attempt: AttemptHistory, rank: RankHis
     elif kind == "wish":
         attempt.wishes[text_of(line, "wish_id")] = whole_of(line, "step") or 0
     elif kind == "eval":
-        _take_evaluation(line, attempt)
+        _take_evaluation(line, attempt, number)
     elif kind == "setting":
         rank.setting = UsedSetting(
             micro_tokens=whole_of(line, "micro_tokens") or 0,
@@ -259,12 +275,15 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
     )
 
 
-def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory) -> None:
+def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int) -> None:
     step = whole_of(line, "step")
-    if step is not None and step > (attempt.evaluation_step or 0):
-        attempt.evaluation_step = step
-        attempt.evaluation_loss = number_of(line, "loss")
-        attempt.perplexity = number_of(line, "perplexity")
+    if step is not None:
+        attempt.evaluations[step] = EvaluationRecord(
+            attempt=number,
+            step=step,
+            loss=number_of(line, "loss"),
+            perplexity=number_of(line, "perplexity"),
+        )
 
 
 def _take_step(line: dict[str, Any], rank: RankHistory) -> None:

@@ -45,7 +45,8 @@ def make_snapshot(
     recent = tuple(attempt.recent) if active else ()
     last = recent[-1] if recent else None
     progress = make_progress(history, run.attempt) if history else run.progress
-    evaluated = _evaluated(history)
+    evaluations = history.evaluations() if history else []
+    evaluated = evaluations[-1] if evaluations else None
     return RunSnapshot(
         run_id=run.run_id,
         name=run.name,
@@ -66,23 +67,14 @@ def make_snapshot(
         tokens_per_s=last.tokens_per_s if last else None,
         mfu=_mfu(attempt, len(placements)) if active else None,
         eta=last.eta if last else None,
-        evaluation_loss=evaluated.evaluation_loss,
-        perplexity=evaluated.perplexity,
+        evaluation_loss=evaluated.loss if evaluated else None,
+        perplexity=evaluated.perplexity if evaluated else None,
         remaining_s=_remaining_s(progress, recent),
         ranks=tuple(_rank(place, attempt, active) for place in placements),
         newest_checkpoint_step=progress.newest_checkpoint_step,
         phase=_phase(attempt) if active else None,
         certificate=attempt.certificate,
     )
-
-
-def _evaluated(history: RunHistory | None) -> AttemptHistory:
-    """Return the newest attempt that was evaluated; else one that knows nothing."""
-    attempts = history.attempts if history else {}
-    for number in sorted(attempts, reverse=True):
-        if attempts[number].evaluation_step is not None:
-            return attempts[number]
-    return AttemptHistory()
 
 
 def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:

@@ -30,6 +30,7 @@ from app.errors import HostKeyUnknown
 from app.events import (
     ArtifactsChanged,
     CheckpointSnapshot,
+    EvaluationRecord,
     EventHub,
     Exported,
     LogArrived,
@@ -326,6 +327,7 @@ class FakeCore(FakeChats):
     node_map: dict[str, NodeSnapshot] = field(default_factory=dict)
     run_map: dict[str, RunSnapshot] = field(default_factory=dict)
     step_map: dict[str, list[StepRecord]] = field(default_factory=dict)
+    evaluation_map: dict[str, list[EvaluationRecord]] = field(default_factory=dict)
     plan_answer: Plan | Exception = field(default_factory=make_plan_of_all)
     plan_gate: asyncio.Event | None = None
     """A plan waits for it."""
@@ -378,6 +380,9 @@ class FakeCore(FakeChats):
 
     def steps(self, run_id: str) -> list[StepRecord]:
         return list(self.step_map.get(run_id, []))
+
+    def evaluations(self, run_id: str) -> list[EvaluationRecord]:
+        return list(self.evaluation_map.get(run_id, []))
 
     def run_events(self, run_id: str) -> list[RunEvent]:
         return list(self.event_map.get(run_id, []))
@@ -746,6 +751,11 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
     run = running_run()
     core.run_map = {item.run_id: item for item in (run, *past_runs())}
     core.step_map[run.run_id] = make_steps(424, (1, 2))
+    core.evaluation_map[run.run_id] = [
+        EvaluationRecord(attempt=one.attempt, step=one.step, loss=one.loss * 1.12, perplexity=3.0)
+        for one in core.step_map[run.run_id]
+        if one.step % 50 == 0 and one.loss is not None
+    ]
     core.comparison_map[run.run_id] = make_comparison()
     core.artifact_map = {one.label: one for one in past_artifacts(NOW_S)}
     core.event_map[run.run_id] = [

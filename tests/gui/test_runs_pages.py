@@ -12,7 +12,7 @@ from PySide6.QtGui import QWheelEvent
 from PySide6.QtTest import QTest
 
 from app.errors import UsageError, UserError
-from app.events import Certificate, RunEvent
+from app.events import Certificate, EvaluationRecord, RunEvent
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import Answers, to_spec
 from app.gui.charts.curves import Curves
@@ -473,11 +473,11 @@ def test_both_charts_show_the_same_steps(page):
 
 
 def test_figures_and_picture_of_a_chart_are_copied(application, page):
-    plot = page.charts.loss
+    plot = page.charts.others["speed"]
     plot.show_range(Limits(205.0, 215.0))
     plot.copy_figures()
     rows = [line.split("\t") for line in application.clipboard().text().splitlines()]
-    assert rows[0] == ["step", "attempt", "Loss"]
+    assert rows[0] == ["step", "attempt", "Throughput, tokens/s"]
     assert [row[0] for row in rows[1:] if row[1] == "2"] == [f"{step}" for step in range(205, 216)]
     assert float(rows[-1][2]) == pytest.approx(plot.curves.value_at(215.0)[1], rel=1e-6)
     plot.copy_picture()
@@ -490,3 +490,19 @@ def test_a_rank_that_has_ended_does_not_look_busy():
     rank = running_run().ranks[0]
     assert column.status(replace(rank, state="ended")).tone == "calm"
     assert column.status(rank).tone == "busy"
+
+
+def test_evaluations_stand_beside_the_training(busy, page):
+    assert [line.name for line in page.charts.loss.lines] == ["training", "evaluation"]
+    points = page.charts.loss.lines[1].curves
+    before = len(points)
+    assert before == len(busy.core.evaluation_map[RUN])
+    busy.core.evaluation_map[RUN].append(
+        EvaluationRecord(attempt=2, step=425, loss=1.0, perplexity=2.7)
+    )
+    text = "evaluation after step 425: loss 1.000"
+    event = RunEvent(run_id=RUN, time_s=NOW_S, severity="info", text=text)
+    busy.core.on_loop(busy.core.put_event, event)
+    busy.wait_for(lambda: len(page.charts.loss.lines[1].curves) == before + 1)
+    page.charts.show_evaluations([])
+    assert [len(line.curves) > 0 for line in page.charts.loss.lines] == [True]

@@ -60,6 +60,8 @@ class Plot(QWidget):
         super().__init__()
         self._theme, self.title, self._write = theme, title, write
         self._from_zero = False
+        self.shows_marks = True
+        """Whether the first line's attempts are marked."""
         self.lines = [Line(title, color)]
         self._view: Limits | None = None
         self._hover: float | None = None
@@ -168,7 +170,7 @@ class Plot(QWidget):
             for piece in parts:
                 self._paint_piece(painter, frame, line, piece)
         painter.restore()
-        paint_marks(painter, self._theme, frame, self.curves.marks if len(self.lines) == 1 else ())
+        paint_marks(painter, self._theme, frame, self.curves.marks if self.shows_marks else ())
         self._paint_readout(painter, frame)
 
     def _paint_piece(self, painter: QPainter, frame: Frame, line: Line, piece: Piece) -> None:

@@ -11,6 +11,7 @@ from app.events import RunSnapshot, StepRecord
 from app.flows.compare import Row, list_differences, list_results
 from app.gui.bridge import Op
 from app.gui.charts.line import Line, choose_look
+from app.gui.charts.plot import Plot
 from app.gui.context import Context
 from app.gui.pages.run_charts import LOSS, OTHERS, make_plot, nan_if_unknown
 from app.gui.seam import CoreSeam
@@ -144,7 +145,7 @@ class ChosenPlot(QWidget):
         for one in QUANTITIES:
             self.choice.addItem(one.title, one.key)
         self.choice.setCurrentIndex(place)
-        self.plot = make_plot(self._theme, QUANTITIES[place], title="")
+        self.plot = self._make_plot(place)
         panel = make_panel()
         self._box = QGridLayout(panel)
         self._box.setContentsMargins(1, 1, 1, 1)
@@ -176,10 +177,15 @@ class ChosenPlot(QWidget):
             self.plot.show_lines(lines)
             self.plot.show_range(view)
 
+    def _make_plot(self, place: int) -> Plot:
+        plot = make_plot(self._theme, QUANTITIES[place], title="")
+        plot.shows_marks = False  # each run has attempts of its own
+        return plot
+
     def _choose(self, place: int) -> None:
         self._box.removeWidget(self.plot)
         self.plot.deleteLater()
-        self.plot = make_plot(self._theme, QUANTITIES[place], title="")
+        self.plot = self._make_plot(place)
         self._box.addWidget(self.plot, 0, 0)
         self.choice.raise_()
         self.draw(self._runs)

@@ -8,7 +8,14 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
 
 from agents.protocol import DataPreview
-from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunState, StepRecord
+from app.events import (
+    CheckpointSnapshot,
+    EvaluationRecord,
+    RankProgress,
+    RunEvent,
+    RunState,
+    StepRecord,
+)
 from app.gui.bridge import Op
 from app.gui.context import Context
 from app.gui.pages.forecast_pane import ForecastPane
@@ -37,17 +44,23 @@ WATCH_MS = 5000
 _NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
 
 
-Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None]
+Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[EvaluationRecord]]
 
 
 async def load_run(core: CoreSeam, run_id: str) -> Loaded:
     """Return what the core has of a run: its steps, its events, and what it learns."""
-    return core.steps(run_id), core.run_events(run_id), core.run_preview(run_id)
+    events, data = core.run_events(run_id), core.run_preview(run_id)
+    return core.steps(run_id), events, data, core.evaluations(run_id)
 
 
 async def load_data(core: CoreSeam, run_id: str) -> DataPreview | None:
     """Return what a run learns, once that is known."""
     return core.run_preview(run_id)
+
+
+async def load_evaluations(core: CoreSeam, run_id: str) -> list[EvaluationRecord]:
+    """Return what evaluations found until now."""
+    return core.evaluations(run_id)
 
 
 class RunPage(QWidget):
@@ -213,10 +226,11 @@ class RunPage(QWidget):
             self.notice.hide()
 
     def _fill(self, found: Loaded) -> None:
-        steps, events, data = found
+        steps, events, data, evaluations = found
         self.data.show_data(data)
         early, self._early = self._early or [], None
         self._take_steps(self.run_id, [*steps, *early])
+        self.charts.show_evaluations(evaluations)
         self.events.reset(events)
 
     def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
@@ -243,12 +257,21 @@ class RunPage(QWidget):
                 self._context.bridge.run(
                     lambda core, report: load_data(core, event.run_id), self.data.show_data
                 )
+            if event.text.startswith("evaluation after"):
+                self._context.bridge.run(
+                    lambda core, report: load_evaluations(core, event.run_id),
+                    lambda found: self._show_evaluations(event.run_id, found),
+                )
             if "heckpoint" in event.text:
                 self._context.bridge.run(
                     lambda core, report: core.checkpoints(event.run_id),
                     self.checkpoints.reset,
                     failure=lambda error: None,
                 )
+
+    def _show_evaluations(self, run_id: str, found: Sequence[EvaluationRecord]) -> None:
+        if run_id == self.run_id:
+            self.charts.show_evaluations(found)
 
     def _chat(self) -> None:
         run, chosen = self._context.cluster.runs.get(self.run_id), self.saved.selected()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QGridLayout, QHBoxLayout, QStackedWidget, QWidget
 
-from app.events import StepRecord
+from app.events import EvaluationRecord, StepRecord
 from app.gui.charts.line import Line, choose_look
 from app.gui.charts.plot import Plot
 from app.gui.theme import Theme
@@ -84,6 +84,7 @@ def make_plot(theme: Theme, quantity: Quantity, *, title: str | None = None) -> 
     """Return an empty plot of a quantity, one line for each of its values."""
     shown = quantity.title if title is None else title
     plot = Plot(theme, shown, quantity.color, quantity.write)
+    plot.lines[0].name = quantity.title
     if quantity.from_zero:
         plot.start_at_zero()
     if len(quantity.reads) > 1:
@@ -146,6 +147,20 @@ class RunCharts(QWidget):
         extend(self.loss, LOSS, attempt, steps)
         for one in OTHERS:
             extend(self.others[one.key], one, attempt, steps)
+
+    def show_evaluations(self, found: Sequence[EvaluationRecord]) -> None:
+        """Show the loss of evaluations beside that of training; none: one line is enough."""
+        training = self.loss.lines[0]
+        if not found:
+            self.loss.show_lines([training])
+            return
+        line = Line("evaluation", "chart_temperature", Qt.PenStyle.DashLine)
+        for one in found:
+            line.curves.extend(1, [float(one.step)], [nan_if_unknown(one.loss)])
+        training.name = "training"
+        view = self.loss.zoomed_to
+        self.loss.show_lines([training, line])
+        self.loss.show_range(view)
 
     def _follow(self, view: object) -> None:
         for plot in self.plots:
