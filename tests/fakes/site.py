@@ -61,6 +61,14 @@ class Site:
         assert process.stdout is not None
         self.servers[name] = {**json.loads(process.stdout.readline()), "pid": process.pid}
 
+    def add_node(self, name: str) -> None:
+        server = self.servers[name]
+        address = f"{getpass.getuser()}@127.0.0.1:{server['port']}"
+        self.answer(
+            *("nodes", "add", name, "--ssh", address, "--key", str(self.key)),
+            *("--accept-host-key", server["fingerprint"]),
+        )
+
     def node_home(self, name: str) -> Path:
         return self.folder / "nodes" / name
 
@@ -140,12 +148,7 @@ def open_site(folder: Path) -> Iterator[Site]:
     try:
         for name in ("alpha", "beta"):
             site.start_node(name)
-            server = site.servers[name]
-            address = f"{getpass.getuser()}@127.0.0.1:{server['port']}"
-            site.answer(
-                *("nodes", "add", name, "--ssh", address, "--key", str(site.key)),
-                *("--accept-host-key", server["fingerprint"]),
-            )
+            site.add_node(name)
             site.answer("nodes", "setup", name, "--python", sys.executable)
         yield site
     finally:

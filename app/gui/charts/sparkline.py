@@ -6,6 +6,7 @@ Qt's raster engine width 2 costs four times, width 2 with antialiasing thirteen 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -98,6 +99,7 @@ def _tint_below(
         yield image
 
 
+@functools.cache
 def _tint(rgb: int) -> np.uint32:
     """Return a colour with the opacity TINT, premultiplied."""
     parts = [round((rgb >> shift & 255) * TINT / 255) for shift in (16, 8, 0)]

@@ -83,6 +83,11 @@ class DeviceCard(QWidget):
         self._describe()
         self.update()
 
+    def show_status(self, status: Status, *, is_live: bool) -> None:
+        """Show how the node stands now; figures did not change, so often there is nothing to do."""
+        if (status, is_live) != (self.status, self._is_live):
+            self.refresh(status, is_live=is_live)
+
     def sizeHint(self) -> QSize:
         return QSize(MIN_WIDTH_PX, HEIGHT_PX)
 

@@ -117,10 +117,13 @@ class Wall(QWidget):
 
     def refresh_node(self, name: str) -> None:
         """Show the state of a node that changed."""
-        node = self._context.cluster.nodes[name]
+        node, now_s = self._context.cluster.nodes[name], self._context.cluster.now_s()
         if name in self._heads:
-            self._heads[name].show_node(node, self._context.cluster.now_s())
-        self.refresh([key for key in self._cards if key.node == name])
+            self._heads[name].show_node(node, now_s)
+        for key, card in self._cards.items():
+            if key.node == name:
+                status = describe_device(card.device, node, now_s)
+                card.show_status(status, is_live=node.state == "online")
 
     def rebuild(self) -> None:
         """Make heads and cards for the devices that there are; keep the ones that stay."""
