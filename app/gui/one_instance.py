@@ -19,7 +19,7 @@ from PySide6.QtCore import QLockFile, QObject, Signal
 from app.paths import private_folder
 
 if TYPE_CHECKING:
-    from PySide6.QtNetwork import QLocalServer
+    from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 LOCK_NAME, SOCKET_NAME = "window.lock", "window.sock"
 MAX_PATH_CHARS = 100
@@ -42,6 +42,7 @@ class OneInstance(QObject):
         self._lock.setStaleLockTime(0)  # it is stale when its process is gone, however old
         self.is_first = self._lock.tryLock(0)
         self._server: QLocalServer | None = None
+        self._callers: list[QLocalSocket] = []
 
     def listen(self) -> None:
         """Hear further starts from now on; only the first has a say here."""
@@ -51,7 +52,7 @@ class OneInstance(QObject):
 
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
-        self._server.newConnection.connect(self._answer)
+        self._server.newConnection.connect(self._accept)
         QLocalServer.removeServer(server_name(self._home))  # left by a crash: the lock is ours
         self._server.listen(server_name(self._home))
 
@@ -80,18 +81,22 @@ class OneInstance(QObject):
         if self.is_first:
             self._lock.unlock()
 
+    def _accept(self) -> None:
+        while self._server is not None and self._server.hasPendingConnections():
+            socket = self._server.nextPendingConnection()
+            socket.readyRead.connect(self._answer)
+            self._callers.append(socket)
+        self._answer()
+
     def _answer(self) -> None:
-        assert self._server is not None
-        socket = self._server.nextPendingConnection()
-        socket.disconnected.connect(socket.deleteLater)
-
-        def read() -> None:
-            if bytes(socket.readAll().data()) == _ASK:
+        """Answer whoever asks, and forget who is gone."""
+        for caller in tuple(self._callers):
+            if bytes(caller.readAll().data()) == _ASK:
                 self.wanted.emit()
-                socket.write(_ANSWER)
-            socket.disconnectFromServer()
-
-        socket.readyRead.connect(read)
+                caller.write(_ANSWER)
+            if caller.state() == caller.LocalSocketState.UnconnectedState:
+                self._callers.remove(caller)
+                caller.deleteLater()
 
 
 def server_name(home: Path) -> str:
