@@ -75,6 +75,7 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     _connect_life(application, bridge, window)
     instance.wanted.connect(window.come_forward)
     window.painted.connect(instance.listen)
+    bridge.opened.connect(lambda nodes, runs: _make_tray(context, window))
     if starts_story:
         bridge.opened.connect(lambda nodes, runs: window.run_story())
     window.show()
@@ -99,6 +100,12 @@ def make_application() -> QApplication:
     application.setApplicationName("Rackless")
     application.setDesktopFileName("rackless")
     return application
+
+
+def _make_tray(context: Context, window: MainWindow) -> None:
+    from app.gui.tray import Tray  # after the first frame, which needs none
+
+    Tray(context, window)
 
 
 def _connect_life(application: QApplication, bridge: Bridge, window: MainWindow) -> None:

@@ -12,9 +12,8 @@ from app.flows.palette import Entry
 from app.gui.actions import TEXTS
 from app.gui.context import Context
 from app.gui.run_actions import RunActions, can_export, can_resume, can_save, can_stop
-from app.gui.tables.run_columns import progress_share
 from app.gui.widgets.navigation import PLACES
-from app.telemetry.state import describe_node, describe_run
+from app.telemetry.state import describe_node, describe_run, progress_share
 from app.text import show_list, show_moment, show_share
 
 if TYPE_CHECKING:

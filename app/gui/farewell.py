@@ -6,6 +6,7 @@ unlike a run it needs this PC.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from PySide6.QtWidgets import QWidget
@@ -24,8 +25,8 @@ HIDDEN_TEXT = (
 class Farewell:
     def __init__(self, context: Context, state: WindowState, window: QWidget) -> None:
         self._context, self._state, self._window = context, state, window
-        self.has_tray = False
-        """An icon is there by which the window comes back."""
+        self.has_tray: Callable[[], bool] = lambda: False
+        """Tells whether an icon is there by which the window comes back."""
         self.is_quiet = False
         """The system ends it: nothing is asked."""
         self.is_final = False
@@ -36,11 +37,8 @@ class Farewell:
         if self.is_quiet:
             return "end"
         is_final, self.is_final = self.is_final, False
-        if (
-            self._context.preferences.get("when_closed") == "tray"
-            and self.has_tray
-            and not is_final
-        ):
+        wants_tray = self._context.preferences.get("when_closed") == "tray"
+        if wants_tray and not is_final and self.has_tray():
             return "hide"
         if self._may_end_exports() and self._knows_runs_go_on():
             return "end"

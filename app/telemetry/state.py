@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from app.events import NodeSnapshot, RunState
+from app.events import NodeSnapshot, RunSnapshot, RunState
 from app.telemetry.alerts import SILENT_AFTER_S
-from app.telemetry.stream import Device
+from app.telemetry.stream import ACTIVE_STATES, Device
 from app.text import show_duration
 
 Tone = Literal["good", "busy", "calm", "warning", "error"]
@@ -77,3 +77,10 @@ def describe_run(state: RunState, phase: str | None = None) -> Status:
     if state == "running" and phase not in (None, "training", "done"):
         return Status("busy", f"running, {phase}")
     return Status(_RUN_TONES[state], state)
+
+
+def progress_share(run: RunSnapshot) -> float | None:
+    """Return how much of a run is done, 0 to 1."""
+    if run.step is None or not run.total_steps:
+        return 0.0 if run.state in ACTIVE_STATES else None
+    return run.step / run.total_steps

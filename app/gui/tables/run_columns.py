@@ -7,9 +7,8 @@ from collections.abc import Callable
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
 from app.gui.tables.rows_model import Column, number_first
 from app.planning.words import ComparedRow
-from app.telemetry.state import Status, Tone, describe_run
+from app.telemetry.state import Status, Tone, describe_run, progress_share
 from app.telemetry.step_parts import describe_split, split_step
-from app.telemetry.stream import ACTIVE_STATES
 from app.text import (
     DASH,
     show_bytes,
@@ -21,13 +20,6 @@ from app.text import (
 )
 
 Clock = Callable[[], float]
-
-
-def progress_share(run: RunSnapshot) -> float | None:
-    """Return how much of a run is done, 0 to 1."""
-    if run.step is None or not run.total_steps:
-        return 0.0 if run.state in ACTIVE_STATES else None
-    return run.step / run.total_steps
 
 
 def describe_steps(run: RunSnapshot) -> str:

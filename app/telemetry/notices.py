@@ -1,0 +1,106 @@
+"""Say what is worth a notification: a run that finished, failed or was interrupted, a hot device.
+
+Pure: snapshots in, sentences out. Only changes count: what was so when Rackless opened is no news.
+A device that dances around its limit is told at most every REPEAT_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from app.events import RunSnapshot, RunState
+from app.telemetry.state import Tone
+from app.telemetry.stream import ACTIVE_STATES, Device
+from app.text import show_duration, show_loss, show_moment
+
+NoticeKind = Literal["finished", "failed", "interrupted", "hot"]
+REPEAT_S = 600.0
+OLD_AFTER_S = 120.0
+"""What ended longer ago is told with its time: Rackless was not there to see it."""
+
+SETTING_OF: dict[NoticeKind, str] = {
+    "finished": "notify_finished",
+    "failed": "notify_problems",
+    "interrupted": "notify_problems",
+    "hot": "notify_hot",
+}
+"""Which setting switches a kind off."""
+
+_KINDS: dict[RunState, tuple[NoticeKind, Tone, str]] = {
+    "done": ("finished", "good", "has finished"),
+    "failed": ("failed", "error", "has failed"),
+    "interrupted": ("interrupted", "warning", "was interrupted"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    kind: NoticeKind
+    tone: Tone
+    title: str
+    text: str
+    run_id: str = ""
+    """The run to open; empty: it is about a node."""
+    node: str = ""
+
+
+class Notices:
+    """Remembers what was so before. One owner, one thread."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, RunState] = {}
+        self._hot_s: dict[object, float] = {}
+
+    def take_run(self, run: RunSnapshot, now_s: float) -> Notice | None:
+        """Return what is to be told of a run's new snapshot."""
+        before = self._states.get(run.run_id)
+        self._states[run.run_id] = run.state
+        if before not in ACTIVE_STATES or run.state not in _KINDS:
+            return None
+        kind, tone, words = _KINDS[run.state]
+        return Notice(
+            kind=kind,
+            tone=tone,
+            title=f"{run.name} {words}",
+            text=_describe_end(run, now_s),
+            run_id=run.run_id,
+        )
+
+    def forget_run(self, run_id: str) -> None:
+        self._states.pop(run_id, None)
+
+    def take_devices(self, devices: Iterable[Device], now_s: float) -> tuple[Notice, ...]:
+        """Return what is to be told of devices with new figures."""
+        found = []
+        for device in devices:
+            hot = next((alert for alert in device.alerts if alert.kind == "hot"), None)
+            last_s = self._hot_s.get(device.key)
+            if hot is None or (last_s is not None and now_s - last_s < REPEAT_S):
+                continue
+            self._hot_s[device.key] = now_s
+            work = f"It trains {device.run.name}. " if device.run is not None else ""
+            notice = Notice(
+                kind="hot",
+                tone="warning",
+                title=f"{device.reading.name} in {device.key.node} is {hot.text}",
+                text=f"{work}Look after its fans and the air around it; it will slow itself down.",
+                node=device.key.node,
+            )
+            found.append(notice)
+        return tuple(found)
+
+
+def _describe_end(run: RunSnapshot, now_s: float) -> str:
+    parts = []
+    if run.state == "done":
+        if run.first_loss is not None and run.loss is not None:
+            parts.append(f"Loss {show_loss(run.first_loss)} to {show_loss(run.loss)}.")
+        if run.started_s is not None and run.ended_s is not None:
+            parts.append(f"It took {show_duration(run.ended_s - run.started_s)}.")
+    else:
+        parts.extend(part for part in (run.message, run.hint) if part)
+    if run.ended_s is not None and now_s - run.ended_s > OLD_AFTER_S:
+        parts.append(f"That was at {show_moment(run.ended_s, now_s)}.")
+    return " ".join(parts)

@@ -1,0 +1,58 @@
+"""Say how the whole cluster stands in one line: for the tray, which has room for no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from app.events import NodeSnapshot, RunSnapshot
+from app.telemetry.state import Tone, progress_share
+from app.telemetry.stream import ACTIVE_STATES, Device
+from app.text import count_of, show_duration, show_share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whole:
+    tone: Tone
+    """`calm` idle, `busy` running, `warning` or `error` a problem."""
+    share: float | None
+    """Of all running runs' steps, 0 to 1, by the run that is done last; None: nothing runs."""
+    text: str
+
+
+def describe_whole(
+    nodes: Iterable[NodeSnapshot], runs: Iterable[RunSnapshot], devices: Iterable[Device]
+) -> Whole:
+    """Return the state of everything: a problem goes before work, work before rest."""
+    active = [run for run in runs if run.state in ACTIVE_STATES]
+    share = min((progress_share(run) or 0.0 for run in active), default=None)
+    doing = describe_work(active)
+    lost = [node.name for node in nodes if node.state in ("unreachable", "refused")]
+    needed = [name for name in lost if any(name in run.nodes for run in active)]
+    if needed:
+        text = f"{needed[0]} is not reached, and {doing}"
+        return Whole(tone="error", share=share, text=text)
+    alerts = [(d, alert) for d in devices if d.key.node not in lost for alert in d.alerts]
+    alerts.sort(key=lambda pair: pair[1].severity != "error")
+    if alerts:
+        device, alert = alerts[0]
+        text = f"{device.key.node}: {device.reading.name} {alert.text}"
+        return Whole(tone=alert.severity, share=share, text=text)
+    return Whole(tone="busy" if active else "calm", share=share, text=doing)
+
+
+def describe_work(active: Sequence[RunSnapshot]) -> str:
+    """Return what is under way, in a few words."""
+    if not active:
+        return "nothing runs"
+    if len(active) == 1:
+        return describe_progress(active[0])
+    return f"{count_of(len(active), 'run')} go on"
+
+
+def describe_progress(run: RunSnapshot) -> str:
+    """Return `poems 34 %, 1 h 40 min left`."""
+    if run.state != "running":
+        return f"{run.name} is {run.state}"
+    left = f", {show_duration(run.remaining_s)} left" if run.remaining_s is not None else ""
+    return f"{run.name} {show_share(progress_share(run))}{left}"
