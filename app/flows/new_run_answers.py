@@ -7,8 +7,8 @@ is lost.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
@@ -299,3 +299,24 @@ def _adapter(answers: Answers) -> AdapterSpec:
         )
     except ValueError:
         return AdapterSpec(kind=kind)
+
+
+def to_draft(answers: Answers, untouched: Answers) -> dict[str, str]:
+    """Return the answers in which a form that was left differs from what it began with.
+
+    >>> to_draft(Answers(name="a", rank="8"), Answers(name="a"))
+    {'rank': '8'}
+    """
+    plain, before = asdict(answers), asdict(untouched)
+    return {key: value for key, value in plain.items() if value != before[key]}
+
+
+def take_up(draft: Mapping[str, object], untouched: Answers) -> Answers:
+    """Return the answers of a draft; what another version wrote and none asks is left out.
+
+    >>> take_up({"rank": "8", "gone": "1", "alpha": 3}, Answers(name="a")).rank
+    '8'
+    """
+    known = {one.name for one in fields(Answers)}
+    kept = {key: text for key, text in draft.items() if key in known and isinstance(text, str)}
+    return replace(untouched, **kept)

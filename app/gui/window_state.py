@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ class WindowState:
     """That runs go on without the window was said."""
     wall_as_table: bool = False
     """The overview lists devices instead of showing cards."""
+    draft: dict[str, str] = field(default_factory=dict)
+    """Answers of the New run form that was left without starting; empty: there are none."""
     was_told_hiding: bool = False
     """That a closed window waits in the tray was said."""
 

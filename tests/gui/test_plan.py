@@ -56,6 +56,7 @@ def test_only_the_newest_question_counts_while_one_is_asked(
 ) -> None:
     gate = busy.core.plan_gate = asyncio.Event()
     QTest.keyClicks(dialog.fields["model"].input, "org/model")
+    busy.wait_for(lambda: len(busy.called("plan")) > 0)
     busy.settle(0.05)
     assert len(busy.called("plan")) == 1
     busy.core.on_loop(gate.set)

@@ -506,3 +506,19 @@ def test_evaluations_stand_beside_the_training(busy, page):
     busy.wait_for(lambda: len(page.charts.loss.lines[1].curves) == before + 1)
     page.charts.show_evaluations([])
     assert [len(line.curves) > 0 for line in page.charts.loss.lines] == [True]
+
+
+def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
+    new_run.fields["model"].set_answer("org/model")
+    new_run.fields["rank"].set_answer("8")
+    QTest.keyClick(new_run, Qt.Key.Key_Escape)
+    assert busy.window.state.draft == {"model": "org/model", "rank": "8"}
+    busy.window.ask_new_run()
+    again = open_dialog(NewRunDialog)
+    assert again.answers().model == "org/model"
+    assert again.answers().rank == "8"
+    assert "that you left" in again.banner.message()
+    press(again, "Start afresh")
+    assert again.answers().model == ""
+    again.reject()
+    assert busy.window.state.draft == {}

@@ -239,11 +239,19 @@ class MainWindow(QMainWindow):
     # ------------------------------------------------------------ actions
 
     def ask_new_run(self, file: Path | None = None) -> None:
-        """Open the New run dialog, filled from `file` if one is given."""
+        """Open the New run dialog, filled from `file`, or with the answers that were left."""
         dialog = self._make_new_run_dialog()
         if file is not None:
             dialog.open_file(file)
+        else:
+            dialog.left.connect(self._keep_draft)
+            dialog.started.connect(lambda run_id: self._keep_draft({}))
+            if self.state.draft:
+                dialog.take_up(self.state.draft)
         dialog.open()
+
+    def _keep_draft(self, draft: dict[str, str]) -> None:
+        self.state.draft = draft
 
     def repeat_run(self, run: RunSnapshot) -> None:
         """Open the New run dialog with every setting of `run`."""

@@ -26,7 +26,14 @@ from app.errors import RacklessError
 from app.events import RunSnapshot
 from app.flows.new_run import Review, plan_spec, preview_spec, review, take_advice
 from app.flows.new_run_advanced import ADVANCED
-from app.flows.new_run_answers import Answers, free_name, to_answers, use_recipe
+from app.flows.new_run_answers import (
+    Answers,
+    free_name,
+    take_up,
+    to_answers,
+    to_draft,
+    use_recipe,
+)
 from app.flows.new_run_fields import FIELDS, MAIN
 from app.gui.context import Context
 from app.gui.live_plan import LivePlan
@@ -60,6 +67,8 @@ async def write_file(core: CoreSeam, spec: RunSpec, path: Path) -> Path:
 class NewRunDialog(QDialog):
     started = Signal(str)
     """The id of the run that was started."""
+    left = Signal(dict)
+    """The form was closed without a start: a draft of its answers, empty if it was not touched."""
 
     def __init__(self, context: Context, parent: QWidget) -> None:
         super().__init__(parent)
@@ -94,6 +103,7 @@ class NewRunDialog(QDialog):
         foot.addLayout(self._make_foot())
         column.addLayout(foot)
         self._fill(Answers(name=self._free_name("run-1")))
+        self._untouched = self.answers()
         for field in self.fields.values():
             field.edited.connect(self._review)
         self.start_from.chosen.connect(self._take_recipe)
@@ -146,8 +156,13 @@ class NewRunDialog(QDialog):
                 tip="Write the answers to a YAML file that 'rackless start' takes too",
             )
         )
+        self.afresh = Button(
+            theme, "Start afresh", self._start_afresh, tip="Forget the answers that were left"
+        )
+        self.afresh.hide()
+        row.addWidget(self.afresh)
         row.addStretch(1)
-        row.addWidget(Button(theme, "Cancel", self.reject))
+        row.addWidget(Button(theme, "Cancel", self.reject, tip="The answers are kept"))
         row.addWidget(self.start)
         self.start.setDefault(True)
         return row
@@ -164,6 +179,24 @@ class NewRunDialog(QDialog):
             partial(self._take_file, path),
             self.banner.show_error,
         )
+
+    def take_up(self, draft: Mapping[str, object]) -> None:
+        """Go on with the answers of a form that was left."""
+        self._shows_all = True
+        self._fill(take_up(draft, self._untouched))
+        self.afresh.show()
+        self.banner.show_message("calm", "Here are the answers that you left")
+
+    def _start_afresh(self) -> None:
+        self._shows_all = False
+        self.afresh.hide()
+        self.banner.hide()
+        self._fill(self._untouched)
+        self.fields["model"].input.setFocus()
+
+    def reject(self) -> None:
+        self.left.emit(to_draft(self.answers(), self._untouched))
+        super().reject()
 
     def repeat(self, run: RunSnapshot) -> None:
         """Fill the form with every setting of a run, under a new name."""
