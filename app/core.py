@@ -33,6 +33,7 @@ from app.events import (
     Event,
     EventHub,
     Exported,
+    LinkSnapshot,
     NodeSnapshot,
     RunEvent,
     RunSnapshot,
@@ -203,6 +204,19 @@ class Core:
         rows = await check_nodes(self._fleet, names or self._fleet.names())
         keep_links(self._services.planning, rows)
         return rows
+
+    def links(self) -> tuple[LinkSnapshot, ...]:
+        """Return what the last checks measured of the ways between nodes, each direction apart."""
+        return tuple(
+            LinkSnapshot(
+                node=link.node,
+                peer=link.peer,
+                round_trip_s=link.round_trip_s,
+                bytes_per_s=link.bytes_per_s,
+                measured_s=link.measured_s,
+            )
+            for link in self._services.planning.links()
+        )
 
     async def calibrate_node(
         self, name: str, progress: Progress | None = None

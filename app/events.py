@@ -42,6 +42,18 @@ class NodeSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSnapshot:
+    """What the last check measured from one node to another."""
+
+    node: str
+    peer: str
+    round_trip_s: float
+    bytes_per_s: float | None
+    measured_s: float
+    """Wall clock."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankProgress:
     rank: int
     node: str

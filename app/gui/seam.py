@@ -18,6 +18,7 @@ from app.events import (
     EvaluationRecord,
     EventHub,
     Exported,
+    LinkSnapshot,
     NodeSnapshot,
     RunEvent,
     RunSnapshot,
@@ -89,6 +90,7 @@ class CoreSeam(Protocol):
         progress: Callable[[str], None] | None = None,
     ) -> DataPreview: ...
     def comparison(self, run_id: str) -> Comparison | None: ...
+    def links(self) -> tuple[LinkSnapshot, ...]: ...
     def calibrations(self, name: str) -> dict[str, Calibration]: ...
     async def calibrate_node(
         self, name: str, progress: Callable[[str], None] | None = None

@@ -33,6 +33,7 @@ from app.events import (
     EvaluationRecord,
     EventHub,
     Exported,
+    LinkSnapshot,
     LogArrived,
     NodeChanged,
     NodeRemoved,
@@ -335,6 +336,7 @@ class FakeCore(FakeChats):
     calibration_map: dict[str, dict[str, Calibration]] = field(default_factory=dict)
     preview_map: dict[str, DataPreview] = field(default_factory=dict)
     artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
+    link_list: list[LinkSnapshot] = field(default_factory=list)
     event_map: dict[str, list[RunEvent]] = field(default_factory=dict)
     logs_map: dict[tuple[str, int], bytes] = field(default_factory=dict)
     """(run_id, rank) -> the log."""
@@ -494,7 +496,23 @@ class FakeCore(FakeChats):
             message="alpha cannot open a connection to beta on port 41877: no answer in 3 s",
             fix="sudo ufw allow from 192.168.1.0/24",
         )
+        names = list(self.node_map)
+        self.link_list = [
+            LinkSnapshot(
+                node=one,
+                peer=other,
+                round_trip_s=0.0004,
+                bytes_per_s=9e6 if "beta" in (one, other) else 117e6,
+                measured_s=NOW_S,
+            )
+            for one in names
+            for other in names
+            if one != other and (one, other) != ("alpha", "beta")
+        ]
         return (*rows, bad)
+
+    def links(self) -> tuple[LinkSnapshot, ...]:
+        return tuple(self.link_list)
 
     async def preview(
         self,

@@ -55,6 +55,15 @@ def _nodes(stage: Stage) -> QWidget:
     return stage.window
 
 
+def _links(stage: Stage) -> QWidget:
+    page = stage.window.nodes
+    stage.window.go_to("nodes")
+    page.tabs.setCurrentWidget(page.links)
+    page.measure_links()
+    stage.wait_for(lambda: "measured" in page.links.summary.text())
+    return stage.window
+
+
 def _check(stage: Stage) -> QWidget:
     stage.window.check()
     stage.wait_for(lambda: bool(stage.window.nodes.results.model.rows()))
@@ -354,6 +363,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "palette-nothing": _palette("zzz"),
     "nodes": _nodes,
     "nodes-check": _check,
+    "nodes-links": _links,
     "runs": _runs,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),

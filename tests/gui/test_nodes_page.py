@@ -143,3 +143,26 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
 
 def test_dialogs_do_not_pile_up(busy):
     assert open_dialog(QDialog) is None
+
+
+def test_links_are_a_matrix_that_says_what_is_not_measured(busy):
+    page = busy.window.nodes
+    busy.window.go_to("nodes")
+    page.tabs.setCurrentWidget(page.links)
+    names = [node.name for node in busy.cluster.node_list()]
+    cells = {row.node: row.cells for row in page.links.model.rows()}
+    assert [row.node for row in page.links.model.rows()] == names
+    assert {cells[one][other].text for one in names for other in names} == {
+        "\u2013",
+        "not measured",
+    }
+    press(page.links, "Measure the links")
+    busy.wait_for(lambda: page.links.model.rows()[0].cells["gamma"].text == "117 MB/s, 0.40 ms")
+    assert page.tabs.currentWidget() is page.links, "one stays where one was"
+    cells = {row.node: row.cells for row in page.links.model.rows()}
+    assert cells["alpha"]["beta"].text == "not measured"
+    assert cells["beta"]["alpha"].tone == "warning"
+    assert "1 way not measured" in page.links.summary.text()
+    busy.bridge.run(lambda core, report: core.remove_node("gamma"))
+    busy.wait_for(lambda: "gamma" not in {row.node for row in page.links.model.rows()})
+    assert page.links.table.model().columnCount() == len(names)

@@ -70,6 +70,7 @@ def test_a_first_hour_with_clicks_and_keys(site: Site, stage: RealStage, tmp_pat
     add_with_keys_alone(site, stage, "beta")
     add_with_keys_alone(site, stage, "gamma")
     adopt_environment(stage)
+    measure_the_links(stage)
     run_id = start_a_run(stage)
     watch_it(stage, run_id)
     stop_it(stage, run_id)
@@ -122,6 +123,20 @@ def adopt_environment(stage: RealStage) -> None:
             lambda report, name=name: ready.append(name),
         )
     stage.until(lambda: len(ready) == len(NAMES), "all nodes can train")
+
+
+def measure_the_links(stage: RealStage) -> None:
+    stage.key(Qt.Key.Key_2, Qt.KeyboardModifier.ControlModifier)
+    page = stage.window.nodes
+    page.tabs.setCurrentWidget(page.links)
+
+    def ways() -> set[str]:
+        rows = page.links.model.rows()
+        return {row.cells[name].text for row in rows for name in NAMES if name != row.node}
+
+    assert ways() == {"not measured"}
+    stage.press(page.links, "Measure the links")
+    stage.until(lambda: all("MB/s" in way for way in ways()), "all six ways are measured")
 
 
 def start_a_run(stage: RealStage) -> str:

@@ -20,6 +20,7 @@ from app.errors import RacklessError
 from app.events import NodeSnapshot
 from app.gui.actions import Actions
 from app.gui.context import Context
+from app.gui.pages.links_pane import LinksPane
 from app.gui.pages.node_details import CheckResults, NodeDetails
 from app.gui.seam import CoreSeam
 from app.gui.tables.node_columns import node_columns
@@ -50,10 +51,12 @@ class NodesPage(QWidget):
         self.banner = Banner(context.theme)
         self.details = NodeDetails(context)
         self.results = CheckResults(context, self.check_all)
+        self.links = LinksPane(context, self.measure_links)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         self.tabs.addTab(self.details, "Details")
         self.tabs.addTab(self.results, "Check")
+        self.tabs.addTab(self.links, "Links")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
@@ -89,6 +92,13 @@ class NodesPage(QWidget):
     def check_all(self) -> None:
         """Check all nodes, and show the results."""
         self.tabs.setCurrentWidget(self.results)
+        self._check()
+
+    def measure_links(self) -> None:
+        """Check all nodes, and stay with the links, which are measured by it."""
+        self._check()
+
+    def _check(self) -> None:
         self.banner.show_message(
             "busy", "Checking the nodes", "Versions, clocks, every connection, a small sum."
         )
@@ -238,6 +248,7 @@ class NodesPage(QWidget):
     def _show_results(self, rows: tuple[Any, ...]) -> None:
         self.banner.hide()
         self.results.show_rows(rows)
+        self.links.reload()
 
     def show_error(self, error: RacklessError) -> None:
         self.banner.show_error(error)

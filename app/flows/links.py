@@ -1,0 +1,73 @@
+"""The ways between nodes as a matrix: from the row's node to the column's, as last measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from app.events import LinkSnapshot
+from app.telemetry.state import Status
+from app.text import DASH, count_of, show_moment
+
+SLOW_BYTES_PER_S = 30e6
+SLOW_ROUND_TRIP_S = 0.005
+"""As the check judges them: much slower than Gigabit Ethernet."""
+
+ITSELF = Status("calm", DASH)
+NOT_MEASURED = Status("calm", "not measured")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkRow:
+    """All ways that begin at one node."""
+
+    node: str
+    cells: Mapping[str, Status]
+    """Peer -> rate and round trip."""
+
+
+def make_matrix(names: Sequence[str], links: Sequence[LinkSnapshot]) -> tuple[LinkRow, ...]:
+    """Return one row for each node, with a cell for each node."""
+    known = {(link.node, link.peer): link for link in links}
+
+    def cell(node: str, peer: str) -> Status:
+        if node == peer:
+            return ITSELF
+        link = known.get((node, peer))
+        return NOT_MEASURED if link is None else describe_link(link)
+
+    return tuple(
+        LinkRow(node=node, cells={peer: cell(node, peer) for peer in names}) for node in names
+    )
+
+
+def describe_link(link: LinkSnapshot) -> Status:
+    """Say how fast a way is, and whether that holds a training up.
+
+    >>> describe_link(LinkSnapshot(
+    ...     node="a", peer="b", round_trip_s=0.0004, bytes_per_s=117e6, measured_s=0.0))
+    Status(tone='good', text='117 MB/s, 0.40 ms')
+    """
+    parts = [] if link.bytes_per_s is None else [f"{link.bytes_per_s / 1e6:.0f} MB/s"]
+    is_slow = link.round_trip_s > SLOW_ROUND_TRIP_S
+    is_slow = is_slow or (link.bytes_per_s is not None and link.bytes_per_s < SLOW_BYTES_PER_S)
+    parts.append(f"{link.round_trip_s * 1000:.2f} ms")
+    return Status("warning" if is_slow else "good", ", ".join(parts))
+
+
+def summarise(names: Sequence[str], links: Sequence[LinkSnapshot], now_s: float) -> str:
+    """Say what is measured, how old it is, and what to do about what is not."""
+    if len(names) < 2:
+        return "With a second node, the ways between them are measured and shown here."
+    ours = [link for link in links if link.node in names and link.peer in names]
+    missing = len(names) * (len(names) - 1) - len(ours)
+    if not ours:
+        return "No way between the nodes was measured yet; it takes some seconds."
+    oldest = show_moment(min(link.measured_s for link in ours), now_s)
+    slow = sum(describe_link(link).tone == "warning" for link in ours)
+    words = f"Rate and round trip from row to column, measured {oldest}"
+    if missing:
+        words += f"; {count_of(missing, 'way')} not measured"
+    if slow:
+        words += f"; {count_of(slow, 'way')} much slower than Gigabit Ethernet"
+    return f"{words}."
