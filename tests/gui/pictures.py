@@ -428,32 +428,41 @@ def take_pictures(folder: Path, logs: Path, scale: str, only: str = "") -> Itera
     theme = Theme(application)
     for scheme in (Qt.ColorScheme.Light, Qt.ColorScheme.Dark):
         theme.choose(scheme)
-        for scenes, make_core in ((BUSY, busy_core), (EMPTY, _empty_core)):
-            for name, scene in scenes.items():
-                if only in name:
-                    core = make_core(logs)
-                    path = folder / f"{name}-{theme.palette.name}-{scale}x.png"
-                    _take(application, theme, core, scene, path)
-                    yield path
+        for name in (*BUSY, *EMPTY):
+            if only in name:
+                path = folder / f"{name}-{theme.palette.name}-{scale}x.png"
+                stage, widget = make_stage_of(application, theme, name, logs, patience_s=0.2)
+                widget.grab().save(str(path))
+                _end(stage, widget)
+                yield path
 
 
-def _empty_core(logs: Path) -> FakeCore:
-    return FakeCore(log_folder=logs)
+def set_scenes(logs: Path, only: str = "") -> Iterator[tuple[str, Stage, QWidget]]:
+    """Show what is on every picture, one after the other; yield name, stage, and what is shown."""
+    application = make_application()
+    theme = Theme(application)
+    theme.choose(Qt.ColorScheme.Light)
+    for name in (*BUSY, *EMPTY):
+        if only in name:
+            stage, widget = make_stage_of(application, theme, name, logs)
+            yield name, stage, widget
+            _end(stage, widget)
 
 
-def _take(
-    application: QApplication,
-    theme: Theme,
-    core: FakeCore,
-    scene: Callable[[Stage], QWidget],
-    path: Path,
-) -> None:
+def make_stage_of(
+    application: QApplication, theme: Theme, name: str, logs: Path, patience_s: float = 0.05
+) -> tuple[Stage, QWidget]:
+    """Return a stage that shows the picture `name`, and the window or dialog on it."""
+    core = busy_core(logs) if name in BUSY else FakeCore(log_folder=logs)
     stage = Stage(application, theme, core, story=_no_story)
     core.on_loop(publish_history, core)
-    stage.settle(0.25)
-    widget = scene(stage)
-    stage.settle(0.2)
-    widget.grab().save(str(path))
+    stage.settle(patience_s)
+    widget = (BUSY | EMPTY)[name](stage)
+    stage.settle(patience_s)
+    return stage, widget
+
+
+def _end(stage: Stage, widget: QWidget) -> None:
     if widget is not stage.window:
         widget.close()
     stage.end()

@@ -50,16 +50,24 @@ def area_of(width: float, height: float) -> QRectF:
     )
 
 
+def elide(painter: QPainter, text: str, room_px: float) -> str:
+    """Return the text as it fits into `room_px` with the painter's font, ending in dots."""
+    metrics = QFontMetricsF(painter.font())
+    return metrics.elidedText(text, Qt.TextElideMode.ElideRight, max(room_px, 0.0))
+
+
 def paint_title(painter: QPainter, theme: Theme, title: str, note: str, width: float) -> None:
     """Write the title, and a note at the other end of its line."""
     painter.setFont(theme.font(13, 600))
     painter.setPen(theme.palette.color("text"))
     line = QRectF(14, 8, width - 28, 18)
-    painter.drawText(line, int(Qt.AlignmentFlag.AlignVCenter), title)
+    shown = elide(painter, title, line.width())
+    painter.drawText(line, int(Qt.AlignmentFlag.AlignVCenter), shown)
     if note:
+        room = line.adjusted(painter.fontMetrics().horizontalAdvance(shown) + 16, 0, 0, 0)
         painter.setFont(theme.font(12))
         painter.setPen(theme.palette.color("muted"))
-        painter.drawText(line, int(_RIGHT), note)
+        painter.drawText(room, int(_RIGHT), elide(painter, note, room.width()))
 
 
 def paint_legend(

@@ -44,6 +44,7 @@ from app.telemetry.history import finite_parts
 
 FINE_POINTS = 1500
 """Up to so many points a line may be wider than one pixel of the screen."""
+LEAST_HEIGHT_PX = 110
 LEAST_SPAN = 4.0
 """Steps that stay visible at the deepest zoom."""
 
@@ -66,7 +67,7 @@ class Plot(QWidget):
         self._view: Limits | None = None
         self._hover: float | None = None
         self._drag: tuple[float, Limits] | None = None
-        self.setMinimumHeight(180)
+        self.setMinimumHeight(LEAST_HEIGHT_PX)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)

@@ -27,6 +27,7 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.empty import EmptyState
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import Button, IconButton, make_label
 from app.registry.serving import ServeCommand
 
@@ -83,13 +84,16 @@ class ArtifactsPage(QWidget):
 
     # ------------------------------------------------------------ layout
 
-    def _make_head(self) -> QHBoxLayout:
-        head = QHBoxLayout()
-        head.setSpacing(8)
-        head.addWidget(make_label("Artifacts", "title"))
+    def _make_head(self) -> FlowRow:
         tip = "Enter a folder that was made elsewhere, or moved"
-        head.addWidget(IconButton(self._context.theme, "add", tip, self.deeds.add))
-        head.addStretch(1)
+        lead = QWidget()
+        row = QHBoxLayout(lead)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(make_label("Artifacts", "title"))
+        row.addWidget(IconButton(self._context.theme, "add", tip, self.deeds.add))
+        row.addStretch(1)
+        head = FlowRow(lead=lead)
         for button in self.buttons.values():
             head.addWidget(button)
         head.addWidget(self.export)

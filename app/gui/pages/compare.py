@@ -141,6 +141,7 @@ class ChosenPlot(QWidget):
         self._runs: list[tuple[str, Sequence[StepRecord]]] = []
         self.choice = QComboBox()
         self.choice.setAccessibleName("Quantity in this chart")
+        self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         set_role(self.choice, "quiet", True)
         for one in QUANTITIES:
             self.choice.addItem(one.title, one.key)

@@ -64,6 +64,7 @@ class LogPane(QWidget):
         self.follow.setToolTip("Keep the newest line in view")
         self.words = QLineEdit()
         self.words.setPlaceholderText("Find in this log")
+        self.words.setAccessibleName("Find in this log")
         self.words.setToolTip("Enter: next, Shift+Enter: previous (Ctrl+F)")
         self.words.setClearButtonEnabled(True)
         self.words.setMaximumWidth(280)

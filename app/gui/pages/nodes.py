@@ -7,7 +7,6 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QHBoxLayout,
     QSplitter,
     QStackedWidget,
     QTabWidget,
@@ -28,6 +27,7 @@ from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.empty import EmptyState
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import Button, make_label
 from app.gui.windows.ask import ask
 from app.planning.words import describe_calibration
@@ -108,11 +108,8 @@ class NodesPage(QWidget):
 
     # ------------------------------------------------------------ layout
 
-    def _make_head(self, actions: Actions) -> QHBoxLayout:
-        head = QHBoxLayout()
-        head.setSpacing(8)
-        head.addWidget(make_label("Nodes", "title"))
-        head.addStretch(1)
+    def _make_head(self, actions: Actions) -> FlowRow:
+        head = FlowRow(lead=make_label("Nodes", "title"))
         for button in self._buttons.values():
             head.addWidget(button)
         head.addWidget(actions.button("check"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, QTimer, Signal
-from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from app.gui.actions import Actions
 from app.gui.context import Context
 from app.gui.widgets.banner import page_margins
 from app.gui.widgets.empty import EmptyState
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import Button, make_label
 from app.gui.widgets.run_strip import RunStrip
 from app.gui.widgets.story_strip import StoryStrip
@@ -82,11 +83,8 @@ class OverviewPage(QWidget):
         self.show_as_table(not self._is_table)
         self.view_chosen.emit(self._is_table)
 
-    def _make_head(self, actions: Actions) -> QHBoxLayout:
-        head = QHBoxLayout()
-        head.setSpacing(8)
-        head.addWidget(make_label("Overview", "title"))
-        head.addStretch(1)
+    def _make_head(self, actions: Actions) -> FlowRow:
+        head = FlowRow(lead=make_label("Overview", "title"))
         head.addWidget(self.view)
         head.addWidget(actions.button("add_node"))
         head.addWidget(actions.button("new_run", role="primary"))

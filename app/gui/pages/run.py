@@ -33,7 +33,7 @@ from app.gui.tables.run_columns import (
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.data_view import DataView
-from app.gui.widgets.parts import Button, make_label
+from app.gui.widgets.parts import Button, make_label, make_scroll
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
 from app.telling import describe_certificate
@@ -43,6 +43,9 @@ WATCH_MS = 5000
 
 _NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
 
+
+LEAST_SPLIT_PX = 280
+"""Of charts and tables together; a page that is shorter than its parts scrolls."""
 
 Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[EvaluationRecord]]
 
@@ -93,8 +96,12 @@ class RunPage(QWidget):
         self.logs = LogPane(context)
         self.data = DataView(context.theme)
         self.tabs = self._make_tabs()
-        column = QVBoxLayout(self)
-        page_margins(column, self)
+        body = QWidget()
+        whole = QVBoxLayout(self)
+        whole.setContentsMargins(0, 0, 0, 0)
+        whole.addWidget(make_scroll(body))
+        column = QVBoxLayout(body)
+        page_margins(column, body)
         column.setSpacing(12)
         for widget in (self.head, self.notice, self.banner, self.progress):
             column.addWidget(widget)
@@ -141,6 +148,7 @@ class RunPage(QWidget):
         split.addWidget(self.charts)
         split.addWidget(self.tabs)
         split.setSizes([240, 300])
+        split.setMinimumHeight(LEAST_SPLIT_PX)
         split.setStretchFactor(0, 1)
         split.setStretchFactor(1, 1)
         split.setChildrenCollapsible(False)

@@ -112,6 +112,7 @@ class RunCharts(QWidget):
         self.others = {one.key: make_plot(theme, one, title="") for one in OTHERS}
         self.choice = QComboBox()
         self.choice.setAccessibleName("Quantity in the chart on the right")
+        self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
         set_role(self.choice, "quiet", True)
         for one in OTHERS:
             self.choice.addItem(one.title, one.key)

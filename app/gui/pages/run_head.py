@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLa
 from app.events import Certificate, RunSnapshot
 from app.gui.context import Context
 from app.gui.run_actions import TRACED_STEPS, RunActions, can_export, can_resume, can_save, can_stop
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import Button, ElidedLabel, IconButton, make_label
 from app.gui.widgets.run_strip import PROGRESS_STEPS, show_time_left
 from app.gui.widgets.status import StatusPill
@@ -25,6 +26,9 @@ from app.text import (
     show_rate,
     show_share,
 )
+
+TITLE_PX = 140
+"""Of a run's name, at least; a longer one ends in dots there, with the whole name as its tip."""
 
 
 class RunHead(QWidget):
@@ -44,19 +48,22 @@ class RunHead(QWidget):
             context.theme, "copy", "New run like this one", self._with_run(self._ask_to_repeat)
         )
         back = IconButton(context.theme, "back", "Back to all runs (Esc)", self.back.emit)
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(back)
-        row.addWidget(self._title, 1)
-        row.addWidget(self.state)
-        row.addSpacing(8)
+        self._title.setMinimumWidth(TITLE_PX)
+        lead = QWidget()
+        first = QHBoxLayout(lead)
+        first.setContentsMargins(0, 0, 0, 0)
+        first.setSpacing(8)
+        first.addWidget(back)
+        first.addWidget(self._title, 1)
+        first.addWidget(self.state)
+        row = FlowRow(lead=lead)
         for button in (self.repeat, *self.buttons.values()):
             row.addWidget(button)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
         column.addLayout(row)
-        self._subtitle.setContentsMargins(back.sizeHint().width() + row.spacing(), 0, 0, 0)
+        self._subtitle.setContentsMargins(back.sizeHint().width() + first.spacing(), 0, 0, 0)
         column.addWidget(self._subtitle)
 
     def show_run(self, run: RunSnapshot) -> None:
@@ -157,17 +164,18 @@ class RunProgress(QFrame):
         self.bar.setAccessibleName("Progress of the run")
         self.figures: dict[str, QLabel] = {}
         self._captions: dict[str, QLabel] = {}
-        row = QHBoxLayout()
-        row.setSpacing(24)
+        row = FlowRow(gap_px=24, line_gap_px=10)
         for key, caption, tip in self._FIGURES:
             self.figures[key] = make_label(role="figure")
             self._captions[key] = make_label(caption, "caption")
-            box = QVBoxLayout()
+            cell = QWidget()
+            box = QVBoxLayout(cell)
+            box.setContentsMargins(0, 0, 0, 0)
             box.setSpacing(0)
             for label in (self.figures[key], self._captions[key]):
                 label.setToolTip(tip)
                 box.addWidget(label)
-            row.addLayout(box, 1)
+            row.addWidget(cell)
         column = QVBoxLayout(self)
         column.setContentsMargins(20, 12, 20, 14)
         column.setSpacing(10)

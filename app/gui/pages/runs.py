@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 
 from app.events import RunSnapshot
 from app.flows.compare import MOST_RUNS
@@ -15,6 +15,7 @@ from app.gui.tables.run_columns import run_columns
 from app.gui.tables.view import TableView, make_filter
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.empty import EmptyState
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import Button, make_label
 
 
@@ -54,10 +55,7 @@ class RunsPage(QWidget):
         self._stack.addWidget(self.table)
         column = QVBoxLayout(self)
         page_margins(column, self)
-        head = QHBoxLayout()
-        head.setSpacing(8)
-        head.addWidget(make_label("Runs", "title"))
-        head.addStretch(1)
+        head = FlowRow(lead=make_label("Runs", "title"))
         head.addWidget(self.filter)
         for button in self._buttons.values():
             head.addWidget(button)

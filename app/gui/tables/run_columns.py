@@ -113,7 +113,7 @@ def rank_columns() -> list[Column[RankProgress]]:
             sort=lambda r: r.rank,
             width_px=76,
         ),
-        Column(title="Node", text=lambda r: r.node, stretches=True),
+        Column(title="Node", text=lambda r: r.node, width_px=80, stretches=True),
         Column(title="Device", text=lambda r: r.device, width_px=84),
         Column(title="State", text=lambda r: r.state, status=_describe_rank, width_px=124),
         Column(

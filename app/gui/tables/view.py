@@ -6,7 +6,7 @@ import re
 from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QRectF, QRegularExpression, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QPainter
+from PySide6.QtGui import QFontMetricsF, QKeyEvent, QPainter, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -101,7 +101,10 @@ class CellDelegate(QStyledItemDelegate):
         painter.setPen(colors.color("text"))
         painter.setFont(self._theme.font(13))
         words = area.adjusted(BAR_WIDTH_PX + 10, 0, 0, 0)
-        painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter), text)
+        shown = QFontMetricsF(painter.font()).elidedText(
+            text, Qt.TextElideMode.ElideRight, words.width() + 0.5
+        )
+        painter.drawText(words, int(Qt.AlignmentFlag.AlignVCenter), shown)
 
 
 class TableView(QTableView, Generic[T]):
@@ -179,11 +182,38 @@ class TableView(QTableView, Generic[T]):
         header = self.horizontalHeader()
         header.setHighlightSections(False)
         header.setMinimumSectionSize(48)
+        header.setTextElideMode(Qt.TextElideMode.ElideRight)
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        header.sectionResized.connect(self._make_room)
         for number, column in enumerate(self._rows.columns):
-            self.setColumnWidth(number, column.width_px)
-            if column.stretches:
-                header.setSectionResizeMode(number, QHeaderView.ResizeMode.Stretch)
+            wanted = header.sectionSizeFromContents(number).width()
+            self.setColumnWidth(number, max(column.width_px, wanted))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._share_room()
+
+    def _make_room(self, number: int, old_px: int, new_px: int) -> None:
+        if not self._rows.columns[number].stretches:
+            self._share_room()
+
+    def _share_room(self) -> None:
+        """Give what is left of the width to the columns that stretch; none gets less than it needs.
+
+        Qt's own way to stretch squeezes them to nothing where the others are too wide together.
+        """
+        columns = self._rows.columns
+        stretching = [number for number, column in enumerate(columns) if column.stretches]
+        others = sum(
+            self.columnWidth(n) for n, column in enumerate(columns) if not column.stretches
+        )
+        left = self.viewport().width() - others
+        for place, number in enumerate(stretching):
+            share = left // (len(stretching) - place)
+            header = self.horizontalHeader().sectionSizeFromContents(number).width()
+            width = max(columns[number].width_px, header, share)
+            self.setColumnWidth(number, width)
+            left -= width
 
 
 def make_filter(table: TableView[Any], hint: str) -> QLineEdit:

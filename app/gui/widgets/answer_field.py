@@ -34,6 +34,7 @@ class ChoiceBox(QComboBox):
     def __init__(self) -> None:
         super().__init__()
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.currentTextChanged.connect(self.setToolTip)  # it may end in dots
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()

@@ -46,6 +46,8 @@ LEAST_WINDOW_S, MOST_WINDOW_S = 60.0, 300.0
 """Sparklines show what there is of the last five minutes, and at least one."""
 LOW_CELSIUS, HIGH_CELSIUS = 20.0, 100.0
 
+_CAPTIONS = (("Load", 52), ("Memory", 52), ("Heat", 98), ("Tokens/s", 64))
+"""What the tiles show, and the room that its figure may need beside it, px."""
 _TIPS = {
     "name": "The device as its driver calls it",
     "state": "What the device does now",
@@ -128,9 +130,12 @@ class DeviceCard(QWidget):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colors.color("chart_grid"))
         painter.drawRoundedRect(self._bar(), 3, 3)
-        for index, caption in enumerate(("Load", "Memory", "Heat", "Tokens/s")):
+        metrics = QFontMetricsF(self._theme.font(12))
+        for index, (caption, figure_px) in enumerate(_CAPTIONS):
             tile = self._tile(index)
-            self._text(painter, tile, caption, 12, "muted")
+            room_px = tile.width() - figure_px
+            shown = metrics.elidedText(caption, Qt.TextElideMode.ElideRight, room_px)
+            self._text(painter, tile, shown, 12, "muted")
             painter.fillRect(
                 QRectF(tile.left(), tile.bottom() - 1, tile.width(), 1), colors.color("chart_grid")
             )

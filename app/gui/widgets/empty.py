@@ -26,13 +26,16 @@ class EmptyState(QWidget):
         words = make_label(text, "muted", wraps=True)
         words.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         words.setFixedWidth(WIDTH_PX)
-        words.ensurePolished()
-        words.setMinimumHeight(words.heightForWidth(WIDTH_PX))
         column = QVBoxLayout(self)
         column.setSpacing(8)
         column.addStretch(2)
-        for widget in (self._glyph, heading, words):
+        for widget in (self._glyph, heading):
             column.addWidget(widget, 0, Qt.AlignmentFlag.AlignHCenter)
+        middle = QHBoxLayout()  # an alignment would forget that the height follows from the width
+        middle.addStretch(1)
+        middle.addWidget(words)
+        middle.addStretch(1)
+        column.addLayout(middle)
         column.addSpacing(12)
         row = QHBoxLayout()
         row.setSpacing(8)

@@ -5,15 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QSizePolicy, QToolButton, QWidget
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import (
+    QFrame,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QToolButton,
+    QWidget,
+)
 
 from app.gui.theme import Theme
 
 
+class WrappedLabel(QLabel):
+    """Words on as many lines as they need; a layout that is short of room never cuts the last."""
+
+    _room_px = 0
+    """Width that a layout gave; 0: none did yet."""
+
+    def sizeHint(self) -> QSize:
+        is_fixed = self.minimumWidth() == self.maximumWidth()
+        width = self.minimumWidth()
+        return QSize(width, self.heightForWidth(width)) if is_fixed else super().sizeHint()
+
+    def minimumSizeHint(self) -> QSize:
+        least = super().minimumSizeHint()
+        if not self._room_px:
+            return least
+        return QSize(least.width(), self.heightForWidth(self._room_px))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if self._room_px != self.width():
+            self._room_px = self.width()
+            self.updateGeometry()
+
+
 def make_label(text: str = "", role: str = "", *, wraps: bool = False) -> QLabel:
     """Return a label; `role` is a name in window.qss such as `title` or `caption`."""
-    label = QLabel(text)
+    label = WrappedLabel(text) if wraps else QLabel(text)
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setObjectName(role)
     label.setWordWrap(wraps)
@@ -63,6 +95,17 @@ def make_panel() -> QFrame:
     panel = QFrame()
     panel.setObjectName("panel")
     return panel
+
+
+def make_scroll(content: QWidget) -> QScrollArea:
+    """Return the content in what scrolls upright where it is too tall."""
+    scroll = QScrollArea()
+    scroll.setWidgetResizable(True)
+    scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+    scroll.setFrameShape(QFrame.Shape.NoFrame)
+    scroll.setWidget(content)
+    return scroll
 
 
 class Button(QPushButton):

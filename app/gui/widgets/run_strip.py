@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLa
 
 from app.events import RunSnapshot
 from app.gui.context import Context
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import Button, ElidedLabel, make_label
 from app.gui.widgets.status import StatusPill
 from app.telemetry.state import describe_run
@@ -36,12 +37,17 @@ class RunLine(QFrame):
         self._figures = {name: make_label() for name in ("step", "loss", "speed", "left")}
         button = Button(context.theme, "Open", self.opened.emit, role="link")
         button.setAccessibleName(f"Open run {run.name}")
-        row = QHBoxLayout(self)
-        row.setContentsMargins(16, 8, 8, 8)
-        row.setSpacing(16)
-        row.addWidget(self._name, 2)
-        row.addWidget(self._state)
-        row.addWidget(self._bar, 3)
+        lead = QWidget()
+        first = QHBoxLayout(lead)
+        first.setContentsMargins(0, 0, 0, 0)
+        first.setSpacing(16)
+        first.addWidget(self._name, 2)
+        first.addWidget(self._state)
+        first.addWidget(self._bar, 3)
+        row = FlowRow(lead=lead, gap_px=16, line_gap_px=2)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 8, 8, 8)
+        column.addLayout(row)
         for name, caption in (("step", "Step"), ("loss", "Loss"), ("speed", ""), ("left", "left")):
             row.addWidget(_with_caption(self._figures[name], caption))
         row.addWidget(button)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.gui.theme import Theme
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import IconButton, make_label
 
 _GLYPHS = {"done": ("good", "good"), "now": ("busy", "accent"), "failed": ("error", "error")}
@@ -29,8 +30,7 @@ class StoryStrip(QFrame):
         head.addStretch(1)
         head.addWidget(IconButton(theme, "close", "Hide the story", self.hide))
         column.addLayout(head)
-        self._row = QHBoxLayout()
-        self._row.setSpacing(16)
+        self._row = FlowRow(gap_px=16, line_gap_px=4)
         column.addLayout(self._row)
         self._note = make_label(role="caption", wraps=True)
         column.addWidget(self._note)
@@ -50,23 +50,21 @@ class StoryStrip(QFrame):
     def _make_marks(self, count: int) -> None:
         while self._row.count():
             item = self._row.takeAt(0)
-            layout = item.layout() if item is not None else None
-            if layout is not None:
-                layout.deleteLater()
-        for glyph, words in self._marks:
-            glyph.deleteLater()
-            words.deleteLater()
+            part = item.widget() if item is not None else None
+            if part is not None:
+                part.deleteLater()
         self._marks = []
         for _ in range(count):
             glyph, words = QLabel(), make_label(role="")
             glyph.setFixedSize(16, 16)
-            part = QHBoxLayout()
-            part.setSpacing(6)
-            part.addWidget(glyph)
-            part.addWidget(words)
-            self._row.addLayout(part)
+            part = QWidget()
+            line = QHBoxLayout(part)
+            line.setContentsMargins(0, 0, 0, 0)
+            line.setSpacing(6)
+            line.addWidget(glyph)
+            line.addWidget(words, 1)
+            self._row.addWidget(part)
             self._marks.append((glyph, words))
-        self._row.addStretch(1)
 
     def _paint(self) -> None:
         scale = self.devicePixelRatioF()

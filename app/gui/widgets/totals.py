@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from app.gui.context import Context
+from app.gui.widgets.flow import FlowRow
 from app.gui.widgets.parts import make_label, make_rule
 from app.text import count_of, show_bytes_of, show_rate, show_share, show_watts
 
@@ -18,9 +19,10 @@ class TotalsBar(QFrame):
         self.setObjectName("panel")
         self._values: dict[str, QLabel] = {}
         self._captions: dict[str, QLabel] = {}
-        row = QHBoxLayout(self)
-        row.setContentsMargins(20, 14, 20, 14)
-        row.setSpacing(20)
+        row = FlowRow(gap_px=20, line_gap_px=10)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 14, 20, 14)
+        column.addLayout(row)
         for key, caption, tip in (
             ("nodes", "Nodes online", "PCs that answer, of all that were added"),
             ("devices", "Devices", "What can train: GPUs, and CPUs of PCs without an NVIDIA GPU"),
@@ -28,9 +30,7 @@ class TotalsBar(QFrame):
             ("power", "Power", "Sum over the devices that report it"),
             ("tokens", "Throughput", "Tokens trained on per second, all runs together"),
         ):
-            if self._values:
-                row.addWidget(make_rule(upright=True))
-            row.addLayout(self._make_column(key, caption, tip), 1)
+            row.addWidget(self._make_cell(key, caption, tip, has_rule=bool(self._values)))
         cluster = context.cluster
         cluster.devices_changed.connect(lambda keys: self.refresh())
         cluster.structure_changed.connect(self.refresh)
@@ -57,15 +57,22 @@ class TotalsBar(QFrame):
         self._show("power", show_watts(totals.power_w))
         self._show("tokens", show_rate(totals.tokens_per_s))
 
-    def _make_column(self, key: str, caption: str, tip: str) -> QVBoxLayout:
+    def _make_cell(self, key: str, caption: str, tip: str, *, has_rule: bool) -> QWidget:
         self._values[key] = make_label(role="figure")
         self._captions[key] = make_label(caption, "caption")
+        cell = QWidget()
+        row = QHBoxLayout(cell)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(20)
+        if has_rule:
+            row.addWidget(make_rule(upright=True))
         column = QVBoxLayout()
         column.setSpacing(2)
+        row.addLayout(column, 1)
         for label in (self._values[key], self._captions[key]):
             label.setToolTip(tip)
             column.addWidget(label)
-        return column
+        return cell
 
     def _show(self, key: str, text: str) -> None:
         label = self._values[key]

@@ -66,8 +66,6 @@ class CopyArtifactDialog(QDialog):
             "appears when it is whole; one that broke off goes on with what is missing."
         )
         label = make_label(words, "muted", wraps=True)
-        label.ensurePolished()
-        label.setMinimumHeight(label.heightForWidth(WIDTH_PX - 48))
         column.addWidget(label)
         column.addSpacing(8)
         for button, parts in (

@@ -37,8 +37,6 @@ class PushDialog(QDialog):
             "token that huggingface_hub keeps (hf auth login), which needs the right to write."
         )
         label = make_label(words, "muted", wraps=True)
-        label.ensurePolished()
-        label.setMinimumHeight(label.heightForWidth(WIDTH_PX - 48))
         column.addWidget(label)
         column.addSpacing(8)
         buttons = QHBoxLayout()

@@ -1,0 +1,19 @@
+"""Every page, dialog and step is usable with the keyboard and with a screen reader."""
+
+import pytest
+from PySide6.QtWidgets import QWidget
+
+from tests.gui.pictures import BUSY, EMPTY, make_stage_of
+from tests.gui.reach import find_unnamed, find_unreached
+
+
+@pytest.mark.parametrize("name", [*BUSY, *EMPTY])
+def test_tab_reaches_all_and_all_has_a_name(name, application, theme, tmp_path):
+    stage, shown = make_stage_of(application, theme, name, tmp_path)
+    palette = stage.window.findChild(QWidget, "palette")
+    root = palette if palette is not None and palette.isVisible() else shown
+    complaints = [*find_unnamed(root), *find_unreached(root)]
+    if shown is not stage.window:
+        shown.close()
+    stage.end()
+    assert complaints == []
