@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from app.planning.outcome import Comparison
     from app.quantize.plan import ExportPlan
     from app.registry.deleting import DeletedArtifact
+    from app.registry.hub_token import TokenPlace
     from app.registry.serving import ServeCommand
     from app.runs.chat import Chats
     from app.runs.planner import Planner
@@ -629,6 +630,32 @@ class Core:
         tell = progress or (lambda text: None)
         await copies.push_artifact(self._services, found, hub_id, private, tell)
         return await self._changed_artifact(found)
+
+    async def find_hub_token(self) -> TokenPlace:
+        """Tell whether this PC has a token of the hub; the hub is not asked."""
+        from app.registry.hub_token import find_token
+
+        return await asyncio.to_thread(find_token)
+
+    async def keep_hub_token(self, token: str) -> str:
+        """Have the hub check a token, keep it where the hub's tools do; return whose it is.
+
+        Raises:
+            UserError: the hub does not know it, or cannot be reached.
+        """
+        from app.registry.hub_token import keep_token
+
+        return await asyncio.to_thread(keep_token, token)
+
+    async def forget_hub_token(self) -> None:
+        """Delete the token that is kept on this PC.
+
+        Raises:
+            UserError: none is kept.
+        """
+        from app.registry.hub_token import forget_token
+
+        await asyncio.to_thread(forget_token)
 
     async def check_artifact(self, name: str, progress: Progress | None = None) -> ArtifactSnapshot:
         """Read every copy of an artifact and hold it against its hashes; return how each stands.

@@ -351,6 +351,7 @@ class FakeCore(FakeChats):
     loop: asyncio.AbstractEventLoop | None = None
     chosen: dict[str, object] = field(default_factory=dict)
     """What was set in the settings."""
+    token_place: str = "none"
 
     def __post_init__(self) -> None:
         FakeChats.__init__(self)
@@ -695,6 +696,18 @@ class FakeCore(FakeChats):
         return DeletedArtifact(
             label=name, freed_bytes=found.size_bytes, deleted=gone, is_forgotten=place is None
         )
+
+    async def find_hub_token(self) -> str:
+        return self.token_place
+
+    async def keep_hub_token(self, token: str) -> str:
+        await self._act("keep_hub_token", token)
+        self.token_place = "kept"
+        return "anna"
+
+    async def forget_hub_token(self) -> None:
+        await self._act("forget_hub_token")
+        self.token_place = "none"
 
     async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
         self._maybe_fail()

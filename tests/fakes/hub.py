@@ -27,6 +27,8 @@ class FakeHub:
         parts = path.partition("?")[0].strip("/").split("/")
         if path == "/api/validate-yaml":
             return {"errors": [], "warnings": []}
+        if path == "/api/whoami-v2":
+            return {"name": "anna", "auth": {"accessToken": {"displayName": "pc", "role": "write"}}}
         if path == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
