@@ -58,6 +58,12 @@ TEXTS: dict[str, ActionText] = {
         icon="search",
         shortcut="Ctrl+K",
     ),
+    "settings": ActionText(
+        text="Settings", tip="Colours, closing, notifications, the hub", shortcut="Ctrl+,"
+    ),
+    "shortcuts": ActionText(
+        text="Keyboard shortcuts", tip="All of them on one page", icon="info", shortcut="F1"
+    ),
     "refresh": ActionText(text="Refresh", tip="Ask the nodes again", icon="refresh", shortcut="F5"),
     "find": ActionText(
         text="Find in the log",

@@ -69,7 +69,7 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     state = read_window_state(home)
     bridge = Bridge(core_opener(home))
     bridge.crashed.connect(hook.show_crash)
-    context = Context(bridge, Cluster(bridge), theme, preferences=preferences)
+    context = Context(bridge, Cluster(bridge), theme, preferences=preferences, home=home)
     window = MainWindow(context, state, story or run_demo_apart)
     hook.parent_window = window
     _connect_life(application, bridge, window)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
@@ -20,3 +21,5 @@ class Context:
     """What is exported now, or was asked for and left."""
     preferences: Preferences = field(default_factory=Preferences)
     """What the person chose; without a home: the defaults."""
+    home: Path | None = None
+    """Where this PC keeps nodes, runs and settings; None: nowhere."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QDialog, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
 from app.events import Certificate
 from app.gui.application import make_application
@@ -354,10 +354,29 @@ def _palette(text: str) -> Callable[[Stage], QWidget]:
     return show
 
 
+def _settings(share: float) -> Callable[[Stage], QWidget]:
+    def show(stage: Stage) -> QWidget:
+        stage.window.go_to("settings")
+        stage.settle(0.1)
+        bar = stage.window.settings_page().findChild(QScrollArea).verticalScrollBar()
+        bar.setValue(round(bar.maximum() * share))
+        return stage.window
+
+    return show
+
+
+def _shortcuts(stage: Stage) -> QWidget:
+    stage.window.actions_["shortcuts"].trigger()
+    return _dialog(stage)
+
+
 BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "overview": _overview,
     "overview-table": _wall_table,
     "overview-story": _story,
+    "settings": _settings(0.0),
+    "settings-hub": _settings(1.0),
+    "shortcuts": _shortcuts,
     "palette": _palette(""),
     "palette-found": _palette("chat"),
     "palette-nothing": _palette("zzz"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from PySide6.QtCore import QEvent
 from PySide6.QtWidgets import QApplication
@@ -17,6 +18,7 @@ from app.gui.windows.main_window import MainWindow, Story
 from tests.fakes.core import NOW_S, FakeCore
 
 PATIENCE_S = 10.0
+HOME = Path("/home/anna/.local/share/rackless")
 
 
 class Stage:
@@ -36,7 +38,7 @@ class Stage:
         self.core = core
         self.bridge = Bridge(core.open)
         self.cluster = Cluster(self.bridge, clock=lambda: NOW_S)
-        self.context = Context(self.bridge, self.cluster, theme)
+        self.context = Context(self.bridge, self.cluster, theme, home=HOME)
         self.crashes: list[str] = []
         self.bridge.crashed.connect(self.crashes.append)
         self.window = MainWindow(self.context, state or WindowState(), story)

@@ -10,7 +10,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.parts import make_label
 
 WIDTH_PX = 176
-PLACES = ("overview", "nodes", "runs", "artifacts")
+PLACES = ("overview", "nodes", "runs", "artifacts", "settings")
 
 
 class Navigation(QWidget):
@@ -35,9 +35,10 @@ class Navigation(QWidget):
         brand.addWidget(make_label("Rackless", "brand"), 1)
         column.addLayout(brand)
         column.addSpacing(16)
-        for name in PLACES:
+        for name in PLACES[:-1]:
             column.addWidget(self._make_place(name, actions))
         column.addStretch(1)
+        column.addWidget(self._make_place(PLACES[-1], actions))  # apart: it is no part of the work
         theme.changed.connect(self._paint_icons)
         self._paint_icons()
 

@@ -45,6 +45,7 @@ from app.settings import Value
 if TYPE_CHECKING:
     from app.gui.pages.compare import ComparePage
     from app.gui.pages.run import RunPage
+    from app.gui.pages.settings import SettingsPage
     from app.gui.widgets.palette import Palette
     from app.gui.windows.new_run_dialog import NewRunDialog
 
@@ -81,6 +82,7 @@ class MainWindow(QMainWindow):
         self.farewell = Farewell(context, state, self)
         self._run_page: RunPage | None = None
         self._compare_page: ComparePage | None = None
+        self._settings_page: SettingsPage | None = None
         self._palette: Palette | None = None
         self.setWindowTitle("Rackless")
         self.setWindowIcon(context.theme.icon("rackless", "text", 64))
@@ -118,6 +120,8 @@ class MainWindow(QMainWindow):
             "nodes": lambda: self.go_to("nodes"),
             "runs": lambda: self.go_to("runs"),
             "artifacts": lambda: self.go_to("artifacts"),
+            "settings": lambda: self.go_to("settings"),
+            "shortcuts": self.show_shortcuts,
             "palette": self.open_palette,
             "refresh": self.refresh,
             "find": self.find_in_log,
@@ -137,6 +141,7 @@ class MainWindow(QMainWindow):
             "&File": ("new_run", "open_run_file", "", "close", "quit"),
             "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
             "&View": ("palette", "", *PLACES, "", "find", "", "system", "light", "dark"),
+            "&Help": ("shortcuts", "palette"),
         }
         for title, names in menus.items():
             menu = self.menuBar().addMenu(title)
@@ -192,7 +197,7 @@ class MainWindow(QMainWindow):
             "runs": self.runs,
             "artifacts": self.artifacts,
         }
-        page = pages[place]
+        page = pages[place] if place in pages else self.settings_page()
         self.stack.setCurrentWidget(page)
         self.navigation.show_place(place)
         self.state.page = place
@@ -215,6 +220,23 @@ class MainWindow(QMainWindow):
             self._run_page.head.repeat_wanted.connect(self.repeat_run)
             self.stack.addWidget(self._run_page)
         return self._run_page
+
+    def settings_page(self) -> SettingsPage:
+        """Return the page of settings; made when it is first needed."""
+        if self._settings_page is None:
+            from app.gui.pages.settings import SettingsPage
+
+            self._settings_page = SettingsPage(self._context)
+            self.stack.addWidget(self._settings_page)
+        return self._settings_page
+
+    def show_shortcuts(self) -> None:
+        """Show all shortcuts."""
+        from app.gui.windows.shortcuts_dialog import ShortcutsDialog
+
+        dialog = ShortcutsDialog(self._context.theme, self, self.actions_)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.open()
 
     def compare_runs(self, runs: list[RunSnapshot]) -> None:
         """Show several runs side by side."""

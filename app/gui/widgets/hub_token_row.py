@@ -1,0 +1,87 @@
+"""The hub's token: whether there is one, giving one, forgetting it. It is never shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+
+from app.errors import RacklessError
+from app.gui.context import Context
+from app.gui.widgets.banner import Banner
+from app.gui.widgets.parts import Button, make_label
+
+if TYPE_CHECKING:
+    from app.registry.hub_token import TokenPlace
+
+_WORDS = {
+    "none": "No token is set. Public models need none; gated ones, and pushing your own, do.",
+    "kept": "A token is set on this PC, where the hub's own tools keep theirs.",
+    "environment": "A token is set by HF_TOKEN in the environment, which goes before any other.",
+}
+
+
+class HubTokenRow(QWidget):
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._bridge = context.bridge
+        self.state = make_label("", "caption", wraps=True)
+        self.banner = Banner(context.theme)
+        self.field = QLineEdit()
+        self.field.setEchoMode(QLineEdit.EchoMode.Password)
+        self.field.setPlaceholderText("hf_\u2026 from huggingface.co/settings/tokens")
+        self.field.setAccessibleName("Token of the Hugging Face hub")
+        self.keep = Button(context.theme, "Check and keep", self._keep)
+        self.forget = Button(context.theme, "Forget the token", self._forget, role="danger")
+        self.field.textChanged.connect(lambda text: self.keep.setEnabled(bool(text.strip())))
+        self.field.returnPressed.connect(self._keep)
+        self.keep.setEnabled(False)
+        self.forget.hide()
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.field, 1)
+        row.addWidget(self.keep)
+        row.addWidget(self.forget)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 12, 16, 14)
+        column.setSpacing(8)
+        column.addWidget(make_label("Token of the Hugging Face hub", "subheading"))
+        column.addWidget(self.state)
+        column.addLayout(row)
+        column.addWidget(self.banner)
+
+    def refresh(self) -> None:
+        """Look again whether there is a token."""
+        self._bridge.run(lambda core, report: core.find_hub_token(), self._show_place)
+
+    def _show_place(self, place: TokenPlace) -> None:
+        self.state.setText(_WORDS[place])
+        self.forget.setVisible(place == "kept")
+
+    def _keep(self) -> None:
+        token = self.field.text().strip()
+        if not token or not self.keep.isEnabled():
+            return
+        self.keep.setEnabled(False)
+        self.banner.show_message("busy", "The hub checks the token.")
+        self._bridge.run(
+            lambda core, report: core.keep_hub_token(token), self._show_kept, self._show_error
+        )
+
+    def _show_kept(self, owner: str) -> None:
+        self.field.clear()
+        self.banner.show_message("good", f"The hub knows it as {owner}'s.")
+        self.refresh()
+
+    def _forget(self) -> None:
+        self._bridge.run(
+            lambda core, report: core.forget_hub_token(), self._show_forgotten, self._show_error
+        )
+
+    def _show_forgotten(self, nothing: object) -> None:
+        self.banner.show_message("calm", "The token is deleted from this PC.")
+        self.refresh()
+
+    def _show_error(self, error: RacklessError) -> None:
+        self.keep.setEnabled(bool(self.field.text().strip()))
+        self.banner.show_error(error)

@@ -1,0 +1,122 @@
+"""The page of settings and the list of shortcuts, with real keys."""
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QGuiApplication, QWheelEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QLabel
+
+from app.errors import UserError
+from app.gui.preferences import preferences_of
+from app.settings import SETTINGS, Settings
+
+
+@pytest.fixture
+def page(empty):
+    QTest.keyClick(empty.window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
+    page = empty.window.settings_page()
+    assert empty.window.stack.currentWidget() is page
+    return page
+
+
+def test_every_setting_is_there_with_its_name_value_and_explanation(page):
+    said = {label.text() for label in page.findChildren(QLabel)}
+    for setting in SETTINGS:
+        assert {setting.title, setting.description, setting.section} <= said
+        assert page.rows[setting.key].control.accessibleName() == setting.title
+
+
+def test_a_choice_is_taken_at_once_and_stored(empty, page, theme):
+    control = page.rows["theme"].control
+    control.setFocus()
+    QTest.keyClick(control, Qt.Key.Key_Down)
+    assert theme.palette.name == "dark"
+    empty.wait_for(lambda: empty.core.chosen == {"theme": "dark"})
+    empty.window.actions_["light"].trigger()
+    assert control.currentData() == "light", "the menu and the page agree"
+    QTest.keyClick(page.rows["notify_hot"].control, Qt.Key.Key_Space)
+    assert empty.context.preferences.get("notify_hot") is False
+    box = page.rows["lost_after_s"].control
+    box.selectAll()
+    QTest.keyClicks(box, "30")
+    QTest.keyClick(box, Qt.Key.Key_Return)
+    empty.wait_for(lambda: empty.core.chosen.get("lost_after_s") == 30.0)
+
+
+def test_the_wheel_scrolls_and_changes_nothing(page):
+    control = page.rows["when_closed"].control
+    place = QPointF(control.rect().center())
+    wheel = QWheelEvent(
+        place, control.mapToGlobal(place), QPoint(0, 0), QPoint(0, -120),
+        Qt.MouseButton.NoButton, Qt.KeyboardModifier.NoModifier, Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )  # fmt: skip
+    QApplication.sendEvent(control, wheel)
+    assert control.currentData() == "end"
+    assert not wheel.isAccepted()
+
+
+def test_a_value_that_cannot_be_stored_is_told(empty, page, monkeypatch):
+    def fail(key, value):
+        raise UserError("The disk is full.", "Free some space.")
+
+    monkeypatch.setattr(empty.core, "set", fail)
+    page.rows["notify_hot"].control.click()
+    empty.wait_for(lambda: "Free some space" in empty.window.banner.message())
+
+
+def test_a_token_is_given_and_forgotten_and_never_shown(empty, page):
+    row = page.token
+    empty.wait_for(lambda: "No token" in row.state.text())
+    QTest.keyClicks(row.field, "hf_secret0123456789")
+    assert "secret" not in row.field.displayText()
+    QTest.keyClick(row.field, Qt.Key.Key_Return)
+    empty.wait_for(lambda: "anna" in row.banner.message())
+    assert empty.called("keep_hub_token") == [("hf_secret0123456789",)]
+    assert row.field.text() == ""
+    empty.wait_for(row.forget.isVisible)
+    assert "secret" not in "".join(label.text() for label in page.findChildren(QLabel))
+    row.forget.click()
+    empty.wait_for(lambda: "deleted" in row.banner.message())
+    empty.wait_for(lambda: "No token" in row.state.text())
+
+
+def test_a_token_that_is_refused_can_be_corrected(empty, page):
+    empty.core.failure = UserError("The hub does not know this token", "Make one.")
+    page.token.field.setText("hf_wrong012345")
+    page.token.keep.click()
+    empty.wait_for(lambda: "does not know" in page.token.banner.message())
+    assert page.token.keep.isEnabled()
+    assert page.token.field.text() == "hf_wrong012345"
+
+
+def test_what_is_stored_is_shown_and_a_broken_file_is_told(tmp_path):
+    settings = Settings(tmp_path / "settings.json")
+    settings.set("when_closed", "tray")
+    assert preferences_of(Settings(tmp_path / "settings.json")).get("when_closed") == "tray"
+    (tmp_path / "settings.json").write_text("{")
+    broken = preferences_of(Settings(tmp_path / "settings.json"))
+    assert "cannot be read" in broken.problem
+    assert broken.get("when_closed") == "end"
+
+
+def test_the_data_folder_is_told(empty, page):
+    copy = next(b for b in page.findChildren(QLabel) if b.objectName() == "code")
+    assert Path(copy.text()) == empty.context.home
+
+
+def test_all_shortcuts_on_one_page(empty):
+    QTest.keyClick(empty.window, Qt.Key.Key_F1)
+    dialog = next(
+        w for w in empty.application.topLevelWidgets() if w.windowTitle() == "Keyboard shortcuts"
+    )
+    assert ("Ctrl+K", "Command palette") in dialog.rows
+    assert len({keys for keys, _ in dialog.rows}) == len(dialog.rows), "none has two meanings"
+    next(
+        b for b in dialog.children() if getattr(b, "text", str)().strip() == "Copy as text"
+    ).click()
+    assert "Ctrl+N\tNew run" in QGuiApplication.clipboard().text()
+    QTest.keyClick(dialog, Qt.Key.Key_Escape)
+    assert not dialog.isVisible()
