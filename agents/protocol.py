@@ -413,6 +413,28 @@ class AttemptStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LogTail:
+    """The end of a log on a node."""
+
+    run_id: str
+    attempt: int
+    name: str
+    """`rank-R.log` or `supervisor.log`."""
+    size_bytes: int
+    written_s: float
+    """Wall clock of the node when it last grew."""
+    text: str
+    """Its last lines; bytes that are not UTF-8 are replaced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeLogs:
+    """What ranks and supervisors on a node wrote last, the newest log first."""
+
+    tails: tuple[LogTail, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamChunk:
     """Bytes of a file of an attempt that only grows.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agents.artifacts import ChatAnswer, ChatTurn, Engine
-from agents.protocol import Calibration, DataPreview, EnvironmentReport, Sample
+from agents.protocol import Calibration, DataPreview, EnvironmentReport, LogTail, Sample
 from agents.spec import RunSpec
 from app.artifact import ArtifactSnapshot
 from app.conversation import Comparison as ComparedAnswers
@@ -162,6 +162,14 @@ class Core:
     async def reach_nodes(self) -> tuple[NodeSnapshot, ...]:
         """Try to reach every node and return how each stands; a dead one is no error."""
         return await self._fleet.reach()
+
+    async def node_logs(self, name: str) -> tuple[LogTail, ...]:
+        """Return what ranks and supervisors on a node wrote last, the newest log first.
+
+        Raises:
+            UserError: it cannot be asked.
+        """
+        return (await self._fleet.client(name).log_tails()).tails
 
     async def remove_node(self, name: str) -> None:
         """Forget a node. Nothing is deleted on it.

@@ -45,6 +45,7 @@ ROUTES = {
     "chat.close": "chats.close",
     "data.preview": "jobs.preview_data",
     "gpu.calibrate": "jobs.calibrate",
+    "logs.tail": "logs.read_tails",
     "model.config": "node.read_model_config",
 }
 """Request kind -> `module.function` in this package."""

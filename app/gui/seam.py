@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.artifacts import ChatAnswer, ChatTurn
-from agents.protocol import Calibration, DataPreview, EnvironmentReport
+from agents.protocol import Calibration, DataPreview, EnvironmentReport, LogTail
 from agents.spec import RunSpec
 from app.artifact import ArtifactSnapshot
 from app.conversation import Comparison as ComparedAnswers
@@ -110,6 +110,7 @@ class CoreSeam(Protocol):
         self, name: str, address: Any, accept_host_key: str | None = None
     ) -> NodeSnapshot: ...
     async def node(self, name: str) -> NodeSnapshot: ...
+    async def node_logs(self, name: str) -> tuple[LogTail, ...]: ...
     async def remove_node(self, name: str) -> Any: ...
     async def setup_node(
         self, name: str, python: str | None = None, progress: Callable[[str], None] | None = None

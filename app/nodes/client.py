@@ -37,6 +37,7 @@ from agents.protocol import (
     FileEntry,
     MergeJob,
     NodeFacts,
+    NodeLogs,
     PreviewJob,
     StreamChunk,
     WireError,
@@ -135,6 +136,9 @@ class NodeClient:
 
     async def facts(self) -> NodeFacts:
         return await self._ask(NodeFacts, "facts")
+
+    async def log_tails(self) -> NodeLogs:
+        return await self._ask(NodeLogs, "logs.tail")
 
     async def environment_find(self, query: EnvironmentQuery) -> EnvironmentReport:
         return await self._ask(EnvironmentReport, "environment.find", to_wire(query), 120.0)

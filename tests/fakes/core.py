@@ -21,12 +21,13 @@ from agents.protocol import (
     GpuFacts,
     GpuSample,
     InterfaceFacts,
+    LogTail,
     NodeFacts,
     Sample,
 )
 from agents.spec import DataSpec, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
-from app.errors import HostKeyUnknown
+from app.errors import HostKeyUnknown, NodeUnreachable
 from app.events import (
     ArtifactsChanged,
     CheckpointSnapshot,
@@ -511,6 +512,24 @@ class FakeCore(FakeChats):
             if one != other and (one, other) != ("alpha", "beta")
         ]
         return (*rows, bad)
+
+    async def node_logs(self, name: str) -> tuple[LogTail, ...]:
+        await self._act("node_logs", name)
+        if self.node_map[name].state != "online":
+            raise NodeUnreachable(f"{name} is off", "Turn it on")
+        lines = "".join(f"step {n} loss {2.4 - n / 400:.4f}\n" for n in range(380, 413))
+        return tuple(
+            LogTail(
+                run_id="support-chat-7f3a",
+                attempt=attempt,
+                name="rank-0.log",
+                size_bytes=182_000,
+                written_s=NOW_S - 4000 * (2 - attempt),
+                text=f"{name}: loading the model\n{lines}",
+            )
+            for attempt in (2, 1)
+            if name != "delta"
+        )
 
     def links(self) -> tuple[LinkSnapshot, ...]:
         return tuple(self.link_list)

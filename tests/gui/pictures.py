@@ -64,6 +64,14 @@ def _links(stage: Stage) -> QWidget:
     return stage.window
 
 
+def _node_log(stage: Stage) -> QWidget:
+    page = stage.window.nodes
+    stage.window.go_to("nodes")
+    page.tabs.setCurrentWidget(page.log)
+    stage.wait_for(lambda: page.log.view.document.num_lines > 0)
+    return stage.window
+
+
 def _check(stage: Stage) -> QWidget:
     stage.window.check()
     stage.wait_for(lambda: bool(stage.window.nodes.results.model.rows()))
@@ -383,6 +391,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "nodes": _nodes,
     "nodes-check": _check,
     "nodes-links": _links,
+    "nodes-log": _node_log,
     "runs": _runs,
     "runs-compared": _compare,
     "run-ranks": _run_tab(0),

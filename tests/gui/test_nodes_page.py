@@ -166,3 +166,26 @@ def test_links_are_a_matrix_that_says_what_is_not_measured(busy):
     busy.bridge.run(lambda core, report: core.remove_node("gamma"))
     busy.wait_for(lambda: "gamma" not in {row.node for row in page.links.model.rows()})
     assert page.links.table.model().columnCount() == len(names)
+
+
+def test_the_log_of_a_node_is_read_when_somebody_looks(busy):
+    page = busy.window.nodes
+    busy.window.go_to("nodes")
+    page.table.select("alpha")
+    busy.settle(0.05)
+    assert busy.called("node_logs") == []
+    page.tabs.setCurrentWidget(page.log)
+    busy.wait_for(lambda: page.log.view.document.num_lines > 60)
+    document = page.log.view.document
+    first = document.line(0)
+    assert first.startswith("== support-chat-7f3a, attempt 1, rank-0.log, written")
+    assert document.line(document.end_line - 1) == "step 412 loss 1.3700"
+    page.table.select("delta")
+    busy.wait_for(lambda: "No rank or supervisor" in page.log.summary.text())
+    assert page.log.view.document.num_lines == 0
+    page.table.select("epsilon")
+    busy.wait_for(lambda: "epsilon is off" in page.log.summary.text())
+    page.table.select("beta")
+    busy.wait_for(lambda: "2 logs on beta" in page.log.summary.text())
+    press(page.log, "Read again")
+    busy.wait_for(lambda: len(busy.called("node_logs")) == 5)

@@ -74,6 +74,7 @@ def test_a_first_hour_with_clicks_and_keys(site: Site, stage: RealStage, tmp_pat
     run_id = start_a_run(stage)
     watch_it(stage, run_id)
     stop_it(stage, run_id)
+    read_the_log_of_a_node(stage, run_id)
     resume_on_two(site, stage, run_id)
     export_it(stage, tmp_path / "out")
     delete_it(site, stage, run_id)
@@ -173,6 +174,16 @@ def stop_it(stage: RealStage, run_id: str) -> None:
     stage.until(lambda: stage.cluster.runs[run_id].state == "stopped", "the run has stopped")
     assert (stage.cluster.runs[run_id].step or 0) < NUM_STEPS
     assert tagged_processes(run_id) == []
+
+
+def read_the_log_of_a_node(stage: RealStage, run_id: str) -> None:
+    page = stage.window.nodes
+    stage.window.open_node("beta")
+    page.tabs.setCurrentWidget(page.log)
+    document = page.log.view.document
+    stage.until(lambda: document.num_lines > 1, f"a log; {page.log.summary.text()}")
+    assert document.line(0).startswith(f"== {run_id}, attempt 1, ")
+    stage.window.open_run(run_id)
 
 
 def resume_on_two(site: Site, stage: RealStage, run_id: str) -> None:

@@ -21,6 +21,7 @@ from app.gui.actions import Actions
 from app.gui.context import Context
 from app.gui.pages.links_pane import LinksPane
 from app.gui.pages.node_details import CheckResults, NodeDetails
+from app.gui.pages.node_log_pane import NodeLogPane
 from app.gui.seam import CoreSeam
 from app.gui.tables.node_columns import node_columns
 from app.gui.tables.rows_model import RowsModel
@@ -52,11 +53,13 @@ class NodesPage(QWidget):
         self.details = NodeDetails(context)
         self.results = CheckResults(context, self.check_all)
         self.links = LinksPane(context, self.measure_links)
+        self.log = NodeLogPane(context)
         self.tabs = QTabWidget()
         self.tabs.setDocumentMode(True)
         self.tabs.addTab(self.details, "Details")
         self.tabs.addTab(self.results, "Check")
         self.tabs.addTab(self.links, "Links")
+        self.tabs.addTab(self.log, "Log")
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty(actions))
         self._stack.addWidget(self._make_split())
@@ -179,6 +182,7 @@ class NodesPage(QWidget):
             self.table.selectRow(0)
         node = self.table.selected()
         self.details.show_node(node)
+        self.log.show_node(node.name if node is not None else "")
         if node is not None and node.name not in self._asked_measured:
             self._asked_measured.add(node.name)
             self._load_measured(node.name)

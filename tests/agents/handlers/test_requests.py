@@ -359,3 +359,20 @@ def test_what_an_export_made_is_deleted_and_nothing_else_of_a_run(agent: Agent, 
         in agent.ask("artifact.hash", path="runs/r1/exports/awq-8")["error"]["message"]
     )
     assert [path.name for path in run.rglob("a")] == ["a"]
+
+
+def test_the_ends_of_the_newest_logs_are_read(agent: Agent, node: Node) -> None:
+    assert ask(agent, "logs.tail") == {"tails": []}
+    for place, attempt in enumerate(("1", "2")):
+        folder = node.home.runs / "run-9" / "attempts" / attempt
+        folder.mkdir(parents=True)
+        (folder / "rank-0.log").write_bytes(b"one line\n" * 5000 + b"the end \xff\n")
+        (folder / "supervisor.log").write_bytes(b"")
+        os.utime(folder / "rank-0.log", (1000 + place, 1000 + place))
+    newest, oldest = ask(agent, "logs.tail")["tails"]
+    assert (newest["attempt"], oldest["attempt"]) == (2, 1)
+    assert (newest["run_id"], newest["name"], newest["written_s"]) == ("run-9", "rank-0.log", 1001)
+    assert newest["size_bytes"] == 45010
+    lines = newest["text"].splitlines()
+    assert lines[-1] == "the end \ufffd"
+    assert set(lines[:-1]) == {"one line"}, "it begins with a whole line"

@@ -1,0 +1,33 @@
+"""The logs of a node as one text: a heading for each, the newest last, where one looks first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents.protocol import LogTail
+from app.text import count_of, show_bytes, show_moment
+
+
+def join_tails(tails: Sequence[LogTail], now_s: float) -> str:
+    """Return the text of all logs, each under a line that says what it is."""
+    parts = []
+    for tail in reversed(tails):
+        written = show_moment(tail.written_s, now_s)
+        head = f"== {tail.run_id}, attempt {tail.attempt}, {tail.name}, written {written} =="
+        text = tail.text if tail.text.endswith("\n") else f"{tail.text}\n"
+        parts.append(f"{head}\n{text}")
+    return "\n".join(parts)
+
+
+def summarise(name: str, tails: Sequence[LogTail]) -> str:
+    """Say what there is to read.
+
+    >>> summarise("alpha", [])
+    'No rank or supervisor has written anything on alpha yet.'
+    """
+    if not tails:
+        return f"No rank or supervisor has written anything on {name} yet."
+    whole = show_bytes(sum(tail.size_bytes for tail in tails))
+    return (
+        f"The ends of {count_of(len(tails), 'log')} on {name}, {whole} in all; the newest is last."
+    )
