@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
@@ -23,6 +23,9 @@ class NodeLogPane(QWidget):
         self._context = context
         self._op: Op | None = None
         self._name, self._shown = "", ""
+        self._soon = QTimer(self, interval=0, singleShot=True)
+        """A selection may pass over another row: only the node that stays is asked."""
+        self._soon.timeout.connect(self._refresh_if_other)
         self.view = LogView(context.theme)
         self.view.setAccessibleName("Logs of the node")
         self.summary = make_label(role="muted", wraps=True)
@@ -52,8 +55,7 @@ class NodeLogPane(QWidget):
         """Show the logs of another node; empty: of none."""
         self._name = name
         self.again.setEnabled(bool(name))
-        if name != self._shown and self.isVisible():
-            self.refresh()
+        self._soon.start()
 
     def refresh(self) -> None:
         """Ask the node."""
@@ -69,7 +71,10 @@ class NodeLogPane(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        if self._name != self._shown:
+        self._soon.start()
+
+    def _refresh_if_other(self) -> None:
+        if self._name != self._shown and self.isVisible():
             self.refresh()
 
     def _take(self, tails: tuple[LogTail, ...]) -> None:
