@@ -100,7 +100,7 @@ def _run_deeds(window: MainWindow, deeds: RunActions, run: RunSnapshot) -> Itera
         ("Resume", "resume", can_resume(run), deeds.resume),
         ("Export", "export", can_export(run), deeds.export),
         ("Chat with", "chat", can_export(run), deeds.chat),
-        ("Repeat", "add", True, window.repeat_run),
+        ("Repeat", "add", True, window.dialogs.repeat_run),
     )
     for verb, icon, is_possible, deed in offered:
         if is_possible:

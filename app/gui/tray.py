@@ -153,4 +153,4 @@ class Tray(QObject):
 
     def _ask_new_run(self) -> None:
         self._window.come_forward()
-        self._window.ask_new_run()
+        self._window.dialogs.ask_new_run()

@@ -145,12 +145,12 @@ def _dialog(stage: Stage) -> QDialog:
 
 
 def _new_run(stage: Stage) -> QWidget:
-    stage.window.ask_new_run()
+    stage.window.dialogs.ask_new_run()
     return _dialog(stage)
 
 
 def _new_run_problems(stage: Stage) -> QWidget:
-    stage.window.ask_new_run()
+    stage.window.dialogs.ask_new_run()
     dialog = _dialog(stage)
     dialog.fields["rank"].set_answer("0")  # type: ignore[attr-defined]
     dialog.start.click()  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def _new_run_advanced(share: float) -> Callable[[Stage], QWidget]:
 
 
 def _choose_recipe(stage: Stage, words: str) -> QDialog:
-    stage.window.ask_new_run()
+    stage.window.dialogs.ask_new_run()
     dialog = _dialog(stage)
     box = dialog.start_from.box  # type: ignore[attr-defined]
     stage.wait_for(lambda: box.count() > 3)
@@ -227,17 +227,17 @@ def _look(stage: Stage) -> QWidget:
 
 
 def _repeat(stage: Stage) -> QWidget:
-    stage.window.repeat_run(stage.cluster.runs[RUN])
+    stage.window.dialogs.repeat_run(stage.cluster.runs[RUN])
     return _dialog(stage)
 
 
 def _add_node(stage: Stage) -> QWidget:
-    stage.window.ask_node()
+    stage.window.dialogs.ask_node()
     return _dialog(stage)
 
 
 def _fingerprint(stage: Stage) -> QWidget:
-    stage.window.ask_node()
+    stage.window.dialogs.ask_node()
     dialog = _dialog(stage)
     dialog.target.setText("anna@192.168.1.31")  # type: ignore[attr-defined]
     dialog._edited()  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ RUN = "support-chat-7f3a"
 @pytest.fixture
 def dialog(busy: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewRunDialog]:
     monkeypatch.setattr(live_plan, "REST_MS", 60)
-    busy.window.ask_new_run()
+    busy.window.dialogs.ask_new_run()
     dialog = open_dialog(NewRunDialog)
     assert isinstance(dialog, NewRunDialog)
     yield dialog

@@ -513,7 +513,7 @@ def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
     new_run.fields["rank"].set_answer("8")
     QTest.keyClick(new_run, Qt.Key.Key_Escape)
     assert busy.window.state.draft == {"model": "org/model", "rank": "8"}
-    busy.window.ask_new_run()
+    busy.window.dialogs.ask_new_run()
     again = open_dialog(NewRunDialog)
     assert again.answers().model == "org/model"
     assert again.answers().rank == "8"

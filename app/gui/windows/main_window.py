@@ -10,14 +10,12 @@ import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QKeySequence, QPaintEvent, QShortcut
 from PySide6.QtWidgets import (
     QApplication,
-    QFileDialog,
     QHBoxLayout,
     QMainWindow,
     QStackedWidget,
@@ -27,7 +25,6 @@ from PySide6.QtWidgets import (
 
 from app.errors import RacklessError
 from app.events import NodeSnapshot, RunSnapshot
-from app.gui.actions import Actions
 from app.gui.bridge import Report
 from app.gui.context import Context
 from app.gui.farewell import Farewell
@@ -36,18 +33,17 @@ from app.gui.pages.nodes import NodesPage
 from app.gui.pages.overview import OverviewPage
 from app.gui.pages.runs import RunsPage
 from app.gui.seam import CoreSeam
-from app.gui.theme import SCHEMES
 from app.gui.widgets.banner import Banner
 from app.gui.widgets.navigation import PLACES, Navigation
 from app.gui.window_state import WindowState
+from app.gui.windows.dialogs import Dialogs
+from app.gui.windows.menus import fill_menus, make_actions
 from app.settings import Value
 
 if TYPE_CHECKING:
     from app.gui.pages.compare import ComparePage
     from app.gui.pages.run import RunPage
     from app.gui.pages.settings import SettingsPage
-    from app.gui.widgets.palette import Palette
-    from app.gui.windows.new_run_dialog import NewRunDialog
 
 MIN_WIDTH_PX, MIN_HEIGHT_PX = 960, 600
 START_WIDTH_PX, START_HEIGHT_PX = 1280, 800
@@ -75,7 +71,7 @@ class MainWindow(QMainWindow):
 
     def __init__(self, context: Context, state: WindowState, story: Story | None = None) -> None:
         super().__init__()
-        self._context, self.state, self._story = context, state, story
+        self._context, self.state, self.story = context, state, story
         self._was_painted = False
         self.is_over = False
         """The person closed it for good."""
@@ -83,12 +79,12 @@ class MainWindow(QMainWindow):
         self._run_page: RunPage | None = None
         self._compare_page: ComparePage | None = None
         self._settings_page: SettingsPage | None = None
-        self._palette: Palette | None = None
         self.setWindowTitle("Rackless")
         self.setWindowIcon(context.theme.icon("rackless", "text", 64))
         self.setMinimumSize(MIN_WIDTH_PX, MIN_HEIGHT_PX)
         self.resize(START_WIDTH_PX, START_HEIGHT_PX)
-        self.actions_ = self._make_actions()
+        self.dialogs = Dialogs(context, self)
+        self.actions_ = make_actions(self, context)
         self.banner = Banner(context.theme)
         self.overview = OverviewPage(context, self.actions_)
         self.nodes = NodesPage(context, self.actions_)
@@ -99,7 +95,7 @@ class MainWindow(QMainWindow):
         for page in (self.overview, self.nodes, self.runs, self.artifacts):
             self.stack.addWidget(page)
         self._lay_out()
-        self._make_menus()
+        fill_menus(self)
         self._connect()
         self.go_to(state.page if state.page in PLACES else "overview")
         self.stack.setFocus()  # no ring on a button before anybody pressed Tab
@@ -107,49 +103,6 @@ class MainWindow(QMainWindow):
             self.restoreGeometry(QByteArray.fromHex(state.geometry.encode("ascii")))
 
     # ------------------------------------------------------------ layout
-
-    def _make_actions(self) -> Actions:
-        actions = Actions(self, self._context.theme)
-        deeds: dict[str, Callable[[], object]] = {
-            "new_run": self.ask_new_run,
-            "open_run_file": self.choose_run_file,
-            "add_node": self.ask_node,
-            "add_this_pc": lambda: self.ask_node(this_pc=True),
-            "check": self.check,
-            "overview": lambda: self.go_to("overview"),
-            "nodes": lambda: self.go_to("nodes"),
-            "runs": lambda: self.go_to("runs"),
-            "artifacts": lambda: self.go_to("artifacts"),
-            "settings": lambda: self.go_to("settings"),
-            "shortcuts": self.show_shortcuts,
-            "palette": self.open_palette,
-            "refresh": self.refresh,
-            "find": self.find_in_log,
-            "close": self.close,
-            "quit": self.quit,
-        }
-        for name, deed in deeds.items():
-            actions.add(name, deed)
-        for name in SCHEMES:
-            actions.add(name, partial(self._context.preferences.set, "theme", name))
-        if self._story is not None:
-            actions.add("run_demo", self.run_story)
-        return actions
-
-    def _make_menus(self) -> None:
-        menus = {
-            "&File": ("new_run", "open_run_file", "", "close", "quit"),
-            "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
-            "&View": ("palette", "", *PLACES, "", "find", "", "system", "light", "dark"),
-            "&Help": ("shortcuts", "palette"),
-        }
-        for title, names in menus.items():
-            menu = self.menuBar().addMenu(title)
-            for name in names:
-                if name:
-                    menu.addAction(self.actions_[name])
-                else:
-                    menu.addSeparator()
 
     def _lay_out(self) -> None:
         right = QVBoxLayout()
@@ -178,7 +131,7 @@ class MainWindow(QMainWindow):
         self.overview.runs_opened.connect(lambda: self.go_to("runs"))
         self.overview.node_opened.connect(self.open_node)
         self.runs.run_opened.connect(self.open_run)
-        self.runs.repeat_wanted.connect(self.repeat_run)
+        self.runs.repeat_wanted.connect(self.dialogs.repeat_run)
         self.runs.compare_wanted.connect(self.compare_runs)
         self.artifacts.export_wanted.connect(lambda: self.go_to("runs"))
         self._context.preferences.changed.connect(self._take_setting)
@@ -217,7 +170,7 @@ class MainWindow(QMainWindow):
 
             self._run_page = RunPage(self._context)
             self._run_page.closed.connect(lambda: self.go_to("runs"))
-            self._run_page.head.repeat_wanted.connect(self.repeat_run)
+            self._run_page.head.repeat_wanted.connect(self.dialogs.repeat_run)
             self.stack.addWidget(self._run_page)
         return self._run_page
 
@@ -229,14 +182,6 @@ class MainWindow(QMainWindow):
             self._settings_page = SettingsPage(self._context)
             self.stack.addWidget(self._settings_page)
         return self._settings_page
-
-    def show_shortcuts(self) -> None:
-        """Show all shortcuts."""
-        from app.gui.windows.shortcuts_dialog import ShortcutsDialog
-
-        dialog = ShortcutsDialog(self._context.theme, self, self.actions_)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.open()
 
     def compare_runs(self, runs: list[RunSnapshot]) -> None:
         """Show several runs side by side."""
@@ -259,59 +204,6 @@ class MainWindow(QMainWindow):
             self.go_to("runs")
 
     # ------------------------------------------------------------ actions
-
-    def ask_new_run(self, file: Path | None = None) -> None:
-        """Open the New run dialog, filled from `file`, or with the answers that were left."""
-        dialog = self._make_new_run_dialog()
-        if file is not None:
-            dialog.open_file(file)
-        else:
-            dialog.left.connect(self._keep_draft)
-            dialog.started.connect(lambda run_id: self._keep_draft({}))
-            if self.state.draft:
-                dialog.take_up(self.state.draft)
-        dialog.open()
-
-    def _keep_draft(self, draft: dict[str, str]) -> None:
-        self.state.draft = draft
-
-    def repeat_run(self, run: RunSnapshot) -> None:
-        """Open the New run dialog with every setting of `run`."""
-        dialog = self._make_new_run_dialog()
-        dialog.repeat(run)
-        dialog.open()
-
-    def _make_new_run_dialog(self) -> NewRunDialog:
-        from app.gui.windows.new_run_dialog import NewRunDialog
-
-        dialog = NewRunDialog(self._context, self)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        dialog.started.connect(self.open_run)
-        return dialog
-
-    def choose_run_file(self) -> None:
-        chosen, _ = QFileDialog.getOpenFileName(self, "Run file", filter="Run files (*.yaml *.yml)")
-        if chosen:
-            self.ask_new_run(Path(chosen))
-
-    def ask_node(self, *, this_pc: bool = False) -> None:
-        """Open the Add a PC dialog."""
-        from app.gui.windows.add_node_dialog import AddNodeDialog
-
-        dialog = AddNodeDialog(self._context, self)
-        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        if this_pc:
-            dialog.choose_this_pc()
-        dialog.open()
-
-    def open_palette(self) -> None:
-        """Show all that can be done, to be found by name; pressed again, close it."""
-        from app.gui.commands import list_commands
-        from app.gui.widgets.palette import Palette
-
-        if self._palette is None:
-            self._palette = Palette(self._context.theme, self)
-        self._palette.open_with(list_commands(self, self._context))
 
     def check(self) -> None:
         self.go_to("nodes")
@@ -339,7 +231,7 @@ class MainWindow(QMainWindow):
 
     def run_story(self) -> None:
         """Run the demo and show its steps."""
-        story = self._story
+        story = self.story
         if story is None:
             return
         self.actions_["run_demo"].setEnabled(False)
