@@ -34,6 +34,8 @@ T = TypeVar("T")
 ROW_HEIGHT_PX = 36
 CELL_PAD_PX = 13
 BAR_WIDTH_PX = 64
+MARK_PX = 3
+"""Of a selected row, at its left: a tint alone would be hard to see."""
 SPLIT_COLORS = ("chart_temperature", "chart_utilisation", "chart_muted", "chart_memory")
 """Of the parts of a bar, in their order."""
 
@@ -59,6 +61,10 @@ class CellDelegate(QStyledItemDelegate):
             self._paint_cell(painter, style, status, share, str(index.data()))
         painter.setPen(self._theme.palette.color("chart_grid"))
         painter.drawLine(style.rect.bottomLeft(), style.rect.bottomRight())
+        is_first = style.rect.left() <= 0 and index.column() == 0
+        if is_first and style.state & QStyle.StateFlag.State_Selected:
+            edge = QRectF(style.rect.left(), style.rect.top(), MARK_PX, style.rect.height() - 1)
+            painter.fillRect(edge, self._theme.palette.color("accent"))
         painter.restore()
 
     def _paint_cell(
@@ -85,7 +91,8 @@ class CellDelegate(QStyledItemDelegate):
         left = bar.left()
         for share, name in zip(parts, SPLIT_COLORS, strict=True):
             width = share * bar.width()
-            painter.fillRect(QRectF(left, bar.top(), width, bar.height()), colors.color(name))
+            seen = width - 1 if width > 3 else width  # a gap: neighbours differ not by colour alone
+            painter.fillRect(QRectF(left, bar.top(), seen, bar.height()), colors.color(name))
             left += width
 
     def _paint_progress(self, painter: QPainter, area: QRectF, share: float, text: str) -> None:

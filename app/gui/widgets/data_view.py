@@ -20,7 +20,7 @@ def data_html(found: DataPreview, palette: Palette) -> str:
         f"<td>{escape(text)}</td></tr>"
         for caption, text in describe_data(found)
     )
-    learned = f'<span style="background-color:{palette.good_tint}">'
+    learned = f'<span style="background-color:{palette.good_tint};font-weight:600">'
     rows = []
     for row in found.rows:
         for conversation in row.conversations:

@@ -56,7 +56,8 @@ class MemoryBar(QWidget):
         left = 0.0
         for (_, size), color in zip(self._parts, COLORS, strict=False):
             width = area.width() * size / whole
-            painter.fillRect(QRectF(left, 0, width, area.height()), palette.color(color))
+            seen = width - 1 if width > 3 else width  # a gap: neighbours differ not by colour alone
+            painter.fillRect(QRectF(left, 0, seen, area.height()), palette.color(color))
             left += width
         if used > self._room_bytes:
             edge = area.width() * self._room_bytes / whole

@@ -32,14 +32,14 @@ class TotalsBar(QFrame):
         ):
             row.addWidget(self._make_cell(key, caption, tip, has_rule=bool(self._values)))
         cluster = context.cluster
-        cluster.devices_changed.connect(lambda keys: self.refresh())
+        cluster.devices_changed.connect(self.refresh)  # a method, which ends with this widget
         cluster.structure_changed.connect(self.refresh)
-        cluster.node_changed.connect(lambda name: self.refresh())
-        cluster.run_changed.connect(lambda run_id: self.refresh())
+        cluster.node_changed.connect(self.refresh)
+        cluster.run_changed.connect(self.refresh)
         self.refresh()
 
-    def refresh(self) -> None:
-        """Read all sums anew."""
+    def refresh(self, changed: object = None) -> None:
+        """Read all sums anew, whatever has changed."""
         cluster = self._context.cluster
         online = frozenset(node.name for node in cluster.node_list() if node.state == "online")
         totals = cluster.telemetry.totals(online)
