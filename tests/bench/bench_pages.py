@@ -55,6 +55,7 @@ def bench_wall() -> bool:
     for num_gpus, limit in WALL_LIMITS.items():
         live = measure_live(num_gpus, WALL_S)
         value = f"{live.fps:.1f} fps, {live.core_share:.1%} of a core"
+        print(f"(the window waited for a core that others had {live.waited_share:.1%} of the time)")
         good = live.fps >= WALL_FPS and live.core_share <= limit
         is_met &= told(f"wall, {num_gpus} GPUs at 2 Hz", value, good, f">= 57, <= {limit:.0%}")
     return is_met

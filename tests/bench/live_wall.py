@@ -21,6 +21,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.card import HEIGHT_PX
 from app.gui.widgets.wall import GAP_PX, HEAD_PX
 from tests.fakes.core import FakeCore, make_node
+from tests.gui.real_stage import waited_for_cpu_s
 from tests.gui.stage import Stage
 
 GPUS_PER_NODE = 8
@@ -36,6 +37,9 @@ class Live:
     """Turns of a 60 Hz timer that the Qt thread served, per second."""
     core_share: float
     """CPU time of this process, simulated nodes included, over wall time."""
+    waited_share: float
+    """Time that the Qt thread waited for a core which others had, over wall time: on a PC with
+    other work, frames are late for that alone."""
 
 
 def open_stage(num_gpus: int) -> Stage:
@@ -71,12 +75,13 @@ def measure_live(num_gpus: int, seconds: float) -> Live:
     timer.timeout.connect(tick)
     timer.start()
     QTimer.singleShot(round(seconds * 1000), stage.application.quit)
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    began_s, began_cpu_s, waited_s = time.perf_counter(), time.process_time(), waited_for_cpu_s()
     stage.application.exec()
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    waited_s = waited_for_cpu_s() - waited_s
     timer.stop()
     stage.end()
-    return Live(ticks / took_s, cpu_s / took_s)
+    return Live(ticks / took_s, cpu_s / took_s, waited_s / took_s)
 
 
 async def feed(core: FakeCore) -> None:
