@@ -26,6 +26,7 @@ from app.cli import (
     preview,
     recipes,
     runs,
+    settings,
     start,
 )
 from app.cli.command import INTERRUPTED, Parser, add_json_option
@@ -61,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         artifacts,
         chat,
         compare,
+        settings,
     ):
         noun.add_parser(commands)
     parser.set_defaults(handler=gui.open_window)

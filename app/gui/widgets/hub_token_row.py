@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.registry.hub_token import TokenPlace
 
 _WORDS = {
-    "none": "No token is set. Public models need none; gated ones, and pushing your own, do.",
+    "none": "No token is set. Pushing artifacts to the hub needs one; public models need none.",
     "kept": "A token is set on this PC, where the hub's own tools keep theirs.",
     "environment": "A token is set by HF_TOKEN in the environment, which goes before any other.",
 }

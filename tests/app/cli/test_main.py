@@ -45,6 +45,8 @@ PRODUCT_COMMANDS = [
     "start run.yaml --watch",
     "recipes list",
     "recipes show NAME",
+    "settings list",
+    "settings set KEY VALUE",
     "runs list",
     "runs show ID",
     "runs show ID --run-file run.yaml",
@@ -344,3 +346,18 @@ def test_a_preview_shows_figures_samples_and_the_evaluation(
 
 def test_text_of_a_terminal_is_spelled_out() -> None:
     assert spell_out("a\x1b[31m\u202eb\tc\n") == "a\\x1b[31m\\u202eb\tc\n"
+
+
+def test_settings_are_listed_and_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["settings", "set", "notify_hot", "off"]) == 0
+    assert run(["settings", "set", "lost_after_s", "30"]) == 0
+    capsys.readouterr()
+    assert run(["settings", "list", "--json"]) == 0
+    values = {row["key"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert values["notify_hot"] is False
+    assert values["lost_after_s"] == 30.0
+    assert run(["settings", "set", "theme", "pink"]) == 1
+    assert "one of system" in capsys.readouterr().err
+    assert run(["settings", "set", "colour", "pink"]) == 2
+    for key, value in (("notify_hot", "on"), ("lost_after_s", "15")):
+        assert run(["settings", "set", key, value]) == 0
