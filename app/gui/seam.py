@@ -71,6 +71,9 @@ class SettingsSeam(Protocol):
 class CoreSeam(Protocol):
     """Every action of a person is one method; all run on the core's own thread."""
 
+    notice: str
+    """What a person should know about the store; empty: nothing."""
+
     @property
     def events(self) -> EventHub: ...
     @property

@@ -353,6 +353,7 @@ class FakeCore(FakeChats):
     chosen: dict[str, object] = field(default_factory=dict)
     """What was set in the settings."""
     token_place: str = "none"
+    notice: str = ""
 
     def __post_init__(self) -> None:
         FakeChats.__init__(self)

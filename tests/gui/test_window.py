@@ -15,7 +15,7 @@ from app.gui.application import core_opener
 from app.gui.bridge import Bridge
 from app.gui.window_state import FILE_NAME, WindowState, read_window_state, write_window_state
 from app.gui.windows.crash_dialog import CrashHook, make_report
-from tests.fakes.core import publish_history, running_run
+from tests.fakes.core import FakeCore, publish_history, running_run
 from tests.gui.pictures import BUSY
 from tests.gui.test_nodes_page import answer_question
 
@@ -172,6 +172,11 @@ def test_an_error_without_a_place_of_its_own_shows_above_the_page(busy):
     busy.core.failure = UserError("The store is full.", "Free some space.")
     busy.bridge.run(lambda core, report: core.stop_run("support-chat-7f3a"))
     busy.wait_for(lambda: "Free some space" in busy.window.banner.message())
+
+
+def test_what_the_store_has_to_say_shows_above_the_page(make_stage):
+    stage = make_stage(FakeCore(notice="The database was damaged and moved aside."))
+    stage.wait_for(lambda: "moved aside" in stage.window.banner.message())
 
 
 def test_the_real_core_opens_behind_the_window(application, tmp_path):

@@ -253,7 +253,12 @@ class MainWindow(QMainWindow):
 
     def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
         self._context.bridge.run(lambda core, report: core.connect())
+        self._context.bridge.run(lambda core, report: read_notice(core), self._show_notice)
         self._context.bridge.run(lambda core, report: asyncio.to_thread(import_the_rest))
+
+    def _show_notice(self, notice: str) -> None:
+        if notice:
+            self.banner.show_message("warning", notice)
 
     # ------------------------------------------------------------ first and last
 
@@ -308,3 +313,8 @@ def import_the_rest() -> None:
 async def store_setting(core: CoreSeam, key: str, value: Value) -> None:
     """Remember what a person chose."""
     core.settings.set(key, value)
+
+
+async def read_notice(core: CoreSeam) -> str:
+    """Return what the store has to say."""
+    return core.notice
