@@ -58,6 +58,7 @@ class SettingRow(QWidget):
             return switch
         if setting.kind == "choice":
             box = QComboBox()
+            box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
             for value, label in zip(setting.choices, setting.labels, strict=True):
                 box.addItem(label, value)
             box.currentIndexChanged.connect(lambda place: self.chosen.emit(box.itemData(place)))
