@@ -61,7 +61,7 @@ def test_the_choice_is_remembered(make_stage, tmp_path):
 @pytest.fixture
 def plot(busy):
     busy.window.open_run(RUN)
-    plot = busy.window.run_page().charts.loss
+    plot = busy.window.run_page().charts.others["speed"]
     busy.wait_for(lambda: len(plot.curves) > 0)
     plot.setFocus()
     return plot
@@ -83,7 +83,14 @@ def test_arrow_keys_read_a_chart_point_by_point(plot):
     assert plot.accessibleDescription() == first, "news does not interrupt who reads"
     plot.clearFocus()
     plot.extend(2, [5001.0], [0.5])
-    assert plot.accessibleDescription() == "0.500 at step 5,001"
+    assert plot.accessibleDescription().endswith(" at step 5,001")
+
+
+def test_a_chart_of_several_lines_reads_them_all(busy, plot):
+    loss = busy.window.run_page().charts.loss
+    QTest.keyClick(loss, Qt.Key.Key_Left)
+    said = loss.accessibleDescription().split("; ")
+    assert [part.split(", ")[1] for part in said] == [line.name for line in loss.lines]
 
 
 def test_reading_on_moves_what_is_in_view(plot):
@@ -113,7 +120,7 @@ def test_enter_shows_a_chart_as_a_table(plot):
     QTest.keyClick(plot, Qt.Key.Key_Return)
     dialog = plot.findChild(FiguresDialog)
     assert dialog.isVisible()
-    assert dialog.windowTitle() == "Loss"
+    assert dialog.windowTitle() == "Throughput, tokens/s"
     rows = cells(dialog.table)
     assert len(rows) == len(plot.curves)
     assert rows[0][1] == "1"
