@@ -180,9 +180,8 @@ def read_the_log_of_a_node(stage: RealStage, run_id: str) -> None:
     page = stage.window.nodes
     stage.window.open_node("beta")
     page.tabs.setCurrentWidget(page.log)
-    document = page.log.view.document
-    stage.until(lambda: document.num_lines > 1, f"a log; {page.log.summary.text()}")
-    assert document.line(0).startswith(f"== {run_id}, attempt 1, ")
+    stage.until(lambda: page.log.view.document.num_lines > 1, "a log")
+    assert page.log.view.document.line(0).startswith(f"== {run_id}, attempt 1, ")
     stage.window.open_run(run_id)
 
 
