@@ -78,7 +78,11 @@ def fit(
         UserError: a single example does not fit.
     """
     longest = choose_examples(prepared.train, 0)
-    evaluates = prepared.evaluation is not None
+
+    def settle(setting: Setting) -> None:
+        apply(computer, setting)
+        prove(computer, longest, evaluates=prepared.evaluation is not None)
+
     if resumed is not None:
         moved = resumed.num_moved[rank] if resumed.num_moved else 0
         setting = Setting(
@@ -86,8 +90,7 @@ def fit(
             num_recomputed=_forced(spec, resumed.num_recomputed[rank]),
             num_moved=moved,
         )
-        apply(computer, setting)
-        prove(computer, longest, evaluates=evaluates)
+        settle(setting)
         return setting, []
     longest_tokens = int(prepared.train.num_tokens.max())
     if prepared.device.type != "cuda":
@@ -100,11 +103,9 @@ def fit(
     path = folder / f"{name_setting(spec, prepared, computer.layers, place=place)}.json"
     known = _recall(path)
     if known is not None:
-        apply(computer, known)
-        prove(computer, longest, evaluates=evaluates)
+        settle(known)
         return known, []
-    apply(computer, Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
-    prove(computer, longest, evaluates=evaluates)
+    settle(Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
     batch_tokens = spec.batch_sequences * float(prepared.train.num_tokens.mean())
     most_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
     tuner = Tuner(
@@ -117,8 +118,7 @@ def fit(
     )
     setting = tuner.choose()
     computer.layers.compile_afresh()
-    apply(computer, setting)
-    prove(computer, longest, evaluates=evaluates)
+    settle(setting)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(setting))
     return setting, tuner.tried

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, with_core
-from app.cli.output import Output, aligned
+from app.cli.output import Output, aligned, confirm
 from app.errors import UsageError
+from app.registry import RUNTIMES
 from app.telling import describe_copy, describe_lineage, describe_verdict
 from app.text import show_bytes, show_list, show_moment
-
-RUNTIMES = ("vllm", "tgi", "llama.cpp", "ollama")
 
 if TYPE_CHECKING:
     from app.artifact import ArtifactSnapshot
@@ -138,7 +136,9 @@ async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
 
     artifact = await core.artifact(args.name)
     warning = tell_last(artifact, find_place(artifact, args.copy))
-    is_meant = args.yes or (bool(warning) and not out.as_json and _confirmed(warning))
+    is_meant = args.yes or (
+        bool(warning) and not out.as_json and confirm(f"{warning} Delete for good?")
+    )
     done = await core.delete_artifact(artifact.label, args.copy, even_last=is_meant)
     out.document(done)
     gone = f"{done.label} is deleted" if done.is_forgotten else f"{args.copy} is deleted"
@@ -146,13 +146,6 @@ async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
     for why in done.left:
         out.text(why)
     return 0
-
-
-def _confirmed(warning: str) -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    print(f"{warning} Delete for good? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 async def _serve(core: Core, args: argparse.Namespace, out: Output) -> int:

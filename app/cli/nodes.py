@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
-from app.cli.output import Output, plain
+from app.cli.output import Output, confirm, plain
 from app.errors import HostKeyUnknown
 from app.text import DASH, show_bytes, show_duration
 
@@ -81,14 +80,8 @@ def _address(args: argparse.Namespace) -> NodeAddress:
 
 def _confirmed(error: HostKeyUnknown) -> bool:
     """Show the fingerprint of a first contact and ask; without a terminal the answer is no."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    print(error.message, file=sys.stderr)
-    print(
-        "Compare it on that PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", file=sys.stderr
-    )
-    print("Is it the same? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    how = "Compare it on that PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    return confirm(f"{error.message}\n{how}\nIs it the same?")
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:

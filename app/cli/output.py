@@ -71,6 +71,14 @@ class Output:
         print(text, file=self._out, flush=True)
 
 
+def confirm(question: str) -> bool:
+    """Ask on the terminal; without one the answer is no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return each row as a line, its cells padded to the widest of their column.
 

@@ -24,8 +24,10 @@ def find_calibration(path: Path, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such file, it is no data, or it has too few words.
     """
-    check_calibration(path, hashes)
-    return find_data(str(path.expanduser().absolute()), "--calibration", hashes)
+    place = path.expanduser().absolute()
+    found = find_data(str(place), "--calibration", hashes)
+    _count_words(place)
+    return found
 
 
 def check_calibration(path: Path, hashes: HashStore) -> int:

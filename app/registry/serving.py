@@ -14,7 +14,6 @@ from typing import Any
 from app.artifact import ArtifactSnapshot
 
 NOT_TRIED = "Not tried here."
-RUNTIMES = ("vllm", "tgi", "llama.cpp", "ollama")
 _MARLIN_GROUPS = (-1, 32, 64, 128)
 """Group sizes of vLLM's quick kernels (marlin_utils.py); others run slowly, or not at all."""
 
@@ -24,7 +23,7 @@ class ServeCommand:
     """How one program serves an artifact."""
 
     runtime: str
-    """One of `RUNTIMES`."""
+    """One of `app.registry.RUNTIMES`."""
     title: str
     command: str
     notes: tuple[str, ...] = ()

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QGridLayout, QHBoxLayout, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSplitter, QVBoxLayout, QWidget
 
 from app.events import RunSnapshot, StepRecord
 from app.flows.compare import Row, list_differences, list_results
 from app.gui.bridge import Op
 from app.gui.charts.line import Line, choose_look
-from app.gui.charts.plot import Plot
 from app.gui.context import Context
-from app.gui.pages.run_charts import LOSS, OTHERS, make_plot, nan_if_unknown
+from app.gui.pages.run_charts import LOSS, OTHERS, ChosenPlots, add_points
 from app.gui.seam import CoreSeam
 from app.gui.tables.rows_model import Column, RowsModel
 from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
-from app.gui.widgets.parts import IconButton, make_label, make_panel, set_role
+from app.gui.widgets.parts import IconButton, make_label
 
 QUANTITIES = (LOSS, *OTHERS)
 
@@ -34,7 +33,7 @@ class ComparePage(QWidget):
         self._op: Op | None = None
         self.banner = Banner(context.theme)
         self.title = make_label("", "title")
-        self.charts = [ChosenPlot(context, 0), ChosenPlot(context, 1)]
+        self.charts = [self._make_charts(0), self._make_charts(1)]
         self.model: RowsModel[Row] = RowsModel([], key=lambda row: row.label)
         self._tables = QVBoxLayout()
         column = QVBoxLayout(self)
@@ -60,13 +59,21 @@ class ComparePage(QWidget):
         self.banner.hide()
         self.title.setText(f"Comparing {len(runs)} runs")
         self._show_tables()
-        self._draw()
+        self._draw_all()
         ids = [run.run_id for run in runs]
         self._op = self._context.bridge.run(
             lambda core, report: _read(core, ids), self._fill, self.banner.show_error
         )
 
     # ------------------------------------------------------------ layout
+
+    def _make_charts(self, place: int) -> ChosenPlots:
+        charts = ChosenPlots(self._context.theme, QUANTITIES, "Quantity in this chart")
+        for plot in charts.plots:
+            plot.shows_marks = False  # each run has attempts of its own
+        charts.choice.setCurrentIndex(place)
+        charts.chosen.connect(lambda: self._draw(charts))
+        return charts
 
     def _make_split(self) -> QSplitter:
         charts = QWidget()
@@ -113,12 +120,17 @@ class ComparePage(QWidget):
                 *steps,
                 *(one for one in newer if (one.attempt, one.step) > last),
             ]
-        self._draw()
+        self._draw_all()
 
     def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
-        if any(run.run_id == run_id for run in self._runs) and self.isVisible():
-            self._steps.setdefault(run_id, []).extend(steps)
-            self._draw()
+        ids = [run.run_id for run in self._runs]
+        if run_id not in ids or not self.isVisible():
+            return
+        self._steps.setdefault(run_id, []).extend(steps)
+        for charts in self.charts:
+            line = charts.plot.lines[ids.index(run_id)]
+            add_points(line.curves, charts.quantity.reads[0][1], steps)
+            charts.plot.update()
 
     def _change_run(self, run_id: str) -> None:
         for place, run in enumerate(self._runs):
@@ -127,69 +139,20 @@ class ComparePage(QWidget):
                 for row in list_results(self._runs):
                     self.model.put(row)
 
-    def _draw(self) -> None:
-        for chosen in self.charts:
-            chosen.draw([(run.name, self._steps.get(run.run_id, [])) for run in self._runs])
+    def _draw_all(self) -> None:
+        for charts in self.charts:
+            self._draw(charts)
 
-
-class ChosenPlot(QWidget):
-    """One quantity of several runs, chosen above their curves."""
-
-    def __init__(self, context: Context, place: int) -> None:
-        super().__init__()
-        self._theme = context.theme
-        self._runs: list[tuple[str, Sequence[StepRecord]]] = []
-        self.choice = QComboBox()
-        self.choice.setAccessibleName("Quantity in this chart")
-        self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        set_role(self.choice, "quiet", True)
-        for one in QUANTITIES:
-            self.choice.addItem(one.title, one.key)
-        self.choice.setCurrentIndex(place)
-        self.plot = self._make_plot(place)
-        panel = make_panel()
-        self._box = QGridLayout(panel)
-        self._box.setContentsMargins(1, 1, 1, 1)
-        self._box.addWidget(self.plot, 0, 0)
-        corner = Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft
-        self._box.addWidget(self.choice, 0, 0, corner)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(panel)
-        self.choice.currentIndexChanged.connect(self._choose)
-
-    def draw(self, runs: list[tuple[str, Sequence[StepRecord]]]) -> None:
-        """Show the steps of these runs, by their names."""
-        self._runs = runs
-        quantity, view = QUANTITIES[self.choice.currentIndex()], self.plot.zoomed_to
-        read = quantity.reads[0][1]
-        lines = []
-        for place, (name, steps) in enumerate(runs):
-            line = Line(name, *choose_look(place))
-            for attempt in sorted({one.attempt for one in steps}):
-                part = [one for one in steps if one.attempt == attempt]
-                line.curves.extend(
-                    attempt,
-                    [float(one.step) for one in part],
-                    [nan_if_unknown(read(one)) for one in part],
-                )
+    def _draw(self, charts: ChosenPlots) -> None:
+        """Draw the runs in the plot that is seen; steps that come later are added to it."""
+        view, lines = charts.plot.zoomed_to, []
+        for place, run in enumerate(self._runs):
+            line = Line(run.name, *choose_look(place))
+            add_points(line.curves, charts.quantity.reads[0][1], self._steps.get(run.run_id, []))
             lines.append(line)
         if lines:
-            self.plot.show_lines(lines)
-            self.plot.show_range(view)
-
-    def _make_plot(self, place: int) -> Plot:
-        plot = make_plot(self._theme, QUANTITIES[place], title="")
-        plot.shows_marks = False  # each run has attempts of its own
-        return plot
-
-    def _choose(self, place: int) -> None:
-        self._box.removeWidget(self.plot)
-        self.plot.deleteLater()
-        self.plot = self._make_plot(place)
-        self._box.addWidget(self.plot, 0, 0)
-        self.choice.raise_()
-        self.draw(self._runs)
+            charts.plot.show_lines(lines)
+            charts.plot.show_range(view)
 
 
 async def _read(core: CoreSeam, ids: Sequence[str]) -> dict[str, list[StepRecord]]:

@@ -253,8 +253,7 @@ class RunPage(QWidget):
             if (item.attempt, item.step) > self._newest:
                 self._newest = (item.attempt, item.step)
                 fresh.append(item)
-        for attempt in sorted({item.attempt for item in fresh}):
-            self.charts.extend(attempt, [item for item in fresh if item.attempt == attempt])
+        self.charts.extend(fresh)
         if fresh:
             self._last_step_s = self._context.cluster.now_s()
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QGridLayout, QHBoxLayout, QStackedWidget, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.events import EvaluationRecord, StepRecord
+from app.gui.charts.curves import Curves
 from app.gui.charts.line import Line, choose_look
 from app.gui.charts.plot import Plot
 from app.gui.theme import Theme
@@ -96,11 +105,63 @@ def make_plot(theme: Theme, quantity: Quantity, *, title: str | None = None) -> 
     return plot
 
 
-def extend(plot: Plot, quantity: Quantity, attempt: int, steps: Sequence[StepRecord]) -> None:
-    """Add steps of an attempt to a plot of the quantity."""
-    at = [float(item.step) for item in steps]
-    for place, (_, read) in enumerate(quantity.reads):
-        plot.extend(attempt, at, [nan_if_unknown(read(item)) for item in steps], line=place)
+def add_points(curves: Curves, read: Read, steps: Sequence[StepRecord]) -> None:
+    """Add what `read` says of steps, which are of one attempt or of several in order."""
+    for attempt, part in group_attempts(steps):
+        at = [float(one.step) for one in part]
+        curves.extend(attempt, at, [nan_if_unknown(read(one)) for one in part])
+
+
+def group_attempts(steps: Sequence[StepRecord]) -> Iterator[tuple[int, list[StepRecord]]]:
+    """Yield each attempt with its steps, the oldest first."""
+    for attempt in sorted({one.attempt for one in steps}):
+        yield attempt, [one for one in steps if one.attempt == attempt]
+
+
+class ChosenPlots(QWidget):
+    """A panel with one plot for each quantity, of which the one that is chosen above is seen."""
+
+    chosen = Signal()
+    """Another one is seen."""
+
+    def __init__(self, theme: Theme, quantities: Sequence[Quantity], name: str) -> None:
+        super().__init__()
+        self.quantities = tuple(quantities)
+        self.plots = [make_plot(theme, one, title="") for one in quantities]
+        self.choice = QComboBox()
+        self.choice.setAccessibleName(name)
+        self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        set_role(self.choice, "quiet", True)
+        stack = QStackedWidget()
+        for one, plot in zip(quantities, self.plots, strict=True):
+            self.choice.addItem(one.title, one.key)
+            stack.addWidget(plot)
+        self.choice.currentIndexChanged.connect(stack.setCurrentIndex)
+        self.choice.currentIndexChanged.connect(lambda place: self.chosen.emit())
+        panel, box = make_chart_panel(stack)
+        box.addWidget(self.choice, 0, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(panel)
+
+    @property
+    def plot(self) -> Plot:
+        """The one that is seen."""
+        return self.plots[self.choice.currentIndex()]
+
+    @property
+    def quantity(self) -> Quantity:
+        """What it shows."""
+        return self.quantities[self.choice.currentIndex()]
+
+
+def make_chart_panel(content: QWidget) -> tuple[QFrame, QGridLayout]:
+    """Return a panel around a chart, and its layout."""
+    panel = make_panel()
+    box = QGridLayout(panel)
+    box.setContentsMargins(1, 1, 1, 1)
+    box.addWidget(content, 0, 0)
+    return panel, box
 
 
 class RunCharts(QWidget):
@@ -109,28 +170,14 @@ class RunCharts(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.loss = make_plot(theme, LOSS)
-        self.others = {one.key: make_plot(theme, one, title="") for one in OTHERS}
-        self.choice = QComboBox()
-        self.choice.setAccessibleName("Quantity in the chart on the right")
-        self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        set_role(self.choice, "quiet", True)
-        for one in OTHERS:
-            self.choice.addItem(one.title, one.key)
-        self._stack = QStackedWidget()
-        for plot in self.others.values():
-            self._stack.addWidget(plot)
-        self.choice.currentIndexChanged.connect(self._stack.setCurrentIndex)
+        self.right = ChosenPlots(theme, OTHERS, "Quantity in the chart on the right")
+        self.choice = self.right.choice
+        self.others = {one.key: plot for one, plot in zip(OTHERS, self.right.plots, strict=True)}
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(16)
-        for content, over in ((self.loss, None), (self._stack, self.choice)):
-            panel = make_panel()
-            box = QGridLayout(panel)
-            box.setContentsMargins(1, 1, 1, 1)
-            box.addWidget(content, 0, 0)
-            if over is not None:
-                box.addWidget(over, 0, 0, Qt.AlignmentFlag.AlignTop | Qt.AlignmentFlag.AlignLeft)
-            row.addWidget(panel, 1)
+        row.addWidget(make_chart_panel(self.loss)[0], 1)
+        row.addWidget(self.right, 1)
         for plot in self.plots:
             plot.viewed.connect(self._follow)
 
@@ -143,11 +190,13 @@ class RunCharts(QWidget):
         for plot in self.plots:
             plot.clear()
 
-    def extend(self, attempt: int, steps: Sequence[StepRecord]) -> None:
-        """Add steps of an attempt."""
-        extend(self.loss, LOSS, attempt, steps)
-        for one in OTHERS:
-            extend(self.others[one.key], one, attempt, steps)
+    def extend(self, steps: Sequence[StepRecord]) -> None:
+        """Add steps, in order."""
+        for attempt, part in group_attempts(steps):
+            at = [float(one.step) for one in part]
+            for quantity, plot in zip((LOSS, *OTHERS), self.plots, strict=True):
+                for line, (_, read) in enumerate(quantity.reads):
+                    plot.extend(attempt, at, [nan_if_unknown(read(one)) for one in part], line=line)
 
     def show_evaluations(self, found: Sequence[EvaluationRecord]) -> None:
         """Show the loss of evaluations beside that of training; none: one line is enough."""

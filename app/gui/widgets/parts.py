@@ -7,7 +7,9 @@ from collections.abc import Callable
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
+    QDialog,
     QFrame,
+    QHBoxLayout,
     QLabel,
     QPushButton,
     QScrollArea,
@@ -160,6 +162,16 @@ class IconButton(QToolButton):
 
     def _paint_icon(self) -> None:
         self.setIcon(self._theme.icon(self._icon, "muted", 16))
+
+
+def make_foot(theme: Theme, dialog: QDialog, deed: QWidget) -> QHBoxLayout:
+    """Return the last row of a dialog: Cancel, and the deed."""
+    row = QHBoxLayout()
+    row.setSpacing(8)
+    row.addStretch(1)
+    row.addWidget(Button(theme, "Cancel", dialog.reject))
+    row.addWidget(deed)
+    return row
 
 
 def set_role(widget: QWidget, name: str, value: object) -> None:

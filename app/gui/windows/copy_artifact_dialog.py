@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 
 from app.artifact import ArtifactSnapshot
 from app.gui.theme import Theme
-from app.gui.widgets.parts import Button, make_label
+from app.gui.widgets.parts import Button, make_foot, make_label
 from app.text import show_bytes
 
 WIDTH_PX = 540
@@ -81,12 +81,7 @@ class CopyArtifactDialog(QDialog):
                 row.addWidget(part)
             column.addLayout(row)
         column.addSpacing(4)
-        buttons = QHBoxLayout()
-        buttons.setSpacing(8)
-        buttons.addStretch(1)
-        buttons.addWidget(Button(theme, "Cancel", self.reject))
-        buttons.addWidget(self.start)
-        column.addLayout(buttons)
+        column.addLayout(make_foot(theme, self, self.start))
 
     def _choose(self) -> None:
         chosen, _ = QFileDialog.getSaveFileName(self, "Folder for the copy", self.folder.text())

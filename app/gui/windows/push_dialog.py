@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QDialog, QLineEdit, QVBoxLayout, QWidget
 
 from app.artifact import ArtifactSnapshot
 from app.gui.theme import Theme
-from app.gui.widgets.parts import Button, make_label
+from app.gui.widgets.parts import Button, make_foot, make_label
 from app.text import show_bytes
 
 WIDTH_PX = 540
@@ -39,12 +39,7 @@ class PushDialog(QDialog):
         label = make_label(words, "muted", wraps=True)
         column.addWidget(label)
         column.addSpacing(8)
-        buttons = QHBoxLayout()
-        buttons.setSpacing(8)
-        buttons.addStretch(1)
-        buttons.addWidget(Button(theme, "Cancel", self.reject))
-        buttons.addWidget(self.start)
-        column.addLayout(buttons)
+        column.addLayout(make_foot(theme, self, self.start))
         self.hub_id.textChanged.connect(self._review)
         self._review()
 

@@ -12,7 +12,7 @@ from app.gui.context import Context
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
 from app.gui.tables.view import TableView
-from app.gui.widgets.parts import Button, make_label
+from app.gui.widgets.parts import Button, make_foot, make_label
 
 VERIFIED_STEPS = 3
 
@@ -80,12 +80,7 @@ class ResumeDialog(QDialog):
         row.addStretch(1)
         column.addLayout(row)
         column.addWidget(self._problem)
-        buttons = QHBoxLayout()
-        buttons.setSpacing(8)
-        buttons.addStretch(1)
-        buttons.addWidget(Button(context.theme, "Cancel", self.reject))
-        buttons.addWidget(self.start)
-        column.addLayout(buttons)
+        column.addLayout(make_foot(context.theme, self, self.start))
         self.table.chosen.connect(self._review)
         self.verify.toggled.connect(lambda checked: self._review())
         self._op = context.bridge.run(
