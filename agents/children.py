@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
 from agents.errors import UserError, explain_os_error
 
@@ -47,7 +48,7 @@ class Children:
         on_line: Callable[[str], None] | None = None,
         stdin: int = subprocess.DEVNULL,
     ) -> tuple[int, list[str]]:
-        """Return the exit code and the last lines (stdout and stderr as they came).
+        """Return the exit code and the last lines of stdout and stderr, each whole, as they came.
 
         Raises:
             UserError: the program could not be started.
@@ -94,7 +95,7 @@ class Children:
                     argv,
                     stdin=stdin,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
+                    stderr=subprocess.PIPE,
                     env={**os.environ, **(environ or {})},
                     cwd="/",
                     start_new_session=True,
@@ -107,27 +108,32 @@ class Children:
     def _read_text(
         self, process: subprocess.Popen[bytes], timeout_s: float | None
     ) -> Iterator[str]:
-        """Yield the lines until all who hold the pipe have ended, or `end_all` was called."""
-        assert process.stdout is not None
-        source = process.stdout.fileno()
+        """Yield the lines until all who hold the pipes have ended, or `end_all` was called.
+
+        Each stream has a pipe of its own, because libraries log in threads: in one pipe half a
+        line of theirs on stderr would stand before a line on stdout, which nobody understands.
+        """
+        rests = {pipe.fileno(): b"" for pipe in _pipes(process)}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        rest = b""
-        while True:
+        while rests:
             left_s = _LOOK_S if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"no end after {timeout_s:g} s")
-            if not select.select([source], [], [], min(left_s, _LOOK_S))[0]:
-                if self._closed:
-                    break
-                continue
-            block = os.read(source, 1 << 16)
-            if not block:
+            readable, _, _ = select.select(list(rests), [], [], min(left_s, _LOOK_S))
+            if not readable and self._closed:
                 break
-            *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
-            yield from (line.decode("utf-8", "replace") for line in lines if line.strip())
-            rest = rest[-(1 << 16) :]
-        if rest.strip():
-            yield rest.decode("utf-8", "replace")
+            for source in readable:
+                block = os.read(source, 1 << 16)
+                *lines, rest = (rests[source] + block).replace(b"\r", b"\n").split(b"\n")
+                if block:
+                    rests[source] = rest[-(1 << 16) :]
+                else:
+                    lines.append(rests.pop(source))
+                yield from (line.decode("utf-8", "replace") for line in lines if line.strip())
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
+    return [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -136,8 +142,8 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
         return
     _kill_group(process)
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for pipe in _pipes(process):
+        pipe.close()
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

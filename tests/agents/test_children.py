@@ -45,6 +45,17 @@ def test_lines_come_as_they_are_written() -> None:
     assert lines[0][1] - began_s < 5
 
 
+def test_a_line_is_whole_though_a_library_logs_meanwhile() -> None:
+    code = (
+        "import os; os.write(2, b'loading '); os.write(1, b'{\"kind\": ');"
+        "os.write(2, b'tensors\\n'); os.write(1, b'\"opened\"}\\n'); os.write(2, b'end')"
+    )
+    code_and_lines = Children().run([sys.executable, "-c", code])
+    assert (code_and_lines[0], sorted(code_and_lines[1])) == (
+        0, ["end", "loading tensors", '{"kind": "opened"}']
+    )  # fmt: skip
+
+
 def test_deadline_ends_the_whole_group() -> None:
     lines: list[str] = []
     code = f"{FORKING}; import time; time.sleep(60)"
