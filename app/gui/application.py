@@ -12,12 +12,14 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
 from app.gui.context import Context
 from app.gui.demo_apart import run_demo_apart
+from app.gui.garbage import GarbageCollection, keep_what_is_there
 from app.gui.one_instance import OneInstance
 from app.gui.preferences import preferences_of
 from app.gui.seam import CoreSeam, OpenCore
@@ -58,6 +60,7 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     """
     check_reference_counts()
     application = make_application()
+    garbage = GarbageCollection(application)
     instance = OneInstance(home)
     if not instance.is_first and instance.show_first():
         return 0
@@ -76,11 +79,13 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     instance.wanted.connect(window.come_forward)
     window.painted.connect(instance.listen)
     bridge.opened.connect(lambda nodes, runs: _make_tray(context, window))
+    bridge.opened.connect(lambda nodes, runs: QTimer.singleShot(0, keep_what_is_there))
     if starts_story:
         bridge.opened.connect(lambda nodes, runs: window.run_story())
     window.show()
     code = application.exec()
     bridge.join()
+    garbage.end()
     instance.end()
     write_window_state(home, window.state)
     return code

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -99,6 +100,8 @@ class Bridge(QObject):
         self._core: asyncio.Future[CoreSeam] | None = None
         self._stop: asyncio.Event | None = None
         self._waiting: list[Callable[[], None]] = []
+        self._held: dict[int, tuple[Op, Work[Any]]] = {}
+        self._keys = itertools.count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._frame = QTimer(self, interval=FRAME_MS, singleShot=True)
@@ -123,10 +126,13 @@ class Bridge(QObject):
 
         `report(value)` may be called from the work at any time; `progress(value)` follows here.
         Without `failure`, an error of the world goes to `failed`; a bug always goes to `crashed`.
-        Methods of a widget are not called after its end.
+        Methods of a widget are not called after its end. What the work and the callbacks hold is
+        let go here, never on the core's thread, which must not be the one to destroy a widget.
         """
         op = Op(self, _Callbacks(success, failure, progress))
-        self.call_soon(lambda: self._start_op(op, work))
+        key = next(self._keys)
+        self._held[key] = (op, work)
+        self.call_soon(functools.partial(self._start_op, op, work, key))
         return op
 
     def call_soon(self, call: Callable[[], None]) -> None:
@@ -187,6 +193,9 @@ class Bridge(QObject):
         if not op.is_done and progress is not None:
             progress(value)
 
+    def _let_go(self, key: int) -> None:
+        del self._held[key]
+
     # ------------------------------------------------------------ core's thread
 
     def _arm(self) -> None:
@@ -234,8 +243,9 @@ class Bridge(QObject):
                 self._core.set_result(core)
                 await self._stop.wait()
 
-    def _start_op(self, op: Op, work: Work[T]) -> None:
+    def _start_op(self, op: Op, work: Work[T], key: int) -> None:
         op.task = asyncio.ensure_future(self._run_op(op, work))
+        op.task.add_done_callback(lambda task: self._post(lambda: self._let_go(key)))
 
     async def _run_op(self, op: Op, work: Work[T]) -> None:
         if op.is_done or self._core is None:

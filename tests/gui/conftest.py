@@ -11,6 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
 from app.gui.application import make_application
+from app.gui.garbage import GarbageCollection, collect_if_due
 from app.gui.theme import Theme
 from tests.fakes.core import FakeCore, busy_core
 from tests.gui.stage import Stage
@@ -21,6 +22,15 @@ MakeStage = Callable[..., Stage]
 @pytest.fixture(scope="session")
 def application() -> QApplication:
     return make_application()
+
+
+@pytest.fixture(autouse=True)
+def garbage(application: QApplication) -> Iterator[GarbageCollection]:
+    """Let garbage be collected as in the app, and give the collector back after the test."""
+    collection = GarbageCollection()
+    yield collection
+    collect_if_due()
+    collection.end()
 
 
 @pytest.fixture(scope="session")

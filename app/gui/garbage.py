@@ -1,0 +1,45 @@
+"""Garbage is collected on the Qt thread, and there only.
+
+Python's collector of reference cycles runs in whichever thread happens to allocate. A widget that
+is part of a cycle was thus at times destroyed on the core's thread while Qt delivered events to
+it, and the process crashed without a word. calibre and pyqtgraph go the same way as we do here.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from PySide6.QtCore import QObject, QTimer
+
+LOOK_MS = 100
+"""How often it looks whether there is enough to collect."""
+
+
+class GarbageCollection(QObject):
+    """Takes the collector over from now until `end`. Made on the Qt thread."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        gc.disable()
+        self._timer = QTimer(self, interval=LOOK_MS)
+        self._timer.timeout.connect(collect_if_due)
+        self._timer.start()
+
+    def end(self) -> None:
+        """Give the collector back to Python."""
+        self._timer.stop()
+        gc.enable()
+
+
+def collect_if_due() -> None:
+    """Collect the oldest generation that Python itself would collect by now."""
+    due = zip(gc.get_count(), gc.get_threshold(), strict=True)
+    generations = [place for place, (count, limit) in enumerate(due) if limit and count > limit]
+    if generations:
+        gc.collect(generations[-1])
+
+
+def keep_what_is_there() -> None:
+    """Let later collections pass over everything alive now: modules, and the window itself."""
+    gc.collect()
+    gc.freeze()
