@@ -41,6 +41,7 @@ NEWER_THAN_3_10 = {
     "enum": {"StrEnum", "ReprEnum", "verify", "member", "nonmember"},
     "typing": {"Self", "Never", "LiteralString", "Required", "NotRequired", "override", "Unpack"},
 }
+MAX_CLASS_LINES = 250
 LAYERS = {"app.core": 2, "app.demo": 2, "app.cli": 3, "app.gui": 3, "app.__main__": 3}
 """Folders of app/ that are not here are services (1), single files the domain (0)."""
 
@@ -390,3 +391,14 @@ def test_open_in_pure_code_is_found(tmp_path: Path) -> None:
 def test_newer_python_in_agents_is_found(tmp_path: Path, text: str) -> None:
     write(tmp_path, "agents/files.py", text)
     assert [line.split()[0] for line in newer_python(tmp_path)] == ["agents/files.py:3"]
+
+
+def test_no_class_of_the_window_is_long():
+    long = [
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file in source_files(ROOT, "app/gui")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MAX_CLASS_LINES
+    ]
+    assert long == []

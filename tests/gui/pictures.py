@@ -152,7 +152,7 @@ def _new_run(stage: Stage) -> QWidget:
 def _new_run_problems(stage: Stage) -> QWidget:
     stage.window.dialogs.ask_new_run()
     dialog = _dialog(stage)
-    dialog.fields["rank"].set_answer("0")  # type: ignore[attr-defined]
+    dialog.form.fields["rank"].set_answer("0")  # type: ignore[attr-defined]
     dialog.start.click()  # type: ignore[attr-defined]
     return dialog
 
@@ -162,9 +162,9 @@ def _new_run_advanced(share: float) -> Callable[[Stage], QWidget]:
 
     def show(stage: Stage) -> QWidget:
         dialog = _new_run(stage)
-        dialog.fold.open()  # type: ignore[attr-defined]
+        dialog.form.fold.open()  # type: ignore[attr-defined]
         stage.settle(0.1)
-        bar = dialog._scroll.verticalScrollBar()  # type: ignore[attr-defined]
+        bar = dialog.form.verticalScrollBar()  # type: ignore[attr-defined]
         bar.setValue(round(bar.maximum() * share))
         return dialog
 
@@ -174,7 +174,7 @@ def _new_run_advanced(share: float) -> Callable[[Stage], QWidget]:
 def _choose_recipe(stage: Stage, words: str) -> QDialog:
     stage.window.dialogs.ask_new_run()
     dialog = _dialog(stage)
-    box = dialog.start_from.box  # type: ignore[attr-defined]
+    box = dialog.form.start_from.box  # type: ignore[attr-defined]
     stage.wait_for(lambda: box.count() > 3)
     place = box.findText(words, Qt.MatchFlag.MatchContains)
     box.setCurrentIndex(place)
@@ -189,8 +189,8 @@ def _new_run_filled(stage: Stage) -> QWidget:
         ("model", "meta-llama/Llama-2-7b-hf"),
         ("train", "/home/anna/data/chats.jsonl"),
     ):
-        dialog.fields[key].set_answer(text)  # type: ignore[attr-defined]
-    dialog.fields["name"].edited.emit()  # type: ignore[attr-defined]
+        dialog.form.fields[key].set_answer(text)  # type: ignore[attr-defined]
+    dialog.form.fields["name"].edited.emit()  # type: ignore[attr-defined]
     dialog.start.setFocus()  # type: ignore[attr-defined]
     return dialog
 
@@ -208,9 +208,9 @@ def _new_run_misfit(stage: Stage) -> QWidget:
 def _new_run_recipe(stage: Stage) -> QWidget:
     """DPO's recipe, and then an answer that contradicts it."""
     dialog = _choose_recipe(stage, "DPO")
-    dialog.fields["packing"].input.click()  # type: ignore[attr-defined]
+    dialog.form.fields["packing"].input.click()  # type: ignore[attr-defined]
     stage.settle(0.1)
-    bar = dialog._scroll.verticalScrollBar()  # type: ignore[attr-defined]
+    bar = dialog.form.verticalScrollBar()  # type: ignore[attr-defined]
     bar.setValue(round(bar.maximum() * 0.72))
     return dialog
 
@@ -218,8 +218,8 @@ def _new_run_recipe(stage: Stage) -> QWidget:
 def _look(stage: Stage) -> QWidget:
     dialog = _new_run(stage)
     for key in ("model", "train"):
-        dialog.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
-    dialog.fields["train"].edited.emit()  # type: ignore[attr-defined]
+        dialog.form.fields[key].set_answer("org/model")  # type: ignore[attr-defined]
+    dialog.form.fields["train"].edited.emit()  # type: ignore[attr-defined]
     dialog.outlook.look.click()  # type: ignore[attr-defined]
     shown = next(w for w in dialog.findChildren(QDialog) if w.isVisible())
     stage.wait_for(lambda: "learned" in shown.view.toPlainText())  # type: ignore[attr-defined]

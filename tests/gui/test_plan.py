@@ -38,7 +38,7 @@ def headline(dialog: NewRunDialog) -> str:
 
 def test_the_plan_follows_the_answers(busy: Stage, dialog: NewRunDialog) -> None:
     assert headline(dialog) == "Choose a model to see what it needs."
-    QTest.keyClicks(dialog.fields["model"].input, "org/m")
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
     busy.wait_for(lambda: headline(dialog).startswith("Data parallel on alpha, beta and gamma"))
     texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
     assert "gamma: RTX 4070 Laptop GPU, 14 %" in texts
@@ -55,7 +55,7 @@ def test_only_the_newest_question_counts_while_one_is_asked(
     busy: Stage, dialog: NewRunDialog
 ) -> None:
     gate = busy.core.plan_gate = asyncio.Event()
-    QTest.keyClicks(dialog.fields["model"].input, "org/model")
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/model")
     busy.wait_for(lambda: len(busy.called("plan")) > 0)
     busy.settle(0.05)
     assert len(busy.called("plan")) == 1
@@ -69,19 +69,19 @@ def test_an_unknown_model_is_looked_up_once_the_hands_rest(
     busy: Stage, dialog: NewRunDialog
 ) -> None:
     busy.core.plan_answer = UserError("the hub gives no config of org/m", "Give a folder.")
-    QTest.keyClicks(dialog.fields["model"].input, "org/m")
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
     busy.wait_for(lambda: headline(dialog) == "The hub gives no config of org/m.")
     assert dialog.outlook.plan.problem.text() == "Give a folder."
     assert [far for _, far in busy.called("plan")].count(True) == 1
     busy.core.plan_answer = make_plan_of_all()
-    QTest.keyClicks(dialog.fields["model"].input, "x")
+    QTest.keyClicks(dialog.form.fields["model"].input, "x")
     busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))
     assert not dialog.outlook.plan.problem.isVisible()
 
 
 def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: NewRunDialog) -> None:
     busy.core.plan_answer = make_plan_of_all(fits=False)
-    QTest.keyClicks(dialog.fields["model"].input, "org/m")
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
     busy.wait_for(lambda: headline(dialog).startswith("This cannot be trained as it stands"))
     assert "of the 6.0 GiB of gamma" in headline(dialog)
     texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
@@ -94,9 +94,9 @@ def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: New
 
 
 def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDialog) -> None:
-    QTest.keyClicks(dialog.fields["model"].input, "org/m")
-    dialog.fields["rank"].input.selectAll()
-    QTest.keyClicks(dialog.fields["rank"].input, "0")
+    QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
+    dialog.form.fields["rank"].input.selectAll()
+    QTest.keyClicks(dialog.form.fields["rank"].input, "0")
     busy.wait_for(lambda: headline(dialog) == "Correct what is marked to see the plan.")
 
 

@@ -103,21 +103,21 @@ def test_delete_asks_and_the_row_goes(busy):
 def test_start_with_nothing_marks_what_is_missing_and_starts_nothing(busy, new_run):
     press(new_run, "Start")
     assert "another look" in new_run.banner.message()
-    assert new_run.fields["model"]._finding.isVisible()
+    assert new_run.form.fields["model"]._finding.isVisible()
     assert busy.called("start_run") == []
 
 
 def test_a_problem_shows_only_where_one_has_been(new_run):
-    assert not new_run.fields["model"]._finding.isVisible()
-    new_run.fields["rank"].input.selectAll()
-    QTest.keyClicks(new_run.fields["rank"].input, "0")
-    assert new_run.fields["rank"]._finding.isVisible()
-    assert not new_run.fields["model"]._finding.isVisible()
+    assert not new_run.form.fields["model"]._finding.isVisible()
+    new_run.form.fields["rank"].input.selectAll()
+    QTest.keyClicks(new_run.form.fields["rank"].input, "0")
+    assert new_run.form.fields["rank"]._finding.isVisible()
+    assert not new_run.form.fields["model"]._finding.isVisible()
 
 
 def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
-    QTest.keyClicks(new_run.fields["model"].input, "org/model")
-    QTest.keyClicks(new_run.fields["train"].input, "/data/chats.jsonl")
+    QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
+    QTest.keyClicks(new_run.form.fields["train"].input, "/data/chats.jsonl")
     press(new_run, "Start")
     busy.wait_for(lambda: bool(busy.called("start_run")) and open_dialog(NewRunDialog) is None)
     spec = busy.called("start_run")[0][0]
@@ -127,8 +127,8 @@ def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
 
 
 def test_a_refused_start_keeps_the_answers(busy, new_run):
-    QTest.keyClicks(new_run.fields["model"].input, "org/model")
-    QTest.keyClicks(new_run.fields["train"].input, "chats.jsonl")
+    QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
+    QTest.keyClicks(new_run.form.fields["train"].input, "chats.jsonl")
     busy.core.failure = UserError("alpha is already busy: run x uses GPU 0", "Stop it first.")
     press(new_run, "Start")
     busy.wait_for(lambda: "Stop it first" in new_run.banner.message())
@@ -139,7 +139,7 @@ def test_a_refused_start_keeps_the_answers(busy, new_run):
 def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
     new_run.open_file(Path("/x/evening.yaml"))
     busy.wait_for(lambda: new_run.answers().name == "evening")
-    new_run.fields["nodes"].set_answer("alpha")
+    new_run.form.fields["nodes"].set_answer("alpha")
     target = Path("/x/copy.yaml")
     new_run.save_file(target)
     busy.wait_for(lambda: bool(busy.called("write_run_file")))
@@ -149,24 +149,24 @@ def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
 
 
 def test_a_run_file_may_name_a_node_and_a_choice_that_are_not_offered(new_run):
-    new_run.fields["nodes"].set_answer("alpha, zeta")
-    new_run.fields["precision"].set_answer("fp64")
+    new_run.form.fields["nodes"].set_answer("alpha, zeta")
+    new_run.form.fields["precision"].set_answer("fp64")
     answers = new_run.answers()
     assert (answers.nodes, answers.precision) == ("alpha, zeta", "fp64")
-    assert "zeta" in new_run.fields["nodes"]._finding.text()
+    assert "zeta" in new_run.form.fields["nodes"]._finding.text()
 
 
 def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
-    box = new_run.start_from.box
+    box = new_run.form.start_from.box
     busy.wait_for(lambda: box.count() > 1)
-    QTest.keyClicks(new_run.fields["model"].input, "org/model")
+    QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
     place = box.findText("DPO", Qt.MatchFlag.MatchContains)
     box.setCurrentIndex(place)
     box.activated.emit(place)
     answers = new_run.answers()
     assert (answers.model, answers.objective, answers.format) == ("org/model", "dpo", "preference")
-    assert new_run.fields["dpo_beta"].isVisible()
-    assert "settings changed" in new_run.fold._note.text()
+    assert new_run.form.fields["dpo_beta"].isVisible()
+    assert "settings changed" in new_run.form.fold._note.text()
     box.setCurrentIndex(0)
     box.activated.emit(0)
     assert new_run.answers() == replace(
@@ -176,9 +176,9 @@ def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
 
 def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
     assert not new_run.outlook.look.isEnabled()
-    new_run.fields["model"].set_answer("org/model")
-    new_run.fields["train"].set_answer("chats.jsonl")
-    new_run.fields["alpha"].set_answer("x")
+    new_run.form.fields["model"].set_answer("org/model")
+    new_run.form.fields["train"].set_answer("chats.jsonl")
+    new_run.form.fields["alpha"].set_answer("x")
     new_run._review()
     new_run.outlook.look.click()
     dialog = open_dialog(DataDialog)
@@ -194,25 +194,25 @@ def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
 
 
 def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):
-    new_run.fields["format"].set_answer("preference")
-    assert "1 setting needs a look" in new_run.fold._note.text()
-    new_run.fields["objective"].set_answer("dpo")
-    assert f"1 of {len(ADVANCED)} settings changed" in new_run.fold._note.text()
-    new_run.fields["packing"].input.click()
-    assert "DPO" in new_run.fields["packing"]._finding.text()
-    new_run.fields["format"].set_answer("chat")
-    new_run.fold.head.setChecked(False)
+    new_run.form.fields["format"].set_answer("preference")
+    assert "1 setting needs a look" in new_run.form.fold._note.text()
+    new_run.form.fields["objective"].set_answer("dpo")
+    assert f"1 of {len(ADVANCED)} settings changed" in new_run.form.fold._note.text()
+    new_run.form.fields["packing"].input.click()
+    assert "DPO" in new_run.form.fields["packing"]._finding.text()
+    new_run.form.fields["format"].set_answer("chat")
+    new_run.form.fold.head.setChecked(False)
     press(new_run, "Start")
-    assert not new_run.fold.is_open(), "the first answer in need of a look is a model"
+    assert not new_run.form.fold.is_open(), "the first answer in need of a look is a model"
 
 
 def test_start_opens_the_folded_part_for_an_answer_in_it(new_run):
-    new_run.fields["model"].set_answer("m")
-    new_run.fields["train"].set_answer("t")
-    new_run.fields["shares"].set_answer("1, 2")
+    new_run.form.fields["model"].set_answer("m")
+    new_run.form.fields["train"].set_answer("t")
+    new_run.form.fields["shares"].set_answer("1, 2")
     press(new_run, "Start")
-    assert new_run.fold.is_open()
-    assert "2 shares for 5 devices" in new_run.fields["shares"]._finding.text()
+    assert new_run.form.fold.is_open()
+    assert "2 shares for 5 devices" in new_run.form.fields["shares"]._finding.text()
 
 
 def test_a_new_run_like_another_has_all_of_its_settings(busy, page):
@@ -232,13 +232,13 @@ def test_a_broken_run_file_says_what_is_wrong(busy, new_run):
 
 
 def test_full_training_asks_nothing_about_adapters(new_run):
-    new_run.fields["adapter"].set_answer("full")
-    assert not new_run.fields["rank"].isVisible()
-    new_run.fields["adapter"].set_answer("lora")
-    assert new_run.fields["rank"].isVisible()
-    assert not new_run.fields["dropout"].isVisible()
-    new_run.fold.head.click()
-    assert new_run.fields["dropout"].isVisible()
+    new_run.form.fields["adapter"].set_answer("full")
+    assert not new_run.form.fields["rank"].isVisible()
+    new_run.form.fields["adapter"].set_answer("lora")
+    assert new_run.form.fields["rank"].isVisible()
+    assert not new_run.form.fields["dropout"].isVisible()
+    new_run.form.fold.head.click()
+    assert new_run.form.fields["dropout"].isVisible()
 
 
 # ---------------------------------------------------------------- a run's page
@@ -509,8 +509,8 @@ def test_evaluations_stand_beside_the_training(busy, page):
 
 
 def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
-    new_run.fields["model"].set_answer("org/model")
-    new_run.fields["rank"].set_answer("8")
+    new_run.form.fields["model"].set_answer("org/model")
+    new_run.form.fields["rank"].set_answer("8")
     QTest.keyClick(new_run, Qt.Key.Key_Escape)
     assert busy.window.state.draft == {"model": "org/model", "rank": "8"}
     busy.window.dialogs.ask_new_run()

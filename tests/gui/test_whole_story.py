@@ -144,11 +144,11 @@ def start_a_run(stage: RealStage) -> str:
     stage.key(Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
     dialog = stage.shown(NewRunDialog)
     for key, text in ANSWERS.items():
-        stage.type(dialog.fields[key].input, text)
-    QTest.mouseClick(dialog.fold.head, Qt.MouseButton.LeftButton)
+        stage.type(dialog.form.fields[key].input, text)
+    QTest.mouseClick(dialog.form.fold.head, Qt.MouseButton.LeftButton)
     for key, text in ADVANCED_ANSWERS.items():
-        stage.type(dialog.fields[key].input, text)
-    boxes = dialog.fields["nodes"].findChildren(QCheckBox)
+        stage.type(dialog.form.fields[key].input, text)
+    boxes = dialog.form.fields["nodes"].findChildren(QCheckBox)
     assert [box.isChecked() for box in boxes] == [True] * len(NAMES)
     stage.press(dialog, "Start")
     stage.until(lambda: stage.find(NewRunDialog) is None, f"started; {dialog.banner.message()}")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from PySide6.QtCore import QRect, Qt, QTimer, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import (
-    QFontMetrics,
     QKeyEvent,
     QKeySequence,
     QMouseEvent,
@@ -21,10 +20,10 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication
 
 from app.gui.theme import Theme
-from app.gui.widgets.log_document import MAX_LINE_CHARS, Block, LogDocument
+from app.gui.widgets.log_document import Block, LogDocument
 from app.gui.widgets.log_levels import Level, ShownLines
+from app.gui.widgets.log_painter import PAD_PX, LinePainter, Marks
 
-PAD_PX = 12
 SEARCH_BLOCKS_PER_TURN = 2
 MAX_COPY_LINES = 100_000
 _NOTHING = "Nothing was written yet"
@@ -41,7 +40,6 @@ class LogView(QAbstractScrollArea):
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
-        self._theme = theme
         self.document = LogDocument()
         self.shown = ShownLines(self.document)
         self.is_following = True
@@ -49,11 +47,7 @@ class LogView(QAbstractScrollArea):
         self._query = ""
         self._hunt: Iterator[int | None] | None = None
         self._marked: tuple[int, int] | None = None
-        self._font = theme.font(12, monospace=True)
-        metrics = QFontMetrics(self._font)
-        self._line_px = metrics.height() + 4
-        self._char_px = max(metrics.horizontalAdvance("0"), 1)
-        self._widest_chars = 0
+        self._painter = LinePainter(theme)
         self._is_moving = False
         self._timer = QTimer(self, interval=0)
         self._timer.timeout.connect(self._search_on)
@@ -74,7 +68,7 @@ class LogView(QAbstractScrollArea):
         self.shown = ShownLines(self.document)
         self.shown.choose(level)
         self.found_line = self._marked = None
-        self._widest_chars = 0
+        self._painter.widest_chars = 0
         self.follow(True)
         self._grow()
 
@@ -100,7 +94,7 @@ class LogView(QAbstractScrollArea):
             return
         top = self.shown.number(self.verticalScrollBar().value())
         self.shown.choose(level)
-        self._widest_chars, self._marked = 0, None
+        self._painter.widest_chars, self._marked = 0, None
         self._grow()
         if not self.is_following:
             self._move_to(self.shown.row_of(top) or 0)
@@ -127,7 +121,7 @@ class LogView(QAbstractScrollArea):
 
     def visible_lines(self) -> int:
         """Return how many whole lines fit."""
-        return max((self.viewport().height() - PAD_PX) // self._line_px, 1)
+        return max((self.viewport().height() - PAD_PX) // self._painter.line_px, 1)
 
     def _move_to(self, value: int) -> None:
         self._is_moving = True
@@ -198,43 +192,22 @@ class LogView(QAbstractScrollArea):
     # ------------------------------------------------------------ painting
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self.viewport())
-        colors = self._theme.palette
-        painter.fillRect(self.viewport().rect(), colors.color("surface"))
-        painter.setFont(self._font)
+        painter, area = QPainter(self.viewport()), self.viewport().rect()
         if not len(self.shown):
-            painter.setPen(colors.color("muted"))
-            painter.setFont(self._theme.font(13))
-            area = self.viewport().rect()
             empty = "No line warns or tells of an error" if self.document.num_lines else _NOTHING
-            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), empty)
+            self._painter.paint_nothing(painter, area, empty)
             return
-        digits = len(str(self.document.end_line))
-        gutter = PAD_PX + digits * self._char_px + PAD_PX
-        left = gutter - self.horizontalScrollBar().value() * self._char_px
         top = self.verticalScrollBar().value()
         end = min(top + self.visible_lines() + 1, len(self.shown))
-        needle = self._query.casefold()
-        for row, number in enumerate(map(self.shown.number, range(top, end))):
-            y = PAD_PX // 2 + row * self._line_px
-            area = QRect(0, y, self.viewport().width(), self._line_px)
-            text = self.document.line(number)[:MAX_LINE_CHARS].replace("\t", "    ")
-            self._widest_chars = max(self._widest_chars, len(text))
-            if self._is_marked(number):
-                painter.fillRect(area, colors.color("selected"))
-            elif needle and needle in text.casefold():
-                tint = "warning_tint" if number == self.found_line else "calm_tint"
-                painter.fillRect(area, colors.color(tint))
-            painter.setPen(colors.color("text"))
-            wide = QRect(left, y, len(text) * self._char_px * 2 + 8, self._line_px)
-            painter.drawText(wide, int(Qt.AlignmentFlag.AlignVCenter), text)
-            painter.fillRect(QRect(0, y, gutter - 8, self._line_px), colors.color("surface"))
-            painter.setPen(colors.color("muted"))
-            count = QRect(PAD_PX, y, digits * self._char_px, self._line_px)
-            side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-            painter.drawText(count, int(side), f"{number + 1}")
-        room = (self.viewport().width() - gutter) // self._char_px
-        self.horizontalScrollBar().setRange(0, max(self._widest_chars - room + 2, 0))
+        room_chars = self._painter.paint(
+            painter,
+            area,
+            self.document,
+            [self.shown.number(row) for row in range(top, end)],
+            Marks(is_marked=self._is_marked, words=self._query, found_line=self.found_line),
+            skipped_chars=self.horizontalScrollBar().value(),
+        )
+        self.horizontalScrollBar().setRange(0, max(self._painter.widest_chars - room_chars + 2, 0))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._grow()
@@ -242,7 +215,7 @@ class LogView(QAbstractScrollArea):
     # ------------------------------------------------------------ marking and copying
 
     def _line_at(self, y: float) -> int:
-        row = int(y - PAD_PX // 2) // self._line_px
+        row = int(y - PAD_PX // 2) // self._painter.line_px
         return self.shown.number(self.verticalScrollBar().value() + row)
 
     def _is_marked(self, line: int) -> bool:

@@ -1,7 +1,7 @@
 """New run: the questions on the left, what follows from the answers on the right.
 
 All logic is in app.flows. A problem shows at its field once the person has been there, or has
-pressed Start. The few questions that matter stand open, the others are folded away below them.
+pressed Start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from PySide6.QtWidgets import (
     QDialog,
     QFileDialog,
     QHBoxLayout,
-    QScrollArea,
     QVBoxLayout,
     QWidget,
 )
@@ -25,7 +24,6 @@ from agents.spec import RunSpec
 from app.errors import RacklessError
 from app.events import RunSnapshot
 from app.flows.new_run import Review, plan_spec, preview_spec, review, take_advice
-from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import (
     Answers,
     free_name,
@@ -34,19 +32,14 @@ from app.flows.new_run_answers import (
     to_draft,
     use_recipe,
 )
-from app.flows.new_run_fields import FIELDS, MAIN
 from app.gui.context import Context
 from app.gui.live_plan import LivePlan
 from app.gui.seam import CoreSeam, RecipeRow
-from app.gui.widgets.answer_field import AnswerField
 from app.gui.widgets.banner import Banner
-from app.gui.widgets.fold import Fold
-from app.gui.widgets.form import make_sections, stack_sections
 from app.gui.widgets.outlook import Outlook
 from app.gui.widgets.parts import Button
-from app.gui.widgets.start_from import StartFrom
+from app.gui.widgets.run_form import RunForm
 from app.gui.windows.data_dialog import DataDialog
-from app.text import count_of
 
 RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
 
@@ -77,12 +70,7 @@ class NewRunDialog(QDialog):
         self.setWindowTitle("New run")
         self.setMinimumSize(840, 480)
         self.resize(1100, 760)
-        nodes = context.cluster.node_list()
-        self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
-        self.start_from = StartFrom()
-        self._main = make_sections(MAIN, self.fields)
-        self._advanced = make_sections(ADVANCED, self.fields)
-        self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))
+        self.form = RunForm(context)
         self.banner = Banner(context.theme)
         self.outlook = Outlook(context.theme, self.look_at_data)
         self._plan = LivePlan(context.bridge, self.outlook.plan)
@@ -93,7 +81,7 @@ class NewRunDialog(QDialog):
         body = QHBoxLayout()
         body.setContentsMargins(24, 20, 24, 0)
         body.setSpacing(24)
-        body.addWidget(self._make_form(), 1)
+        body.addWidget(self.form, 1)
         body.addWidget(self.outlook)
         column.addLayout(body, 1)
         foot = QVBoxLayout()
@@ -104,35 +92,17 @@ class NewRunDialog(QDialog):
         column.addLayout(foot)
         self._fill(Answers(name=self._free_name("run-1")))
         self._untouched = self.answers()
-        for field in self.fields.values():
-            field.edited.connect(self._review)
-        self.start_from.chosen.connect(self._take_recipe)
+        self.form.edited.connect(self._review)
+        self.form.start_from.chosen.connect(self._take_recipe)
         self.outlook.plan.advised.connect(self._take_advice)
         context.bridge.run(
             lambda core, report: read_recipes(core),
-            self.start_from.add_recipes,
+            self.form.start_from.add_recipes,
             self.banner.show_error,
         )
-        self.fields["model"].input.setFocus()
+        self.form.begin()
 
     # ------------------------------------------------------------ layout
-
-    def _make_form(self) -> QScrollArea:
-        body = QWidget()
-        body.setObjectName("content")
-        column = QVBoxLayout(body)
-        column.setContentsMargins(0, 0, 16, 16)
-        column.setSpacing(12)
-        for part in (self.start_from, *self._main, self.fold):
-            column.addWidget(part)
-        column.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidget(body)
-        scroll.setWidgetResizable(True)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._scroll = scroll
-        return scroll
 
     def _make_foot(self) -> QHBoxLayout:
         theme = self._context.theme
@@ -170,7 +140,7 @@ class NewRunDialog(QDialog):
     # ------------------------------------------------------------ answers
 
     def answers(self) -> Answers:
-        return Answers(**{key: field.answer() for key, field in self.fields.items()})
+        return self.form.answers()
 
     def open_file(self, path: Path) -> None:
         """Fill the form from a run file."""
@@ -192,7 +162,7 @@ class NewRunDialog(QDialog):
         self.afresh.hide()
         self.banner.hide()
         self._fill(self._untouched)
-        self.fields["model"].input.setFocus()
+        self.form.begin()
 
     def reject(self) -> None:
         self.left.emit(to_draft(self.answers(), self._untouched))
@@ -202,7 +172,7 @@ class NewRunDialog(QDialog):
         """Fill the form with every setting of a run, under a new name."""
         self._shows_all = True
         self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
-        self.start_from.show_source(
+        self.form.start_from.show_source(
             f"The run {run.name}", "Every setting as in that run, its data and nodes too.", run.spec
         )
 
@@ -217,14 +187,13 @@ class NewRunDialog(QDialog):
             )
 
     def _fill(self, answers: Answers) -> None:
-        for key, field in self.fields.items():
-            field.set_answer(str(getattr(answers, key)))
+        self.form.fill(answers)
         self._review()
 
     def _take_file(self, path: Path, spec: RunSpec) -> None:
         self._shows_all = True
         self._fill(to_answers(spec))
-        self.start_from.show_source(path.name, f"The settings of {path}.", spec)
+        self.form.start_from.show_source(path.name, f"The settings of {path}.", spec)
         self.banner.show_message("good", f"Read {path.name}", "Change what you like, then start.")
 
     def _take_recipe(self, spec: RunSpec) -> None:
@@ -235,29 +204,11 @@ class NewRunDialog(QDialog):
 
     def _review(self) -> Review:
         result = review(self.answers(), self._context.cluster.node_list())
-        for key, field in self.fields.items():
-            finding = result.findings.get(key)
-            is_due = self._shows_all or field.was_touched
-            is_due = is_due or (finding is not None and finding.severity == "warning")
-            field.show_finding(finding if is_due or key == "nodes" else None)
-        for section in (*self._main, *self._advanced):
-            section.show_asked(result.asked)
-        self._tell_advanced(result)
+        self.form.show_review(result, shows_all=self._shows_all)
         self.outlook.show_rows(result.summary)
         self.outlook.look.setEnabled(preview_spec(self.answers()) is not None)
         self._plan.follow(*plan_spec(self.answers(), self._context.cluster.node_list()))
         return result
-
-    def _tell_advanced(self, result: Review) -> None:
-        found = [field.key for field in ADVANCED if field.key in result.findings]
-        if found:
-            number = count_of(len(found), "setting")
-            role = "problem" if any(result.is_error(key) for key in found) else "advice"
-            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} a look", role)
-        elif result.changed:
-            self.fold.tell(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
-        else:
-            self.fold.tell(f"{len(ADVANCED)} settings, all as recommended")
 
     def look_at_data(self) -> None:
         """Open a dialog with what the run would learn from its data."""
@@ -276,13 +227,8 @@ class NewRunDialog(QDialog):
         result = self._review()
         if result.spec is not None:
             return result.spec
-        errors = [key for key in self.fields if result.is_error(key)]
-        first = self.fields[errors[0]]
-        if first.field.advanced:
-            self.fold.open()
-        first.input.setFocus()
-        self._scroll.ensureWidgetVisible(first)
-        words = "One answer needs" if len(errors) == 1 else f"{len(errors)} answers need"
+        num_errors = self.form.show_first_error(result)
+        words = "One answer needs" if num_errors == 1 else f"{num_errors} answers need"
         self.banner.show_message("warning", f"{words} another look", "They are marked above.")
         return None
 
@@ -318,7 +264,7 @@ class NewRunDialog(QDialog):
             self.open_file(Path(chosen))
 
     def _choose_place(self) -> None:
-        name = f"{self.fields['name'].answer().strip() or 'run'}.yaml"
+        name = f"{self.answers().name.strip() or 'run'}.yaml"
         chosen, _ = QFileDialog.getSaveFileName(self, "Save as run file", name, RUN_FILES)
         if chosen:
             self.save_file(Path(chosen))

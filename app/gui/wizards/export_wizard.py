@@ -10,7 +10,6 @@ from PySide6.QtWidgets import (
     QDialog,
     QFrame,
     QHBoxLayout,
-    QLabel,
     QScrollArea,
     QStackedWidget,
     QVBoxLayout,
@@ -40,7 +39,8 @@ from app.gui.seam import CoreSeam
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
 from app.gui.tables.view import TableView
-from app.gui.widgets.parts import Button, make_label, set_role
+from app.gui.widgets.parts import Button, make_label
+from app.gui.widgets.step_trail import StepTrail
 from app.gui.wizards.export_calibration import CalibrationPage
 from app.gui.wizards.export_formats import FormatsPage
 from app.gui.wizards.export_places import PlacesPage
@@ -115,8 +115,7 @@ class ExportWizard(QDialog):
         self.step = step
         self._title.setText(_TITLES[step])
         self.stack.setCurrentWidget(self._pages[step])
-        for key, label in self._marks.items():
-            set_role(label, "now", key == step)
+        self._steps.show_step(step)
         if step == "where":
             self._plan_places()
         if step == "summary":
@@ -156,16 +155,7 @@ class ExportWizard(QDialog):
 
     def _lay_out(self) -> None:
         theme = self._context.theme
-        self._marks: dict[Step, QLabel] = {}
-        steps = QHBoxLayout()
-        steps.setSpacing(20)
-        for place, (key, name) in enumerate(STEPS):
-            self._marks[key] = make_label(f"{place + 1}  {name}", "step")
-            steps.addWidget(self._marks[key])
-        steps.addStretch(1)
-        self._steps = QWidget()
-        self._steps.setLayout(steps)
-        steps.setContentsMargins(0, 0, 0, 0)
+        self._steps = StepTrail(STEPS)
         self._title = make_label(role="heading")
         self._problem = make_label(role="problem", wraps=True)
         self.back = Button(theme, "Back", lambda: self._move(-1))
