@@ -342,14 +342,19 @@ class Core:
             self._samples[event.node] = event.sample
 
     async def start_run(
-        self, spec: RunSpec, announced: Callable[[str], None] | None = None
+        self,
+        spec: RunSpec,
+        announced: Callable[[str], None] = lambda run_id: None,
+        progress: Progress = lambda line: None,
     ) -> RunSnapshot:
         """Start a run; `announced` is called with its id before any node is asked.
+
+        Cancelled, it leaves nothing behind, or a run that has failed and can be resumed.
 
         Raises:
             UserError: it cannot be started; nothing is left behind.
         """
-        run_id = await launch.start_run(self._services, spec, announced)
+        run_id = await launch.start_run(self._services, spec, announced, progress)
         if self._upkeep.is_on:
             self._upkeep.watch(run_id)
         return self._book.full_snapshot(run_id)
@@ -387,6 +392,7 @@ class Core:
         checkpoint: int | None = None,
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
+        progress: Progress = lambda line: None,
     ) -> RunSnapshot:
         """Go on from step `checkpoint` (None: the newest whole one) on `nodes` (None: as before).
 
@@ -397,7 +403,7 @@ class Core:
             UserError: the run is active or done, or cannot be launched.
         """
         run_id = self._book.get(run_id).run_id
-        await resume.resume_run(self._services, run_id, checkpoint, nodes, verify_steps)
+        await resume.resume_run(self._services, run_id, checkpoint, nodes, verify_steps, progress)
         if self._upkeep.is_on:
             self._upkeep.watch(run_id)
         return self._book.full_snapshot(run_id)
@@ -856,10 +862,10 @@ class Core:
         return await asyncio.to_thread(check_calibration, path, self._services.hashes)
 
     def recipes(self) -> tuple[Recipe, ...]:
-        """Return the run files that ship with Rackless, to start from."""
+        """Return the run files to start from: those that ship with Rackless, then one's own."""
         from app.library.recipes import list_recipes
 
-        return list_recipes()
+        return list_recipes(self._services.paths.recipes)
 
     def recipe(self, name: str) -> Recipe:
         """Return one of them.
@@ -869,7 +875,33 @@ class Core:
         """
         from app.library.recipes import find_recipe
 
-        return find_recipe(name)
+        return find_recipe(name, self._services.paths.recipes)
+
+    def save_recipe(self, title: str, spec: RunSpec) -> Recipe:
+        """Keep the settings of a run to start others from.
+
+        Raises:
+            UserError: another recipe has that title, or the disk is full.
+        """
+        from app.library.recipes import save_recipe
+
+        return save_recipe(self._services.paths.recipes, title, spec)
+
+    def delete_recipe(self, name: str) -> Recipe:
+        """Delete a recipe of one's own.
+
+        Raises:
+            UserError: there is none, or it ships with Rackless.
+        """
+        from app.library.recipes import delete_recipe
+
+        return delete_recipe(self._services.paths.recipes, name)
+
+    def run_file_text(self, spec: RunSpec) -> str:
+        """Return the run file that reads back as `spec`."""
+        from app.runs.spec_file import format_run
+
+        return format_run(spec)
 
     def read_run_file(self, path: Path) -> RunSpec:
         """Read a run file.

@@ -53,6 +53,11 @@ class Paths:
         return self.home / "configs"
 
     @property
+    def recipes(self) -> Path:
+        """Recipes of a person's own."""
+        return self.home / "recipes"
+
+    @property
     def demo(self) -> Path:
         return self.home / "demo"
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from app.text import count_of, show_bytes, show_duration
+from app.text import count_of, show_bytes, show_bytes_of, show_duration
 
 if TYPE_CHECKING:
     from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
     from app.events import Certificate, SavedNow, TraceMade
+
+
+def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], None]:
+    """Return a listener to bytes that tells every two per cent once.
+
+    Args:
+        tell: gets the lines.
+        what: is done with them, such as "sending the model to beta".
+    """
+    told = [-1]
+
+    def hear(done: int, total: int) -> None:
+        share = 50 * done // max(total, 1)
+        if share != told[0]:
+            told[0] = share
+            tell(f"{what}: {show_bytes_of(done, total)}")
+
+    return hear
 
 
 def describe_saved(saved: SavedNow) -> str:

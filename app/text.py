@@ -6,7 +6,7 @@ An unknown value (`None`, or a float that is not a number) is an en dash, never 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 DASH = "\u2013"
@@ -188,3 +188,20 @@ def show_list(names: Sequence[str]) -> str:
     if len(names) < 2:
         return "".join(names) or "nothing"
     return ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def free_name(wanted: str, taken: Collection[str]) -> str:
+    """Return `wanted` with the next free number behind it.
+
+    >>> free_name("poems", {"poems", "poems-2"})
+    'poems-3'
+    >>> free_name("run-1", {"run-1"})
+    'run-2'
+    """
+    stem, _, number = wanted.rpartition("-")
+    stem, count = (stem, int(number)) if stem and number.isdecimal() else (wanted, 1)
+    name = wanted
+    while name in taken:
+        count += 1
+        name = f"{stem}-{count}"
+    return name

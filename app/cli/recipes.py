@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.command import Commands, add_command, add_verbs, with_core
@@ -19,12 +20,21 @@ def add_parser(commands: Commands) -> None:
         verbs, "show", "print a recipe; '> my-run.yaml' keeps it as a run file", with_core(_show)
     )
     show.add_argument("recipe", metavar="NAME")
+    save = add_command(verbs, "save", "keep a run file's settings as a recipe", with_core(_save))
+    save.add_argument("run_file", metavar="RUN.yaml", type=Path)
+    save.add_argument("--title", required=True, help="a few words, as it stands in lists")
+    delete = add_command(verbs, "delete", "delete a recipe of your own", with_core(_delete))
+    delete.add_argument("recipe", metavar="NAME")
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     recipes = core.recipes()
     out.document(recipes)
-    out.table(["NAME", "WHAT"], [[recipe.name, recipe.title] for recipe in recipes])
+    rows = [
+        [recipe.name, recipe.title, "your own" if recipe.is_own else "Rackless"]
+        for recipe in recipes
+    ]
+    out.table(["NAME", "WHAT", "FROM"], rows)
     return 0
 
 
@@ -32,4 +42,18 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     recipe = core.recipe(args.recipe)
     out.document(recipe)
     out.text(recipe.text.rstrip("\n"))
+    return 0
+
+
+async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
+    recipe = core.save_recipe(args.title, core.read_run_file(args.run_file))
+    out.document(recipe)
+    out.text(f"{recipe.name} is kept; see: rackless recipes show {recipe.name}")
+    return 0
+
+
+async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
+    recipe = core.delete_recipe(args.recipe)
+    out.document(recipe)
+    out.text(f"{recipe.name} is deleted")
     return 0

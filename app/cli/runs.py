@@ -261,14 +261,15 @@ async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
+    asked = (args.run, args.checkpoint, args.nodes, args.verify, out.note)
     if args.watch:
         from app.cli.watching import Watching
 
         run_id = (await core.run(args.run)).run_id
         with Watching(core, out, run_id) as watching:
-            run = await core.resume_run(args.run, args.checkpoint, args.nodes, args.verify)
+            run = await core.resume_run(*asked)
             return await watching.until_end(run.run_id)
-    run = await core.resume_run(args.run, args.checkpoint, args.nodes, args.verify)
+    run = await core.resume_run(*asked)
     where = f"attempt {run.attempt} of {run.run_id} is running on {show_list(run.nodes)}"
     if args.verify is None:
         out.document(run)

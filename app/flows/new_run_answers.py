@@ -7,7 +7,7 @@ is lost.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
@@ -173,23 +173,6 @@ def use_recipe(answers: Answers, recipe: RunSpec) -> Answers:
     """Return the recipe's settings for the name, model, data and nodes that were answered."""
     kept = ("name", "model", "train", "eval", "nodes")
     return replace(to_answers(recipe), **{key: getattr(answers, key) for key in kept})
-
-
-def free_name(wanted: str, taken: Collection[str]) -> str:
-    """Return `wanted` with the next free number behind it.
-
-    >>> free_name("poems", {"poems", "poems-2"})
-    'poems-3'
-    >>> free_name("run-1", {"run-1"})
-    'run-2'
-    """
-    stem, _, number = wanted.rpartition("-")
-    stem, count = (stem, int(number)) if stem and number.isdecimal() else (wanted, 1)
-    name = wanted
-    while name in taken:
-        count += 1
-        name = f"{stem}-{count}"
-    return name
 
 
 # ---------------------------------------------------------------- texts as typed

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.conversation import Subject
+from app.gui.banner_work import run_in_banner
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
@@ -38,15 +39,17 @@ class ArtifactActions:
         dialog = CopyArtifactDialog(self._context.theme, self._parent, artifact, nodes)
         if not dialog.exec():
             return
-        place, title = dialog.place(), f"Copying {artifact.label}"
-        self._banner.show_message("busy", title, f"To {place}.")
-        self._context.bridge.run(
+        place = dialog.place()
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
             lambda core, report: core.copy_artifact(artifact.label, place, report),
-            success=lambda found: self._banner.show_message(
+            lambda found: self._banner.show_message(
                 "good", f"{artifact.label} is copied", f"It lies whole in {place}."
             ),
-            failure=self._banner.show_error,
-            progress=lambda line: self._banner.show_message("busy", title, str(line)),
+            title=f"Copying {artifact.label}",
+            hint=f"To {place}.",
+            cancelled="No copy is entered. Copied again, it goes on where it was.",
         )
 
     def push(self, artifact: ArtifactSnapshot) -> None:
@@ -55,17 +58,18 @@ class ArtifactActions:
         if not dialog.exec():
             return
         name, private = dialog.name(), dialog.private.isChecked()
-        title = f"Pushing {artifact.label}"
-        self._banner.show_message("busy", title, f"To {name}.")
-        self._context.bridge.run(
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
             lambda core, report: core.push_artifact(
                 artifact.label, name, private=private, progress=report
             ),
-            success=lambda found: self._banner.show_message(
+            lambda found: self._banner.show_message(
                 "good", f"{artifact.label} is on the hub", f"As {name}."
             ),
-            failure=self._banner.show_error,
-            progress=lambda line: self._banner.show_message("busy", title, str(line)),
+            title=f"Pushing {artifact.label}",
+            hint=f"To {name}.",
+            cancelled=f"Look at {name} on the hub: what was on its way may still arrive there.",
         )
 
     def chat(self, artifact: ArtifactSnapshot) -> None:
@@ -75,13 +79,14 @@ class ArtifactActions:
 
     def check(self, artifact: ArtifactSnapshot) -> None:
         """Read every copy."""
-        title = f"Checking {artifact.label}"
-        self._banner.show_message("busy", title, "Every copy is read and compared by its hashes.")
-        self._context.bridge.run(
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
             lambda core, report: core.check_artifact(artifact.label, report),
-            success=self._tell_check,
-            failure=self._banner.show_error,
-            progress=lambda line: self._banner.show_message("busy", title, str(line)),
+            self._tell_check,
+            title=f"Checking {artifact.label}",
+            hint="Every copy is read and compared by its hashes.",
+            cancelled="What was found before holds.",
         )
 
     def _tell_check(self, artifact: ArtifactSnapshot) -> None:

@@ -233,9 +233,8 @@ class Bridge(QObject):
         self._core, self._stop = loop.create_future(), asyncio.Event()
         with self._lock:
             self._loop = loop
-            for call in self._waiting:
-                loop.call_soon(call)
-            self._waiting.clear()
+            while self._waiting:  # without a name, which would hold the last of them
+                loop.call_soon(self._waiting.pop(0))
         async with self._open_core() as core:
             with core.events.listening(self._take):
                 nodes, runs = core.nodes(), core.runs()

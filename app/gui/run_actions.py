@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.conversation import Subject
 from app.events import RunSnapshot, TraceMade
+from app.gui.banner_work import run_in_banner
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner, copy_text
 from app.gui.windows.ask import ask
@@ -58,13 +59,14 @@ class RunActions:
         )
 
     def trace(self, run: RunSnapshot) -> None:
-        self._banner.show_message(
-            "busy", f"Recording {run.name}", f"The next {TRACED_STEPS} steps, on every rank."
-        )
-        self._context.bridge.run(
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
             lambda core, report: core.trace_run(run.run_id, TRACED_STEPS),
-            success=lambda made: self._show_trace(run, made),
-            failure=self._banner.show_error,
+            lambda made: self._show_trace(run, made),
+            title=f"Recording {run.name}",
+            hint=f"The next {TRACED_STEPS} steps, on every rank.",
+            cancelled="The ranks may still write their traces; nobody fetches them.",
         )
 
     def _show_trace(self, run: RunSnapshot, made: TraceMade) -> None:
@@ -103,11 +105,14 @@ class RunActions:
             return
         choice = dialog.choice()
         step, nodes, verify_steps = choice.step, choice.nodes, choice.verify_steps
-        self._banner.show_message("busy", f"Resuming {run.name}", f"On {', '.join(nodes)}.")
-        self._context.bridge.run(
-            lambda core, report: core.resume_run(run.run_id, step, nodes, verify_steps),
-            success=lambda result: self._banner.hide(),
-            failure=self._banner.show_error,
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
+            lambda core, report: core.resume_run(run.run_id, step, nodes, verify_steps, report),
+            lambda result: self._banner.hide(),
+            title=f"Resuming {run.name}",
+            hint=f"On {', '.join(nodes)}.",
+            cancelled="Its checkpoints are as they were. What was launched already is stopped.",
         )
 
     def delete(self, run: RunSnapshot) -> None:

@@ -1,4 +1,4 @@
-"""Recipes: run files that ship with Rackless, as starting points for one's own.
+"""Recipes: run files as starting points, those that ship with Rackless and a person's own.
 
 A recipe is an ordinary run file. Its first line is a comment with the title; the comment lines
 below it, up to an empty one, say what it is for. Its model and data stand for a person's own.
@@ -7,11 +7,20 @@ below it, up to an empty one, say what it is for. Its model and data stand for a
 from __future__ import annotations
 
 import importlib.resources
-from dataclasses import dataclass
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from agents.spec import RunSpec
-from app.errors import UsageError
-from app.runs.spec_file import parse_run
+from app.errors import UsageError, UserError
+from app.library.bundles import safe_name
+from app.runs.spec_file import format_run, parse_run
+from app.text import free_name
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,26 +33,81 @@ class Recipe:
     text: str
     """The whole run file, with the reason of each value beside it."""
     spec: RunSpec
+    is_own: bool = False
+    """Whether a person saved it here; it can be deleted."""
 
 
-def list_recipes() -> tuple[Recipe, ...]:
-    """Return all recipes, in the order of their files."""
-    folder = importlib.resources.files("resources").joinpath("recipes")
-    files = sorted((file for file in folder.iterdir()), key=lambda file: file.name)
-    return tuple(
-        _read(file.name.removesuffix(".yaml"), file.read_text(encoding="utf-8"))
-        for file in files
-        if file.name.endswith(".yaml")
-    )
+def list_recipes(own: Path | None = None) -> tuple[Recipe, ...]:
+    """Return all recipes, in the order of their files; a person's own, in the folder `own`, last.
+
+    One of these that somebody broke with an editor is left out, and logged.
+    """
+    shipped = importlib.resources.files("resources").joinpath("recipes")
+    found = [_read(file) for file in _files(shipped)]
+    if own is not None and own.is_dir():
+        for file in _files(own):
+            try:
+                found.append(replace(_read(file), is_own=True))
+            except (UsageError, OSError, UnicodeDecodeError, IndexError) as error:
+                _log.warning("the recipe %s is left out: %s", file, error)
+    return tuple(found)
 
 
-def find_recipe(name: str) -> Recipe:
+def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
+    """Keep the settings of a run, without its name, nodes and shares, as a recipe.
+
+    Raises:
+        UsageError: the title is empty, or another recipe has it.
+        UserError: the folder cannot be written.
+    """
+    title = " ".join(title.split())
+    if not title:
+        raise UsageError("the recipe has no title", "Give it one of a few words.")
+    there = list_recipes(own)
+    if title.casefold() in (recipe.title.casefold() for recipe in there):
+        raise UsageError(f"there is a recipe '{title}' already", "Take another title.")
+    name = free_name(safe_name(title.lower()), {recipe.name for recipe in there})
+    purpose = f"Your own, saved from the run {spec.name}."
+    settings = replace(spec, name=name, nodes="all", shares=None)
+    text = f"# {title}\n# {purpose}\n\n{format_run(settings)}"
+    path = own / f"{name}.yaml"
+    temporary = path.with_name(path.name + ".new")
+    try:
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"the recipe {path} cannot be written: {error.strerror}",
+            "Is the disk full, or the folder somebody else's?",
+        ) from error
+    return replace(_read(path), is_own=True)
+
+
+def delete_recipe(own: Path, name: str) -> Recipe:
+    """Delete a recipe of a person's own, and return what it was.
+
+    Raises:
+        UsageError: there is none, or it ships with Rackless.
+        UserError: it cannot be deleted.
+    """
+    recipe = find_recipe(name, own)
+    if not recipe.is_own:
+        raise UsageError(f"the recipe '{name}' ships with Rackless", "Only your own can go.")
+    try:
+        (own / f"{name}.yaml").unlink()
+    except OSError as error:
+        raise UserError(f"the recipe '{name}' cannot be deleted: {error.strerror}") from error
+    return recipe
+
+
+def find_recipe(name: str, own: Path | None = None) -> Recipe:
     """Return one recipe.
 
     Raises:
         UsageError: there is none of that name.
     """
-    recipes = list_recipes()
+    recipes = list_recipes(own)
     for recipe in recipes:
         if recipe.name == name:
             return recipe
@@ -51,7 +115,14 @@ def find_recipe(name: str) -> Recipe:
     raise UsageError(f"there is no recipe '{name}'", f"The recipes are {names}.")
 
 
-def _read(name: str, text: str) -> Recipe:
+def _files(folder: Traversable) -> Iterator[Traversable]:
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".yaml"):
+            yield file
+
+
+def _read(file: Traversable) -> Recipe:
+    name, text = file.name.removesuffix(".yaml"), file.read_text(encoding="utf-8")
     comments = []
     for line in text.splitlines():
         if not line.startswith("#") or line == "#":

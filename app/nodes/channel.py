@@ -144,7 +144,7 @@ class Channel:
                 await self._send(line)
                 return await answer
         except asyncio.CancelledError:
-            if timeout_s is None:  # long work: nobody wants it any more
+            if timeout_s is None or on_event is not None:  # long work: nobody wants it any more
                 self.post("cancel", {"request": request_id})
             raise
         except TimeoutError as error:

@@ -17,6 +17,7 @@ from app.registry import hub
 from app.registry.record import bundle_whole
 from app.runs.services import Services
 from app.storage.artifacts import content_sha256
+from app.telling import say_bytes
 from app.text import show_bytes, show_list
 
 Tell = Callable[[str], None]
@@ -32,7 +33,7 @@ async def copy_artifact(
     """
     node, folder = _read_place(services, to)
     source = _choose_source(artifact)
-    progress = _say_bytes(tell, f"copying {artifact.label} to {to}")
+    progress = say_bytes(tell, f"copying {artifact.label} to {to}")
     if node is not None:
         made = await _copy_to_node(services, artifact, source, node, progress)
     else:
@@ -128,16 +129,3 @@ async def _copy_to_folder(
             )
     now_s = time.time()
     return ArtifactCopy(kind="folder", place=str(folder), made_s=now_s, checked_s=now_s)
-
-
-def _say_bytes(tell: Tell, what: str) -> Callable[[int, int], None]:
-    """Return a listener to bytes that tells each per cent once."""
-    told = [-1]
-
-    def hear(done: int, total: int) -> None:
-        share = 100 * done // max(total, 1)
-        if share != told[0]:
-            told[0] = share
-            tell(f"{what}: {show_bytes(done)} of {show_bytes(total)}")
-
-    return hear

@@ -99,7 +99,7 @@ async def export_run(
             run_id=run_id,
             step=copy.info.step,
             python=python,
-            model_path=await send(services, copy.node, inputs.model),
+            model_path=await send(services, copy.node, inputs.model, tell, "the model"),
             destination=f"runs/{run_id}/exports/merged-{copy.info.step}",
         ),
         tell,
@@ -149,7 +149,7 @@ async def _make(
     packages = await bring_packages(agent, python, to, tell, engine)
     spec = run.spec
     train = TextSource(
-        path=await send(services, copy.node, inputs.train),
+        path=await send(services, copy.node, inputs.train, tell, "the training data"),
         format=spec.data.format,
         objective=spec.objective,
     )

@@ -11,8 +11,13 @@ from agents.spec import RunSpec
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_model
+from app.runs.cluster import Progress
 from app.runs.services import Services
 from app.storage.runs import RunRecord
+from app.telling import say_bytes
+
+TOLD_BYTES = 64 * 1024**2
+"""From this size on it is told how far the sending is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +65,17 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
 
 
 async def send_inputs(
-    services: Services, nodes: Sequence[str], inputs: Inputs
+    services: Services, nodes: Sequence[str], inputs: Inputs, tell: Progress = lambda line: None
 ) -> dict[str, NodeInputs]:
     """Bring model and data to all nodes at once; return the paths there.
+
+    `tell` hears how far it is where that takes long.
 
     Raises:
         UserError: a disk is full, or a node was lost.
     """
     answers = await asyncio.gather(
-        *(_send_to(services, node, inputs) for node in nodes), return_exceptions=True
+        *(_send_to(services, node, inputs, tell) for node in nodes), return_exceptions=True
     )
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -76,16 +83,33 @@ async def send_inputs(
     return {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeInputs)}
 
 
-async def _send_to(services: Services, node: str, inputs: Inputs) -> NodeInputs:
+async def _send_to(services: Services, node: str, inputs: Inputs, tell: Progress) -> NodeInputs:
     return NodeInputs(
-        model=await send(services, node, inputs.model),
-        train=await send(services, node, inputs.train),
-        eval=await send(services, node, inputs.eval) if inputs.eval else None,
+        model=await send(services, node, inputs.model, tell, "the model"),
+        train=await send(services, node, inputs.train, tell, "the training data"),
+        eval=(
+            await send(services, node, inputs.eval, tell, "the evaluation data")
+            if inputs.eval
+            else None
+        ),
     )
 
 
-async def send(services: Services, node: str, source: Source) -> str:
-    """Bring one source to a node and return the path that the trainer gets."""
+async def send(
+    services: Services,
+    node: str,
+    source: Source,
+    tell: Progress = lambda line: None,
+    what: str = "files",
+) -> str:
+    """Bring one source to a node and return the path that the trainer gets.
+
+    Args:
+        tell: hears how far it is, if it is large.
+        what: the source, in words for people.
+    """
     if source.destination is None:
         return source.value
-    return source.path_on_node(await services.cluster.push(node, source))
+    is_large = sum(file.size_bytes for file in source.files) >= TOLD_BYTES
+    progress = say_bytes(tell, f"sending {what} to {node}") if is_large else None
+    return source.path_on_node(await services.cluster.push(node, source, progress))

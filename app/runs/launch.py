@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agents.protocol import AttemptIntent, RankPlacement, Replay, to_wire
 from agents.spec import RunSpec
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.advice import advise
+from app.runs.cluster import Progress
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
 from app.runs.parts import stop_parts
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
@@ -36,9 +37,16 @@ def make_run_id() -> str:
 
 
 async def start_run(
-    services: Services, spec: RunSpec, announced: Callable[[str], None] | None = None
+    services: Services,
+    spec: RunSpec,
+    announced: Progress = lambda line: None,
+    tell: Progress = lambda line: None,
 ) -> str:
-    """Launch a new run and return its id; `announced` gets the id before any node is asked.
+    """Launch a new run and return its id.
+
+    Args:
+        announced: gets the id before any node is asked.
+        tell: hears what it is at.
 
     Raises:
         UserError: it cannot be started; nothing was left behind on any node.
@@ -58,15 +66,16 @@ async def start_run(
             created_s=time.time(),
         )
         services.book.add(run)
-        if announced is not None:
-            announced(run_id)
+        announced(run_id)
         try:
+            tell(f"looking at {show_list(nodes)}")
             plan = await look_over(services, spec, nodes)
-            folders = await send_inputs(services, plan.nodes, inputs)
+            folders = await send_inputs(services, plan.nodes, inputs, tell)
         except BaseException:
             services.book.discard(run_id)
             services.remove_folder(run_id)
             raise
+        tell(f"launching on {show_list(plan.nodes)}")
         await launch(services, run, plan, inputs, folders, resume_step=None)
     return run_id
 
@@ -89,15 +98,15 @@ async def launch(
     master = plan.endpoints[plan.nodes[0]]
     port = await services.cluster.agent(plan.nodes[0]).port_choose(master.address)
     record_intent(services, run, plan, inputs, resume_step)
-    await _store_forecast(services, run, plan)
-    intents = [
-        replace(
-            _intent(run, plan, node, folders[node], master.address, port, resume_step),
-            replay=replay,
-        )
-        for node in plan.nodes
-    ]
     try:
+        await _store_forecast(services, run, plan)
+        intents = [
+            replace(
+                _intent(run, plan, node, folders[node], master.address, port, resume_step),
+                replay=replay,
+            )
+            for node in plan.nodes
+        ]
         await _launch_everywhere(services, intents)
     except BaseException as error:
         await asyncio.shield(_give_up(services, run, plan.nodes, error))

@@ -109,8 +109,8 @@ async def _run_there(
     job = PreviewJob(
         python=python,
         spec=spec,
-        model_path=await send(services, node, model),
-        train_path=await send(services, node, data),
+        model_path=await send(services, node, model, tell, "the model's files"),
+        train_path=await send(services, node, data, tell, "the data"),
         whole=whole,
     )
     return await services.cluster.agent(node).preview_data(job, tell)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runs.checkpoints import Copy, find_copies, verify
+from app.runs.cluster import Progress
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.launch import launch
 from app.runs.parts import active_of, stop_parts
@@ -33,6 +34,7 @@ async def resume_run(
     checkpoint: int | None = None,
     nodes: tuple[str, ...] | None = None,
     verify_steps: int | None = None,
+    tell: Progress = lambda line: None,
 ) -> None:
     """Launch the next attempt of a run.
 
@@ -41,6 +43,7 @@ async def resume_run(
         nodes: where; None: the nodes of the last attempt that answer.
         verify_steps: go on from a checkpoint that has so many logged steps after it, and compare
             them with what the new attempt computes; None: compare nothing.
+        tell: hears what it is at.
 
     Raises:
         UserError: the run is active or done, no node answers, the checkpoint is not there, or too
@@ -55,18 +58,21 @@ async def resume_run(
     with services.launching(run_id):
         answering = await _find_answering(services)
         chosen = _choose(services, run, nodes, answering)
+        tell(f"looking at {show_list(chosen)}")
         attempt = await _raise_fence(services, run, answering)
         await _stop_leftovers(services, run_id, answering)
         plan = await look_over(services, replace(run.spec, shares=None), chosen)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
+        tell("reading the checkpoints, and bringing one to every node")
         step = await _prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps
         )
         replay = None
         if step is not None and verify_steps is not None:
             replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
-        folders = await send_inputs(services, plan.nodes, inputs)
+        folders = await send_inputs(services, plan.nodes, inputs, tell)
+        tell(f"launching on {show_list(plan.nodes)}")
         next_run = replace(run, attempt=attempt, spec=spec)
         await launch(services, next_run, plan, inputs, folders, step, replay)
 

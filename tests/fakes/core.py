@@ -60,6 +60,7 @@ from app.quantize.plan import ExportPlan
 from app.registry.deleting import DeletedArtifact
 from app.registry.serving import ServeCommand, ServedFolder, serve_commands
 from app.runs.logs import LogFile
+from app.runs.spec_file import format_run
 from tests.fakes.artifacts import CARD, past_artifacts
 from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
@@ -345,6 +346,7 @@ class FakeCore(FakeChats):
     events: EventHub = field(default_factory=EventHub)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     delay_s: float = 0.0
+    own_recipes: list[Recipe] = field(default_factory=list)
     """How long every slow action takes."""
     confirmed_key: str = ""
     failure: Exception | None = None
@@ -438,7 +440,22 @@ class FakeCore(FakeChats):
         return tuple(files)
 
     def recipes(self) -> tuple[Recipe, ...]:
-        return list_recipes()
+        return (*list_recipes(), *self.own_recipes)
+
+    def save_recipe(self, title: str, spec: RunSpec) -> Recipe:
+        self.calls.append(("save_recipe", title, spec))
+        self._maybe_fail()
+        self.own_recipes.append(
+            Recipe(name="own", title=title, purpose="Your own.", text="", spec=spec, is_own=True)
+        )
+        return self.own_recipes[-1]
+
+    def delete_recipe(self, name: str) -> Recipe:
+        self.calls.append(("delete_recipe", name))
+        return self.own_recipes.pop()
+
+    def run_file_text(self, spec: RunSpec) -> str:
+        return format_run(spec)
 
     def read_run_file(self, path: Path) -> RunSpec:
         self.calls.append(("read_run_file", path))
@@ -548,13 +565,15 @@ class FakeCore(FakeChats):
         return make_preview(whole=whole)
 
     async def start_run(
-        self, spec: RunSpec, announced: Callable[[str], None] | None = None
+        self,
+        spec: RunSpec,
+        announced: Callable[[str], None] = lambda run_id: None,
+        progress: Callable[[str], None] = lambda line: None,
     ) -> RunSnapshot:
         await self._act("start_run", spec)
         run = make_run(f"{spec.name}-0001", spec.name, "launching", phase="loading")
         run = replace(run, spec=spec)
-        if announced is not None:
-            announced(run.run_id)
+        announced(run.run_id)
         self.put_run(run)
         return run
 
@@ -581,6 +600,7 @@ class FakeCore(FakeChats):
         checkpoint: int | None = None,
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
+        progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         await self._act("resume_run", run_id, checkpoint, nodes, verify_steps)
         run = self.run_map[run_id]

@@ -9,6 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
+from agents.spec import DataSpec, RunSpec
 from app.events import Certificate
 from app.gui.application import make_application
 from app.gui.theme import Theme
@@ -215,6 +216,38 @@ def _new_run_recipe(stage: Stage) -> QWidget:
     return dialog
 
 
+def _new_run_file(stage: Stage) -> QWidget:
+    dialog = _new_run_filled(stage)
+    dialog._show_file()  # type: ignore[attr-defined]
+    shown = next(w for w in dialog.findChildren(QDialog) if w.isVisible())
+    stage.wait_for(lambda: bool(shown.text.toPlainText()))  # type: ignore[attr-defined]
+    shown.title.setText("Chats in the evening")  # type: ignore[attr-defined]
+    shown.keep.click()  # type: ignore[attr-defined]
+    stage.wait_for(shown.banner.isVisible)  # type: ignore[attr-defined]
+    return shown
+
+
+def _new_run_starting(stage: Stage) -> QWidget:
+    """An own recipe, and a start under way."""
+    stage.core.save_recipe("Chats in the evening", RunSpec(model="m", data=DataSpec(train="t")))
+    dialog = _new_run_filled(stage)
+    box = dialog.form.start_from.box  # type: ignore[attr-defined]
+    stage.wait_for(lambda: box.findText("Chats in the evening") > 0)
+    box.setCurrentIndex(box.findText("Chats in the evening"))
+    stage.core.delay_s = 60.0
+    dialog.start.click()  # type: ignore[attr-defined]
+    stage.settle(0.1)
+    return dialog
+
+
+def _nodes_measuring(stage: Stage) -> QWidget:
+    stage.window.go_to("nodes")
+    stage.window.nodes.table.select("alpha")
+    stage.core.delay_s = 60.0
+    stage.window.nodes._measure()
+    return stage.window
+
+
 def _look(stage: Stage) -> QWidget:
     dialog = _new_run(stage)
     for key in ("model", "train"):
@@ -412,6 +445,9 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-misfit": _new_run_misfit,
     "new-run-recipe": _new_run_recipe,
     "new-run-repeat": _repeat,
+    "new-run-file": _new_run_file,
+    "new-run-starting": _new_run_starting,
+    "nodes-measuring": _nodes_measuring,
     "new-run-look": _look,
     "add-node": _add_node,
     "add-node-fingerprint": _fingerprint,

@@ -109,6 +109,21 @@ def test_the_table_keeps_its_selection_while_figures_move(busy):
     assert page.table.selected().name == "gamma"
 
 
+def test_long_work_can_be_cancelled_where_it_is_told(busy):
+    busy.window.go_to("nodes")
+    page = busy.window.nodes
+    page.table.select("alpha")
+    busy.core.delay_s = 30.0
+    for words in ("Measure", "Set up environment", "Check all nodes"):
+        press(busy.window, words)
+        busy.wait_for(lambda: page.banner.isVisible())
+        press(page, "Cancel")
+        assert "cancelled" in page.banner.message()
+    busy.core.delay_s = 0.0
+    press(page, "Measure")
+    busy.wait_for(lambda: "plans use it" in page.banner.message())
+
+
 def test_remove_asks_first_and_cancel_is_safe(busy):
     busy.window.go_to("nodes")
     busy.window.nodes.table.select("delta")

@@ -22,6 +22,7 @@ from app.gui.tables.run_columns import rank_columns
 from app.gui.windows.data_dialog import DataDialog
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog
+from app.gui.windows.run_file_dialog import RunFileDialog
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
@@ -140,12 +141,51 @@ def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
     new_run.open_file(Path("/x/evening.yaml"))
     busy.wait_for(lambda: new_run.answers().name == "evening")
     new_run.form.fields["nodes"].set_answer("alpha")
+    press(new_run, "Show as run file\u2026")
+    shown = open_dialog(RunFileDialog)
+    busy.wait_for(lambda: "seed: 7" in shown.text.toPlainText())
+    assert shown.command.text() == "rackless start evening.yaml"
     target = Path("/x/copy.yaml")
-    new_run.save_file(target)
-    busy.wait_for(lambda: bool(busy.called("write_run_file")))
+    shown.save_file(target)
+    busy.wait_for(lambda: shown.command.text() == "rackless start /x/copy.yaml")
     spec, path = busy.called("write_run_file")[0]
     assert path == target
     assert spec == replace(SPEC, name="evening", seed=7, nodes=("alpha",))
+
+
+def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
+    for key, text in (("model", "m"), ("train", "t"), ("rank", "24")):
+        new_run.form.fields[key].set_answer(text)
+    press(new_run, "Show as run file\u2026")
+    shown = open_dialog(RunFileDialog)
+    assert not shown.keep.isEnabled()
+    QTest.keyClicks(shown.title, "Evening runs")
+    QTest.keyClick(shown.title, Qt.Key.Key_Return)
+    busy.wait_for(lambda: "is kept" in shown.banner.message())
+    press(shown, "Close")
+    box = new_run.form.start_from.box
+    new_run.form.fields["rank"].set_answer("8")
+    box.setCurrentIndex(box.findText("Evening runs"))
+    box.activated.emit(box.currentIndex())
+    assert new_run.answers().rank == "24"
+    answer_question(busy, "Delete for good")
+    new_run.form.start_from.delete.click()
+    busy.wait_for(lambda: box.findText("Evening runs") < 0)
+    assert not new_run.form.start_from.delete.isVisible()
+
+
+def test_a_start_can_be_broken_off(busy, new_run):
+    for key in ("model", "train"):
+        new_run.form.fields[key].set_answer("x")
+    busy.core.delay_s = 30.0
+    press(new_run, "Start")
+    busy.wait_for(lambda: bool(busy.called("start_run")))
+    assert not new_run.start.isEnabled()
+    press(new_run, "Cancel the start")
+    assert "broken off" in new_run.banner.message()
+    assert new_run.start.isEnabled()
+    busy.settle(0.1)
+    assert "run-1-0001" not in busy.cluster.runs
 
 
 def test_a_run_file_may_name_a_node_and_a_choice_that_are_not_offered(new_run):

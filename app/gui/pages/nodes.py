@@ -18,6 +18,7 @@ from agents.protocol import Calibration, EnvironmentReport
 from app.errors import RacklessError
 from app.events import NodeSnapshot
 from app.gui.actions import Actions
+from app.gui.banner_work import run_in_banner
 from app.gui.context import Context
 from app.gui.pages.links_pane import LinksPane
 from app.gui.pages.node_details import CheckResults, NodeDetails
@@ -102,11 +103,14 @@ class NodesPage(QWidget):
         self._check()
 
     def _check(self) -> None:
-        self.banner.show_message(
-            "busy", "Checking the nodes", "Versions, clocks, every connection, a small sum."
-        )
-        self._context.bridge.run(
-            lambda core, report: core.check(), self._show_results, self.banner.show_error
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
+            lambda core, report: core.check(),
+            self._show_results,
+            title="Checking the nodes",
+            hint="Versions, clocks, every connection, a small sum.",
+            cancelled="What the last check found still shows.",
         )
 
     # ------------------------------------------------------------ layout
@@ -193,13 +197,14 @@ class NodesPage(QWidget):
         node = self.table.selected()
         if node is None:
             return
-        title = f"Setting up {node.name}"
-        self.banner.show_message("busy", title, "This takes some minutes the first time.")
-        self._context.bridge.run(
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
             lambda core, report: core.setup_node(node.name, progress=report),
-            success=lambda report: self._show_setup(node.name, report),
-            failure=self.banner.show_error,
-            progress=lambda line: self.banner.show_message("busy", title, str(line)),
+            lambda report: self._show_setup(node.name, report),
+            title=f"Setting up {node.name}",
+            hint="This takes some minutes the first time.",
+            cancelled=f"{node.name} is as it was. Packages that came already are kept there.",
         )
 
     def _show_setup(self, name: str, report: EnvironmentReport) -> None:
@@ -210,13 +215,14 @@ class NodesPage(QWidget):
         node = self.table.selected()
         if node is None:
             return
-        title = f"Measuring {node.name}"
-        self.banner.show_message("busy", title, "About 20 seconds for each GPU.")
-        self._context.bridge.run(
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
             lambda core, report: core.calibrate_node(node.name, report),
-            success=lambda found: self._show_measured(node.name, found),
-            failure=self.banner.show_error,
-            progress=lambda line: self.banner.show_message("busy", title, str(line)),
+            lambda found: self._show_measured(node.name, found),
+            title=f"Measuring {node.name}",
+            hint="About 20 seconds for each GPU.",
+            cancelled="Plans use what was measured before.",
         )
 
     def _show_measured(self, name: str, found: tuple[Calibration, ...]) -> None:

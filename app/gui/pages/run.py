@@ -16,6 +16,7 @@ from app.events import (
     RunState,
     StepRecord,
 )
+from app.gui.banner_work import run_in_banner
 from app.gui.bridge import Op
 from app.gui.context import Context
 from app.gui.pages.forecast_pane import ForecastPane
@@ -287,11 +288,14 @@ class RunPage(QWidget):
 
     def _verify(self) -> None:
         run_id = self.run_id
-        self.banner.show_message("busy", "Verifying checkpoints", "Every copy is read whole.")
-        self._context.bridge.run(
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
             lambda core, report: core.checkpoints(run_id, verify=True),
             self._show_verified,
-            self.banner.show_error,
+            title="Verifying checkpoints",
+            hint="Every copy is read whole.",
+            cancelled="What was known of them before holds.",
         )
 
     def _show_verified(self, found: tuple[CheckpointSnapshot, ...]) -> None:

@@ -27,7 +27,7 @@ class RunForm(QScrollArea):
         super().__init__()
         nodes = context.cluster.node_list()
         self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
-        self.start_from = StartFrom()
+        self.start_from = StartFrom(context.theme)
         self._main = make_sections(MAIN, self.fields)
         self._advanced = make_sections(ADVANCED, self.fields)
         self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))

@@ -33,7 +33,7 @@ class CrashDialog(QDialog):
         self.report = make_report(details)
         text = QPlainTextEdit(self.report)
         text.setReadOnly(True)
-        text.setFont(theme.font(12, monospace=True))
+        text.setObjectName("code")
         text.setAccessibleName("Report")
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)

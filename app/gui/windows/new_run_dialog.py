@@ -26,12 +26,12 @@ from app.events import RunSnapshot
 from app.flows.new_run import Review, plan_spec, preview_spec, review, take_advice
 from app.flows.new_run_answers import (
     Answers,
-    free_name,
     take_up,
     to_answers,
     to_draft,
     use_recipe,
 )
+from app.gui.bridge import Op
 from app.gui.context import Context
 from app.gui.live_plan import LivePlan
 from app.gui.seam import CoreSeam, RecipeRow
@@ -39,9 +39,10 @@ from app.gui.widgets.banner import Banner
 from app.gui.widgets.outlook import Outlook
 from app.gui.widgets.parts import Button
 from app.gui.widgets.run_form import RunForm
+from app.gui.windows.ask import ask
 from app.gui.windows.data_dialog import DataDialog
-
-RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
+from app.gui.windows.run_file_dialog import RUN_FILES, RunFileDialog
+from app.text import free_name
 
 
 async def read_file(core: CoreSeam, path: Path) -> RunSpec:
@@ -52,9 +53,8 @@ async def read_recipes(core: CoreSeam) -> Sequence[RecipeRow]:
     return core.recipes()
 
 
-async def write_file(core: CoreSeam, spec: RunSpec, path: Path) -> Path:
-    core.write_run_file(spec, path)
-    return path
+async def drop_recipe(core: CoreSeam, name: str) -> RecipeRow:
+    return core.delete_recipe(name)
 
 
 class NewRunDialog(QDialog):
@@ -67,6 +67,7 @@ class NewRunDialog(QDialog):
         super().__init__(parent)
         self._context = context
         self._shows_all = False
+        self._op: Op | None = None
         self.setWindowTitle("New run")
         self.setMinimumSize(840, 480)
         self.resize(1100, 760)
@@ -94,6 +95,7 @@ class NewRunDialog(QDialog):
         self._untouched = self.answers()
         self.form.edited.connect(self._review)
         self.form.start_from.chosen.connect(self._take_recipe)
+        self.form.start_from.delete_asked.connect(self._delete_recipe)
         self.outlook.plan.advised.connect(self._take_advice)
         context.bridge.run(
             lambda core, report: read_recipes(core),
@@ -120,10 +122,10 @@ class NewRunDialog(QDialog):
         row.addWidget(
             Button(
                 theme,
-                "Save as run file\u2026",
-                self._choose_place,
+                "Show as run file\u2026",
+                self._show_file,
                 icon="save",
-                tip="Write the answers to a YAML file that 'rackless start' takes too",
+                tip="The same run on the command line; to save, or to keep as a recipe",
             )
         )
         self.afresh = Button(
@@ -165,6 +167,8 @@ class NewRunDialog(QDialog):
         self.form.begin()
 
     def reject(self) -> None:
+        if self._op is not None:
+            self._op.cancel()
         self.left.emit(to_draft(self.answers(), self._untouched))
         super().reject()
 
@@ -176,13 +180,26 @@ class NewRunDialog(QDialog):
             f"The run {run.name}", "Every setting as in that run, its data and nodes too.", run.spec
         )
 
-    def save_file(self, path: Path) -> None:
-        """Write the answers as a run file."""
+    def _show_file(self) -> None:
         spec = self._spec_or_tell()
         if spec is not None:
+            dialog = RunFileDialog(self._context, self, spec)
+            dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            dialog.recipe_saved.connect(lambda recipe: self.form.start_from.add_recipes([recipe]))
+            dialog.open()
+
+    def _delete_recipe(self, name: str) -> None:
+        if ask(
+            self,
+            self._context.theme,
+            "Delete this recipe?",
+            "Runs that were started from it stay as they are. This cannot be undone.",
+            "Delete for good",
+            is_dangerous=True,
+        ):
             self._context.bridge.run(
-                lambda core, report: write_file(core, spec, path),
-                lambda written: self.banner.show_message("good", "Saved", str(written)),
+                lambda core, report: drop_recipe(core, name),
+                lambda recipe: self.form.start_from.drop(recipe.name),
                 self.banner.show_error,
             )
 
@@ -239,16 +256,27 @@ class NewRunDialog(QDialog):
         if spec is None:
             return
         self.start.setEnabled(False)
-        self.banner.show_message("busy", "Starting", "Copying what the nodes do not have yet.")
-        self._context.bridge.run(
-            lambda core, report: core.start_run(spec, report),
+        self._show_start("Copying what the nodes do not have yet.")
+        self._op = self._context.bridge.run(
+            lambda core, report: core.start_run(spec, progress=report),
             success=self._started,
             failure=self._failed,
-            progress=self._show_announced,
+            progress=lambda line: self._show_start(f"{str(line)[:1].upper()}{str(line)[1:]}"),
         )
 
-    def _show_announced(self, run_id: object) -> None:
-        self.banner.show_message("busy", f"Starting {run_id}", "Copying, then launching.")
+    def _show_start(self, line: str) -> None:
+        self.banner.show_message("busy", "Starting", line, ("Cancel the start", self._break_off))
+
+    def _break_off(self) -> None:
+        if self._op is not None:
+            self._op.cancel()
+        self.start.setEnabled(True)
+        self.banner.show_message(
+            "calm",
+            "The start is broken off",
+            "What the nodes got already is kept for the next start. A run that was launched "
+            "already is stopped and shows among the runs.",
+        )
 
     def _started(self, run: RunSnapshot) -> None:
         self.started.emit(run.run_id)
@@ -262,9 +290,3 @@ class NewRunDialog(QDialog):
         chosen, _ = QFileDialog.getOpenFileName(self, "Run file", filter=RUN_FILES)
         if chosen:
             self.open_file(Path(chosen))
-
-    def _choose_place(self) -> None:
-        name = f"{self.answers().name.strip() or 'run'}.yaml"
-        chosen, _ = QFileDialog.getSaveFileName(self, "Save as run file", name, RUN_FILES)
-        if chosen:
-            self.save_file(Path(chosen))

@@ -45,6 +45,8 @@ PRODUCT_COMMANDS = [
     "start run.yaml --watch",
     "recipes list",
     "recipes show NAME",
+    "recipes save run.yaml --title TEXT",
+    "recipes delete NAME",
     "settings list",
     "settings set KEY VALUE",
     "runs list",
@@ -284,6 +286,22 @@ def test_a_recipe_that_is_shown_is_a_run_file(capsys: pytest.CaptureFixture[str]
     assert run(["recipes", "show", names[0]]) == 0
     assert parse_run(capsys.readouterr().out) == list_recipes()[0].spec
     assert run(["recipes", "show", "nothing"]) == 2
+
+
+def test_settings_are_kept_as_a_recipe_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = tmp_path / "run.yaml"
+    shown.write_text(list_recipes()[0].text)
+    assert run(["recipes", "save", str(shown), "--title", "Evening runs"]) == 0
+    assert run(["recipes", "save", str(shown), "--title", "evening Runs"]) == 2
+    capsys.readouterr()
+    assert run(["recipes", "list", "--json"]) == 0
+    *_, own = json.loads(capsys.readouterr().out)
+    assert (own["name"], own["title"], own["is_own"]) == ("evening-runs", "Evening runs", True)
+    assert run(["recipes", "delete", list_recipes()[0].name]) == 2
+    assert run(["recipes", "delete", "evening-runs"]) == 0
+    assert run(["recipes", "show", "evening-runs"]) == 2
 
 
 def test_the_run_file_of_a_run_can_be_kept(capsys: pytest.CaptureFixture[str]) -> None:

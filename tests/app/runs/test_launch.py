@@ -224,6 +224,32 @@ def test_launch_that_is_cancelled_stops_all(
     assert cluster["alpha"].attempts[run.run_id, 1].state == "stopped"
 
 
+def test_what_takes_long_is_told(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.runs.inputs.TOLD_BYTES", 1)
+    told: list[str] = []
+    asyncio.run(start_run(services, spec, tell=told.append))
+    assert (told[0], told[-1]) == (
+        "looking at alpha, beta and gamma",
+        "launching on alpha, beta and gamma",
+    )
+    sent = [line for line in told if line.startswith("sending")]
+    assert "sending the training data to beta: 1 / 2 B" in sent
+
+
+def test_a_launch_cancelled_before_it_is_asked_for_is_no_run_at_work(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*args: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("app.runs.launch._store_forecast", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        start(services, spec)
+    assert services.book.store.all()[0].state == "failed"
+
+
 def test_stop_pressed_during_the_launch_is_obeyed(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
