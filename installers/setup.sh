@@ -286,11 +286,18 @@ run_check() { # $1: its name; the rest: arguments of python
 
 run_tests() {
     cd "$project"
+    types_said=$(mktemp)
+    trap 'rm -f "$types_said"' EXIT
     failed=
+    "$python" -m mypy >"$types_said" 2>&1 &  # beside the tests, which leave a core idle
+    types=$!
     run_check "format" -m ruff format --check .
     run_check "lint" -m ruff check .
-    run_check "types" -m mypy
     run_check "tests" -m pytest "$@"
+    say ""
+    say "== types"
+    wait "$types" || failed="$failed types"
+    cat "$types_said"
     say ""
     if [ -n "$failed" ]; then
         say "Failed:$failed"

@@ -8,6 +8,7 @@ file, line and rule. The rules themselves are tried on samples that break them.
 from __future__ import annotations
 
 import ast
+import functools
 import shutil
 import subprocess
 import sys
@@ -87,10 +88,12 @@ def imported_names(node: ast.AST, package: str) -> Iterator[str]:
             yield name
 
 
-def imports_of(root: Path, file: Path) -> list[Import]:
+@functools.cache
+def imports_of(root: Path, file: Path) -> tuple[Import, ...]:
+    """Return what a file imports; read once for all rules."""
     module = module_name(root, file)
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    return [
+    return tuple(
         Import(
             path=file.relative_to(root).as_posix(),
             line=getattr(node, "lineno", 0),
@@ -99,7 +102,7 @@ def imports_of(root: Path, file: Path) -> list[Import]:
         )
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         for name in imported_names(node, package)
-    ]
+    )
 
 
 def layer_of(root: Path, name: str) -> int:
