@@ -12,7 +12,6 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QStackedWidget,
     QTabWidget,
-    QTextBrowser,
     QVBoxLayout,
     QWidget,
 )
@@ -22,6 +21,7 @@ from app.gui.context import Context
 from app.gui.tables.artifact_columns import copy_columns, measured_columns
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
+from app.gui.widgets.markdown_view import MarkdownView
 from app.gui.widgets.parts import Button, make_label, make_selectable
 from app.telling import describe_lineage
 from app.text import count_of, show_bytes, show_moment
@@ -163,7 +163,7 @@ class ArtifactDetails(QTabWidget):
         self._figures.addWidget(self._table)
         self._figures.addWidget(self._nothing)
         self.copies = Copies(context)
-        self.card = QTextBrowser()
+        self.card = MarkdownView()
         self.card.setAccessibleName("Card of the artifact")
         self.card.setOpenExternalLinks(True)
         self._serving = serving
@@ -198,7 +198,7 @@ class ArtifactDetails(QTabWidget):
 
     def show_card(self, text: str) -> None:
         """Show the README.md of a copy on this PC; empty: there is none."""
-        self.card.setMarkdown(_without_front_matter(text) or "There is no card on this PC.")
+        self.card.show_markdown(_without_front_matter(text) or "There is no card on this PC.")
 
     def _look(self) -> None:
         if self.currentWidget() is self._serving:
