@@ -24,7 +24,7 @@ def bridge(application):
     made.join()
 
 
-def wait_for(application, is_true, seconds=5.0):
+def wait_for(application, is_true, seconds=20.0):
     end_s = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < end_s
