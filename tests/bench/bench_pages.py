@@ -191,10 +191,13 @@ def resident_bytes() -> int:
 
 
 def bench_start() -> bool:
-    from tests.bench.bench_start import time_window
+    from tests.bench.bench_start import LIVE_LIMIT_S, NUM_LIVE, time_live, time_window
 
     painted_s = statistics.median(time_window()[0] for _ in range(5))
-    return told("cold start", f"{painted_s:.2f} s", painted_s < START_LIMIT_S, "< 1.5 s")
+    is_met = told("cold start", f"{painted_s:.2f} s", painted_s < START_LIMIT_S, "< 1.5 s")
+    live_s = statistics.median(time_live() for _ in range(NUM_LIVE))
+    is_live = told("and live figures of this PC", f"{live_s:.2f} s", live_s < LIVE_LIMIT_S, "< 3 s")
+    return is_met and is_live
 
 
 PARTS = {
