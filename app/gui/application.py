@@ -6,20 +6,20 @@ So a person sees the window at once, whatever state the disk and the network are
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
 from app.gui.context import Context
 from app.gui.demo_apart import run_demo_apart
-from app.gui.garbage import GarbageCollection, keep_what_is_there
+from app.gui.garbage import GarbageCollection
 from app.gui.one_instance import OneInstance
 from app.gui.preferences import preferences_of
 from app.gui.seam import CoreSeam, OpenCore
@@ -79,7 +79,7 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     instance.wanted.connect(window.come_forward)
     window.painted.connect(instance.listen)
     bridge.opened.connect(lambda nodes, runs: _make_tray(context, window))
-    bridge.opened.connect(lambda nodes, runs: QTimer.singleShot(0, keep_what_is_there))
+    bridge.opened.connect(lambda nodes, runs: gc.freeze())  # modules and widgets: never garbage
     if starts_story:
         bridge.opened.connect(lambda nodes, runs: window.run_story())
     window.show()

@@ -37,9 +37,3 @@ def collect_if_due() -> None:
     generations = [place for place, (count, limit) in enumerate(due) if limit and count > limit]
     if generations:
         gc.collect(generations[-1])
-
-
-def keep_what_is_there() -> None:
-    """Let later collections pass over everything alive now: modules, and the window itself."""
-    gc.collect()
-    gc.freeze()
