@@ -118,10 +118,10 @@ async def _run_there(
 
 async def _run_here(job: PreviewJob, home: Path, tell: Progress) -> DataPreview:
     with tempfile.TemporaryDirectory(prefix="rackless-preview-") as name:
-        job_file, report = Path(name, "job.json"), Path(name, "report.json")
-        await asyncio.to_thread(job_file.write_text, json.dumps(to_wire(job)), "ascii")
+        folder = Path(name)
+        await asyncio.to_thread((folder / "job.json").write_text, json.dumps(to_wire(job)), "ascii")
         said: list[dict[str, Any]] = []
-        async with _started(job_file, report, home) as process:
+        async with _started(folder, home) as process:
             assert process.stdout is not None
             async for line in process.stdout:
                 said.append(_parse(line))
@@ -129,26 +129,33 @@ async def _run_here(job: PreviewJob, home: Path, tell: Progress) -> DataPreview:
                     tell(str(said[-1].get("message", "")))
             code = await process.wait()
         if code == 0:
-            return from_wire(DataPreview, json.loads(await asyncio.to_thread(report.read_bytes)))
+            report = await asyncio.to_thread((folder / "report.json").read_bytes)
+            return from_wire(DataPreview, json.loads(report))
+        errors = (folder / "stderr").read_text("utf-8", "replace").strip()
     failed = next((one for one in reversed(said) if one.get("kind") == "failed"), None)
     if failed is None:
-        last = str(said[-1].get("text", ""))[:400] if said else "it said nothing"
+        last = errors.rpartition("\n")[2][:400] or "it said nothing"
         raise RacklessError(f"the preview of the data ended with {code}: {last}")
     raise UserError(str(failed.get("message", "")), str(failed.get("hint", "")))
 
 
 @contextlib.asynccontextmanager
-async def _started(
-    job_file: Path, report: Path, home: Path
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the trainer's own reader in a process of its own; it is killed when nobody waits."""
+async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the trainer's own reader in a process of its own; it is killed when nobody waits.
+
+    What libraries log goes to a file, so that it never stands in the middle of a line of ours.
+    """
     root = str(Path(protocol.__file__).parents[1])
     environ = {**os.environ, "PYTHONPATH": root, "RACKLESS_AGENT_HOME": str(home)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agents.trainer.data.preview", str(job_file), str(report),
-        env=environ, limit=1 << 20,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
+    with (folder / "stderr").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "agents.trainer.data.preview"),
+            *(str(folder / "job.json"), str(folder / "report.json")),
+            env=environ,
+            limit=1 << 20,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
     try:
         yield process
     finally:
@@ -159,9 +166,9 @@ async def _started(
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    text = line.decode("utf-8", "replace").strip()
+    """Return what the program says in a line; empty: something else wrote it."""
     try:
-        value = json.loads(text)
+        value = json.loads(line)
     except ValueError:
-        return {"text": text}
-    return value if isinstance(value, dict) else {"text": text}
+        return {}
+    return value if isinstance(value, dict) else {}
