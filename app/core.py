@@ -132,6 +132,12 @@ class Core:
 
     # ------------------------------------------------------------ nodes
 
+    async def wsl_distros(self) -> tuple[str, ...]:
+        """Return the names of the WSL distros of this PC; none where there is no WSL."""
+        from app.nodes.local import list_distros
+
+        return await list_distros()
+
     async def add_node(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None
     ) -> NodeSnapshot:

@@ -1,23 +1,39 @@
-"""Add a PC: what is asked, what is wrong with an answer, and the address it makes."""
+"""Add a PC: what is asked, what is wrong with an answer, the address, and what was found there."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.protocol import NodeFacts
 from app.errors import UsageError
-from app.nodes.node import LocalAddress, NodeAddress, check_node_name, parse_ssh_address
+from app.events import NodeSnapshot
+from app.nodes.node import (
+    LocalAddress,
+    NodeAddress,
+    WslAddress,
+    check_node_name,
+    parse_ssh_address,
+)
+from app.text import DASH, count_of, show_bytes
+
+Way = Literal["ssh", "local", "wsl"]
+LITTLE_DISK_BYTES = 30 * 1024**3
+"""Below it, a training environment with CUDA (about 10 GiB) and a model leave little."""
+SLOW_MBIT = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    way: Literal["ssh", "local"] = "ssh"
+    way: Way = "ssh"
     target: str = ""
     """`user@host`, with `:port` behind it where it is not 22."""
     key: str = ""
     """Private key file; empty: the SSH agent's keys, then the default files."""
+    distro: str = ""
+    """Of WSL, where that is the way."""
     name: str = ""
     """Empty: the suggested one."""
 
@@ -37,13 +53,23 @@ def review(answers: Answers, taken: Sequence[str]) -> Review:
     problems: dict[str, str] = {}
     address: NodeAddress | None = LocalAddress()
     host = "this-pc"
-    if answers.way == "ssh":
+    if answers.way == "wsl":
+        try:
+            address = WslAddress(distro=answers.distro)
+        except UsageError as error:
+            address = None
+            problems["distro"] = (
+                "There is no Linux on this PC yet. In a terminal: wsl --install -d Ubuntu-24.04"
+                if not answers.distro
+                else _sentence(error)
+            )
+    elif answers.way == "ssh":
         try:
             ssh = parse_ssh_address(answers.target)
             address, host = ssh, ssh.host
         except UsageError as error:
             address, host = None, "node"
-            problems["target"] = f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}."
+            problems["target"] = _sentence(error)
     name = answers.name.strip() or suggest_name(host, taken)
     problem = _name_problem(name, taken)
     if problem:
@@ -69,5 +95,67 @@ def _name_problem(name: str, taken: Sequence[str]) -> str:
     try:
         check_node_name(name)
     except UsageError as error:
-        return f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}."
+        return _sentence(error)
     return ""
+
+
+def _sentence(error: UsageError) -> str:
+    return f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a PC is made of, for the one who has just added it."""
+
+    rows: tuple[tuple[str, str], ...]
+    """(name, value)."""
+    notes: tuple[str, ...]
+    """What will make it slow or stop it, and what to do."""
+    is_ready: bool
+    """Whether it has what training needs."""
+
+
+def describe_found(node: NodeSnapshot) -> Found:
+    """Return what was found on a node that answers.
+
+    >>> describe_found(NodeSnapshot(name="a", transport="ssh", address="a", state="online")).notes
+    ('It answers, and has not told yet what it is made of.',)
+    """
+    facts = node.facts
+    if facts is None:
+        waiting = "It answers, and has not told yet what it is made of."
+        return Found(rows=(), notes=(waiting,), is_ready=False)
+    gpus = [f"{gpu.name}, {show_bytes(gpu.memory_bytes)}" for gpu in facts.gpus]
+    drivers = sorted({gpu.driver for gpu in facts.gpus if gpu.driver})
+    cores = f", {count_of(facts.num_cores, 'core')}" if facts.num_cores else ""
+    rows = [
+        ("GPU" if len(gpus) == 1 else "GPUs", "\n".join(gpus) or "none"),
+        ("Driver", ", ".join(drivers) or DASH),
+        ("Processor", f"{facts.cpu or DASH}{cores}"),
+        ("Memory", show_bytes(facts.memory_bytes)),
+        ("Disk", f"{show_bytes(facts.disk_free_bytes)} free of {show_bytes(facts.disk_bytes)}"),
+        ("System", f"{facts.os}, Python {facts.python}"),
+    ]
+    report = facts.environment
+    is_ready = report is not None and report.fits
+    return Found(rows=tuple(rows), notes=tuple(_notes(facts)), is_ready=is_ready)
+
+
+def _notes(facts: NodeFacts) -> Iterator[str]:
+    if facts.gpu_problem:
+        yield facts.gpu_problem
+    elif not facts.gpus:
+        yield "No NVIDIA GPU was found: it trains on its processor, which is slow."
+    if facts.disk_free_bytes is not None and facts.disk_free_bytes < LITTLE_DISK_BYTES:
+        free = show_bytes(facts.disk_free_bytes)
+        yield f"{free} of disk are little for a model, its checkpoints and the environment."
+    speeds = [one.speed_mbit for one in facts.interfaces if one.up is not False and one.speed_mbit]
+    if speeds and max(speeds) < SLOW_MBIT:
+        yield f"Its network card says {max(speeds)} Mbit/s: is the cable or the switch an old one?"
+    if facts.compiler is None and facts.gpus:
+        yield "No C compiler was found, so layers are not compiled: sudo apt-get install -y gcc"
+    if facts.wsl == "nat":
+        yield (
+            "WSL stands behind its own network here (NAT): other PCs reach it only with "
+            "networkingMode=mirrored in .wslconfig."
+        )

@@ -19,6 +19,7 @@ from app.nodes.node import WslAddress
 from app.nodes.process import WRITE_AHEAD_BYTES, Process
 
 _CLOSE_GRACE_S = 2.0
+LIST_TIMEOUT_S = 10.0
 
 
 class LocalConnection:
@@ -77,6 +78,28 @@ class WslConnection(LocalConnection):
     async def open(self, argv: Sequence[str]) -> Process:
         program = find_wsl(self._environ or {})
         return await super().open([program, "-d", self._address.distro, "--exec", *argv])
+
+
+async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the names of the WSL distros of this PC; none where there is no WSL."""
+    try:
+        program = find_wsl(os.environ if environ is None else environ)
+        process = await asyncio.create_subprocess_exec(
+            *(program, "--list", "--quiet"),
+            env={**(os.environ if environ is None else environ), "WSL_UTF8": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+        async with asyncio.timeout(LIST_TIMEOUT_S):
+            output, _ = await process.communicate()
+    except (NodeNotReady, OSError, TimeoutError):
+        return ()
+    # An older wsl.exe knows no WSL_UTF8 and writes UTF-16.
+    text = output.decode("utf-16-le" if b"\0" in output else "utf-8", "replace")
+    names = (line.strip().lstrip("\ufeff") for line in text.splitlines())
+    return tuple(name for name in names if name and not name.startswith("docker-desktop"))
 
 
 def find_wsl(environ: Mapping[str, str]) -> str:

@@ -54,6 +54,7 @@ from app.events import (
     TraceRow,
 )
 from app.library.recipes import Recipe, list_recipes
+from app.nodes.node import SshAddress
 from app.planning.candidate import Plan
 from app.planning.outcome import Comparison
 from app.quantize.plan import ExportPlan
@@ -346,6 +347,9 @@ class FakeCore(FakeChats):
     events: EventHub = field(default_factory=EventHub)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     delay_s: float = 0.0
+    distros: tuple[str, ...] = ()
+    newcomer: NodeSnapshot | None = None
+    """What the next node that is added turns out to be."""
     own_recipes: list[Recipe] = field(default_factory=list)
     """How long every slow action takes."""
     confirmed_key: str = ""
@@ -470,13 +474,16 @@ class FakeCore(FakeChats):
     async def connect(self, names: tuple[str, ...] = ()) -> None:
         self.calls.append(("connect", names))
 
+    async def wsl_distros(self) -> tuple[str, ...]:
+        return self.distros
+
     async def add_node(
         self, name: str, address: Any, accept_host_key: str | None = None
     ) -> NodeSnapshot:
         await self._act("add_node", name, str(address), accept_host_key)
-        if str(address) != "this PC" and accept_host_key != FINGERPRINT:
+        if isinstance(address, SshAddress) and accept_host_key != FINGERPRINT:
             raise HostKeyUnknown(str(address), FINGERPRINT)
-        self.put_node(make_node(name))
+        self.put_node(self.newcomer or make_node(name))
         return self.node_map[name]
 
     async def node(self, name: str) -> NodeSnapshot:

@@ -15,7 +15,7 @@ from app.gui.application import make_application
 from app.gui.theme import Theme
 from app.gui.widgets.fold import Fold
 from tests.fakes.cluster import make_preview
-from tests.fakes.core import FakeCore, busy_core, make_steps, publish_history
+from tests.fakes.core import FakeCore, busy_core, make_node, make_steps, publish_history
 from tests.fakes.plans import make_plan_of_all
 from tests.gui.stage import Stage
 
@@ -269,6 +269,19 @@ def _add_node(stage: Stage) -> QWidget:
     return _dialog(stage)
 
 
+def _node_found(stage: Stage) -> QWidget:
+    stage.core.distros = ("Ubuntu-24.04",)
+    dialog = _add_node(stage)
+    stage.wait_for(dialog.in_wsl.isVisible)  # type: ignore[attr-defined]
+    node = make_node(
+        "gamer-pc", ("NVIDIA GeForce RTX 5070 Ti", 16), ("NVIDIA GeForce RTX 3060", 12)
+    )
+    assert node.facts is not None
+    facts = replace(node.facts, environment=None, disk_free_bytes=21 * 1024**3)
+    dialog._added(replace(node, facts=facts))  # type: ignore[attr-defined]
+    return dialog
+
+
 def _fingerprint(stage: Stage) -> QWidget:
     stage.window.dialogs.ask_node()
     dialog = _dialog(stage)
@@ -451,6 +464,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "new-run-look": _look,
     "add-node": _add_node,
     "add-node-fingerprint": _fingerprint,
+    "add-node-found": _node_found,
     "chat": _chat,
     "chat-settings": _chat_settings,
     "chat-answers": _chat_answers,

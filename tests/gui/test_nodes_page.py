@@ -1,14 +1,16 @@
 """Nodes: add over SSH with its fingerprint, add this PC, remove, set up, check."""
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QDialog
+from PySide6.QtWidgets import QApplication, QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
 from app.gui.windows.add_node_dialog import AddNodeDialog
 from app.gui.windows.ask import Question
-from tests.fakes.core import FINGERPRINT
+from tests.fakes.core import FINGERPRINT, make_node
 from tests.gui.test_overview import press
 
 
@@ -48,7 +50,8 @@ def test_a_pc_over_ssh_is_added_after_its_fingerprint_was_confirmed(empty, dialo
     assert FINGERPRINT in dialog.banner.message()
     assert empty.core.node_map == {}
     press(dialog, "The fingerprint is right: add")
-    empty.wait_for(lambda: "gamer-pc" in empty.cluster.nodes and not dialog.isVisible())
+    empty.wait_for(dialog.found.isVisible)
+    assert "gamer-pc" in empty.cluster.nodes
     assert empty.called("add_node") == [
         ("gamer-pc", "anna@gamer-pc:2222", None),
         ("gamer-pc", "anna@gamer-pc:2222", FINGERPRINT),
@@ -94,8 +97,62 @@ def test_this_pc_is_added_with_one_more_click(empty):
     dialog = open_dialog(AddNodeDialog)
     assert not dialog.target.isVisible()
     press(dialog, "Add")
-    empty.wait_for(lambda: "this-pc" in empty.cluster.nodes)
+    empty.wait_for(dialog.found.isVisible)
     assert empty.called("add_node") == [("this-pc", "this PC", None)]
+
+
+def test_what_was_found_leads_to_a_node_that_is_ready_and_to_the_next_pc(empty):
+    node = make_node("this-pc")
+    empty.core.newcomer = replace(node, facts=replace(node.facts, environment=None))
+    press(empty.window, "Add this PC")
+    dialog = open_dialog(AddNodeDialog)
+    press(dialog, "Add")
+    empty.wait_for(dialog.found.isVisible)
+    empty.settle(0.1)
+    shown = [label.text() for label in dialog.found.findChildren(QLabel) if label.isVisible()]
+    assert "AMD Ryzen 7 7700 8-Core Processor, 16 cores" in shown
+    assert any("No NVIDIA GPU was found" in text for text in shown)
+    empty.core.delay_s = 30.0
+    press(dialog, "Set up environment")
+    press(dialog, "Cancel")
+    assert "as it was" in dialog.found.banner.message()
+    empty.core.delay_s = 0.0
+    press(dialog, "Set up environment")
+    empty.wait_for(lambda: "ready to train" in dialog.found.banner.message())
+    assert not dialog.found.setup.isVisible()
+    press(dialog, "Add another PC")
+    QTest.keyClicks(dialog.target, "anna@gamer-pc")
+    assert dialog.add.isEnabled()
+    dialog.reject()
+
+
+def test_a_linux_of_this_pc_is_offered_where_there_is_one(empty, dialog):
+    assert not dialog.in_wsl.isVisible()
+    dialog.reject()
+    empty.core.distros = ("Ubuntu-24.04", "Debian")
+    press(empty.window, "Add a PC")
+    dialog = open_dialog(AddNodeDialog)
+    empty.wait_for(dialog.in_wsl.isVisible)
+    dialog.in_wsl.click()
+    assert not dialog.target.isVisible()
+    dialog.distro.setCurrentIndex(1)
+    dialog.distro.activated.emit(1)
+    press(dialog, "Add")
+    empty.wait_for(dialog.found.isVisible)
+    assert empty.called("add_node") == [("this-pc", "Debian", None)]
+    press(dialog, "Done")
+
+
+def test_windows_without_a_linux_says_how_to_get_one(empty, monkeypatch):
+    monkeypatch.setattr("app.gui.windows.add_node_dialog.IS_WINDOWS", True)
+    press(empty.window, "Add this PC")
+    dialog = open_dialog(AddNodeDialog)
+    empty.settle(0.1)
+    assert not dialog.this_pc.isVisible()
+    assert "wsl --install" in dialog.problems["distro"].text()
+    assert dialog.problems["distro"].isVisible()
+    assert not dialog.add.isEnabled()
+    dialog.reject()
 
 
 def test_the_table_keeps_its_selection_while_figures_move(busy):

@@ -89,6 +89,9 @@ def add_the_first_pc(site: Site, stage: RealStage) -> None:
     stage.press(dialog, "Add")
     confirm_fingerprint(site, stage, dialog, "alpha")
     stage.press(dialog, "The fingerprint is right: add")
+    stage.until(dialog.found.isVisible, "what was found is shown")
+    assert dialog.found.setup.isVisible(), "it has no environment yet"
+    stage.press(dialog, "Done")
     stage.until(lambda: stage.find(AddNodeDialog) is None, "the dialog has closed")
     stage.until(lambda: window.overview.wall.cards(), "the wall shows the node's device")
 
@@ -100,7 +103,9 @@ def add_with_keys_alone(site: Site, stage: RealStage, name: str) -> None:
     stage.key(Qt.Key.Key_Return)
     confirm_fingerprint(site, stage, dialog, name)
     stage.key(Qt.Key.Key_Space)
-    stage.until(lambda: name in stage.cluster.nodes, f"{name} is added")
+    stage.until(dialog.found.isVisible, f"{name} is added")
+    assert name in stage.cluster.nodes
+    stage.key(Qt.Key.Key_Escape)
     stage.until(lambda: stage.find(AddNodeDialog) is None, "the dialog has closed")
 
 

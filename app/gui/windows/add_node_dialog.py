@@ -1,7 +1,8 @@
-"""Add a PC: where it is, its fingerprint, done. A changed host key is a hard stop."""
+"""Add a PC: where it is, its fingerprint, what was found. A changed host key is a hard stop."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,24 +13,28 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLineEdit,
     QRadioButton,
+    QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
 
 from app.errors import HostKeyChanged, HostKeyUnknown, RacklessError
 from app.events import NodeSnapshot
-from app.flows.add_node import Answers, Review, review
+from app.flows.add_node import Answers, Review, Way, review
 from app.gui.bridge import Op
 from app.gui.context import Context
+from app.gui.widgets.answer_field import ChoiceBox
 from app.gui.widgets.banner import Banner
+from app.gui.widgets.node_found import NodeFound
 from app.gui.widgets.parts import Button, make_label, make_rule, set_role
 from app.nodes.node import NodeAddress, SshAddress
 
+IS_WINDOWS = sys.platform == "win32"
 FINGERPRINT_COMMAND = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
 class AddNodeDialog(QDialog):
-    """Asks, adds, and closes itself once the node is there."""
+    """Asks, adds, and shows what was found; set-up can follow at once."""
 
     def __init__(self, context: Context, parent: QWidget) -> None:
         super().__init__(parent)
@@ -41,24 +46,37 @@ class AddNodeDialog(QDialog):
         self.setMinimumWidth(560)
         self.over_ssh = QRadioButton("Another PC, over SSH")
         self.this_pc = QRadioButton("This PC")
+        self.in_wsl = QRadioButton("This PC, in its Linux (WSL)")
+        self.distro = ChoiceBox()
+        self.distro.setAccessibleName("WSL distro")
         self.over_ssh.setChecked(True)
         self.target, self.key, self.name = QLineEdit(), QLineEdit(), QLineEdit()
         self.target.setPlaceholderText("anna@192.168.1.20, or anna@gamer-pc:2222")
         self.key.setPlaceholderText("the keys of your SSH agent and ~/.ssh")
-        self.problems = {key: make_label(role="problem", wraps=True) for key in ("target", "name")}
+        self.problems = {
+            key: make_label(role="problem", wraps=True) for key in ("target", "distro", "name")
+        }
         self.banner = Banner(context.theme, can_close=False)
         self.add = Button(context.theme, "Add", self._add, role="primary")
         self.confirm = Button(
-            context.theme, "The fingerprint is right: add", self._confirm, role="primary"
+            context.theme, "The fingerprint is right: add", self._add, role="primary"
         )
         self._cancel = Button(context.theme, "Cancel", self.reject)
         self._ssh_part = self._make_ssh_part()
-        column = QVBoxLayout(self)
+        self.found = NodeFound(context)
+        self._asking = QWidget()
+        self.pages = QStackedLayout(self)
+        for page in (self._asking, self.found):
+            self.pages.addWidget(page)
+        column = QVBoxLayout(self._asking)
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(8)
         column.addWidget(make_label("Which PC?", "heading"))
         column.addWidget(self.over_ssh)
         column.addWidget(self.this_pc)
+        column.addWidget(self.in_wsl)
+        column.addWidget(self.distro)
+        column.addWidget(self.problems["distro"])
         column.addWidget(make_rule())
         column.addWidget(self._ssh_part)
         column.addWidget(make_label("Name", "subheading"))
@@ -71,12 +89,29 @@ class AddNodeDialog(QDialog):
         column.addLayout(self._make_foot())
         for line in (self.target, self.key, self.name):
             line.textEdited.connect(lambda text: self._edited())
-        self.this_pc.toggled.connect(lambda checked: self._edited())
+        for choice in (self.this_pc, self.in_wsl):
+            choice.toggled.connect(lambda checked: self._edited())
+        self.distro.activated.connect(lambda place: self._edited())
+        self.found.done.connect(self.accept)
+        self.found.another_wanted.connect(self._begin_again)
+        self.found.changed.connect(lambda: QTimer.singleShot(0, self, self._fit))
+        self._show_distros(())
+        context.bridge.run(
+            lambda core, report: core.wsl_distros(), self._show_distros, lambda error: None
+        )
         self.finished.connect(lambda code: self._op.cancel() if self._op else None)
         self._ask_again()
 
     def choose_this_pc(self) -> None:
-        self.this_pc.setChecked(True)
+        (self.in_wsl if IS_WINDOWS else self.this_pc).setChecked(True)
+
+    def _show_distros(self, names: tuple[str, ...]) -> None:
+        """Offer the Linux systems in this Windows PC, which itself cannot train."""
+        self.distro.clear()
+        self.distro.addItems(names)
+        self.in_wsl.setVisible(bool(names) or IS_WINDOWS)
+        self.this_pc.setVisible(not IS_WINDOWS)
+        self._ask_again()
 
     # ------------------------------------------------------------ layout
 
@@ -121,7 +156,8 @@ class AddNodeDialog(QDialog):
 
     def _fit(self) -> None:
         """Grow where there is more to say than before."""
-        layout = self.layout()
+        page = self.pages.currentWidget()
+        layout = page.layout() if page is not None else None
         if layout is not None:
             layout.activate()
             needed = layout.totalHeightForWidth(self.width())
@@ -130,8 +166,15 @@ class AddNodeDialog(QDialog):
     # ------------------------------------------------------------ answers
 
     def _review(self) -> Review:
-        way = "local" if self.this_pc.isChecked() else "ssh"
-        answers = Answers(way=way, target=self.target.text(), name=self.name.text())  # type: ignore[arg-type]
+        way: Way = "local" if self.this_pc.isChecked() else "ssh"
+        if self.in_wsl.isChecked():
+            way = "wsl"
+        answers = Answers(
+            way=way,
+            target=self.target.text(),
+            distro=self.distro.currentText(),
+            name=self.name.text(),
+        )
         return review(answers, tuple(self._context.cluster.nodes))
 
     def _edited(self) -> None:
@@ -144,18 +187,20 @@ class AddNodeDialog(QDialog):
         self.confirm.hide()
         self.add.show()
         self._ssh_part.setVisible(self.over_ssh.isChecked())
+        self.distro.setVisible(self.in_wsl.isChecked())
         result = self._review()
         self.name.setPlaceholderText(result.name)
-        is_blank = not self.target.text().strip()
+        is_blank = self.over_ssh.isChecked() and not self.target.text().strip()
+        asked = {"target": self.target, "distro": self.distro, "name": self.name}
         for key, label in self.problems.items():
             text = result.problems.get(key, "")
             if key == "target" and (is_blank or not self._was_edited):
                 text = ""
             label.setText(text)
             label.setVisible(bool(text))
-            set_role(self.target if key == "target" else self.name, "bad", bool(text))
+            set_role(asked[key], "bad", bool(text))
         self.add.setEnabled(result.address is not None)
-        QTimer.singleShot(0, self._fit)
+        QTimer.singleShot(0, self, self._fit)
 
     def _address(self) -> NodeAddress | None:
         address = self._review().address
@@ -184,9 +229,6 @@ class AddNodeDialog(QDialog):
             lambda core, report: core.add_node(name, address, accepted), self._added, self._failed
         )
 
-    def _confirm(self) -> None:
-        self._add()
-
     def _set_busy(self, is_busy: bool) -> None:
         for widget in (
             self.add,
@@ -196,11 +238,27 @@ class AddNodeDialog(QDialog):
             self.name,
             self.over_ssh,
             self.this_pc,
+            self.in_wsl,
+            self.distro,
         ):
             widget.setEnabled(not is_busy)
 
     def _added(self, node: NodeSnapshot) -> None:
-        self.accept()
+        self.setWindowTitle(f"{node.name}: what was found")
+        self.pages.setCurrentIndex(1)
+        self.found.show_node(node)
+
+    def _begin_again(self) -> None:
+        self._set_busy(False)
+        for line in (self.target, self.name):
+            line.clear()
+        self._was_edited = False
+        self.banner.hide()
+        self.setWindowTitle("Add a PC")
+        self.pages.setCurrentIndex(0)
+        self.over_ssh.setChecked(True)
+        self._ask_again()
+        self.target.setFocus()
 
     def _failed(self, error: RacklessError) -> None:
         self._set_busy(False)
@@ -215,11 +273,11 @@ class AddNodeDialog(QDialog):
             self.add.hide()
             self.confirm.show()
             self.confirm.setFocus()
-            QTimer.singleShot(0, self._fit)
+            QTimer.singleShot(0, self, self._fit)
             return
         self._fingerprint = ""
         self.confirm.hide()
         self.add.show()
         self.add.setEnabled(not isinstance(error, HostKeyChanged))
         self.banner.show_error(error)
-        QTimer.singleShot(0, self._fit)
+        QTimer.singleShot(0, self, self._fit)

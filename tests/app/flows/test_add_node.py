@@ -1,9 +1,13 @@
 """The Add a PC dialog's logic, as data."""
 
+from dataclasses import replace
+
 import pytest
 
-from app.flows.add_node import Answers, review, suggest_name
-from app.nodes.node import LocalAddress, SshAddress
+from agents.protocol import InterfaceFacts
+from app.flows.add_node import Answers, describe_found, review, suggest_name
+from app.nodes.node import LocalAddress, SshAddress, WslAddress
+from tests.fakes.core import make_node
 
 
 def test_this_pc_needs_no_answer():
@@ -29,6 +33,41 @@ def test_a_wrong_name_is_told_at_its_field(name):
     result = review(Answers(target="a@b", name=name), ("alpha",))
     assert result.address is None
     assert list(result.problems) == ["name"]
+
+
+def test_a_wsl_distro_is_an_address():
+    result = review(Answers(way="wsl", distro="Ubuntu-24.04", target="nonsense"), ())
+    assert (result.name, result.address) == ("this-pc", WslAddress(distro="Ubuntu-24.04"))
+    none = review(Answers(way="wsl"), ())
+    assert none.address is None
+    assert "wsl --install" in none.problems["distro"]
+
+
+def test_what_was_found_and_what_will_hurt():
+    alpha = make_node("alpha", ("NVIDIA GeForce RTX 3090", 24))
+    assert "gcc" in describe_found(alpha).notes[0]
+    good = describe_found(replace(alpha, facts=replace(alpha.facts, compiler="/usr/bin/cc")))
+    assert dict(good.rows)["GPU"] == "NVIDIA GeForce RTX 3090, 24.0 GiB"
+    assert dict(good.rows)["Disk"] == "412 GiB free of 930 GiB"
+    assert (good.notes, good.is_ready) == ((), True)
+
+    node = make_node("beta")
+    bad = describe_found(
+        replace(
+            node,
+            facts=replace(
+                node.facts,
+                disk_free_bytes=8 * 1024**3,
+                interfaces=(InterfaceFacts(name="eth0", address="10.0.0.2", speed_mbit=100),),
+                wsl="nat",
+                environment=None,
+            ),
+        )
+    )
+    assert dict(bad.rows)["GPUs"] == "none"
+    assert not bad.is_ready
+    for words in ("No NVIDIA GPU", "8.0 GiB of disk", "100 Mbit/s", "networkingMode=mirrored"):
+        assert any(words in note for note in bad.notes), words
 
 
 def test_suggested_names_are_free():

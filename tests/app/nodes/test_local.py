@@ -15,7 +15,7 @@ import pytest
 from app.errors import NodeNotReady
 from app.nodes.bootstrap import start_agent
 from app.nodes.connection import connect
-from app.nodes.local import LocalConnection, WslConnection, find_wsl
+from app.nodes.local import LocalConnection, WslConnection, find_wsl, list_distros
 from app.nodes.node import LocalAddress, WslAddress
 from app.nodes.process import READ_AHEAD_BYTES, Process
 from tests.fakes.agent import fake_archive
@@ -163,6 +163,24 @@ def test_a_distro_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert "wsl --list" in caught.value.hint
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_the_distros_of_this_pc_are_listed(tmp_path: Path, encoding: str) -> None:
+    listed = "Ubuntu-24.04\r\ndocker-desktop\r\nMy Debian\r\n\r\n".encode(encoding)
+    (tmp_path / "listed").write_bytes(listed)
+    write_tool(
+        tmp_path / "bin" / "wsl.exe",
+        f'[ "$*" = "--list --quiet" ] && [ "$WSL_UTF8" = 1 ] && cat {tmp_path}/listed',
+    )
+    environ = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    assert asyncio.run(list_distros(environ)) == ("Ubuntu-24.04", "My Debian")
+
+
+def test_without_wsl_there_are_no_distros(tmp_path: Path) -> None:
+    assert asyncio.run(list_distros({"PATH": str(tmp_path)})) == ()
+    write_tool(tmp_path / "wsl.exe", "exit 1")
+    assert asyncio.run(list_distros({"PATH": f"{tmp_path}:{os.environ['PATH']}"})) == ()
 
 
 def test_without_wsl_the_message_says_how_to_get_it() -> None:

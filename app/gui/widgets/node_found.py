@@ -1,0 +1,106 @@
+"""What was found on a PC that has just been added, and the next step with it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from agents.protocol import EnvironmentReport
+from app.events import NodeSnapshot
+from app.flows.add_node import describe_found
+from app.gui.banner_work import run_in_banner
+from app.gui.context import Context
+from app.gui.widgets.banner import Banner
+from app.gui.widgets.parts import Button, make_label, make_selectable
+
+
+class NodeFound(QWidget):
+    another_wanted = Signal()
+    done = Signal()
+    changed = Signal()
+    """There is more or less to say than before."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._name = ""
+        self._title = make_label(role="heading", wraps=True)
+        self._grid = QGridLayout()
+        self._grid.setHorizontalSpacing(16)
+        self._grid.setVerticalSpacing(6)
+        self._grid.setColumnStretch(1, 1)
+        self._labels: list[QLabel] = []
+        self._notes = make_label(role="advice", wraps=True)
+        self._state = make_label(wraps=True)
+        self.banner = Banner(context.theme)
+        self.another = Button(context.theme, "Add another PC", self.another_wanted.emit)
+        self.setup = Button(
+            context.theme, "Set up environment", self._setup, icon="setup", role="primary"
+        )
+        self.finish = Button(context.theme, "Done", self.done.emit)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.another)
+        row.addStretch(1)
+        row.addWidget(self.finish)
+        row.addWidget(self.setup)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(self._title)
+        column.addLayout(self._grid)
+        for part in (self._notes, self._state, self.banner):
+            column.addWidget(part)
+        column.addStretch(1)
+        column.addLayout(row)
+
+    def show_node(self, node: NodeSnapshot) -> None:
+        """Show what was found, and whether it can train."""
+        self._name = node.name
+        found = describe_found(node)
+        self._title.setText(f"{node.name} is one of your nodes now")
+        self._show_rows(found.rows)
+        self._notes.setText("\n".join(found.notes))
+        self._notes.setVisible(bool(found.notes))
+        self._state.setText(
+            "It has what training needs: it is ready."
+            if found.is_ready
+            else "It still needs its training environment: Python packages in a folder of their "
+            "own, which takes some minutes. It can be done now, or later on the Nodes page."
+        )
+        self.setup.setVisible(not found.is_ready)
+        (self.finish if found.is_ready else self.setup).setFocus()
+        self.changed.emit()
+
+    def _show_rows(self, rows: tuple[tuple[str, str], ...]) -> None:
+        for label in self._labels:
+            label.deleteLater()
+        self._labels = []
+        for place, (name, value) in enumerate(rows):
+            pair = (make_label(name, "muted"), make_selectable(make_label(value, wraps=True)))
+            pair[1].setAccessibleName(f"{name}: {value}")
+            for side, label in enumerate(pair):
+                self._grid.addWidget(label, place, side, Qt.AlignmentFlag.AlignTop)
+                self._labels.append(label)
+
+    def _setup(self) -> None:
+        name = self._name
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
+            lambda core, report: core.setup_node(name, progress=report),
+            self._show_ready,
+            title=f"Setting up {name}",
+            hint="This takes some minutes the first time.",
+            cancelled=f"{name} is as it was. Packages that came already are kept there.",
+        )
+        self.changed.emit()
+
+    def _show_ready(self, report: EnvironmentReport) -> None:
+        self.banner.show_message(
+            "good", f"{self._name} is ready to train", f"Python {report.python_version}"
+        )
+        self._state.hide()
+        self.setup.hide()
+        self.finish.setFocus()
+        self.changed.emit()
