@@ -33,6 +33,8 @@ class Children:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
+        self.is_cancelled = False
+        """Somebody does not want what they do any more."""
 
     @property
     def is_busy(self) -> bool:
@@ -68,6 +70,11 @@ class Children:
             end_group(process)
             with self._lock:
                 self._running.discard(process)
+
+    def cancel(self) -> None:
+        """Kill what still runs, because nobody wants it any more."""
+        self.is_cancelled = True
+        self.end_all()
 
     def end_all(self) -> None:
         """Kill what still runs; nothing can be started afterwards.

@@ -10,6 +10,7 @@ one, and the next one brings only what is missing.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ ROOTS = ("models", "data", "runs", "artifacts")
 MAX_HEADER_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
 MAX_PATH_CHARACTERS = 1024
+LAYERS_PREFIX = ".layers-"
+"""Begins the names of folders with the layers that a quantization has done so far."""
 
 
 def split_path(path: str, what: str) -> list[str]:
@@ -314,6 +317,22 @@ def _send_file(path: Path, entry: FileEntry, out: BinaryIO) -> None:
                 raise UserError(f"{path} became shorter while it was sent.", "Try again")
             out.write(block)
             left -= len(block)
+
+
+def remove_layers(destination: Path) -> None:
+    """Remove the layers that jobs have left beside the folder that they were making.
+
+    Those that a job works with stay: it holds a lock on their folder.
+    """
+    for path in destination.parent.glob(f"{LAYERS_PREFIX}*"):
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(held)
 
 
 def remove_abandoned(destination: Path) -> None:

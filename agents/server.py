@@ -99,7 +99,7 @@ class Server:
             self._channel.send(Response(id=request.id, result={}))
             children = self._children.get(request.args.get("request", -1))
             if children is not None:
-                threading.Thread(target=children.end_all, daemon=True).start()
+                threading.Thread(target=children.cancel, daemon=True).start()
         elif self._slots.acquire(blocking=False):
             threading.Thread(target=self._work, args=(request,), daemon=True).start()
         else:

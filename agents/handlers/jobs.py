@@ -18,7 +18,13 @@ from typing import Any
 from agents.artifacts import MakeJob
 from agents.channel import Call
 from agents.errors import UserError
-from agents.files import describe_file, list_files, remove_abandoned, split_destination
+from agents.files import (
+    describe_file,
+    list_files,
+    remove_abandoned,
+    remove_layers,
+    split_destination,
+)
 from agents.protocol import CalibrationJob, MergeJob, PreviewJob
 from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import lease_devices, release
@@ -63,6 +69,8 @@ def export_made(call: Call) -> dict[str, Any]:
             _run(call, argv, f"Making {job.method} of {job.origin.run_id}", packages)
         finally:
             remove_abandoned(destination)
+            if call.children.is_cancelled:
+                remove_layers(destination)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
     return {"path": job.destination, "files": files}
 

@@ -189,7 +189,7 @@ def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
 def _load(job: ChatJob, folder: Path, device: str) -> Any:
     import torch
 
-    from agents.quantizers.calibrated import let_few_cores_work
+    from agents.quantizers.by_gptqmodel import let_few_cores_work
     from agents.quantizers.nf4 import load_quantized
 
     if job.packages:

@@ -2,10 +2,7 @@
 
 AWQ (Lin et al. 2023, arXiv:2306.00978) is written in its classic layout, groups of 128 with a zero
 point, which vLLM, TGI and Transformers load: gptqmodel writes that one with `sym=False`. GPTQ
-(Frantar et al. 2022, arXiv:2210.17323) is symmetric. gptqmodel works through the model layer by
-layer, so that no more than a few of them are on the GPU at once. Its kernels in plain PyTorch pack
-the result: the faster ones are compiled at their first use, which takes minutes and a compiler
-that few PCs have, and serve a model that runs rather than one that is made.
+(Frantar et al. 2022, arXiv:2210.17323) is symmetric.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +19,13 @@ from typing import Any
 from agents.artifacts import MakeJob, Method
 from agents.errors import UserError
 from agents.quantizers import autoawq
+from agents.quantizers.by_gptqmodel import Gptqmodel, Layers
 from agents.quantizers.work import Progress
 
 GROUPS = (128, 64, 32)
 """Weights that share a scale; the first that divides every layer's input is taken."""
 _AWQ_ROWS = 64
 """AWQ's search for clipping takes the outputs of a layer in blocks of so many."""
-_LEAST_CORES = 8
-_ROWS_AT_ONCE = 8
 
 
 def quantize(
@@ -53,52 +50,17 @@ def quantize(
         UserError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
     """
     group = choose_group(model, job.method)
-    layers = _Layers(progress, _count_layers(model))
-    if job.engine == "autoawq":
-        autoawq.quantize(model, folder, group, calibration, tokenizer, layers.tell)
-        return
-    let_few_cores_work()
-    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
-
-    is_awq = job.method == "awq"
-    bits = int(job.types[0][0]) if job.types else 4
-    settings: dict[str, Any] = {"bits": bits, "group_size": group}
-    if is_awq:
-        settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
-    plain = BACKEND.AWQ_TORCH if is_awq else BACKEND.GPTQ_TORCH
-    rows = [{"input_ids": list(row), "attention_mask": [1] * len(row)} for row in calibration]
     model, folder = model.absolute(), folder.absolute()
-    scratch = folder / ".scratch"
-    scratch.mkdir()
-    with _working_in(scratch):  # gptqmodel keeps its log and the layers that it has done in "."
-        quantized = GPTQModel.load(
-            str(model), QuantizeConfig(**settings), device=job.device, backend=plain
-        )
-        quantized.layer_callback = layers
-        quantized.quantize(
-            calibration=rows, batch_size=_ROWS_AT_ONCE, tokenizer=tokenizer, backend=plain
-        )
-        quantized.save(str(folder))
-    shutil.rmtree(scratch)
-
-
-class _Layers:
-    """Hears from an engine when a layer is done."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done: set[int] = set()
-
-    def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
-        if submodule_finalized and layer_idx not in self._done:
-            self._done.add(layer_idx)
-            self.tell(len(self._done), self._total)
-
-    def tell(self, done: int, total: int) -> None:
-        """Tell of so many layers."""
-        text = f"Quantized {done} of {total} layers"
-        self._progress.tell(text, done=done, total=total)
+    layers = Layers(progress, _count_layers(model))
+    with _working_in(folder / ".scratch"):
+        if job.engine == "autoawq":
+            autoawq.quantize(model, folder, group, calibration, tokenizer, layers.tell)
+        else:
+            work = Gptqmodel(
+                job=job, model=model, folder=folder, group=group, rows=calibration,
+                tokenizer=tokenizer, layers=layers,
+            )  # fmt: skip
+            work.do()
 
 
 def _count_layers(model: Path) -> int:
@@ -107,21 +69,21 @@ def _count_layers(model: Path) -> int:
 
 @contextmanager
 def _working_in(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
+    """Let all that an engine leaves lie in a new folder, which goes at the end.
+
+    gptqmodel writes its log to the working folder, and the whole model, layer by layer, to that
+    for temporary files: elsewhere it would stay when the job is killed, and may not fit.
+    """
+    folder.mkdir()
+    before = Path.cwd(), tempfile.tempdir
     os.chdir(folder)
+    tempfile.tempdir = str(folder)
     try:
         yield
     finally:
-        os.chdir(before)
-
-
-def let_few_cores_work() -> None:
-    """Let gptqmodel be imported on a PC with few cores, where its pools of threads are too small.
-
-    It gives each pool a share of `os.cpu_count()` and refuses a pool of one.
-    """
-    if (os.cpu_count() or 1) < _LEAST_CORES:
-        os.cpu_count = lambda: _LEAST_CORES
+        os.chdir(before[0])
+        tempfile.tempdir = before[1]
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def choose_group(model: Path, method: Method) -> int:

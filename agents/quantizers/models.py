@@ -72,7 +72,21 @@ def load_model(model: Path, device: str) -> Any:
         use_safetensors=True,
         local_files_only=True,
     )
+    if is_wide:
+        _widen(loaded)
     return loaded.eval()
+
+
+def _widen(loaded: Any) -> None:
+    """Let NF4 layers compute in float32, as the original does that they are held against.
+
+    bfloat16 alone is as far from it as half of what rounding to 4 bits does to a small model.
+    """
+    import torch
+
+    for module in loaded.modules():
+        if hasattr(module, "compute_type_is_set"):
+            module.compute_dtype, module.compute_type_is_set = torch.float32, True
 
 
 def _name_kernel(model: Path) -> dict[str, Any]:

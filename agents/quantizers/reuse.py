@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from agents.files import LAYERS_PREFIX
 from agents.state import read_json
 from agents.trainer.checkpoint import Checkpoint
 
@@ -57,8 +58,10 @@ def make_room(destination: Path) -> None:
     for path in destination.parent.iterdir():
         if not path.name.startswith(_MERGED) or not _is_idle(path):
             continue
-        for gone in (path, *path.parent.glob(f"{_REFERENCE}{path.name}-*")):
-            shutil.rmtree(gone, ignore_errors=True)
+        for kind in (_REFERENCE, LAYERS_PREFIX):
+            for left in path.parent.glob(f"{kind}{path.name}-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def find_reference(model: Path, rows: Sequence[Sequence[int]], folder: Path) -> tuple[Path, bool]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from agents import packages
 from agents.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
@@ -76,14 +79,25 @@ def beside(tmp_path_factory) -> Path:
     return home.path / report.path
 
 
-def run(job: MakeJob, home: Path, beside: Path) -> subprocess.CompletedProcess[str]:
+def start(job: MakeJob, home: Path, beside: Path) -> subprocess.Popen[str]:
     path = home / "job.json"
     path.write_text(json.dumps({**to_wire(job), "agent_home": str(home)}))
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "agents.quantizers.make", str(path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside)))},
-        capture_output=True, text=True, check=False, timeout=400, cwd="/proc",  # as unwritable as /
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=(home / "stderr").open("w"),
+        text=True,
+        cwd="/proc",  # as unwritable as /
+        start_new_session=True,
+    )
+
+
+def run(job: MakeJob, home: Path, beside: Path) -> subprocess.CompletedProcess[str]:
+    with start(job, home, beside) as process:
+        out, _ = process.communicate(timeout=400)
+    said = (home / "stderr").read_text()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, said)
 
 
 def job_for(model: Path, method: str, *types: str, engine: str = "gptqmodel") -> MakeJob:
@@ -171,3 +185,28 @@ def test_a_search_for_scales_leaves_the_weights_as_they_were():
 def test_only_awq_has_a_second_engine():
     with pytest.raises(ValueError, match="makes awq and not gptq"):
         job_for(Path("m"), "gptq", "4-bit", engine="autoawq")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("method", "types"), [("awq", ()), ("gptq", ("4-bit",))])
+def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, tmp_path, method, types):
+    """By hand: pytest -m campaign tests/agents/quantizers/test_calibrated.py (a minute)."""
+    model = tmp_path / "exports" / "merged-1"
+    shutil.copytree(learned, model)
+    (model / "rackless.json").write_text(json.dumps({"content": "ab" * 32}))
+    job = replace(job_for(model, method, *types), destination=f"exports/{method}-1")
+    with start(job, tmp_path, beside) as broken:
+        assert broken.stdout is not None
+        assert any("Quantized 2 of 2" in line for line in broken.stdout)
+        os.killpg(broken.pid, signal.SIGKILL)
+    assert list(model.parent.glob(".layers-merged-1-*"))
+    assert not (model.parent / f"{method}-1").exists()
+    told = run(job, tmp_path, beside).stdout
+    assert "Going on after" in told
+    first = load_file(model.parent / f"{method}-1" / "model.safetensors")
+    shutil.rmtree(model.parent / f"{method}-1")
+    assert "Going on after" not in run(job, tmp_path, beside).stdout
+    straight = load_file(model.parent / f"{method}-1" / "model.safetensors")
+    assert first.keys() == straight.keys()
+    assert all(torch.equal(first[name], straight[name]) for name in first)
+    assert not [path for path in model.parent.iterdir() if path.name.startswith((".l", ".p"))]

@@ -1,0 +1,136 @@
+"""Quantize with gptqmodel: layer by layer, so that few of them are on the GPU at once.
+
+Its kernels in plain PyTorch pack the result: the faster ones are compiled at their first use,
+which takes minutes and a compiler that few PCs have, and serve a model that runs rather than one
+that is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agents.artifacts import MakeJob
+from agents.errors import UserError
+from agents.quantizers.layers import count_kept, keeping, name_layers
+from agents.quantizers.work import Progress
+
+_LEAST_CORES = 8
+_ROWS_AT_ONCE = 8
+
+
+class Layers:
+    """Hears from an engine when a layer is done."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.total = total
+        self._progress = progress
+        self._done: set[int] = set()
+
+    def begin(self, kept: int) -> None:
+        """Take the first layers as done."""
+        self._done = set(range(kept))
+        if kept:
+            self._progress.tell(f"Going on after {kept} of {self.total} layers, done before")
+
+    def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
+        if submodule_finalized and layer_idx not in self._done:
+            self._done.add(layer_idx)
+            self.tell(len(self._done), self.total)
+
+    def tell(self, done: int, total: int) -> None:
+        """Tell of so many layers."""
+        text = f"Quantized {done} of {total} layers"
+        self._progress.tell(text, done=done, total=total)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gptqmodel:
+    """One model to quantize."""
+
+    job: MakeJob
+    """Names method, type and device."""
+    model: Path
+    """Folder of Transformers."""
+    folder: Path
+    """Where the result goes."""
+    group: int
+    """Weights that share a scale."""
+    rows: Sequence[Sequence[int]]
+    """Token ids to calibrate with."""
+    tokenizer: Any
+    layers: Layers
+
+    def do(self) -> None:
+        """Write the quantized model.
+
+        Raises:
+            UserError: it was told to stop, as when the PC shuts down.
+        """
+        let_few_cores_work()
+        from gptqmodel.looper.checkpoint import CheckpointError, CheckpointStopped
+
+        place = name_layers(self.model, self.job, self.group, self.rows, version("gptqmodel"))
+        try:
+            self._quantize(place)
+        except CheckpointStopped as error:
+            raise UserError(
+                "Quantizing was stopped; the layers that are done are kept.",
+                "Export again to go on with them",
+            ) from error
+        except CheckpointError:  # they are of another version, or damaged
+            self._quantize(None)
+
+    def _quantize(self, place: Path | None) -> None:
+        """Do it, and keep layers in `place`, or go on with those that are there."""
+        from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+
+        plain = BACKEND.AWQ_TORCH if self.job.method == "awq" else BACKEND.GPTQ_TORCH
+        rows = [{"input_ids": list(row), "attention_mask": [1] * len(row)} for row in self.rows]
+        self.layers.begin(count_kept(place))
+        quantized = GPTQModel.load(
+            str(self.model),
+            QuantizeConfig(**self._settings()),
+            device=self.job.device,
+            backend=plain,
+            **self._precision(place),
+        )
+        quantized.layer_callback = self.layers
+        with keeping(place, self.layers.total) as more:
+            quantized.quantize(
+                calibration=rows,
+                batch_size=_ROWS_AT_ONCE,
+                tokenizer=self.tokenizer,
+                backend=plain,
+                **more,
+            )
+            quantized.save(str(self.folder))
+
+    def _settings(self) -> dict[str, Any]:
+        bits = int(self.job.types[0][0]) if self.job.types else 4
+        settings: dict[str, Any] = {"bits": bits, "group_size": self.group}
+        if self.job.method == "awq":
+            settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
+        return settings
+
+    def _precision(self, place: Path | None) -> dict[str, Any]:
+        """Return what lets AWQ go on: gptqmodel takes no layers back whose scales are not float16.
+
+        That is also how the classic layout has them.
+        """
+        import torch
+
+        return {"dtype": torch.float16} if self.job.method == "awq" and place is not None else {}
+
+
+def let_few_cores_work() -> None:
+    """Let gptqmodel be imported on a PC with few cores, where its pools of threads are too small.
+
+    It gives each pool a share of `os.cpu_count()` and refuses a pool of one.
+    """
+    if (os.cpu_count() or 1) < _LEAST_CORES:
+        os.cpu_count = lambda: _LEAST_CORES
