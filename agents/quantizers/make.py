@@ -29,6 +29,7 @@ from agents.quantizers.models import (
     name_transformers,
     time_answer,
     weigh,
+    widen,
 )
 from agents.quantizers.original import Original, look_at_original, recall
 from agents.quantizers.proof import Proof
@@ -146,11 +147,15 @@ def _name(job: MakeJob) -> str:
 def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progress) -> Proof:
     progress.begin("proof", "Loading the result in Transformers and measuring it")
     made = load_model(folder, job.device)
+    times = time_answer(made, first.prompts[0])
+    if job.method == "nf4" and job.device == "cpu":  # its layers keep what they have computed with
+        made = load_model(folder, job.device)
+        widen(made)
     return first.prove(
         _name(job),
         ModelPredictor(made),
         continue_prompts(made, first.prompts),
-        time_answer(made, first.prompts[0]),
+        times,
         weigh(folder),
         name_transformers(),
     )

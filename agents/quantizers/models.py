@@ -72,20 +72,23 @@ def load_model(model: Path, device: str) -> Any:
         use_safetensors=True,
         local_files_only=True,
     )
-    if is_wide:
-        _widen(loaded)
     return loaded.eval()
 
 
-def _widen(loaded: Any) -> None:
-    """Let NF4 layers compute in float32, as the original does that they are held against.
+def widen(loaded: Any) -> None:
+    """Let an NF4 model on a CPU compute in float32, which is slower.
 
-    bfloat16 alone is as far from it as half of what rounding to 4 bits does to a small model.
+    Of itself it computes in bfloat16, which alone takes a small model half as far from an original
+    in float32 as rounding to 4 bits does.
     """
     import torch
 
+    for value in (*loaded.parameters(), *loaded.buffers()):
+        if value.is_floating_point():
+            value.data = value.data.float()
     for module in loaded.modules():
-        if hasattr(module, "compute_type_is_set"):
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
             module.compute_dtype, module.compute_type_is_set = torch.float32, True
 
 

@@ -14,8 +14,9 @@ import pytest
 from agents.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.errors import UserError
 from agents.files import remove_abandoned
-from agents.quantizers import gguf
+from agents.quantizers import gguf, nf4
 from agents.quantizers.make import make, read_job
+from agents.quantizers.models import load_model, widen
 from agents.quantizers.work import Progress
 from agents.wire import to_wire
 from tests.agents.trainer.ranks import DEMO
@@ -65,6 +66,26 @@ def test_nf4_is_a_quarter_of_the_size_and_loads_in_transformers(tmp_path):
     assert "the run's evaluation data" in card
     assert "- nf4: keep. Loaded and answered in Transformers" in card
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_nf4_is_judged_in_the_precision_of_the_original(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    import torch
+    from bitsandbytes.functional import dequantize_4bit
+
+    nf4.quantize(DEMO / "model", tmp_path, "cpu")
+    rough, exact = (load_model(tmp_path, "cpu") for _ in range(2))
+    widen(exact)
+    plain = load_model(DEMO / "model", "cpu")
+    for name, layer in exact.named_modules():
+        if isinstance(layer, torch.nn.Linear) and hasattr(layer.weight, "quant_state"):
+            layer.weight.quant_state.dtype = torch.float32
+            weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+            plain.get_submodule(name).weight.data = weight
+    ids = torch.arange(3, 60)[None]
+    with torch.inference_mode():
+        wanted, near, far = (model(ids).logits.float() for model in (plain, exact, rough))
+    assert (near - wanted).norm() < 0.01 * (far - wanted).norm()
 
 
 def test_gguf_answers_in_llama_cpp_as_the_original_does(tmp_path):
