@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.artifacts import TYPES
+from agents.artifacts import ENGINES, TYPES, Engine
 from app.quantize.plan import ExportPlan, PlacePlan
 from app.text import show_bytes, show_duration, show_list
 
@@ -29,7 +29,7 @@ CALIBRATED = ("awq", "gptq")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """One way to export, in the words of the person who wants to use the result."""
+    """A choice, in the words of the person who wants to use the result."""
 
     key: str
     label: str
@@ -63,6 +63,20 @@ FORMATS = (
         help="What QLoRA trains on. For Transformers with bitsandbytes; the quickest to make.",
     ),
 )
+MAKERS = (
+    Format(
+        key="gptqmodel",
+        label="gptqmodel",
+        help="Maintained, and works through the model layer by layer.",
+    ),
+    Format(
+        key="autoawq",
+        label="AutoAWQ",
+        help="The package that the layout comes from; archived. Used here with copies of the "
+        "weights, without which it damages models on a CPU.",
+    ),
+)
+"""What can make AWQ, by its engine."""
 _TYPE_WORDS = {
     "F16": "F16, nothing lost",
     "Q8_0": "Q8_0, hardly to be told from it",
@@ -81,6 +95,8 @@ class Answers:
     """Step; None: the newest whole one."""
     targets: tuple[str, ...] = ()
     """Of `offer_targets`."""
+    engine: Engine = ENGINES[0]
+    """What makes AWQ."""
     calibration: str = ""
     """Data file on this PC; empty: the run's own data."""
     node: str = ""
@@ -96,6 +112,7 @@ class Job:
     to: str
     types: tuple[str, ...]
     folder: str
+    engine: Engine = ENGINES[0]
 
     @property
     def label(self) -> str:
@@ -105,7 +122,13 @@ class Job:
         'GGUF Q8_0 and Q4_K_M'
         """
         name = "Whole model" if self.to == "merged" else self.to.upper()
-        return f"{name} {' and '.join(self.types)}".strip()
+        maker = "" if self.engine == ENGINES[0] else f"by {name_maker(self.engine)}"
+        return " ".join((name, *filter(None, (" and ".join(self.types), maker))))
+
+
+def name_maker(engine: str) -> str:
+    """Return what an engine is called."""
+    return next(one.label for one in MAKERS if one.key == engine)
 
 
 def offer_targets(to: str) -> tuple[tuple[str, str], ...]:
@@ -143,17 +166,20 @@ def list_jobs(answers: Answers) -> tuple[Job, ...]:
         else:
             groups += [split_target(target) for target in chosen]
     folder = answers.folder.strip().rstrip("/")
-    if len(groups) == 1:
-        return (Job(to=groups[0][0], types=groups[0][1], folder=folder),)
     both_gptq = sum(to == "gptq" for to, _ in groups) > 1
     return tuple(
         Job(
             to=to,
             types=types,
-            folder=f"{folder}/{to}-{types[0]}" if to == "gptq" and both_gptq else f"{folder}/{to}",
+            folder=folder if len(groups) == 1 else f"{folder}/{_name_folder(to, types, both_gptq)}",
+            engine=answers.engine if to == "awq" else ENGINES[0],
         )
         for to, types in groups
     )
+
+
+def _name_folder(to: str, types: Sequence[str], both_gptq: bool) -> str:
+    return f"{to}-{types[0]}" if to == "gptq" and both_gptq else to
 
 
 def asks_calibration(answers: Answers) -> bool:
@@ -201,6 +227,8 @@ def describe_commands(run_id: str, answers: Answers) -> tuple[str, ...]:
         words = ["rackless", "export", run_id, "--to", job.to]
         for kind in job.types:
             words += ["--type", kind]
+        if job.engine != ENGINES[0]:
+            words += ["--engine", job.engine]
         if answers.checkpoint is not None:
             words += ["--checkpoint", str(answers.checkpoint)]
         if answers.node:

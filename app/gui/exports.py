@@ -77,6 +77,7 @@ class ExportBatch(QObject):
                 checkpoint=asked.checkpoint,
                 node=asked.node or None,
                 calibration=Path(own) if own else None,
+                engine=job.engine,
                 progress=report,
             ),
             lambda made: self._finish(row, made),

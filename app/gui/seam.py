@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agents.artifacts import ChatAnswer, ChatTurn
+from agents.artifacts import ChatAnswer, ChatTurn, Engine
 from agents.protocol import Calibration, DataPreview, EnvironmentReport, LogTail
 from agents.spec import RunSpec
 from app.artifact import ArtifactSnapshot
@@ -160,6 +160,7 @@ class CoreSeam(Protocol):
         checkpoint: int | None = None,
         node: str | None = None,
         calibration: Path | None = None,
+        engine: Engine = "gptqmodel",
         progress: Callable[[str], None] | None = None,
     ) -> Exported: ...
     async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]: ...

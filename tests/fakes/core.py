@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agents.artifacts import Engine
 from agents.protocol import (
     Calibration,
     DataPreview,
@@ -668,9 +669,11 @@ class FakeCore(FakeChats):
         checkpoint: int | None = None,
         node: str | None = None,
         calibration: Path | None = None,
+        engine: Engine = "gptqmodel",
         progress: Callable[[str], None] | None = None,
     ) -> Exported:
-        await self._act("export_run", run_id, to, out, types, checkpoint, node, calibration)
+        asked = (run_id, to, out, types, checkpoint, node, calibration)
+        await self._act("export_run", *asked, *((engine,) if engine != "gptqmodel" else ()))
         if progress is not None:
             progress("merging layer 12 of 32")
         verdicts = [

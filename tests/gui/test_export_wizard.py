@@ -96,6 +96,33 @@ def test_it_is_taken_up_where_it_was_left(busy, wizard):
     assert again.places.folder.text() == "/m/nf4"
 
 
+def test_awq_can_be_made_by_the_other_package(busy, wizard):
+    press(wizard, "Next")
+    maker = wizard.formats.maker
+    assert not maker.isVisible(), "it is asked where AWQ is chosen"
+    wizard.formats.boxes["awq"].click()
+    wizard.formats.boxes["gptq:4-bit"].click()
+    assert maker.isVisible()
+    assert maker.buttons["gptqmodel"].isChecked()
+    maker.buttons["autoawq"].click()
+    press(wizard, "Close")
+    again = open_wizard(busy)
+    assert again.formats.maker.buttons["autoawq"].isChecked()
+    press(again, "Next")
+    press(again, "Next")
+    busy.wait_for(lambda: "beta" in again.places.nodes)
+    again.places.folder.setText("/m/out")
+    press(again, "Next")
+    awq, gptq = again.summary.commands.text().splitlines()
+    assert "--to awq --engine autoawq" in awq
+    assert "--engine" not in gptq
+    press(again, "Export")
+    busy.wait_for(lambda: again.batch is not None and again.batch.is_over)
+    first, second = busy.called("export_run")
+    assert (first[-1], second[1]) == ("autoawq", "gptq")
+    assert "autoawq" not in second
+
+
 def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy, wizard):
     busy.core.delay_s = 30.0
     go_on(busy, wizard, "nf4", "merged")

@@ -15,8 +15,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from agents.artifacts import Engine
 from app.flows.export import FORMATS, offer_targets
 from app.gui.widgets.parts import make_label
+from app.gui.wizards.export_maker import MakerChoice
 
 
 class FormatsPage(QWidget):
@@ -28,6 +30,8 @@ class FormatsPage(QWidget):
         super().__init__()
         self.boxes: dict[str, QCheckBox] = {}
         self._notes: dict[str, QLabel] = {}
+        self.maker = MakerChoice()
+        self.maker.edited.connect(self.edited)
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 8, 0)
@@ -36,6 +40,10 @@ class FormatsPage(QWidget):
             column.addWidget(make_label(one.label, "subheading"))
             column.addWidget(make_label(one.help, "caption", wraps=True))
             column.addLayout(self._make_grid(one.key))
+            if one.key == "awq":
+                column.addWidget(self.maker)
+                self.maker.hide()
+                self.boxes["awq"].toggled.connect(self.maker.setVisible)
             column.addSpacing(12)
         column.addStretch(1)
         scroll = QScrollArea()
@@ -50,7 +58,12 @@ class FormatsPage(QWidget):
     def targets(self) -> tuple[str, ...]:
         return tuple(target for target, box in self.boxes.items() if box.isChecked())
 
-    def choose(self, targets: tuple[str, ...]) -> None:
+    def engine(self) -> Engine:
+        """Return what is to make AWQ."""
+        return self.maker.engine()
+
+    def choose(self, targets: tuple[str, ...], engine: Engine) -> None:
+        self.maker.choose(engine)
         for target, box in self.boxes.items():
             box.setChecked(target in targets)
 

@@ -105,6 +105,7 @@ class ExportWizard(QDialog):
         return Answers(
             checkpoint=step,
             targets=self.formats.targets(),
+            engine=self.formats.engine(),
             calibration=self.calibration.answer(),
             node=self.places.node(),
             folder=self.places.folder.text().strip(),
@@ -134,7 +135,7 @@ class ExportWizard(QDialog):
         self.table.chosen.connect(self._review)
         self._wanted_step = answers.checkpoint
         self.formats = FormatsPage()
-        self.formats.choose(answers.targets)
+        self.formats.choose(answers.targets, answers.engine)
         self.calibration = CalibrationPage(context)
         self.calibration.choose(answers.calibration)
         self.places = PlacesPage(context.theme)

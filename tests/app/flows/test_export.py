@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from agents.artifacts import METHODS, TYPES, MakeJob, Origin, TextSource
+from agents.artifacts import ENGINES, METHODS, TYPES, MakeJob, Origin, TextSource
 from app.flows.export import (
     FORMATS,
+    MAKERS,
     PHASES,
     STEPS,
     Answers,
@@ -85,6 +86,18 @@ def test_commands_say_all_that_was_chosen():
         "rackless export r --to merged --checkpoint 40 --node pc --out /m/o/merged",
         "rackless export r --to awq --checkpoint 40 --node pc --calibration my.txt --out /m/o/awq",
     )
+
+
+def test_another_maker_of_awq_is_said_and_of_awq_alone():
+    answers = Answers(targets=("awq", "gptq:4-bit"), folder="/m", engine="autoawq")
+    awq, gptq = list_jobs(answers)
+    assert (awq.engine, gptq.engine) == ("autoawq", "gptqmodel")
+    assert (awq.label, gptq.label) == ("AWQ by AutoAWQ", "GPTQ 4-bit")
+    assert describe_commands("r", answers) == (
+        "rackless export r --to awq --engine autoawq --out /m/awq",
+        "rackless export r --to gptq --type 4-bit --out /m/gptq",
+    )
+    assert {one.key for one in MAKERS} == set(ENGINES)
 
 
 def test_places_join_what_all_jobs_take():
