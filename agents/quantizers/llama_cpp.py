@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,17 @@ _SPARE_TOKENS = 64
 _ALL_LAYERS = 999
 
 
-def open_server(path: Path, context_tokens: int, *, on_gpu: bool = False) -> Any:
-    """Load a GGUF file; its layers go to the GPU where xllamacpp was built for one."""
+def open_server(
+    path: Path, context_tokens: int, *, on_gpu: bool = False, num_threads: int | None = None
+) -> Any:
+    """Load a GGUF file; its layers go to the GPU where xllamacpp was built for one.
+
+    Args:
+        path: of the file.
+        context_tokens: longest text.
+        on_gpu: whether the layers go there.
+        num_threads: that compute; None: one for each core.
+    """
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -31,6 +41,8 @@ def open_server(path: Path, context_tokens: int, *, on_gpu: bool = False) -> Any
     params.n_ctx = context_tokens
     params.n_gpu_layers = _ALL_LAYERS if on_gpu else 0
     params.warmup = False
+    if num_threads is not None:
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
     return xllamacpp.Server(params)
 
 
@@ -52,7 +64,12 @@ class LlamaCpp:
     def __init__(
         self, path: Path, *, num_words: int, context_tokens: int, on_gpu: bool = False
     ) -> None:
-        self._server = open_server(path, context_tokens + _SPARE_TOKENS, on_gpu=on_gpu)
+        # Its threads wait for each other by counting: with one on a core that others use, a token
+        # takes a hundred times as long.
+        spare = max(1, len(os.sched_getaffinity(0)) - 1)
+        self._server = open_server(
+            path, context_tokens + _SPARE_TOKENS, on_gpu=on_gpu, num_threads=spare
+        )
         self._num_words = num_words
 
     def predict(self, row: Sequence[int]) -> Tensor:

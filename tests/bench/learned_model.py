@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,48 @@ BATCH_ROWS, ROW_TOKENS = 64, 256
 SMALL_BATCH_ROWS = 4
 _HELD_OUT_ROWS, _CALIBRATION_ROWS = 32, 128
 _SENTENCES = 12
-_LEARNING_RATE = 1.2e-3
 _WARMUP_SHARE = 0.08
+
+
+def _name_sizes(hidden: int, ffn: int, layers: int, heads: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How such a model is made."""
+
+    sizes: dict[str, int]
+    """Of a Llama."""
+    num_towns: int
+    """Each with eight facts."""
+    num_rows: int
+    seconds: float
+    """Of training."""
+    learning_rate: float = 1.2e-3
+    """Where there is time for few steps only, low ones leave the weights near to the noise that
+    they began as, and on noise no method does better than rounding."""
+
+
+RECIPES = {
+    "tiny": Recipe(sizes=_name_sizes(256, 512, 2, 4), num_towns=12, num_rows=2_000, seconds=12.0),
+    "small": Recipe(
+        sizes=_name_sizes(512, 1024, 2, 8),
+        num_towns=12,
+        num_rows=8_000,
+        seconds=270.0,
+        learning_rate=4e-3,
+    ),
+    "large": Recipe(
+        sizes=_name_sizes(768, 2048, 14, 12), num_towns=400, num_rows=40_000, seconds=45.0
+    ),
+}
+"""One for a CPU within seconds, one for two cores within five minutes, one for an H200."""
 
 
 def make_rows(num_towns: int, num_rows: int, seed: int = 7) -> list[str]:
@@ -52,10 +93,14 @@ def write_texts(rows: Sequence[str], folder: Path, held_out_rows: int = _HELD_OU
         (folder / f"{name}.jsonl").write_text(lines, encoding="ascii")
 
 
-def train(
-    folder: Path, rows: Sequence[str], sizes: dict[str, int], seconds: float, device: str
-) -> dict[str, Any]:
-    """Train a Llama of `sizes` for so long and save it; return what happened."""
+def make_model(folder: Path, recipe: Recipe, device: str) -> dict[str, Any]:
+    """Write the texts, train a model on them and save it; return what happened."""
+    rows = make_rows(recipe.num_towns, recipe.num_rows)
+    write_texts(rows, folder)
+    return _train(folder, rows, recipe, device)
+
+
+def _train(folder: Path, rows: Sequence[str], recipe: Recipe, device: str) -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -65,16 +110,20 @@ def train(
     ids = _pack(tokenizer, rows[_HELD_OUT_ROWS:]).to(device)
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = LlamaConfig(
-        vocab_size=words, max_position_embeddings=1024, tie_word_embeddings=True, **ends, **sizes
+        vocab_size=words,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        **ends,
+        **recipe.sizes,
     )
     model = LlamaForCausalLM(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.05)
     at_once = SMALL_BATCH_ROWS if device == "cpu" else BATCH_ROWS
     started, step, losses = time.monotonic(), 0, []
-    while (share := (time.monotonic() - started) / seconds) < 1:
+    while (share := (time.monotonic() - started) / recipe.seconds) < 1:
         slope = min(1.0, share / _WARMUP_SHARE, (1 - share) / (1 - _WARMUP_SHARE) + 0.02)
         for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * slope
+            group["lr"] = recipe.learning_rate * slope
         batch = ids[torch.randint(len(ids), (at_once,), device=device)]
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device != "cpu"):
             loss = model(input_ids=batch, labels=batch).loss

@@ -1,0 +1,201 @@
+"""The jobs that nodes run to quantize, each in a process of its own with a limit to its time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.artifacts import PROOF_FILE, Engine, MakeJob, Origin, TextSource
+from agents.wire import to_wire
+from app.planning.model_shape import read_shape
+from app.quantize.forecast import forecast_artifact
+
+ROOT = Path(__file__).parents[2]
+TARGETS = ("q_proj", "v_proj")
+RANK = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What is asked for."""
+
+    folder: Path
+    device: str
+    deadline_s: float
+    out: Path | None
+    tools: Path | None
+
+    @property
+    def is_tiny(self) -> bool:
+        return self.device == "cpu"
+
+    def tell(self, row: dict[str, Any]) -> None:
+        """Print a row, and keep it."""
+        line = json.dumps(row)
+        print(line, flush=True)
+        if self.out is not None:
+            with self.out.open("a", encoding="ascii") as file:
+                file.write(line + "\n")
+
+    def run(self, case: str, argv: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Run a process until the time is over; return how it went and the JSON lines it said."""
+        left_s = self.deadline_s - time.monotonic()
+        if left_s < 5:
+            return {"case": case, "skipped": "no time left"}, []
+        environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
+            "GPTQMODEL_DISABLE_GPTQ_CUDA": "1",
+            "GPTQMODEL_DISABLE_PACK_EXT": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", *argv],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            out, err = process.communicate(timeout=left_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        row = {"case": case, "rc": process.returncode, "seconds": time.monotonic() - started}
+        said = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
+        if process.returncode:
+            tail = err.decode("utf-8", "replace").strip()[-1500:]
+            row |= {"said": said[-1:], "stderr": tail}
+        return row, said
+
+
+def make(
+    bench: Bench,
+    case: str,
+    model: Path,
+    method: Any,
+    types: tuple[str, ...] = (),
+    cap_gib: float | None = None,
+    engine: Engine = "gptqmodel",
+    keep: Path | None = None,
+) -> dict[str, Any]:
+    """Quantize a model by the job of a node; return what was measured beside what was forecast.
+
+    Args:
+        case: names it.
+        model: folder of Transformers with `train.jsonl` and `eval.jsonl`.
+        method: of `agents.artifacts.METHODS`.
+        types: of the method.
+        cap_gib: of the GPU; None: all of it.
+        engine: that makes AWQ.
+        keep: where the result stays; None: it goes.
+    """
+    destination = keep or bench.folder / "made"
+    job = MakeJob(
+        python=sys.executable,
+        model=str(model),
+        method=method,
+        destination=str(destination),
+        origin=Origin(base=case, data="made up", run_id="r", run_name="bench", step=1),
+        train=TextSource(path=str(model / "train.jsonl")),
+        evaluation=TextSource(path=str(model / "eval.jsonl")),
+        types=types,
+        engine=engine,
+        device=bench.device,
+        tools=str(bench.tools or bench.folder / "tools"),
+    )
+    path = bench.folder / "job.json"
+    path.write_text(json.dumps(to_wire(job)))
+    argv = ["tests.bench.bench_quantize", "--child", "make", "--folder", str(path)]
+    row, _ = bench.run(case, argv if cap_gib is None else [*argv, "--cap-gib", str(cap_gib)])
+    row["cap_gib"] = cap_gib
+    forecast = forecast_artifact(
+        read_shape(json.loads((model / "config.json").read_bytes())), method, types
+    )
+    row["forecast"] = {"files": forecast.files, "temporary_bytes": forecast.temporary_bytes}
+    if row.get("rc") == 0:
+        about = json.loads((destination / PROOF_FILE).read_bytes())
+        row |= {"proofs": about["proofs"], "phases": about["measured"]["phases"]}
+    if keep is None:
+        shutil.rmtree(destination, ignore_errors=True)
+    return row
+
+
+def merge(bench: Bench, case: str, model: Path) -> dict[str, Any]:
+    """Merge a random adapter into a model by the job of a node."""
+    home, destination = bench.folder / "home", bench.folder / "merged"
+    write_adapter(model, home / "runs" / "r" / "checkpoints")
+    job = {
+        "run_id": "r",
+        "step": 1,
+        "model_path": str(model),
+        "destination": str(destination),
+        "agent_home": str(home),
+    }
+    path = bench.folder / "job.json"
+    path.write_text(json.dumps(job))
+    row, _ = bench.run(case, ["agents.quantizers.merge", str(path)])
+    if row.get("rc") == 0:
+        about = json.loads((destination / "rackless.json").read_bytes())
+        row["phases"] = about["measured"]["phases"]
+        row["bytes"] = sum(one.stat().st_size for one in destination.glob("*.safetensors"))
+    for gone in (destination, home):
+        shutil.rmtree(gone, ignore_errors=True)
+    return row
+
+
+def write_adapter(model: Path, checkpoints: Path) -> None:
+    """Commit a checkpoint with a small random adapter, as the trainer does."""
+    import torch
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    from agents.trainer.checkpoint import CheckpointFolder
+    from agents.trainer.failpoints import Failpoints
+    from agents.trainer.fingerprint import hash_model
+
+    shape = read_shape(json.loads((model / "config.json").read_bytes()))
+
+    def write(folder: Path) -> None:
+        found = {}
+        for place, layer in enumerate(shape.layers):
+            for one in (one for one in layer.linears if one.name in TARGETS):
+                stem = f"base_model.model.model.layers.{place}.self_attn.{one.name}"
+                found[f"{stem}.lora_A.weight"] = torch.randn(RANK, one.num_inputs) * 0.01
+                found[f"{stem}.lora_B.weight"] = torch.randn(one.num_outputs, RANK) * 0.01
+        save_file(found, folder / "adapter_model.safetensors")
+        settings = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(TARGETS))
+        settings.save_pretrained(folder)
+        (folder / "state.json").write_text("{}")
+
+    folder = CheckpointFolder(
+        checkpoints, run_id="r", attempt=1, fence=checkpoints / "fence", failpoints=Failpoints("")
+    )
+    about = {
+        "spec_sha256": "",
+        "data_sha256": "",
+        "model_sha256": hash_model(model, None),
+        "versions": {},
+    }
+    folder.commit(1, write, about)
+
+
+def make_capped(job: Path, cap_gib: float | None) -> int:
+    """Do the node's job in this process, with so much of the GPU as a smaller card would have."""
+    from agents.quantizers import make as making
+
+    if cap_gib is not None:
+        import torch
+
+        cap_bytes = int(cap_gib * 2**30)
+        whole_bytes = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(cap_bytes / whole_bytes)
+        torch.cuda.mem_get_info = lambda *_: (cap_bytes - torch.cuda.memory_reserved(), cap_bytes)
+    return making.main([str(job)])

@@ -1,0 +1,82 @@
+"""Each method's own implementation, called as its documentation does; nothing of ours is imported.
+
+    PYTHON -I reference_quantizers.py awq|autoawq|autoawq-released|gptq:4-bit|gptq:8-bit JOB.json
+
+The job has `model`, `folder`, `rows` (token ids) and `group`. `autoawq` is the released package,
+with the one line of its source mended that on a CPU keeps no copy of the weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+FAULT = "org_sd = {k: v.cpu() for k, v in module2inspect.state_dict().items()}"
+MENDED = "org_sd = {k: v.cpu().clone() for k, v in module2inspect.state_dict().items()}"
+LEAST_CORES = 8
+
+
+def make_gptqmodel(case: str, job: dict[str, Any]) -> None:
+    if (os.cpu_count() or 1) < LEAST_CORES:  # it refuses pools of one thread
+        os.cpu_count = lambda: LEAST_CORES
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+
+    if case == "awq":
+        backend = BACKEND.AWQ_TORCH  # the others need CUDA
+        config = QuantizeConfig(
+            bits=4, group_size=job["group"], sym=False, quant_method="awq", format="gemm"
+        )
+    else:
+        backend = BACKEND.AUTO
+        config = QuantizeConfig(bits=int(case.partition(":")[2][0]), group_size=job["group"])
+    model = GPTQModel.load(job["model"], config, backend=backend, device="cpu")
+    model.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in job["rows"]],
+                   batch_size=8, backend=backend)  # fmt: skip
+    model.save(job["folder"])
+
+
+def make_autoawq(case: str, job: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    if case == "autoawq":
+        _mend("awq.quantize.quantizer")
+    from awq import AutoAWQForCausalLM
+    from transformers import AutoTokenizer
+
+    model = AutoAWQForCausalLM.from_pretrained(job["model"], device_map="cpu")
+    joined = [token for row in job["rows"] for token in row]
+    blocks = [joined[at : at + 512] for at in range(0, len(joined) - 511, 512)]
+    model.quantize(
+        AutoTokenizer.from_pretrained(job["model"]),
+        quant_config={"zero_point": True, "q_group_size": job["group"], "w_bit": 4,
+                      "version": "GEMM"},
+        calib_data=blocks,
+        max_calib_samples=len(blocks),
+        max_calib_seq_len=512,
+    )  # fmt: skip
+    model.save_quantized(job["folder"])
+
+
+def _mend(name: str) -> None:
+    """Import a module of AutoAWQ with the faulty line of its source replaced."""
+    import awq.quantize as package
+
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    source = Path(found.origin).read_text(encoding="utf-8")
+    assert source.count(FAULT) == 1
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    package.quantizer = module
+    exec(compile(source.replace(FAULT, MENDED), found.origin, "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    asked, path = sys.argv[1:]
+    told = json.loads(Path(path).read_bytes())
+    (make_autoawq if asked.startswith("autoawq") else make_gptqmodel)(asked, told)
