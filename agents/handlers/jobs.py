@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -30,6 +32,9 @@ from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.sweep import Tag
 from agents.wire import from_wire, to_wire
+
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
+"""Begins the line of a traceback that says what was wrong; libraries print more after it."""
 
 
 def export_merged(call: Call) -> dict[str, Any]:
@@ -130,9 +135,27 @@ def _run(call: Call, argv: list[str], what: str, packages: Sequence[str] = ()) -
     if code == 0:
         return
     failures = [said for said in map(read_said, lines) if said.get("kind") == "failed"]
-    last = lines[-1][:400] if lines else "it said nothing"
-    told = failures[-1] if failures else {"message": f"{what} failed: {last}"}
+    told = failures[-1] if failures else explain_end(what, code, lines)
     raise UserError(str(told.get("message", "")), str(told.get("hint", "")))
+
+
+def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
+    """Return what to say of a program that ended without a reason.
+
+    >>> explain_end("Making awq", 1, ["ValueError: no such head", "INFO: closing"])["message"]
+    'Making awq failed: ValueError: no such head'
+    >>> explain_end("Making awq", -9, [])["message"]
+    'Making awq was killed from outside, most likely because the PC ran out of memory.'
+    """
+    if code == -signal.SIGKILL:
+        return {
+            "message": f"{what} was killed from outside, most likely because the PC ran out of "
+            "memory.",
+            "hint": "Close other programs there, or choose another node",
+        }
+    errors = [line for line in lines if _EXCEPTION.match(line)]
+    last = (errors or lines or ["it said nothing"])[-1][:400]
+    return {"message": f"{what} failed: {last}"}
 
 
 def read_said(line: str) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def quantize(
         )
     except TypeError as error:  # "gemma3 isn't supported yet."
         raise UserError(
-            f"AutoAWQ does not know this kind of model: {error}", "Use --engine gptqmodel"
+            f"AutoAWQ does not know this kind of model: {error}",
+            "Let gptqmodel make it (--engine gptqmodel)",
         ) from error
     config = {"zero_point": True, "q_group_size": group, "w_bit": 4, "version": "GEMM"}
     with _mended(quantizer, tell):
@@ -134,5 +135,5 @@ def _copied_state(inspected: nn.Module) -> Iterator[None]:
     if changed:
         raise UserError(
             f"AutoAWQ damaged {changed[0]} while it looked for scales; nothing was written.",
-            "Use --engine gptqmodel",
+            "Let gptqmodel make it (--engine gptqmodel)",
         )

@@ -21,6 +21,8 @@ from agents.quantizers.work import Progress
 
 _LEAST_CORES = 8
 _ROWS_AT_ONCE = 8
+_LOG_FILE = "quant_log.csv"
+"""Losses of layers; nothing loads it."""
 
 
 class Layers:
@@ -31,8 +33,11 @@ class Layers:
         self._progress = progress
         self._done: set[int] = set()
 
-    def begin(self, kept: int) -> None:
-        """Take the first layers as done."""
+    def begin(self, place: Path | None) -> None:
+        """Take the layers that are kept in a folder as done."""
+        if place is not None:
+            self._progress.count(place)
+        kept = count_kept(place)
         self._done = set(range(kept))
         if kept:
             self._progress.tell(f"Going on after {kept} of {self.total} layers, done before")
@@ -69,7 +74,8 @@ class Gptqmodel:
         """Write the quantized model.
 
         Raises:
-            UserError: it was told to stop, as when the PC shuts down.
+            UserError: it cannot do it with such a model, or was told to stop, as when the PC
+                shuts down.
         """
         let_few_cores_work()
         from gptqmodel.looper.checkpoint import CheckpointError, CheckpointStopped
@@ -84,6 +90,12 @@ class Gptqmodel:
             ) from error
         except CheckpointError:  # they are of another version, or damaged
             self._quantize(None)
+        except (NotImplementedError, ValueError) as error:
+            said = next(iter(str(error).splitlines()), "")
+            raise UserError(
+                f"gptqmodel cannot make {self.job.method} of this model: {said[:200]}",
+                "Use nf4 or gguf",
+            ) from error
 
     def _quantize(self, place: Path | None) -> None:
         """Do it, and keep layers in `place`, or go on with those that are there."""
@@ -91,7 +103,7 @@ class Gptqmodel:
 
         plain = BACKEND.AWQ_TORCH if self.job.method == "awq" else BACKEND.GPTQ_TORCH
         rows = [{"input_ids": list(row), "attention_mask": [1] * len(row)} for row in self.rows]
-        self.layers.begin(count_kept(place))
+        self.layers.begin(place)
         quantized = GPTQModel.load(
             str(self.model),
             QuantizeConfig(**self._settings()),
@@ -109,6 +121,7 @@ class Gptqmodel:
                 **more,
             )
             quantized.save(str(self.folder))
+        (self.folder / _LOG_FILE).unlink(missing_ok=True)
 
     def _settings(self) -> dict[str, Any]:
         bits = int(self.job.types[0][0]) if self.job.types else 4

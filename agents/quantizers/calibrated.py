@@ -24,6 +24,8 @@ from agents.quantizers.work import Progress
 
 GROUPS = (128, 64, 32)
 """Weights that share a scale; the first that divides every layer's input is taken."""
+_SIZES = {"hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers"}
+"""That every transformer of our time has in its configuration; GPT-2 and Mamba have others."""
 _AWQ_ROWS = 64
 """AWQ's search for clipping takes the outputs of a layer in blocks of so many."""
 
@@ -50,8 +52,9 @@ def quantize(
         UserError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
     """
     group = choose_group(model, job.method)
+    num_layers = _read_sizes(model, job.method)["num_hidden_layers"]
     model, folder = model.absolute(), folder.absolute()
-    layers = Layers(progress, _count_layers(model))
+    layers = Layers(progress, num_layers)
     with _working_in(folder / ".scratch"):
         if job.engine == "autoawq":
             autoawq.quantize(model, folder, group, calibration, tokenizer, layers.tell)
@@ -63,8 +66,15 @@ def quantize(
             work.do()
 
 
-def _count_layers(model: Path) -> int:
-    return int(json.loads((model / "config.json").read_bytes())["num_hidden_layers"])
+def _read_sizes(model: Path, method: Method) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((model / "config.json").read_bytes())
+    if not config.keys() >= _SIZES:
+        raise UserError(
+            f"{method} is not made of this kind of model ({config.get('model_type')}), whose "
+            "layers are built otherwise.",
+            "Use nf4 or gguf",
+        )
+    return config
 
 
 @contextmanager
@@ -92,7 +102,7 @@ def choose_group(model: Path, method: Method) -> int:
     Raises:
         UserError: none does, or AWQ cannot divide the outputs.
     """
-    config = json.loads((model / "config.json").read_bytes())
+    config = _read_sizes(model, method)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads
     keys = config.get("num_key_value_heads") or heads

@@ -161,6 +161,12 @@ def test_sizes_that_cannot_be_divided_are_named(learned, tmp_path):
         choose_group(odd, "gptq")
 
 
+def test_a_model_that_is_built_otherwise_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 256}))
+    with pytest.raises(UserError, match=r"awq is not made of this kind of model \(gpt2\)"):
+        choose_group(tmp_path, "awq")
+
+
 def search_like_autoawq(layer: torch.nn.Linear) -> None:
     """Try a scale, and go back to what was kept: on a CPU `.cpu()` keeps the weights themselves."""
     kept = {name: value.cpu() for name, value in layer.state_dict().items()}
