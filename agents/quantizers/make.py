@@ -100,6 +100,8 @@ def _make(
 ) -> list[Proof]:
     rows = texts.held_out if job.method != "gguf" else texts.held_out[: count_rows(weigh(model))]
     place, stays = find_reference(model, rows, folder)
+    if stays:
+        progress.count(place)
     first = recall(place, rows) if stays else None
     if first is None:
         first = look_at_original(model, job.device, rows, place, progress)
@@ -146,10 +148,13 @@ def _name(job: MakeJob) -> str:
 
 def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progress) -> Proof:
     progress.begin("proof", "Loading the result in Transformers and measuring it")
-    made = load_model(folder, job.device)
-    times = time_answer(made, first.prompts[0])
+    times = None
     if job.method == "nf4" and job.device == "cpu":  # its layers keep what they have computed with
-        made = load_model(folder, job.device)
+        times = time_answer(load_model(folder, job.device), first.prompts[0])
+    made = load_model(folder, job.device)
+    if times is None:
+        times = time_answer(made, first.prompts[0])
+    else:
         widen(made)
     return first.prove(
         _name(job),

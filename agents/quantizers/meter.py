@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.state import read_start_ticks
+
 _LOOK_EVERY_S = 0.1
 _WALK_EVERY = 5
 """Looks between two walks through the folder."""
@@ -36,7 +38,7 @@ class Phase:
     vram_bytes: int | None
     """Most at any time, of tensors; None: no GPU was used."""
     disk_bytes: int
-    """Most at any time, of everything in the folder that is being made."""
+    """Most at any time, of the folder that is being made and what is kept beside it."""
 
 
 class Meter:
@@ -45,17 +47,25 @@ class Meter:
     Args:
         folder: that is being made; it need not be there yet.
         name: of the first phase.
+        since_s: when that began, by the monotonic clock; None: now.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, name: str, since_s: float | None = None) -> None:
+        self._folders = [folder]
         self._name = name
         self._done: list[Phase] = []
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._start()
+        if since_s is not None:
+            self._since_s = since_s
         self._thread = threading.Thread(target=self._watch, name="meter", daemon=True)
         self._thread.start()
+
+    def count(self, folder: Path) -> None:
+        """Count another folder from now on, with what lies in it already."""
+        if folder not in self._folders:
+            self._folders.append(folder)
 
     def begin(self, name: str) -> None:
         """End the phase before and begin the next."""
@@ -100,10 +110,20 @@ class Meter:
 
     def _look(self, *, walk: bool) -> None:
         ram_bytes = sum(_own_bytes(process) for process in _family(os.getpid()))
-        disk_bytes = weigh_folder(self._folder) if walk else 0
+        disk_bytes = sum(map(weigh_folder, tuple(self._folders))) if walk else 0
         with self._lock:
             self._ram_bytes = max(self._ram_bytes, ram_bytes)
             self._disk_bytes = max(self._disk_bytes, disk_bytes)
+
+
+def read_start_s() -> float:
+    """Return when this process was started, by the monotonic clock.
+
+    It imports for seconds before its first line runs, and that is a part of what a job takes.
+    """
+    ticks = read_start_ticks(os.getpid()) or 0
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age_s
 
 
 def weigh_folder(folder: Path) -> int:

@@ -136,6 +136,7 @@ def time_answer(model: Any, prompt: Sequence[int]) -> tuple[float, float]:
     settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": [],
                 "attention_mask": torch.ones_like(ids_BT)}  # fmt: skip
     times = []
+    model.generate(ids_BT, min_new_tokens=1, max_new_tokens=1, **settings)  # kernels get ready
     for count in (1, ANSWER_TOKENS):
         started = time.perf_counter()
         model.generate(ids_BT, min_new_tokens=count, max_new_tokens=count, **settings)

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from agents.errors import UserError, explain_os_error
 from agents.files import remove_abandoned
-from agents.quantizers.meter import Meter, Phase
+from agents.quantizers.meter import Meter, Phase, read_start_s
 from agents.state import fsync_folder
 from agents.trainer.checkpoint import sync_file, tells_full_disk
 
@@ -25,10 +25,16 @@ _COMPANIONS = (".json", ".jinja", ".model", ".txt")
 
 
 class Progress:
-    """Prints JSON lines to the stdout that this process began with."""
+    """Prints JSON lines to the stdout that this process began with.
 
-    def __init__(self, out: TextIO) -> None:
+    Args:
+        out: that stdout.
+        since_s: when the first phase began, by the monotonic clock; None: with its first line.
+    """
+
+    def __init__(self, out: TextIO, since_s: float | None = None) -> None:
         self._out = out
+        self._since_s = since_s
         self._meter: Meter | None = None
 
     def begin(self, phase: str, message: str, folder: Path | None = None) -> None:
@@ -42,8 +48,13 @@ class Progress:
         if self._meter is not None:
             self._meter.begin(phase)
         elif folder is not None:
-            self._meter = Meter(folder, phase)
+            self._meter = Meter(folder, phase, self._since_s)
         self.tell(message, phase=phase)
+
+    def count(self, folder: Path) -> None:
+        """Measure the room that another folder takes, too."""
+        if self._meter is not None:
+            self._meter.count(folder)
 
     def end(self) -> list[Phase]:
         """Return what the phases took; measuring is over."""
@@ -64,7 +75,7 @@ class Progress:
 
 def run_job(argv: list[str], usage: str, work: Callable[[Path, Progress], None]) -> int:
     """Do the job that `argv` names, with only progress on stdout; return the exit code."""
-    progress = Progress(os.fdopen(os.dup(1), "w", encoding="ascii"))
+    progress = Progress(os.fdopen(os.dup(1), "w", encoding="ascii"), read_start_s())
     os.dup2(2, 1)
     try:
         if len(argv) != 1:

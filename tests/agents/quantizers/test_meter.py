@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from agents.quantizers.meter import Meter, weigh_folder
+from agents.quantizers.meter import Meter, read_start_s, weigh_folder
 
 MIB = 1 << 20
 TAKE = "import time; block = bytearray(64 << 20); block[::4096] = bytes(1 << 14); time.sleep(0.6)"
@@ -39,3 +39,16 @@ def test_memory_of_processes_that_were_started_counts(tmp_path):
     subprocess.run([sys.executable, "-c", TAKE], check=True)
     alone, both = meter.end()
     assert both.ram_bytes - alone.ram_bytes > 48 * MIB
+
+
+def test_the_first_phase_begins_with_the_process(tmp_path):
+    began_s = read_start_s()
+    said = subprocess.run(
+        [sys.executable, "-c", "import time; from agents.quantizers.meter import read_start_s; "
+         "print(read_start_s(), time.monotonic())"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    start_s, now_s = map(float, said.split())
+    assert began_s < start_s < now_s < start_s + 60
+    (phase,) = Meter(tmp_path, "texts", time.monotonic() - 5).end()
+    assert 5 <= phase.seconds < 10
