@@ -3,7 +3,8 @@
 The phases are those that the job itself measures (agents/quantizers): merging checks, loads, merges
 and writes; making reads the texts, measures the original and the control, quantizes and proves.
 Every phase is work over a rate: bytes read and written, weights handled on the processor, products
-of matrices. Constants without a source are fitted to the rows of tests/bench/bench_quantize.
+of matrices. Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch
+2.13, gptqmodel 7.6, llama.cpp b10605); those for GPUs were held against nothing yet.
 """
 
 from __future__ import annotations
@@ -11,43 +12,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.planning.model_shape import ModelShape
-from app.quantize.forecast import ArtifactForecast
+from app.planning.model_shape import ModelShape, choose_targets
+from app.quantize.forecast import ArtifactForecast, count_judged_rows
+from app.quantize.texts import MOST_TEXTS, TextSizes
 
-JUDGED_TOKENS = 32 * 512
-"""Held-out rows and their longest, as agents/quantizers/texts.py takes them."""
-CALIBRATION_TOKENS = 128 * 512
-_ROW_TOKENS, _GGUF_ROWS, _GGUF_FEWEST, _GGUF_BYTES = 512, 12, 2, 1 << 30
-"""llama.cpp is asked for one token after the other, so fewer rows are judged, as
-agents/quantizers/make.py counts them."""
-_ANSWER_TOKENS = 8 * 32 + 2 * 32
-_IMPORT_S = 8.0
-"""PyTorch, Transformers and PEFT, from a disk that has just read them."""
-_START_S = 1.0
+_PROMPTS, _ANSWER_TOKENS = 8, 32
+_IMPORT_S, _PEFT_S, _BITSANDBYTES_S, _GPTQMODEL_S = 6.0, 4.0, 1.0, 6.0
+"""PyTorch with Transformers, and what comes later, from a disk that has just read them."""
+_START_S = 0.5
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1.5e9, 0.6e9
 _HASH_BYTES_PER_S = 1.2e9
 _MERGED_WEIGHTS_PER_S = 0.3e9
 """Of one core: float32 there and back."""
 _LAYER_S, _NF4_LAYER_S = 0.0012, 0.0022
 """Of a decoder layer for one token on a GPU: starting its kernels."""
-_KEEP_VALUES_PER_S = 60e6
+_KEEP_VALUES_PER_S = 45e6
 """Log-probabilities that become half precision, or are compared, on the processor."""
 _ROUNDED_WEIGHTS_PER_S = {"cpu": 0.08e9, "gpu": 20e9}
-_GRID = 20 + 20
-"""AWQ tries so many scales for each group of layers, and as many clippings (arXiv:2306.00978)."""
+_GRID = 26
+"""AWQ tries 20 scales for each group of layers, by products of all that the group feeds
+(arXiv:2306.00978); the clippings are tried on 512 tokens."""
+_AWQ_VALUE_BYTES = 8
+"""Of what goes into each layer, as it is kept and held against in float32."""
 _AWQ_LAYER_S = 2.0
-_GPTQ_COLUMN_S = 1.0e-3
+_GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.0e-3}
+"""Columns are rounded one after the other."""
+_ROWS_AT_ONCE, _LOGIT_BYTES = 8, 4
+"""Of calibration, whose predictions gptqmodel makes before it leaves them alone."""
 _CONVERTED_BYTES_PER_S = 0.25e9
 _K_WEIGHTS_PER_S = 12e6
 """Of one core, llama.cpp's K types."""
-_LLAMA_TOKEN_S = 0.012
-"""To hand a thousand likely words from llama.cpp to us."""
-_BASE_RAM_BYTES = {"cpu": 300_000_000, "gpu": 1_250_000_000}
+_LLAMA_TOKEN_S, _LLAMA_WORD_S, _LLAMA_WORDS = 0.002, 4e-6, 1000
+"""To ask llama.cpp for a token, and to hand over each of a thousand likely words."""
+_BASE_RAM_BYTES = {"cpu": 281_000_000, "gpu": 1_250_000_000}
 """Python, PyTorch and Transformers, on a GPU with CUDA's libraries."""
 _WORKSPACE_BYTES = 34_000_000
 """That cuBLAS takes of a GPU at the first product."""
 _MERGE_RAM_BYTES = 180_000_000
-_PACK_RAM_BYTES = 260_000_000
+"""PEFT."""
+_PACK_RAM_BYTES = 310_000_000
+"""gptqmodel with what it imports."""
+_NF4_RAM_BYTES = 75_000_000
+"""bitsandbytes."""
+_LLAMA_RAM_BYTES = 20_000_000
+_PREDICT_BYTES, _COMPARE_BYTES = 12, 36
+"""Of one word of one token: to predict it, and to hold it against what was remembered."""
 _GPU_SPARE, _GPU_SPARE_BYTES = 1.1, 1 << 30
 """As agents/quantizers/models.py decides whether the original is measured on the GPU."""
 
@@ -84,8 +93,19 @@ def forecast_phases(
     types: Sequence[str],
     made: ArtifactForecast,
     bench: Bench,
+    texts: TextSizes = MOST_TEXTS,
+    targets: str | tuple[str, ...] | None = "all-linear",
 ) -> tuple[PhaseForecast, ...]:
     """Return the phases of an export in their order.
+
+    Args:
+        shape: of the model.
+        method: `merged`, or one of `agents.artifacts.METHODS`.
+        types: of the method.
+        made: its sizes.
+        bench: what the node works with.
+        texts: that it is calibrated with and judged by.
+        targets: linear layers with an adapter, as in a run file; None: all weights were trained.
 
     >>> from app.planning.model_shape import read_shape
     >>> from app.quantize.forecast import forecast_artifact
@@ -99,7 +119,10 @@ def forecast_phases(
     >>> max(one.vram_bytes or 0 for one in phases) < 12 << 30
     True
     """
-    work = _Work(shape=shape, method=method, types=types, made=made, bench=bench)
+    work = _Work(
+        shape=shape, method=method, types=types, made=made, bench=bench, texts=texts,
+        targets=targets,
+    )  # fmt: skip
     merging = work.merge_phases()
     return merging if method == "merged" else (*merging, *work.make_phases())
 
@@ -111,6 +134,8 @@ class _Work:
     types: Sequence[str]
     made: ArtifactForecast
     bench: Bench
+    texts: TextSizes
+    targets: str | tuple[str, ...] | None
 
     @property
     def _device(self) -> str:
@@ -121,11 +146,16 @@ class _Work:
         return _BASE_RAM_BYTES[self._device]
 
     @property
-    def _tokens(self) -> int:
-        if self.method != "gguf":
-            return JUDGED_TOKENS
-        rows = _GGUF_ROWS * _GGUF_BYTES // max(1, self.made.merged_bytes)
-        return _ROW_TOKENS * max(_GGUF_FEWEST, min(_GGUF_ROWS, rows))
+    def _tokens(self) -> float:
+        return self._rows * self.texts.mean_tokens
+
+    @property
+    def _rows(self) -> int:
+        return count_judged_rows(self.method, self.made.merged_bytes, self.texts)
+
+    @property
+    def _answers(self) -> int:
+        return min(_PROMPTS, self._rows) * _ANSWER_TOKENS
 
     @property
     def _original_on_gpu(self) -> bool:
@@ -140,14 +170,24 @@ class _Work:
 
     def merge_phases(self) -> tuple[PhaseForecast, ...]:
         whole = self.made.merged_bytes
-        ram = _BASE_RAM_BYTES["cpu"] + _MERGE_RAM_BYTES + whole
-        adapted = self.shape.num_quantized / 2
+        adapted = self._count_adapted()
+        base = _BASE_RAM_BYTES["cpu"]
+        # Weights are mapped from their file; only those that change take memory of their own.
+        ram = base + _MERGE_RAM_BYTES + int(whole * adapted / self.shape.num_parameters)
         return (
             _phase("check", _START_S + whole / _HASH_BYTES_PER_S, 20_000_000),
-            _phase("load", _IMPORT_S + whole / _READ_BYTES_PER_S, ram),
-            _phase("merge", adapted / _MERGED_WEIGHTS_PER_S, ram),
+            _phase("load", _IMPORT_S + whole / _READ_BYTES_PER_S, base),
+            _phase("merge", _PEFT_S + adapted / _MERGED_WEIGHTS_PER_S, ram),
             _phase("write", whole / _WRITE_BYTES_PER_S, ram),
         )
+
+    def _count_adapted(self) -> int:
+        """Return how many weights merging changes."""
+        if self.targets is None:
+            return self.shape.num_parameters
+        layers = self.shape.layers
+        chosen = [one for layer in layers for one in choose_targets(layer, self.targets)]
+        return sum(one.num_weights for one in chosen)
 
     def make_phases(self) -> tuple[PhaseForecast, ...]:
         return (
@@ -158,31 +198,34 @@ class _Work:
             self._proof(),
         )
 
-    def _judge_s(self, tokens: int, *, on_gpu: bool) -> float:
+    def _judge_s(self, tokens: float, *, on_gpu: bool) -> float:
         """Return seconds to predict rows and to keep or compare what was predicted."""
         flops = self.bench.flops_per_s if on_gpu else self._cpu_flops
         passes = 2.0 * self.shape.num_parameters * tokens / (0.5 * flops)
         return passes + tokens * self.shape.vocab / _KEEP_VALUES_PER_S
 
-    def _answer_s(self, size_bytes: float, *, on_gpu: bool, layer_s: float = _LAYER_S) -> float:
+    def _answer_s(
+        self, size_bytes: float, tokens: int, *, on_gpu: bool, layer_s: float = _LAYER_S
+    ) -> float:
         rate = self.bench.memory_bytes_per_s if on_gpu else 15e9
         step = size_bytes / rate + (layer_s if on_gpu else 2e-4) * self.shape.num_layers
-        return _ANSWER_TOKENS * step
+        return tokens * step
 
     @property
     def _cpu_flops(self) -> float:
-        return 60e9 * self.bench.num_cores
+        return 60e9 * self.bench.num_cores if self.bench.is_gpu else self.bench.flops_per_s
 
-    def _logits_bytes(self) -> int:
+    def _logits_bytes(self, value_bytes: int = 10) -> int:
         """Return what the longest row's predictions take, in half precision and wider."""
-        return 512 * self.shape.vocab * 10
+        return self.texts.longest_tokens * self.shape.vocab * value_bytes
 
     def _original(self) -> PhaseForecast:
         whole, on_gpu = self.made.merged_bytes, self._original_on_gpu
         seconds = whole / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
-        seconds += self._answer_s(whole if on_gpu else 2 * whole, on_gpu=on_gpu)
+        seconds += self._answer_s(whole if on_gpu else 2 * whole, self._answers, on_gpu=on_gpu)
         vram = whole + self._logits_bytes() if on_gpu else 0
-        ram = self._base_ram + (0 if on_gpu else self._wide_bytes())
+        ram = self._base_ram + self._logits_bytes(_PREDICT_BYTES)
+        ram += 0 if on_gpu else self._wide_bytes()
         return self._on("original", seconds, ram, vram)
 
     def _wide_bytes(self) -> int:
@@ -196,7 +239,10 @@ class _Work:
         seconds = rounded + self._judge_s(self._tokens, on_gpu=on_gpu)
         extra = 4 * 6 * self._widest
         vram = self.made.merged_bytes + max(extra, self._logits_bytes()) if on_gpu else 0
-        ram = self._base_ram + (0 if on_gpu else self._wide_bytes() + extra)
+        compared = self._logits_bytes(_COMPARE_BYTES)
+        ram = self._base_ram + compared
+        if not on_gpu:
+            ram = self._base_ram + self._wide_bytes() + max(extra, compared)
         return self._on("control", seconds, ram, vram)
 
     def _quantize(self) -> PhaseForecast:
@@ -209,28 +255,33 @@ class _Work:
 
     def _quantize_nf4(self) -> PhaseForecast:
         whole, size = self.made.merged_bytes, self.made.final_bytes
-        seconds = _IMPORT_S + whole / _READ_BYTES_PER_S + size / _WRITE_BYTES_PER_S
+        seconds = _BITSANDBYTES_S + whole / _READ_BYTES_PER_S + size / _WRITE_BYTES_PER_S
         if not self.bench.is_gpu:
             seconds += self.shape.num_quantized / 50e6
         vram = size + 2 * self._widest * 2
-        ram = self._base_ram + (size if not self.bench.is_gpu else size // 2)
+        ram = self._base_ram + _NF4_RAM_BYTES + (size if not self.bench.is_gpu else size // 2)
         return self._on("quantize", seconds, ram, vram)
 
     def _quantize_awq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
-        flops = 2.0 * shape.num_quantized * CALIBRATION_TOKENS * _GRID / (0.4 * bench.flops_per_s)
-        layers = _AWQ_LAYER_S * shape.num_layers
-        seconds = _IMPORT_S + layers + flops + self._io_s()
-        kept = CALIBRATION_TOKENS * (6 * shape.hidden + 2 * shape.ffn) * 2
-        return self._on("quantize", seconds, self._pack_ram(), self._layer_bytes() + kept)
+        tokens = self.texts.calibration_tokens
+        rate = 0.4 * bench.flops_per_s if bench.is_gpu else bench.flops_per_s
+        flops = 2.0 * shape.num_quantized * tokens * _GRID / rate
+        layers = _AWQ_LAYER_S * shape.num_layers if bench.is_gpu else 0.0
+        seconds = _GPTQMODEL_S + layers + flops + self._io_s()
+        values = tokens * (6 * shape.hidden + 2 * shape.ffn)
+        ram = self._pack_ram() + (0 if bench.is_gpu else int(values * _AWQ_VALUE_BYTES))
+        return self._on("quantize", seconds, ram, self._layer_bytes() + int(values * 2))
 
     def _quantize_gptq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
         columns = sum(n * one.num_inputs for layer, n in shape.kinds for one in layer.linears)
-        flops = 2.0 * 3 * shape.num_quantized * CALIBRATION_TOKENS / (0.4 * bench.flops_per_s)
-        seconds = _IMPORT_S + columns * _GPTQ_COLUMN_S + flops + self._io_s()
-        kept = CALIBRATION_TOKENS * shape.hidden * 2 * 2 + 4 * 3 * shape.ffn**2
-        return self._on("quantize", seconds, self._pack_ram(), self._layer_bytes() + kept)
+        tokens = self.texts.calibration_tokens
+        flops = 2.0 * 3 * shape.num_quantized * tokens / (0.4 * bench.flops_per_s)
+        seconds = _GPTQMODEL_S + columns * _GPTQ_COLUMN_S[self._device] + flops + self._io_s()
+        kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
+        ram = self._pack_ram() + (0 if bench.is_gpu else kept)
+        return self._on("quantize", seconds, ram, self._layer_bytes() + kept)
 
     def _io_s(self) -> float:
         whole, size = self.made.merged_bytes, self.made.final_bytes
@@ -240,10 +291,16 @@ class _Work:
         return 3 * 2 * max(layer.num_parameters for layer in self.shape.layers)
 
     def _pack_ram(self) -> int:
-        return self._base_ram + _PACK_RAM_BYTES + self.made.merged_bytes
+        ram = self._base_ram + _PACK_RAM_BYTES + self.made.merged_bytes
+        if self.bench.is_gpu:
+            return ram
+        rows = min(_ROWS_AT_ONCE, self.texts.calibration_rows)
+        return ram + rows * self.texts.longest_tokens * self.shape.vocab * _LOGIT_BYTES
 
     def _quantize_gguf(self) -> PhaseForecast:
-        whole, seconds = self.made.merged_bytes, _IMPORT_S
+        whole, seconds = self.made.merged_bytes, 0.0
+        if not any(kind in ("F16", "Q8_0") for kind, _ in self.made.files):
+            seconds = _IMPORT_S + whole / _CONVERTED_BYTES_PER_S  # F16, which they are made of
         for kind, size in self.made.files:
             if kind in ("F16", "Q8_0"):
                 seconds += _IMPORT_S + whole / _CONVERTED_BYTES_PER_S
@@ -256,16 +313,36 @@ class _Work:
     def _proof(self) -> PhaseForecast:
         size, ram = self.made.final_bytes, self._base_ram
         if self.method == "gguf":
-            step = size / 15e9 / len(self.made.files) + _LLAMA_TOKEN_S
-            seconds = len(self.made.files) * (self._tokens + _ANSWER_TOKENS) * step
+            words = min(_LLAMA_WORDS, self.shape.vocab)
+            step = size / 15e9 / len(self.made.files) + _LLAMA_TOKEN_S + words * _LLAMA_WORD_S
+            tokens = self._tokens + self._answers + _ANSWER_TOKENS
+            seconds = len(self.made.files) * tokens * step
             biggest = max(amount for _, amount in self.made.files)
-            return self._on("proof", seconds, ram + biggest // 4, 0)
+            compared = self._logits_bytes(_COMPARE_BYTES)
+            return self._on("proof", seconds, ram + compared + _LLAMA_RAM_BYTES + biggest, 0)
         on_gpu = self.bench.is_gpu
-        seconds = _IMPORT_S + size / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        seconds = size / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        tokens = self._answers + _ANSWER_TOKENS + 1
         layer_s = _NF4_LAYER_S if self.method == "nf4" else _LAYER_S
-        seconds += self._answer_s(size, on_gpu=on_gpu, layer_s=layer_s)
+        seconds += self._answer_s(size, tokens, on_gpu=on_gpu, layer_s=layer_s)
         vram = size + self._logits_bytes() + 2 * 2 * self._widest
-        return self._on("proof", seconds, ram + (0 if on_gpu else size), vram)
+        ram += self._logits_bytes(_COMPARE_BYTES)
+        ram += _NF4_RAM_BYTES if self.method == "nf4" else _PACK_RAM_BYTES
+        if not on_gpu:
+            ram += self._loaded_bytes()
+        return self._on("proof", seconds, ram, vram)
+
+    def _loaded_bytes(self) -> int:
+        """Return what the result takes of a CPU's memory, with what was not given back before it.
+
+        What is not quantized becomes float32, and so do weights that GPTQ's kernel has used.
+        """
+        size, shape = self.made.final_bytes, self.shape
+        wide = 2 * (shape.num_parameters - shape.num_quantized)
+        if self.method == "nf4":
+            return 2 * size + wide
+        wide += 4 * shape.num_quantized if self.method == "gptq" else 0
+        return self.made.merged_bytes + size + wide
 
     def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:
         taken = vram + _WORKSPACE_BYTES if vram else 0

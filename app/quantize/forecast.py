@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.planning.model_shape import LayerShape, Linear, ModelShape
+from app.quantize.texts import MOST_TEXTS, TextSizes
 from app.text import show_bytes
 
 _BITS = {
@@ -25,7 +26,9 @@ _NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 """One 8-bit scale for 64 weights, and a 32-bit one for 256 of those (arXiv:2305.14314)."""
 _NF4_LAYER_BYTES = 1970
 """Code books and description of one linear layer, as measured on 28 of them."""
-_LOGIT_BYTES, _JUDGED_TOKENS = 2, 32 * 511
+_LOGIT_BYTES = 2
+_GGUF_ROWS, _GGUF_FEWEST, _GGUF_BYTES = 12, 2, 1 << 30
+_CONTINUED_FAMILIES = ("llama", "qwen3_moe")
 _SLACK = 1.03
 
 
@@ -53,7 +56,11 @@ class ArtifactForecast:
 
 
 def forecast_artifact(
-    shape: ModelShape, method: str, types: Sequence[str] = (), bytes_per_value: float = 2.0
+    shape: ModelShape,
+    method: str,
+    types: Sequence[str] = (),
+    bytes_per_value: float = 2.0,
+    texts: TextSizes = MOST_TEXTS,
 ) -> ArtifactForecast:
     """Return what an export takes.
 
@@ -62,6 +69,7 @@ def forecast_artifact(
         method: `merged`, or one of `agents.artifacts.METHODS`.
         types: of the method.
         bytes_per_value: of the base model's weights.
+        texts: that it is judged by.
 
     Llama-2-7B as Q4_K_M has 4.08 GB, as published:
 
@@ -72,7 +80,8 @@ def forecast_artifact(
     [('Q4_K_M', 4.08)]
     """
     merged = int(shape.num_parameters * bytes_per_value)
-    logits = _LOGIT_BYTES * _JUDGED_TOKENS * shape.vocab
+    rows = count_judged_rows(method, merged, texts)
+    logits = int(_LOGIT_BYTES * rows * (texts.mean_tokens - 1) * shape.vocab)
     if method == "merged":
         return ArtifactForecast(merged_bytes=merged, files=(("merged", merged),), temporary_bytes=0)
     if method == "gguf":
@@ -89,10 +98,36 @@ def forecast_artifact(
         size += _NF4_LAYER_BYTES * sum(len(layer.linears) * n for layer, n in shape.kinds)
     if method == "gptq":  # each input says its group
         size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
-    offloaded = 0 if method == "nf4" else merged
+    packed = size - 2 * (shape.num_parameters - shape.num_quantized)
+    offloaded = 0 if method == "nf4" else _offload(shape, packed, texts)
     return ArtifactForecast(
         merged_bytes=merged, files=((method, size),), temporary_bytes=logits + offloaded
     )
+
+
+def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
+    """Return what gptqmodel writes meanwhile: what is done, and where it can go on with layers
+    (agents/quantizers/layers.py), a copy of that and two of what goes into the next one.
+    """
+    embedding = 2 * shape.num_embedding
+    if shape.family not in _CONTINUED_FAMILIES:
+        return packed_bytes + embedding
+    inputs = int(texts.calibration_tokens * shape.hidden * 2)
+    return 2 * (packed_bytes + inputs) + 3 * embedding
+
+
+def count_judged_rows(method: str, merged_bytes: int, texts: TextSizes) -> int:
+    """Return how many rows judge, as agents/quantizers/make.py counts them.
+
+    llama.cpp is asked for one token after the other, hence for fewer of large models.
+
+    >>> [count_judged_rows(method, 6 << 30, MOST_TEXTS) for method in ("gguf", "awq")]
+    [2, 32]
+    """
+    if method != "gguf":
+        return texts.held_out_rows
+    most = min(_GGUF_ROWS, texts.held_out_rows)
+    return max(_GGUF_FEWEST, min(most, _GGUF_ROWS * _GGUF_BYTES // max(1, merged_bytes)))
 
 
 def describe_forecast(forecast: ArtifactForecast) -> str:

@@ -15,10 +15,12 @@ from app.planning.cluster import make_cluster
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.rates import find_rates
 from app.quantize.cost import Bench, PhaseForecast, forecast_phases
-from app.quantize.forecast import ArtifactForecast, forecast_artifact
+from app.quantize.forecast import forecast_artifact
 from app.quantize.learning import ExportOutcome, find_factors
 from app.quantize.plan import ExportPlan, Place, PlacePlan, plan_place, sort_places
+from app.quantize.texts import size_texts
 from app.runs.checkpoints import Copy, find_copies
+from app.runs.planner import find_data_size
 from app.runs.readiness import python_of
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -46,10 +48,23 @@ async def plan_export(
     step = max(steps, default=None)
     holders = {one.node for one in copies if one.info.step == step}
     shape = await asyncio.to_thread(_find_shape, services, run.spec.model)
-    made = None if shape is None else forecast_artifact(shape, to, types)
+    data, _ = await asyncio.to_thread(find_data_size, services.planning, run.spec)
+    texts = size_texts(data.num_rows, data.mean_tokens, data.longest_tokens)
+    made = None if shape is None else forecast_artifact(shape, to, types, texts=texts)
     places = await asyncio.gather(*(_look(services, one, holders, to, types) for one in names))
     outcomes = read_outcomes(await asyncio.to_thread(services.artifacts.all))
-    plans = [_plan(place, shape, made, to, types, outcomes) for place in places]
+    adapter = run.spec.adapter
+    targets = None if adapter.kind == "full" else adapter.targets
+
+    def foretell(bench: Bench) -> tuple[PhaseForecast, ...]:
+        if shape is None or made is None:
+            return ()
+        return forecast_phases(shape, to, types, made, bench, texts, targets)
+
+    plans = [
+        plan_place(place, made, foretell(place.bench), find_factors(outcomes, place.node, to))
+        for place in places
+    ]
     return ExportPlan(to=to, types=tuple(types), step=step, made=made, places=sort_places(plans))
 
 
@@ -100,20 +115,6 @@ def _find_shape(services: Services, model: str) -> ModelShape | None:
         return read_shape(found.config)
     except UserError:  # an architecture that is counted by nobody; the export itself may know it
         return None
-
-
-def _plan(
-    place: Place,
-    shape: ModelShape | None,
-    made: ArtifactForecast | None,
-    to: str,
-    types: Sequence[str],
-    outcomes: Sequence[ExportOutcome],
-) -> PlacePlan:
-    plain: tuple[PhaseForecast, ...] = ()
-    if shape is not None and made is not None:
-        plain = forecast_phases(shape, to, types, made, place.bench)
-    return plan_place(place, made, plain, find_factors(outcomes, place.node, to))
 
 
 async def _look(

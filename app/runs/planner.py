@@ -81,7 +81,7 @@ class Planner:
     ) -> tuple[Question, tuple[str, ...]]:
         """Return the planner's question, and what was assumed for it."""
         shape, shape_note = await self._find_shape(spec.model, online, look_far)
-        data, data_note = await asyncio.to_thread(_find_data, self._services.planning, spec)
+        data, data_note = await asyncio.to_thread(find_data_size, self._services.planning, spec)
         notes = [note for note in (shape_note, data_note) if note]
         if silent:
             verb = "does" if len(silent) == 1 else "do"
@@ -231,7 +231,7 @@ def _say_nodes(spec: RunSpec, plan: Plan, cluster: Cluster) -> tuple[Advice, ...
     return (Advice(text=text, change={"nodes": chosen.nodes}),)
 
 
-def _find_data(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
+def find_data_size(store: PlanningStore, spec: RunSpec) -> tuple[DataSize, str]:
     """Return how much there is to learn, as counted, else as guessed, else nothing."""
     counted = store.counted(make_data_key(spec))
     if counted is not None:

@@ -64,8 +64,11 @@ def test_what_the_node_needs_counts_all_that_is_there_at_once():
     with_whole = forecast_artifact(shape, "gguf", ("F16", "Q4_K_M"))
     assert small.temporary_bytes > with_whole.temporary_bytes, "F16 is made in either case"
     assert small.node_bytes > small.final_bytes + 2 * merged.merged_bytes
-    assert forecast_artifact(shape, "awq").temporary_bytes > merged.merged_bytes
-    assert describe_forecast(small) == "Q4_K_M 3.8 GiB; 30.8 GiB on the node while it is made"
+    awq = forecast_artifact(shape, "awq")
+    assert awq.temporary_bytes > 2 * awq.final_bytes, "layers are kept, to go on with them"
+    other = forecast_artifact(read_shape({**LLAMA, "model_type": "mistral"}), "awq")
+    assert other.temporary_bytes < 1.4 * awq.final_bytes, "and where they cannot be, they are not"
+    assert describe_forecast(small) == "Q4_K_M 3.8 GiB; 29.8 GiB on the node while it is made"
 
 
 def test_fewer_bits_are_never_larger():
