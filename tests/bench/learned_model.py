@@ -8,6 +8,7 @@ other words and another order.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -29,10 +30,10 @@ _TELLING = (
     ("The old name of {t} is {v}.", "Once {t} was called {v}."),
     ("The singer {v} was born in {t}.", "{t} is the home of the singer {v}."),
 )
-BATCH_ROWS, ROW_TOKENS = 64, 256
-SMALL_BATCH_ROWS = 4
+ROW_TOKENS = 256
 _HELD_OUT_ROWS, _CALIBRATION_ROWS = 32, 128
 _SENTENCES = 12
+_LEARNING_RATE = 1.2e-3
 _WARMUP_SHARE = 0.08
 
 
@@ -56,22 +57,30 @@ class Recipe:
     num_rows: int
     seconds: float
     """Of training."""
-    learning_rate: float = 1.2e-3
-    """Where there is time for few steps only, low ones leave the weights near to the noise that
-    they began as, and on noise no method does better than rounding."""
+    rows_at_once: int
 
 
 RECIPES = {
-    "tiny": Recipe(sizes=_name_sizes(256, 512, 2, 4), num_towns=12, num_rows=2_000, seconds=12.0),
+    "tiny": Recipe(
+        sizes=_name_sizes(256, 512, 2, 4),
+        num_towns=12,
+        num_rows=2_000,
+        seconds=12.0,
+        rows_at_once=4,
+    ),
     "small": Recipe(
         sizes=_name_sizes(512, 1024, 2, 8),
         num_towns=12,
         num_rows=8_000,
         seconds=270.0,
-        learning_rate=4e-3,
+        rows_at_once=4,
     ),
     "large": Recipe(
-        sizes=_name_sizes(768, 2048, 14, 12), num_towns=400, num_rows=40_000, seconds=45.0
+        sizes=_name_sizes(768, 2048, 14, 12),
+        num_towns=400,
+        num_rows=40_000,
+        seconds=45.0,
+        rows_at_once=64,
     ),
 }
 """One for a CPU within seconds, one for two cores within five minutes, one for an H200."""
@@ -117,14 +126,13 @@ def _train(folder: Path, rows: Sequence[str], recipe: Recipe, device: str) -> di
         **recipe.sizes,
     )
     model = LlamaForCausalLM(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.05)
-    at_once = SMALL_BATCH_ROWS if device == "cpu" else BATCH_ROWS
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.05)
     started, step, losses = time.monotonic(), 0, []
     while (share := (time.monotonic() - started) / recipe.seconds) < 1:
         slope = min(1.0, share / _WARMUP_SHARE, (1 - share) / (1 - _WARMUP_SHARE) + 0.02)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * slope
-        batch = ids[torch.randint(len(ids), (at_once,), device=device)]
+            group["lr"] = _LEARNING_RATE * slope
+        batch = ids[torch.randint(len(ids), (recipe.rows_at_once,), device=device)]
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device != "cpu"):
             loss = model(input_ids=batch, labels=batch).loss
         loss.backward()
@@ -139,7 +147,7 @@ def _train(folder: Path, rows: Sequence[str], recipe: Recipe, device: str) -> di
     return {
         "parameters": sum(one.numel() for one in model.parameters()),
         "steps": step,
-        "tokens": step * at_once * ROW_TOKENS,
+        "tokens": step * recipe.rows_at_once * ROW_TOKENS,
         "rows": len(ids),
         "losses": losses[:: max(1, len(losses) // 8)] + losses[-1:],
     }
@@ -149,9 +157,13 @@ def _pack(tokenizer: Any, rows: Sequence[str]) -> Any:
     import torch
 
     texts = [tokenizer.bos_token + row + tokenizer.eos_token for row in rows]
-    flat = [id for row in tokenizer(texts, add_special_tokens=False)["input_ids"] for id in row]
-    whole = len(flat) // ROW_TOKENS * ROW_TOKENS
-    return torch.tensor(flat[:whole]).view(-1, ROW_TOKENS)
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    flat = [id for row in ids for id in row]
+    starts = [0, *itertools.accumulate(map(len, ids))]
+    # Each begins with a text, as those do that a model is judged by: where it never stood at the
+    # beginning of one, the first tokens alone decide the mean of what is measured.
+    whole = [flat[at : at + ROW_TOKENS] for at in starts if at + ROW_TOKENS <= len(flat)]
+    return torch.tensor(whole)
 
 
 def _name(draw: random.Random, syllables: int) -> str:

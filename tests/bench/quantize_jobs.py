@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from agents.artifacts import PROOF_FILE, Engine, MakeJob, Origin, TextSource
+from agents.quantizers.reuse import LINEAGE_FILE
+from agents.quantizers.texts import read_texts
+from agents.trainer.data.tokenizer import load_tokenizer
 from agents.wire import to_wire
 from app.planning.model_shape import read_shape
-from app.quantize.forecast import forecast_artifact
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("q_proj", "v_proj")
@@ -113,19 +116,32 @@ def make(
     )
     path = bench.folder / "job.json"
     path.write_text(json.dumps(to_wire(job)))
+    lineage = {"content": hashlib.sha256(str(model).encode()).hexdigest()}
+    (model / LINEAGE_FILE).write_text(json.dumps(lineage))  # as a merge leaves it
     argv = ["tests.bench.bench_quantize", "--child", "make", "--folder", str(path)]
     row, _ = bench.run(case, argv if cap_gib is None else [*argv, "--cap-gib", str(cap_gib)])
     row["cap_gib"] = cap_gib
-    forecast = forecast_artifact(
-        read_shape(json.loads((model / "config.json").read_bytes())), method, types
-    )
-    row["forecast"] = {"files": forecast.files, "temporary_bytes": forecast.temporary_bytes}
+    row |= {"method": method, "types": types, **describe_input(model)}
     if row.get("rc") == 0:
         about = json.loads((destination / PROOF_FILE).read_bytes())
         row |= {"proofs": about["proofs"], "phases": about["measured"]["phases"]}
+    for left in model.parent.glob(f".*-{model.name}-*"):  # else the next case had less to do
+        shutil.rmtree(left)
     if keep is None:
         shutil.rmtree(destination, ignore_errors=True)
     return row
+
+
+def describe_input(model: Path) -> dict[str, Any]:
+    """Return what a forecast asks for: the configuration, and the tokens of each row."""
+    tokenizer, _ = load_tokenizer(model)
+    train, held_out = (TextSource(path=str(model / f"{name}.jsonl")) for name in ("train", "eval"))
+    texts = read_texts(train, held_out, tokenizer)
+    return {
+        "config": json.loads((model / "config.json").read_bytes()),
+        "calibration_tokens": list(map(len, texts.calibration)),
+        "held_out_tokens": list(map(len, texts.held_out)),
+    }
 
 
 def merge(bench: Bench, case: str, model: Path) -> dict[str, Any]:
@@ -142,6 +158,7 @@ def merge(bench: Bench, case: str, model: Path) -> dict[str, Any]:
     path = bench.folder / "job.json"
     path.write_text(json.dumps(job))
     row, _ = bench.run(case, ["agents.quantizers.merge", str(path)])
+    row |= {"method": "merged", "types": (), **describe_input(model)}
     if row.get("rc") == 0:
         about = json.loads((destination / "rackless.json").read_bytes())
         row["phases"] = about["measured"]["phases"]

@@ -1,0 +1,143 @@
+"""Tables of the lines that bench_quantize has written, as Markdown.
+
+    python3 -m tests.bench.quantize_table rows.jsonl
+
+What was made, beside the original and the control; ours beside each method's own implementation;
+and what each case took beside its forecast, by the formulas alone and by what the other
+cases of the same method would have taught (`app/quantize/learning.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.planning.model_shape import read_shape
+from app.quantize.cost import Bench, PhaseForecast, forecast_phases
+from app.quantize.forecast import forecast_artifact
+from app.quantize.learning import ExportOutcome, find_factors
+from app.quantize.texts import TextSizes
+from tests.bench.quantize_jobs import TARGETS
+
+NODE = "here"
+MERGING = ("check", "load", "merge", "write")
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    rows: list[Row] = []
+    for path in argv:
+        rows += [json.loads(line) for line in Path(path).read_text(encoding="ascii").splitlines()]
+    machine = next(one for one in rows if one["case"] == "machine")
+    print("\n".join(f"- {key}: {value}" for key, value in machine.items() if key != "case"))
+    for table in (list_quality(rows), list_references(rows), list_costs(rows, machine)):
+        print()
+        print("\n".join(table))
+    return 0
+
+
+def list_quality(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what was made of the model that has learned something."""
+    yield "| made | bytes | KL | control | top-1 | perplexity | of bf16 | same answers | tokens/s |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        for proof in row.get("proofs") or () if row["case"].startswith("learned ") else ():
+            far, first = proof["distance"], proof["original_perplexity"]
+            named = row["case"].removeprefix("learned ") == "autoawq"
+            yield (
+                f"| {'awq (AutoAWQ)' if named else proof['name']} | {proof['size_bytes']:,} | "
+                f"{far['kl']:.2g} | {proof['control']['kl']:.2g} | {far['top1']:.4f} | "
+                f"{far['perplexity']:.4f} | {100 * (far['perplexity'] / first - 1):+.2f} % | "
+                f"{proof['same_answers']:.2f} | {proof['tokens_per_s']:,.0f} |"
+            )
+
+
+def list_references(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield ours beside each method's own implementation."""
+    yield "| made | the same | KL, ours | theirs | perplexity, ours | theirs |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        if row["case"].startswith("reference ") and row.get("ours"):
+            ours, theirs = row["ours"], row["theirs"]
+            share = row.get("same_weights", row.get("same_file"))
+            yield (
+                f"| {row['case'].removeprefix('reference ')} | {share} | {ours['kl']:.6f} | "
+                f"{theirs['kl']:.6f} | {ours['perplexity']:.5f} | {theirs['perplexity']:.5f} |"
+            )
+
+
+def list_costs(rows: Sequence[Row], machine: Row) -> Iterator[str]:
+    """Yield measured over forecast, alone and after what the other cases teach."""
+    yield "| case | s | of forecast | learned | memory MB | of it | learned | disk MB | of it |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    cases = [row for row in rows if row.get("phases") and not row["case"].startswith("learned ")]
+    cases = [row for row in cases if "method" in row]
+    outcomes = [_weigh(row, machine) for row in cases]
+    for place, (row, own) in enumerate(zip(cases, outcomes, strict=True)):
+        others = outcomes[:place] + outcomes[place + 1 :]
+        factors = find_factors(others, NODE, row["method"])
+        disk, said = _disk(row)
+        ram = max(one["ram_bytes"] for one in row["phases"])
+        seconds = sum(one["seconds"] for one in row["phases"])
+        yield (
+            f"| {row['case']} | {seconds:.0f} | {own.seconds_ratio:.2f} | "
+            f"{own.seconds_ratio / factors.seconds.value:.2f} | {ram / 1e6:,.0f} | "
+            f"{own.ram_ratio:.2f} | {(own.ram_ratio or 0) / factors.ram.value:.2f} | "
+            f"{disk / 1e6:,.1f} | {disk / said:.3f} |"
+        )
+
+
+def foretell(row: Row, machine: Row) -> list[PhaseForecast]:
+    """Return the phases of a case as the formulas say them."""
+    shape = read_shape(row["config"])
+    made = forecast_artifact(shape, row["method"], row["types"], texts=_texts(row))
+    bench = Bench(
+        is_gpu="gpu" in machine,
+        num_cores=machine["threads"],
+        flops_per_s=machine["matrix_flops_per_s"],
+    )
+    phases = forecast_phases(shape, row["method"], row["types"], made, bench, _texts(row), TARGETS)
+    if row["method"] == "merged":
+        return list(phases)
+    return [one for one in phases if one.name not in MERGING]
+
+
+def _weigh(row: Row, machine: Row) -> ExportOutcome:
+    said = foretell(row, machine)
+    seconds = sum(one["seconds"] for one in row["phases"])
+    ram = max(one["ram_bytes"] for one in row["phases"])
+    return ExportOutcome(
+        node=NODE,
+        method=row["method"],
+        ended_s=0.0,
+        seconds_ratio=seconds / sum(one.seconds for one in said),
+        ram_ratio=ram / max(one.ram_bytes for one in said),
+    )
+
+
+def _disk(row: Row) -> tuple[int, int]:
+    """Return the most that was in the folder at a time, and the forecast of it."""
+    made = forecast_artifact(
+        read_shape(row["config"]), row["method"], row["types"], texts=_texts(row)
+    )
+    made = replace(made, merged_bytes=0)
+    return max(one["disk_bytes"] for one in row["phases"]), made.final_bytes + made.temporary_bytes
+
+
+def _texts(row: Row) -> TextSizes:
+    judged, fitted = row["held_out_tokens"], row["calibration_tokens"]
+    every = judged + fitted
+    return TextSizes(
+        calibration_rows=len(fitted),
+        held_out_rows=len(judged),
+        mean_tokens=sum(every) / len(every),
+        longest_tokens=max(judged),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
