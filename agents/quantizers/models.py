@@ -76,20 +76,29 @@ def load_model(model: Path, device: str) -> Any:
 
 
 def widen(loaded: Any) -> None:
-    """Let an NF4 model on a CPU compute in float32, which is slower.
+    """Let an NF4 model on a CPU compute in float32 with plain weights, where the memory is there.
 
     Of itself it computes in bfloat16, which alone takes a small model half as far from an original
     in float32 as rounding to 4 bits does.
     """
     import torch
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
 
+    layers = [(n, m) for n, m in loaded.named_modules() if isinstance(m, Linear4bit)]
+    needed = sum(4 * layer.in_features * layer.out_features for _, layer in layers)
+    if needed * _GPU_NEED > read_available_bytes():
+        return
+    for name, layer in layers:
+        layer.weight.quant_state.dtype = torch.float32
+        weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        plain.weight = torch.nn.Parameter(weight, requires_grad=False)
+        plain.bias = layer.bias
+        loaded.set_submodule(name, plain)
     for value in (*loaded.parameters(), *loaded.buffers()):
         if value.is_floating_point():
             value.data = value.data.float()
-    for module in loaded.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-            module.compute_dtype, module.compute_type_is_set = torch.float32, True
 
 
 def _name_kernel(model: Path) -> dict[str, Any]:

@@ -67,13 +67,12 @@ MAKERS = (
     Format(
         key="gptqmodel",
         label="gptqmodel",
-        help="Maintained, and works through the model layer by layer.",
+        help="Maintained; goes on where a job was broken off, with Llamas at least.",
     ),
     Format(
         key="autoawq",
         label="AutoAWQ",
-        help="The package that the layout comes from; archived. Used here with copies of the "
-        "weights, without which it damages models on a CPU.",
+        help="Archived; the layout is its own. As near where both were measured, but slower.",
     ),
 )
 """What can make AWQ, by its engine."""

@@ -335,12 +335,13 @@ class _Work:
     def _loaded_bytes(self) -> int:
         """Return what the result takes of a CPU's memory, with what was not given back before it.
 
-        What is not quantized becomes float32, and so do weights that GPTQ's kernel has used.
+        What is not quantized becomes float32, and so do weights that GPTQ's kernel has used, and
+        all of NF4 (agents/quantizers/models.py).
         """
         size, shape = self.made.final_bytes, self.shape
         wide = 2 * (shape.num_parameters - shape.num_quantized)
         if self.method == "nf4":
-            return 2 * size + wide
+            return size + wide + 4 * shape.num_quantized
         wide += 4 * shape.num_quantized if self.method == "gptq" else 0
         return self.made.merged_bytes + size + wide
 

@@ -8,7 +8,6 @@ with the one line of its source mended that on a CPU keeps no copy of the weight
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -43,7 +42,7 @@ def make_gptqmodel(case: str, job: dict[str, Any]) -> None:
 def make_autoawq(case: str, job: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     if case == "autoawq":
-        _mend("awq.quantize.quantizer")
+        _mend()
     from awq import AutoAWQForCausalLM
     from transformers import AutoTokenizer
 
@@ -61,19 +60,15 @@ def make_autoawq(case: str, job: dict[str, Any]) -> None:
     model.save_quantized(job["folder"])
 
 
-def _mend(name: str) -> None:
-    """Import a module of AutoAWQ with the faulty line of its source replaced."""
-    import awq.quantize as package
+def _mend() -> None:
+    """Let AutoAWQ use its own source with the faulty line replaced."""
+    from awq.models import base
+    from awq.quantize import quantizer
 
-    found = importlib.util.find_spec(name)
-    assert found is not None
-    assert found.origin is not None
-    source = Path(found.origin).read_text(encoding="utf-8")
+    source = Path(str(quantizer.__file__)).read_text(encoding="utf-8")
     assert source.count(FAULT) == 1
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    package.quantizer = module
-    exec(compile(source.replace(FAULT, MENDED), found.origin, "exec"), module.__dict__)
+    exec(compile(source.replace(FAULT, MENDED), str(quantizer.__file__), "exec"), vars(quantizer))
+    base.AwqQuantizer = quantizer.AwqQuantizer
 
 
 if __name__ == "__main__":
