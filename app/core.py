@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -114,7 +115,9 @@ class Core:
             UserError: the folder cannot be used, or a newer version wrote it.
         """
         paths = Paths(home)
-        database = await asyncio.to_thread(open_database, paths.database)
+        database = await asyncio.to_thread(
+            open_database, paths.database, functools.partial(_refill, paths)
+        )
         stack = contextlib.AsyncExitStack()
         stack.callback(database.close)
         at_end: list[Callable[[], Awaitable[None]]] = []
@@ -935,17 +938,22 @@ async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
         await call()
 
 
+def _refill(paths: Paths, database: Database) -> None:
+    """Put into a new store what outlives a lost one: the nodes, which remember their runs."""
+    nodes = NodeStore(database, paths.nodes_file)
+    nodes.take_from_copy()
+    if nodes.all():
+        RunStore(database).set_search_nodes(True)
+
+
 def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> Core:
     private_folder(paths.runs)
     node_store = NodeStore(database, paths.nodes_file)
     for known in node_store.all():
         fleet.add(Node(name=known.name, address=address_from_json(known.address)))
-    run_store = RunStore(database)
-    if database.is_new and node_store.all():
-        run_store.set_search_nodes(True)
     services = Services(
         paths=paths,
-        book=RunBook(paths, run_store, hub),
+        book=RunBook(paths, RunStore(database), hub),
         hashes=HashStore(database),
         cluster=FleetCluster(fleet),
         settings=Settings(paths.settings_file),

@@ -11,7 +11,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,13 @@ class Database:
             raise _as_user_error(error, self._path) from error
 
 
-def open_database(path: Path) -> Database:
+def open_database(path: Path, fill: Callable[[Database], None] = lambda database: None) -> Database:
     """Open, check and migrate the file; make it when missing; move it aside when damaged.
+
+    Args:
+        path: of the file.
+        fill: puts what is known elsewhere into a new file, before another process sees it empty;
+            done again where a kill broke it off.
 
     Raises:
         UserError: its folder cannot be written, or a newer version of Rackless wrote it.
@@ -82,7 +87,12 @@ def open_database(path: Path) -> Database:
     try:
         private_folder(path.parent)
         with locked(path.with_suffix(".lock")):
-            return _open_or_replace(path)
+            database = _open_or_replace(path)
+            if not database.read("SELECT 1 FROM facts WHERE key = 'filled'"):
+                fill(database)
+                with database.write() as connection:
+                    connection.execute("INSERT INTO facts VALUES ('filled', '1')")
+            return database
     except OSError as error:
         raise UserError(
             f"{path.parent} cannot be used for Rackless's own files: {error}.",

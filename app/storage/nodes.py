@@ -28,8 +28,6 @@ class NodeStore:
     def __init__(self, database: Database, copy: Path) -> None:
         self._database = database
         self._copy = copy
-        if database.is_new:
-            self._take_from_copy()
 
     def all(self) -> tuple[NodeRecord, ...]:
         rows = self._database.read("SELECT name, address, added_s FROM nodes ORDER BY rowid")
@@ -59,7 +57,8 @@ class NodeStore:
         temporary.write_text(json.dumps(nodes, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, self._copy)
 
-    def _take_from_copy(self) -> None:
+    def take_from_copy(self) -> None:
+        """Take the nodes of the readable copy in, after the database was lost."""
         for node in _read_copy(self._copy):
             self._insert(node)
 

@@ -6,13 +6,15 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from app.errors import UserError
 from app.storage import database as database_module
-from app.storage.database import SAFE_WAL_VERSION, open_database
+from app.storage.database import SAFE_WAL_VERSION, Database, open_database
 from app.storage.migrations import MIGRATIONS
 
 WRITER = """
@@ -83,7 +85,7 @@ def test_damaged_file_is_moved_aside_and_a_new_one_made(path: Path, damage: str)
     database = open_database(path)
 
     assert database.is_new
-    assert database.read("SELECT * FROM facts") == []
+    assert database.read("SELECT * FROM facts WHERE key != 'filled'") == []
     assert "damaged" in database.notice
     kept = [file for file in path.parent.iterdir() if ".damaged-" in file.name]
     assert [file.read_bytes() for file in kept] == [after]
@@ -117,7 +119,10 @@ def test_migration_backs_up_first_and_keeps_the_rows(
     with database.write() as connection:
         connection.execute("INSERT INTO facts VALUES ('key', 'old')")
     database.close()
-    added = ("CREATE TABLE later (x TEXT) STRICT", "INSERT INTO later SELECT value FROM facts")
+    added = (
+        "CREATE TABLE later (x TEXT) STRICT",
+        "INSERT INTO later SELECT value FROM facts WHERE key = 'key'",
+    )
     monkeypatch.setattr(database_module, "MIGRATIONS", (*MIGRATIONS, added))
 
     database = open_database(path)
@@ -148,7 +153,7 @@ def test_write_is_all_or_nothing(path: Path) -> None:
     statements = ("INSERT INTO facts VALUES ('a', 'b')", "INSERT INTO nowhere VALUES (1)")
     with pytest.raises(UserError), database.write() as connection:
         [connection.execute(statement) for statement in statements]
-    assert database.read("SELECT * FROM facts") == []
+    assert database.read("SELECT * FROM facts WHERE key != 'filled'") == []
 
 
 def test_two_processes_write_at_once_and_lose_nothing(path: Path) -> None:
@@ -158,7 +163,7 @@ def test_two_processes_write_at_once_and_lose_nothing(path: Path) -> None:
     ]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     database = open_database(path)
-    assert database.read("SELECT count(*) FROM facts") == [(80,)]
+    assert database.read("SELECT count(*) FROM facts WHERE key != 'filled'") == [(80,)]
     assert not database.notice
 
 
@@ -198,3 +203,38 @@ def test_read_only_folder_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="cannot be used"):
         open_database(tmp_path / "home" / "rackless.sqlite3")
+
+
+def test_nobody_sees_a_new_file_before_it_is_filled(path: Path) -> None:
+    begun, found = threading.Event(), []
+
+    def fill(database: Database) -> None:
+        begun.set()
+        time.sleep(0.3)
+        with database.write() as connection:
+            connection.execute("INSERT INTO facts VALUES ('nodes', 'alpha')")
+
+    def look() -> None:
+        begun.wait()
+        database = open_database(path, fill)
+        found.extend(database.read("SELECT value FROM facts WHERE key = 'nodes'"))
+        database.close()
+
+    other = threading.Thread(target=look)
+    other.start()
+    open_database(path, fill).close()
+    other.join()
+    assert found == [("alpha",)]
+
+
+def test_filling_that_was_broken_off_is_done_again(path: Path) -> None:
+    filled = []
+
+    def break_off(database: Database) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_database(path, break_off)
+    for _ in range(2):
+        open_database(path, filled.append).close()
+    assert len(filled) == 1

@@ -53,21 +53,26 @@ def test_lost_database_takes_the_nodes_from_their_copy(database: Database, tmp_p
     database.close()
     (tmp_path / "rackless.sqlite3").unlink()
     again = NodeStore(open_database(tmp_path / "rackless.sqlite3"), tmp_path / "nodes.json")
+    assert again.all() == ()
+    again.take_from_copy()
     assert [(n.name, n.address) for n in again.all()] == [("alpha", {"transport": "local"})]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "[3]", '[{"name": "x"}]'])
 def test_copy_that_was_edited_badly_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "nodes.json").write_text(text)
-    database = open_database(tmp_path / "rackless.sqlite3")
-    assert NodeStore(database, tmp_path / "nodes.json").all() == ()
+    store = NodeStore(open_database(tmp_path / "rackless.sqlite3"), tmp_path / "nodes.json")
+    store.take_from_copy()
+    assert store.all() == ()
 
 
 def test_removed_node_does_not_come_back_from_the_copy(database: Database, tmp_path: Path) -> None:
     store = NodeStore(database, tmp_path / "nodes.json")
     store.save("alpha", {"transport": "local"})
     store.remove("alpha")
-    assert NodeStore(open_database(tmp_path / "new.sqlite3"), tmp_path / "nodes.json").all() == ()
+    again = NodeStore(open_database(tmp_path / "new.sqlite3"), tmp_path / "nodes.json")
+    again.take_from_copy()
+    assert again.all() == ()
 
 
 def test_run_reads_back_as_it_was(database: Database) -> None:
