@@ -21,6 +21,9 @@ from agents.quantizers.work import Progress
 
 _LEAST_CORES = 8
 _ROWS_AT_ONCE = 8
+SCRATCH = ".scratch"
+"""In the folder that is being made. gptqmodel writes the whole model, layer by layer: among the
+system's temporary files it would stay when the job is killed, and may not fit."""
 _LOG_FILE = "quant_log.csv"
 """Losses of layers; nothing loads it."""
 
@@ -126,6 +129,7 @@ class Gptqmodel:
     def _settings(self) -> dict[str, Any]:
         bits = int(self.job.types[0][0]) if self.job.types else 4
         settings: dict[str, Any] = {"bits": bits, "group_size": self.group}
+        settings["offload_to_disk_path"] = str(self.folder / SCRATCH / "offloaded")
         if self.job.method == "awq":
             settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
         return settings

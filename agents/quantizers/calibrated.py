@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from agents.artifacts import MakeJob, Method
 from agents.errors import UserError
 from agents.quantizers import autoawq
-from agents.quantizers.by_gptqmodel import Gptqmodel, Layers
+from agents.quantizers.by_gptqmodel import SCRATCH, Gptqmodel, Layers
 from agents.quantizers.work import Progress
 
 GROUPS = (128, 64, 32)
@@ -55,7 +54,7 @@ def quantize(
     num_layers = _read_sizes(model, job.method)["num_hidden_layers"]
     model, folder = model.absolute(), folder.absolute()
     layers = Layers(progress, num_layers)
-    with _working_in(folder / ".scratch"):
+    with _working_in(folder / SCRATCH):
         if job.engine == "autoawq":
             autoawq.quantize(model, folder, group, calibration, tokenizer, layers.tell)
         else:
@@ -79,20 +78,14 @@ def _read_sizes(model: Path, method: Method) -> dict[str, Any]:
 
 @contextmanager
 def _working_in(folder: Path) -> Iterator[None]:
-    """Let all that an engine leaves lie in a new folder, which goes at the end.
-
-    gptqmodel writes its log to the working folder, and the whole model, layer by layer, to that
-    for temporary files: elsewhere it would stay when the job is killed, and may not fit.
-    """
+    """Let what an engine leaves in the working folder lie in a new one, which goes at the end."""
     folder.mkdir()
-    before = Path.cwd(), tempfile.tempdir
+    before = Path.cwd()
     os.chdir(folder)
-    tempfile.tempdir = str(folder)
     try:
         yield
     finally:
-        os.chdir(before[0])
-        tempfile.tempdir = before[1]
+        os.chdir(before)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -107,13 +107,14 @@ def forecast_artifact(
 
 def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
     """Return what gptqmodel writes meanwhile: what is done, and where it can go on with layers
-    (agents/quantizers/layers.py), a copy of that and two of what goes into the next one.
+    (agents/quantizers/layers.py), a copy of that and two of what goes into the next one, with the
+    embedding where it is the head too.
     """
     embedding = 2 * shape.num_embedding
     if shape.family not in _CONTINUED_FAMILIES:
         return packed_bytes + embedding
     inputs = int(texts.calibration_tokens * shape.hidden * 2)
-    return 2 * (packed_bytes + inputs) + 3 * embedding
+    return 2 * (packed_bytes + inputs) + (3 if shape.is_tied else 1) * embedding
 
 
 def count_judged_rows(method: str, merged_bytes: int, texts: TextSizes) -> int:

@@ -74,8 +74,7 @@ def list_costs(rows: Sequence[Row], machine: Row) -> Iterator[str]:
     """Yield measured over forecast, alone and after what the other cases teach."""
     yield "| case | s | of forecast | learned | memory MB | of it | learned | disk MB | of it |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    cases = [row for row in rows if row.get("phases") and not row["case"].startswith("learned ")]
-    cases = [row for row in cases if "method" in row]
+    cases = [row for row in rows if row.get("phases") and "method" in row]
     outcomes = [_weigh(row, machine) for row in cases]
     for place, (row, own) in enumerate(zip(cases, outcomes, strict=True)):
         others = outcomes[:place] + outcomes[place + 1 :]
