@@ -72,7 +72,7 @@ MAKERS = (
     Format(
         key="autoawq",
         label="AutoAWQ",
-        help="Archived; the layout is its own. As near where both were measured, but slower.",
+        help="Archived; the layout is its own. Came as near to the original in what was measured.",
     ),
 )
 """What can make AWQ, by its engine."""
