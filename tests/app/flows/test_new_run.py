@@ -10,10 +10,11 @@ from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.events import NodeSnapshot
 from app.flows import new_run
 from app.flows.new_run import plan_spec, preview_spec, review, take_advice
-from app.flows.new_run_answers import Answers, free_name, to_answers, to_spec, use_recipe
+from app.flows.new_run_answers import Answers, to_answers, to_spec, use_recipe
 from app.flows.new_run_fields import FIELDS
 from app.library.recipes import list_recipes
 from app.runs.spec_file import format_run, parse_run
+from app.text import free_name
 from tests.fakes.core import make_node
 
 GOOD = Answers(model="m", train="t.jsonl")
