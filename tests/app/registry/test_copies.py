@@ -70,7 +70,7 @@ def test_a_copy_in_a_folder_is_whole_or_not_there(
 ) -> None:
     told = copy(services, made, str(tmp_path / "deep" / "two"))
     assert content(tmp_path / "deep" / "two") == content(tmp_path / "out")
-    assert "3.0 MiB of 3.0 MiB" in told[-1]
+    assert "3.0 / 3.0 MiB" in told[-1]
     assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "two"]
     with pytest.raises(UserError, match="exists already"):
         copy(services, made, str(tmp_path / "deep" / "two"))
