@@ -528,9 +528,9 @@ def test_export_goes_where_there_is_room(
     assert not cluster["alpha"].made
     assert len(cluster["beta"].made) == 1
     assert "expected: Q8_0 6.7 GiB; 19.8 GiB on the node while it is made" in told
-    cluster["beta"].facts_now = replace(cluster["beta"].facts_now, disk_free_bytes=20 << 30)
+    cluster["beta"].facts_now = replace(cluster["beta"].facts_now, disk_free_bytes=19 << 30)
     with pytest.raises(
-        UserError, match=r"alpha needs 20\.8 GiB on its disk, and 10\.0 GiB are free"
+        UserError, match=r"alpha needs 19\.8 GiB on its disk, and 10\.0 GiB are free"
     ):
         asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
     assert not (tmp_path / "y").exists()
