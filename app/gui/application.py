@@ -19,7 +19,6 @@ from app.gui.bridge import Bridge
 from app.gui.cluster import Cluster
 from app.gui.context import Context
 from app.gui.demo_apart import run_demo_apart
-from app.gui.garbage import GarbageCollection
 from app.gui.one_instance import OneInstance
 from app.gui.preferences import preferences_of
 from app.gui.seam import CoreSeam, OpenCore
@@ -60,7 +59,6 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     """
     check_reference_counts()
     application = make_application()
-    garbage = GarbageCollection(application)
     instance = OneInstance(home)
     if not instance.is_first and instance.show_first():
         return 0
@@ -85,7 +83,6 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     window.show()
     code = application.exec()
     bridge.join()
-    garbage.end()
     instance.end()
     write_window_state(home, window.state)
     return code

@@ -25,6 +25,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.errors import RacklessError, UserError
 from app.events import Event, SampleArrived
+from app.gui.garbage import GarbageCollection
 from app.gui.seam import CoreSeam, OpenCore
 
 FRAME_MS = 33
@@ -104,6 +105,7 @@ class Bridge(QObject):
         self._keys = itertools.count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._garbage: GarbageCollection | None = None
         self._frame = QTimer(self, interval=FRAME_MS, singleShot=True)
         self._frame.timeout.connect(self._drain_samples)
         self._wake.connect(self._drain, Qt.ConnectionType.QueuedConnection)
@@ -112,6 +114,8 @@ class Bridge(QObject):
 
     def start(self) -> None:
         """Start the core's thread; `opened` or `open_failed` follows."""
+        if self._garbage is None:
+            self._garbage = GarbageCollection(self)
         self._thread = threading.Thread(target=self._run_loop, name="rackless-core", daemon=True)
         self._thread.start()
 
@@ -151,8 +155,11 @@ class Bridge(QObject):
 
     def join(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Wait for the thread; only after the last window is gone."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._garbage is not None and not self._thread.is_alive():
+            self._garbage.end()
 
     def _drain(self) -> None:
         self._is_armed = False  # disarm first: what comes meanwhile wakes us again

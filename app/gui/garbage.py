@@ -1,8 +1,9 @@
-"""Garbage is collected on the Qt thread, and there only.
+"""Garbage is collected on the Qt thread, and there only, for as long as the core has a thread.
 
 Python's collector of reference cycles runs in whichever thread happens to allocate. A widget that
 is part of a cycle was thus at times destroyed on the core's thread while Qt delivered events to
-it, and the process crashed without a word. calibre and pyqtgraph go the same way as we do here.
+it, and the process crashed without a word, or the two threads waited for each other for ever.
+calibre and pyqtgraph go the same way as we do here.
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ LOOK_MS = 100
 class GarbageCollection(QObject):
     """Takes the collector over from now until `end`. Made on the Qt thread."""
 
+    _num_active = 0
+
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         gc.disable()
+        GarbageCollection._num_active += 1
         self._timer = QTimer(self, interval=LOOK_MS)
         self._timer.timeout.connect(collect_if_due)
         self._timer.start()
 
     def end(self) -> None:
-        """Give the collector back to Python."""
+        """Give the collector back to Python, unless another one still has it."""
+        if not self._timer.isActive():
+            return
         self._timer.stop()
-        gc.enable()
+        GarbageCollection._num_active -= 1
+        if not GarbageCollection._num_active:
+            gc.enable()
 
 
 def collect_if_due() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def garbage(application: QApplication) -> Iterator[GarbageCollection]:
     yield collection
     collect_if_due()
     collection.end()
+    assert gc.isenabled(), "a bridge was not joined"
 
 
 @pytest.fixture(scope="session")

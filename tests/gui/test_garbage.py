@@ -46,6 +46,18 @@ def test_the_collector_is_python_s_own_again_after_the_end(garbage):
     assert gc.isenabled()
 
 
+def test_the_collector_is_taken_over_while_the_core_has_a_thread(garbage):
+    garbage.end()
+    first, second = Bridge(FakeCore().open), Bridge(FakeCore().open)
+    for bridge in (first, second):
+        bridge.start()
+        assert not gc.isenabled()
+    for bridge, is_back in ((first, False), (second, True)):
+        bridge.stop()
+        bridge.join()
+        assert gc.isenabled() is is_back
+
+
 def test_old_garbage_is_found_too():
     ended_on: list[threading.Thread] = []
     thing = make_cycle(ended_on)
