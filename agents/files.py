@@ -10,7 +10,6 @@ one, and the next one brings only what is missing.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from typing import Any, BinaryIO
 
 from agents.errors import UserError, explain_os_error
 from agents.protocol import BundleStatus, FileEntry
-from agents.state import Home, fsync_folder, identify, locked
+from agents.state import Home, fsync_folder, identify, locked, take_lock
 from agents.wire import WireError, from_wire, to_wire
 
 ROOTS = ("models", "data", "runs", "artifacts")
@@ -327,10 +326,8 @@ def remove_layers(destination: Path) -> None:
     for path in destination.parent.glob(f"{LAYERS_PREFIX}*"):
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:
-            continue
+            if take_lock(held, 0.0):
+                shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(held)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from typing import Any, TypeVar
@@ -31,6 +32,15 @@ def to_wire(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     raise TypeError(f"{type(value).__name__} has no wire form")
+
+
+def read_said(line: str | bytes) -> dict[str, Any]:
+    """Return what a program of ours said in a line of JSON; empty: something else wrote it."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def from_wire(cls: type[T], value: Any, where: str = "") -> T:

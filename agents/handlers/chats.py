@@ -10,10 +10,10 @@ from agents.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatRe
 from agents.channel import Call
 from agents.chats import Chat
 from agents.errors import UserError
-from agents.handlers.jobs import job_environ, read_said
+from agents.handlers.jobs import job_environ
 from agents.state import Home, write_json
 from agents.supervisor.leases import find_holder
-from agents.wire import from_wire, to_wire
+from agents.wire import from_wire, read_said, to_wire
 
 _CPU = ChatDevice(device="cpu", device_id="cpu")
 

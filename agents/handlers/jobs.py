@@ -31,7 +31,7 @@ from agents.protocol import CalibrationJob, MergeJob, PreviewJob
 from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.sweep import Tag
-from agents.wire import from_wire, to_wire
+from agents.wire import from_wire, read_said, to_wire
 
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
 """Begins the line of a traceback that says what was wrong; libraries print more after it."""
@@ -156,12 +156,3 @@ def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
     errors = [line for line in lines if _EXCEPTION.match(line)]
     last = (errors or lines or ["it said nothing"])[-1][:400]
     return {"message": f"{what} failed: {last}"}
-
-
-def read_said(line: str) -> dict[str, Any]:
-    """Return what a program of ours said in a line; empty: something else wrote it."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -8,7 +8,6 @@ when another checkpoint is merged, or with the run.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from typing import Any
 from agents.artifacts import MakeJob
 from agents.files import LAYERS_PREFIX
 from agents.quantizers.reuse import LINEAGE_FILE
-from agents.state import read_json
+from agents.state import read_json, take_lock
 
 _FAMILIES = ("llama", "qwen3_moe")
 _LEAST_PYTHON = (3, 11)
@@ -97,12 +96,10 @@ def _hold(place: Path) -> int | None:
     """Return an open folder that no other job works in; None: one does."""
     place.mkdir(mode=0o700, exist_ok=True)
     held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        return None
-    return held
+    if take_lock(held, 0.0):
+        return held
+    os.close(held)
+    return None
 
 
 def count_kept(place: Path | None) -> int:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from agents import protocol
 from agents.protocol import DataPreview, PreviewJob, from_wire, to_wire
 from agents.spec import RunSpec
+from agents.wire import read_said
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.library.bundles import Source
 from app.library.data import find_data
@@ -124,7 +125,7 @@ async def _run_here(job: PreviewJob, home: Path, tell: Progress) -> DataPreview:
         async with _started(folder, home) as process:
             assert process.stdout is not None
             async for line in process.stdout:
-                said.append(_parse(line))
+                said.append(read_said(line))
                 if said[-1].get("kind") == "progress":
                     tell(str(said[-1].get("message", "")))
             code = await process.wait()
@@ -163,12 +164,3 @@ async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    """Return what the program says in a line; empty: something else wrote it."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
