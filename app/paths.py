@@ -72,6 +72,17 @@ class Paths:
         return self.attempt(run_id, attempt) / node / stream
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new one, never a part.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def private_folder(path: Path) -> Path:
     """Make `path` and its parents, readable by this user alone, and return it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

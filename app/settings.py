@@ -8,12 +8,12 @@ version reaches everybody who never touched it.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from app.errors import UserError
+from app.paths import replace_text
 
 Value = str | float | bool
 
@@ -177,10 +177,8 @@ class Settings:
 
     def _write(self) -> None:
         changed = {k: v for k, v in self._values.items() if v != self._known[k].default}
-        temporary = self._path.with_suffix(".new")
         try:
-            temporary.write_text(json.dumps(changed, indent=1) + "\n", encoding="utf-8")
-            os.replace(temporary, self._path)
+            replace_text(self._path, json.dumps(changed, indent=1) + "\n")
         except OSError as error:
             raise UserError(
                 f"{self._path} cannot be written: {error}", "Check the disk."

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from app.paths import replace_text
 
 FILE_NAME = "window.json"
 
@@ -47,9 +48,6 @@ def read_window_state(home: Path) -> WindowState:
 
 def write_window_state(home: Path, state: WindowState) -> None:
     """Remember `state`; a place that cannot be written is no reason to disturb a person."""
-    target = home / FILE_NAME
-    draft = target.with_suffix(".new")
     with contextlib.suppress(OSError):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.write_text(json.dumps(asdict(state)), encoding="ascii")
-        os.replace(draft, target)
+        replace_text(home / FILE_NAME, json.dumps(asdict(state)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.resources
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
@@ -17,6 +16,7 @@ from pathlib import Path
 from agents.spec import RunSpec
 from app.errors import UsageError, UserError
 from app.library.bundles import safe_name
+from app.paths import replace_text
 from app.runs.spec_file import format_run, parse_run
 from app.text import free_name
 
@@ -71,11 +71,9 @@ def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
     settings = replace(spec, name=name, nodes="all", shares=None)
     text = f"# {title}\n# {purpose}\n\n{format_run(settings)}"
     path = own / f"{name}.yaml"
-    temporary = path.with_name(path.name + ".new")
     try:
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        replace_text(path, text)
     except OSError as error:
         raise UserError(
             f"the recipe {path} cannot be written: {error.strerror}",

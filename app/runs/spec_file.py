@@ -18,6 +18,7 @@ import yaml
 from agents.protocol import to_wire
 from agents.spec import DataSpec, RunSpec
 from app.errors import UsageError, UserError
+from app.paths import replace_text
 from app.runs.spec_problems import KeyPath, Problem, dotted, find_problems, validate
 
 MAX_FILE_BYTES = 1 << 20
@@ -107,10 +108,8 @@ def write_run_file(spec: RunSpec, path: Path) -> None:
     Raises:
         UserError: the place cannot be written.
     """
-    temporary = path.with_name(path.name + ".new")
     try:
-        temporary.write_text(format_run(spec), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_text(path, format_run(spec))
     except OSError as error:
         raise UserError(
             f"the run file {path} cannot be written: {error.strerror}", "Choose another folder."

@@ -33,8 +33,6 @@ class Database:
         self._path = path
         self.notice = ""
         """What a person should know about the opening, such as a damaged file moved aside."""
-        self.is_new = False
-        """The file held nothing: whatever nodes know about runs must be asked for."""
 
     def read(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
@@ -122,7 +120,6 @@ def _open(path: Path) -> Database:
     try:
         _configure(connection)
         database = Database(connection, path)
-        database.is_new = _schema_of(connection) == 0
         _migrate(connection, path)
         return database
     except BaseException:

@@ -7,12 +7,12 @@ with them every run, since runs are found again on their nodes.
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.paths import replace_text
 from app.storage.database import Database
 
 
@@ -53,9 +53,7 @@ class NodeStore:
 
     def _write_copy(self) -> None:
         nodes = [{"name": n.name, "address": n.address, "added_s": n.added_s} for n in self.all()]
-        temporary = self._copy.with_suffix(".new")
-        temporary.write_text(json.dumps(nodes, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, self._copy)
+        replace_text(self._copy, json.dumps(nodes, indent=1) + "\n")
 
     def take_from_copy(self) -> None:
         """Take the nodes of the readable copy in, after the database was lost."""

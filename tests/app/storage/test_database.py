@@ -42,12 +42,14 @@ def pragma(path: Path, name: str) -> object:
 
 
 def test_new_database_has_the_newest_schema_and_private_folder(path: Path) -> None:
-    database = open_database(path)
-    assert database.is_new
+    filled: list[Database] = []
+    database = open_database(path, filled.append)
+    assert filled == [database]
     database.close()
     assert pragma(path, "user_version") == len(MIGRATIONS)
     assert path.parent.stat().st_mode & 0o077 == 0
-    assert not open_database(path).is_new
+    open_database(path, filled.append).close()
+    assert filled == [database]
 
 
 def test_journal_mode_follows_the_library_version(path: Path) -> None:
@@ -82,9 +84,10 @@ def test_damaged_file_is_moved_aside_and_a_new_one_made(path: Path, damage: str)
     }[damage]
     path.write_bytes(after)
 
-    database = open_database(path)
+    filled: list[Database] = []
+    database = open_database(path, filled.append)
 
-    assert database.is_new
+    assert filled == [database]
     assert database.read("SELECT * FROM facts WHERE key != 'filled'") == []
     assert "damaged" in database.notice
     kept = [file for file in path.parent.iterdir() if ".damaged-" in file.name]
@@ -143,8 +146,9 @@ def test_migration_that_breaks_off_changes_nothing(
     with pytest.raises(UserError):
         open_database(path)
     monkeypatch.undo()
-    database = open_database(path)
-    assert not database.is_new
+    filled: list[Database] = []
+    database = open_database(path, filled.append)
+    assert filled == []
     assert database.read("SELECT name FROM sqlite_master WHERE name = 'later'") == []
 
 
