@@ -205,3 +205,12 @@ def free_name(wanted: str, taken: Collection[str]) -> str:
         count += 1
         name = f"{stem}-{count}"
     return name
+
+
+def capitalize(text: str) -> str:
+    """Return a text with a capital first letter, the rest as it is.
+
+    >>> capitalize("sending the model to PC-2")
+    'Sending the model to PC-2'
+    """
+    return text[:1].upper() + text[1:]

@@ -17,7 +17,7 @@ from app.nodes.node import (
     check_node_name,
     parse_ssh_address,
 )
-from app.text import DASH, count_of, show_bytes
+from app.text import DASH, capitalize, count_of, show_bytes
 
 Way = Literal["ssh", "local", "wsl"]
 LITTLE_DISK_BYTES = 30 * 1024**3
@@ -100,7 +100,7 @@ def _name_problem(name: str, taken: Sequence[str]) -> str:
 
 
 def _sentence(error: UsageError) -> str:
-    return f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}."
+    return f"{capitalize(error.message)}. {error.hint}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from agents.protocol import EnvironmentReport
 from app.gui.bridge import Bridge, Work
 from app.gui.widgets.banner import Banner
+from app.text import capitalize
 
 T = TypeVar("T")
 
@@ -34,8 +36,7 @@ def run_in_banner(
     """
 
     def show(line: object) -> None:
-        text = str(line)
-        banner.show_message("busy", title, text[:1].upper() + text[1:], ("Cancel", cancel))
+        banner.show_message("busy", title, capitalize(str(line)), ("Cancel", cancel))
 
     def cancel() -> None:
         op.cancel()
@@ -43,3 +44,18 @@ def run_in_banner(
 
     show(hint)
     op = bridge.run(work, success, banner.show_error, show)
+
+
+def set_up_in_banner(
+    bridge: Bridge, banner: Banner, name: str, success: Callable[[EnvironmentReport], None]
+) -> None:
+    """Build the training environment on a node."""
+    run_in_banner(
+        bridge,
+        banner,
+        lambda core, report: core.setup_node(name, progress=report),
+        success,
+        title=f"Setting up {name}",
+        hint="This takes some minutes the first time.",
+        cancelled=f"{name} is as it was. Packages that came already are kept there.",
+    )

@@ -19,6 +19,7 @@ from app.telemetry.notices import SETTING_OF, Notice, Notices
 from app.telemetry.state import Tone
 from app.telemetry.stream import DeviceKey
 from app.telemetry.whole import describe_progress, describe_whole
+from app.text import capitalize
 
 REFRESH_MS = 1000
 SHOWN_MS = 10_000
@@ -89,7 +90,7 @@ class Tray(QObject):
     def _fill_menu(self, text: str) -> None:
         window = self._window
         self.menu.clear()
-        self.menu.addAction(text[:1].upper() + text[1:]).setEnabled(False)
+        self.menu.addAction(capitalize(text)).setEnabled(False)
         for run in self._cluster.active_runs():
             action = self.menu.addAction(describe_progress(run))
             action.triggered.connect(partial(self._open_run, run.run_id))

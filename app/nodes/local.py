@@ -67,12 +67,7 @@ class WslConnection(LocalConnection):
     """Runs commands in a WSL distro of this PC, also when the master itself runs in WSL."""
 
     def __init__(self, address: WslAddress, environ: Mapping[str, str] | None = None) -> None:
-        # WSL_UTF8 turns wsl.exe's own messages from UTF-16 to UTF-8; WSLENV carries it from Linux.
-        base = os.environ if environ is None else environ
-        carried = ":".join(filter(None, (base.get("WSLENV"), "WSL_UTF8")))
-        super().__init__(
-            {**base, "WSL_UTF8": "1", "WSLENV": carried}, f"the WSL distro {address.distro}"
-        )
+        super().__init__(_wsl_environ(environ), f"the WSL distro {address.distro}")
         self._address = address
 
     async def open(self, argv: Sequence[str]) -> Process:
@@ -80,13 +75,20 @@ class WslConnection(LocalConnection):
         return await super().open([program, "-d", self._address.distro, "--exec", *argv])
 
 
+def _wsl_environ(environ: Mapping[str, str] | None) -> dict[str, str]:
+    """Return an environment in which wsl.exe says its own messages in UTF-8 rather than UTF-16."""
+    base = os.environ if environ is None else environ
+    carried = ":".join(filter(None, (base.get("WSLENV"), "WSL_UTF8")))  # from Linux to Windows
+    return {**base, "WSL_UTF8": "1", "WSLENV": carried}
+
+
 async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the names of the WSL distros of this PC; none where there is no WSL."""
+    told = _wsl_environ(environ)
     try:
-        program = find_wsl(os.environ if environ is None else environ)
         process = await asyncio.create_subprocess_exec(
-            *(program, "--list", "--quiet"),
-            env={**(os.environ if environ is None else environ), "WSL_UTF8": "1"},
+            *(find_wsl(told), "--list", "--quiet"),
+            env=told,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

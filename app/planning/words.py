@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agents.protocol import Calibration
 from app.planning.candidate import Candidate, GpuPlan, Plan
 from app.planning.outcome import Comparison, error_of
-from app.text import DASH, count_of, show_bytes, show_duration, show_rate
+from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
 
 MEMORY_GROUPS = {
     "weights": ("weights", "constants"),
@@ -123,7 +123,7 @@ def as_sentence(candidate: Candidate) -> str:
     """Return a candidate's reason with a full stop, and a capital unless a node's name leads."""
     text = candidate.reason.rstrip(".")
     if not text.startswith(candidate.nodes):
-        text = text[:1].upper() + text[1:]
+        text = capitalize(text)
     return f"{text}."
 
 

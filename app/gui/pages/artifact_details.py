@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
-    QGridLayout,
     QHBoxLayout,
-    QLabel,
     QScrollArea,
     QStackedWidget,
     QTabWidget,
@@ -21,8 +19,9 @@ from app.gui.context import Context
 from app.gui.tables.artifact_columns import copy_columns, measured_columns
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
+from app.gui.widgets.fact_rows import FactRows
 from app.gui.widgets.markdown_view import MarkdownView
-from app.gui.widgets.parts import Button, make_label, make_selectable
+from app.gui.widgets.parts import Button, make_label
 from app.telling import describe_lineage
 from app.text import count_of, show_bytes, show_moment
 
@@ -35,16 +34,12 @@ class Lineage(QScrollArea):
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._now_s = context.cluster.now_s
-        self._grid = QGridLayout()
-        self._grid.setHorizontalSpacing(24)
-        self._grid.setVerticalSpacing(8)
-        self._grid.setColumnStretch(1, 1)
-        self._labels: list[QLabel] = []
+        self._rows = FactRows(across_px=24, down_px=8)
         body = QWidget()
         body.setObjectName("content")
         column = QVBoxLayout(body)
         column.setContentsMargins(4, 12, 4, 4)
-        column.addLayout(self._grid)
+        column.addLayout(self._rows)
         column.addStretch(1)
         self.setWidget(body)
         self.setWidgetResizable(True)
@@ -52,9 +47,6 @@ class Lineage(QScrollArea):
 
     def show_artifact(self, artifact: ArtifactSnapshot) -> None:
         """Show where it comes from."""
-        for label in self._labels:
-            self._grid.removeWidget(label)
-            label.deleteLater()
         rows = [
             *describe_lineage(artifact),
             ("artifact", f"{artifact.label}, {describe_kind(artifact)}"),
@@ -64,13 +56,7 @@ class Lineage(QScrollArea):
             ),
             ("created", show_moment(artifact.created_s, self._now_s())),
         ]
-        self._labels = []
-        for place, (name, value) in enumerate(rows):
-            pair = (make_label(name.capitalize(), "muted"), make_label(value, wraps=True))
-            make_selectable(pair[1]).setAccessibleName(f"{name}: {value}")
-            for side, label in enumerate(pair):
-                self._grid.addWidget(label, place, side, Qt.AlignmentFlag.AlignTop)
-                self._labels.append(label)
+        self._rows.show_rows((name.capitalize(), value) for name, value in rows)
 
 
 class Copies(QWidget):

@@ -18,7 +18,7 @@ from agents.protocol import Calibration, EnvironmentReport
 from app.errors import RacklessError
 from app.events import NodeSnapshot
 from app.gui.actions import Actions
-from app.gui.banner_work import run_in_banner
+from app.gui.banner_work import run_in_banner, set_up_in_banner
 from app.gui.context import Context
 from app.gui.pages.links_pane import LinksPane
 from app.gui.pages.node_details import CheckResults, NodeDetails
@@ -197,14 +197,11 @@ class NodesPage(QWidget):
         node = self.table.selected()
         if node is None:
             return
-        run_in_banner(
+        set_up_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.setup_node(node.name, progress=report),
+            node.name,
             lambda report: self._show_setup(node.name, report),
-            title=f"Setting up {node.name}",
-            hint="This takes some minutes the first time.",
-            cancelled=f"{node.name} is as it was. Packages that came already are kept there.",
         )
 
     def _show_setup(self, name: str, report: EnvironmentReport) -> None:

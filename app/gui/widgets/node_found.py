@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.protocol import EnvironmentReport
 from app.events import NodeSnapshot
 from app.flows.add_node import describe_found
-from app.gui.banner_work import run_in_banner
+from app.gui.banner_work import set_up_in_banner
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner
-from app.gui.widgets.parts import Button, make_label, make_selectable
+from app.gui.widgets.fact_rows import FactRows
+from app.gui.widgets.parts import Button, make_label
 
 
 class NodeFound(QWidget):
@@ -25,11 +26,7 @@ class NodeFound(QWidget):
         self._context = context
         self._name = ""
         self._title = make_label(role="heading", wraps=True)
-        self._grid = QGridLayout()
-        self._grid.setHorizontalSpacing(16)
-        self._grid.setVerticalSpacing(6)
-        self._grid.setColumnStretch(1, 1)
-        self._labels: list[QLabel] = []
+        self._rows = FactRows(across_px=16, down_px=6)
         self._notes = make_label(role="advice", wraps=True)
         self._state = make_label(wraps=True)
         self.banner = Banner(context.theme)
@@ -48,7 +45,7 @@ class NodeFound(QWidget):
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
         column.addWidget(self._title)
-        column.addLayout(self._grid)
+        column.addLayout(self._rows)
         for part in (self._notes, self._state, self.banner):
             column.addWidget(part)
         column.addStretch(1)
@@ -59,7 +56,7 @@ class NodeFound(QWidget):
         self._name = node.name
         found = describe_found(node)
         self._title.setText(f"{node.name} is one of your nodes now")
-        self._show_rows(found.rows)
+        self._rows.show_rows(found.rows)
         self._notes.setText("\n".join(found.notes))
         self._notes.setVisible(bool(found.notes))
         self._state.setText(
@@ -72,28 +69,8 @@ class NodeFound(QWidget):
         (self.finish if found.is_ready else self.setup).setFocus()
         self.changed.emit()
 
-    def _show_rows(self, rows: tuple[tuple[str, str], ...]) -> None:
-        for label in self._labels:
-            label.deleteLater()
-        self._labels = []
-        for place, (name, value) in enumerate(rows):
-            pair = (make_label(name, "muted"), make_selectable(make_label(value, wraps=True)))
-            pair[1].setAccessibleName(f"{name}: {value}")
-            for side, label in enumerate(pair):
-                self._grid.addWidget(label, place, side, Qt.AlignmentFlag.AlignTop)
-                self._labels.append(label)
-
     def _setup(self) -> None:
-        name = self._name
-        run_in_banner(
-            self._context.bridge,
-            self.banner,
-            lambda core, report: core.setup_node(name, progress=report),
-            self._show_ready,
-            title=f"Setting up {name}",
-            hint="This takes some minutes the first time.",
-            cancelled=f"{name} is as it was. Packages that came already are kept there.",
-        )
+        set_up_in_banner(self._context.bridge, self.banner, self._name, self._show_ready)
         self.changed.emit()
 
     def _show_ready(self, report: EnvironmentReport) -> None:

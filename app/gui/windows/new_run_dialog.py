@@ -42,7 +42,7 @@ from app.gui.widgets.run_form import RunForm
 from app.gui.windows.ask import ask
 from app.gui.windows.data_dialog import DataDialog
 from app.gui.windows.run_file_dialog import RUN_FILES, RunFileDialog
-from app.text import free_name
+from app.text import capitalize, free_name
 
 
 async def read_file(core: CoreSeam, path: Path) -> RunSpec:
@@ -261,7 +261,7 @@ class NewRunDialog(QDialog):
             lambda core, report: core.start_run(spec, progress=report),
             success=self._started,
             failure=self._failed,
-            progress=lambda line: self._show_start(f"{str(line)[:1].upper()}{str(line)[1:]}"),
+            progress=lambda line: self._show_start(capitalize(str(line))),
         )
 
     def _show_start(self, line: str) -> None:
