@@ -81,7 +81,8 @@ def _fits_on(case: Case, name: str) -> bool:
 def _nothing_fits(case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
     later = next((one for one in found if one.fits), None)
     if later is not None:
-        yield Advice(text=f"It would fit as {name_way(later)}, which this version cannot train yet")
+        way = name_way(case, later)
+        yield Advice(text=f"It would fit as {way}, which this version cannot train yet")
     best = min(
         case.workers,
         key=lambda one: case.fit(one, 1).memory.expected_bytes - case.room_bytes(one),

@@ -36,28 +36,29 @@ def name_nodes(nodes: tuple[str, ...]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{', '.join(nodes[:-1])} and {nodes[-1]}"
 
 
-def name_way(candidate: Candidate) -> str:
+def name_way(case: Case, candidate: Candidate) -> str:
     """Return what a candidate is, such as `data parallel on alpha and beta`."""
     if candidate.mode == "single":
-        return f"{name_nodes(candidate.nodes)} alone"
+        node = name_nodes(candidate.nodes)
+        return f"{node} alone" if len(case.of(candidate.nodes)) == 1 else f"one GPU of {node}"
     return f"{_MODES[candidate.mode]} on {name_nodes(candidate.nodes)}"
 
 
 def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
     if not candidate.fits:
-        return f"{name_way(candidate)}: {_misfit(candidate)}"
+        return f"{name_way(case, candidate)}: {_misfit(candidate)}"
     words = _network_words(case, candidate)
     if candidate is chosen:
-        return f"{name_way(candidate)}: the fastest that fits{words and f'; {words}'}"
+        return f"{name_way(case, candidate)}: the fastest that fits{words and f'; {words}'}"
     if chosen is None:
         later = "" if candidate.runnable else f", but {_NOT_YET}"
-        return f"{name_way(candidate)}: fits{later}{words and f'; {words}'}"
+        return f"{name_way(case, candidate)}: fits{later}{words and f'; {words}'}"
     ratio = candidate.step_s / chosen.step_s
     pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
     if ratio < 0.95:
         pace = f"{1 / ratio:.1f} times as fast"
     later = "" if candidate.runnable else f", and {_NOT_YET}" if ratio > 1 else f", but {_NOT_YET}"
-    return f"{name_way(candidate)}: {words or pace}{f', {pace}' if words else ''}{later}"
+    return f"{name_way(case, candidate)}: {words or pace}{f', {pace}' if words else ''}{later}"
 
 
 def _misfit(candidate: Candidate) -> str:

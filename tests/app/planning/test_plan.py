@@ -61,6 +61,8 @@ def test_two_cards_of_one_pc_share_evenly() -> None:
     assert plan.chosen is not None
     assert [gpu.share for gpu in plan.chosen.gpus] == [0.5, 0.5]
     assert plan.chosen.parts_s.network_s < 0.02 * plan.chosen.step_s
+    (single,) = of_mode(plan, "single")
+    assert single.reason.startswith("one GPU of tower: ")
 
 
 def test_70b_sharded_over_gigabit_waits_for_the_network() -> None:
