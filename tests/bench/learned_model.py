@@ -31,7 +31,10 @@ _TELLING = (
     ("The singer {v} was born in {t}.", "{t} is the home of the singer {v}."),
 )
 ROW_TOKENS = 256
+COMPARED_FILE = "compared.jsonl"
 _HELD_OUT_ROWS, _CALIBRATION_ROWS = 32, 128
+_COMPARED_ROWS = 200
+"""Held out too, for measures whose own noise is larger than what they are held against."""
 _SENTENCES = 12
 _LEARNING_RATE = 1.2e-3
 _WARMUP_SHARE = 0.08
@@ -98,15 +101,20 @@ def write_texts(rows: Sequence[str], folder: Path, held_out_rows: int = _HELD_OU
     """Write `train.jsonl` and `eval.jsonl`, the latter with rows that no model is trained on."""
     held_out, train = rows[:held_out_rows], rows[held_out_rows:][:_CALIBRATION_ROWS]
     for name, some in (("train", train), ("eval", held_out)):
-        lines = "".join(json.dumps({"text": row}) + "\n" for row in some)
-        (folder / f"{name}.jsonl").write_text(lines, encoding="ascii")
+        _write_rows(some, folder / f"{name}.jsonl")
+
+
+def _write_rows(rows: Sequence[str], path: Path) -> None:
+    lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
+    path.write_text(lines, encoding="ascii")
 
 
 def make_model(folder: Path, recipe: Recipe, device: str) -> dict[str, Any]:
     """Write the texts, train a model on them and save it; return what happened."""
-    rows = make_rows(recipe.num_towns, recipe.num_rows)
+    rows = make_rows(recipe.num_towns, recipe.num_rows + _COMPARED_ROWS)
     write_texts(rows, folder)
-    return _train(folder, rows, recipe, device)
+    _write_rows(rows[recipe.num_rows :], folder / COMPARED_FILE)
+    return _train(folder, rows[: recipe.num_rows], recipe, device)
 
 
 def _train(folder: Path, rows: Sequence[str], recipe: Recipe, device: str) -> dict[str, Any]:

@@ -31,11 +31,12 @@ from agents.quantizers.llama_cpp import LlamaCpp
 from agents.quantizers.models import load_model
 from agents.quantizers.texts import Texts, read_texts
 from agents.trainer.data.tokenizer import load_tokenizer
+from tests.bench.learned_model import COMPARED_FILE
 from tests.bench.quantize_jobs import Bench, make
 
 CASES = ("awq", "autoawq", "autoawq-released", "gptq:4-bit", "gptq:8-bit",
          "gguf:Q8_0", "gguf:Q6_K", "gguf:Q5_K_M", "gguf:Q4_K_M", "gguf:Q3_K_M")  # fmt: skip
-CONTEXT_TOKENS, NUM_CHUNKS = 128, 24
+CONTEXT_TOKENS, NUM_CHUNKS = 128, 200
 _SCRIPT = Path(__file__).with_name("reference_quantizers.py")
 _SAID = {
     "kl": r"Mean +KLD: +(\S+)",
@@ -137,7 +138,7 @@ def _hold_gguf(bench: Bench, kind: str, model: Path, ours: Path) -> dict[str, An
     if not perplexity.exists():
         return found
     base, text = ours / "base", ours / "text"
-    rows = [json.loads(line)["text"] for line in (model / "eval.jsonl").read_text().splitlines()]
+    rows = [json.loads(line)["text"] for line in (model / COMPARED_FILE).read_text().splitlines()]
     text.write_text("\n".join(rows))
     argv = [str(perplexity), "-f", str(text), "-c", str(CONTEXT_TOKENS), "-b", str(CONTEXT_TOKENS)]
     argv += ["--chunks", str(NUM_CHUNKS), "--kl-divergence-base", str(base)]
