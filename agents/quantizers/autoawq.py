@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from agents.errors import UserError
+from agents.quantizers.patching import replaced
 
 _MOST_TOKENS = 512
 """Of one block of calibration text; what is shorter in all is one block."""
@@ -102,21 +103,11 @@ def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
                 tell(done, len(places))
 
     with (
-        _replaced(quantizer.AwqQuantizer, "_compute_best_scale", search_on_copies),
-        _replaced(quantizer, "tqdm", count),
-        _replaced(torch.cuda, "device_count", lambda: int(torch.cuda.is_available())),
+        replaced(quantizer.AwqQuantizer, "_compute_best_scale", search_on_copies),
+        replaced(quantizer, "tqdm", count),
+        replaced(torch.cuda, "device_count", lambda: int(torch.cuda.is_available())),
     ):
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextmanager
@@ -128,7 +119,7 @@ def _copied_state(inspected: nn.Module) -> Iterator[None]:
     """
     plain = inspected.state_dict
     before = {name: value.detach().clone() for name, value in plain().items()}
-    with _replaced(inspected, "state_dict", lambda: dict(before)):
+    with replaced(inspected, "state_dict", lambda: dict(before)):
         yield
     del inspected.state_dict  # the class has it
     changed = [name for name, value in plain().items() if not torch.equal(value, before[name])]

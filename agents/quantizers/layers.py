@@ -26,6 +26,8 @@ from agents.state import read_json, take_lock
 _FAMILIES = ("llama", "qwen3_moe")
 _LEAST_PYTHON = (3, 11)
 """gptqmodel hashes with a function that older ones do not have."""
+_EDITION = 2
+"""Of how they are made; layers of another one are no use."""
 _KEPT_TIMES = 8
 """Of one job: each keeping reads and hashes all layers that are done."""
 
@@ -47,7 +49,7 @@ def name_layers(
     family = config.get("model_type") if isinstance(config, dict) else None
     if not content or family not in _FAMILIES or sys.version_info < _LEAST_PYTHON:
         return None
-    settings = [job.method, job.types, job.device, group, version]
+    settings = [_EDITION, job.method, job.types, job.device, group, version]
     told = json.dumps([content, settings, [list(map(int, row)) for row in calibration]])
     key = hashlib.sha256(told.encode("ascii")).hexdigest()[:16]
     return model.with_name(f"{LAYERS_PREFIX}{model.name}-{key}")

@@ -193,10 +193,12 @@ def test_only_awq_has_a_second_engine():
         job_for(Path("m"), "gptq", "4-bit", engine="autoawq")
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize(("method", "types"), [("awq", ()), ("gptq", ("4-bit",))])
+@pytest.mark.parametrize(
+    ("method", "types"),
+    [("awq", ()), pytest.param("gptq", ("4-bit",), marks=pytest.mark.campaign)],
+)
 def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, tmp_path, method, types):
-    """By hand: pytest -m campaign tests/agents/quantizers/test_calibrated.py (a minute)."""
+    """Of GPTQ by hand: pytest -m campaign tests/agents/quantizers/test_calibrated.py."""
     model = tmp_path / "exports" / "merged-1"
     shutil.copytree(learned, model)
     (model / "rackless.json").write_text(json.dumps({"content": "ab" * 32}))
@@ -215,4 +217,7 @@ def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, tmp_path, m
     straight = load_file(model.parent / f"{method}-1" / "model.safetensors")
     assert first.keys() == straight.keys()
     assert all(torch.equal(first[name], straight[name]) for name in first)
+    if method == "awq":
+        scales = [value for name, value in straight.items() if name.endswith(".scales")]
+        assert {value.dtype for value in scales} == {torch.float16}, "the classic layout"
     assert not [path for path in model.parent.iterdir() if path.name.startswith((".l", ".p"))]

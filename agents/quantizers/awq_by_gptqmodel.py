@@ -1,0 +1,91 @@
+"""Two things that gptqmodel 7.6 does of AWQ otherwise here: how clippings are tried, and scales.
+
+AWQ clips each group of weights where that brings its products with the inputs of 512 tokens nearer
+to what they were. gptqmodel, as AutoAWQ before it, keeps every single product of a weight with an
+input for that, 512 times the weights, ten times over: the memory decides how long it takes, and a
+wide layer of a 7B model needs 3 GB for it. The same sums are products of matrices.
+
+Scales are float16, as the classic layout has them; gptqmodel writes them in the model's own type,
+and takes no layers back then that an earlier job has kept.
+
+Shape letters: O outputs, I inputs, T tokens, G groups, K weights of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.quantizers.patching import replaced
+
+_NUM_STEPS, _MOST_CLIPPED = 20, 0.5
+_MOST_TOKENS = 512
+_ROWS_AT_ONCE = 256
+Round = Callable[[Tensor, Tensor], Any]
+"""Writes the first tensor, (O, G, K), rounded as it will be stored, to the second."""
+
+
+@contextmanager
+def quick_clipping() -> Iterator[None]:
+    """Let gptqmodel try clippings by products of matrices, and write scales in float16."""
+    from gptqmodel.looper.awq_processor import AWQProcessor
+    from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
+
+    pack = AwqTorchLinear.pack
+
+    def find(self: Any, w: Tensor, input_feat: Tensor) -> Tensor:
+        group = self.qcfg.group_size
+        return find_clips(w, input_feat, group, self._pseudo_quantize_tensor_into)
+
+    def pack_half(self: Any, linear: Any, scales: Tensor, zeros: Tensor, **rest: Any) -> None:
+        pack(self, linear, scales.half(), zeros, **rest)
+
+    with (
+        replaced(AWQProcessor, "_compute_best_clip", find),
+        replaced(AwqTorchLinear, "pack", pack_half),
+    ):
+        yield
+
+
+def find_clips(weight_OI: Tensor, inputs: Tensor, group: int, round_into: Round) -> Tensor:
+    """Return for each group the largest weight that is kept, (O, G, 1), in the weights' own type.
+
+    Args:
+        weight_OI: of a linear layer.
+        inputs: of any tokens, (..., I); of more than 512 about that many are taken, evenly.
+        group: weights that share a scale; divides I.
+        round_into: as gptqmodel rounds.
+
+    Lin et al. 2023, arXiv:2306.00978; `_compute_best_clip` of gptqmodel 7.6.
+    """
+    with torch.inference_mode():
+        inputs_TI = inputs.reshape(-1, inputs.shape[-1])
+        inputs_TI = inputs_TI[:: max(1, len(inputs_TI) // _MOST_TOKENS)].to(weight_OI.device)
+        inputs_GTK = inputs_TI.unflatten(1, (-1, group)).transpose(0, 1).float()
+        rows = weight_OI.unflatten(1, (-1, group)).split(_ROWS_AT_ONCE)
+        return torch.cat([_find_in(rows_OGK, inputs_GTK, round_into) for rows_OGK in rows])
+
+
+def _find_in(rows_OGK: Tensor, inputs_GTK: Tensor, round_into: Round) -> Tensor:
+    most_OG1 = rows_OGK.abs().amax(-1, keepdim=True)
+    wanted_GTO = _multiply(inputs_GTK, rows_OGK)
+    rounded_OGK = torch.empty_like(rows_OGK)
+    best_OG1, least_OG1 = most_OG1, torch.full_like(most_OG1, float("inf"), dtype=torch.float32)
+    for step in range(int(_MOST_CLIPPED * _NUM_STEPS)):
+        bound_OG1 = most_OG1 * (1 - step / _NUM_STEPS)
+        round_into(rows_OGK.clamp(-bound_OG1, bound_OG1), rounded_OGK)
+        missed_GTO = _multiply(inputs_GTK, rounded_OGK).sub_(wanted_GTO)
+        error_OG1 = missed_GTO.square_().mean(1).t().unsqueeze(-1)
+        is_better_OG1 = error_OG1 < least_OG1
+        least_OG1 = error_OG1.where(is_better_OG1, least_OG1)
+        best_OG1 = bound_OG1.where(is_better_OG1, best_OG1)
+    return best_OG1
+
+
+def _multiply(inputs_GTK: Tensor, rows_OGK: Tensor) -> Tensor:
+    """Return the products of each group (G, T, O), in float32."""
+    return torch.bmm(inputs_GTK, rows_OGK.permute(1, 2, 0).float())

@@ -1,0 +1,82 @@
+"""Clippings are found as by AWQ's own formula, of which every product is kept here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from agents.quantizers.awq_by_gptqmodel import find_clips
+from agents.quantizers.control import round_to_nearest
+from agents.quantizers.patching import replaced
+
+GROUP = 32
+
+
+def round_into(source: Tensor, target: Tensor) -> None:
+    target.copy_(round_to_nearest(source.flatten(1), 4, GROUP).view_as(target))
+
+
+def try_all(weight: Tensor, inputs: Tensor) -> Tensor:
+    """As `_compute_best_clip` of gptqmodel 7.6 does it, with sums in float64."""
+    weight = weight.view(len(weight), 1, -1, GROUP)
+    inputs = inputs.double().view(1, len(inputs), -1, GROUP)
+    most = weight.abs().amax(-1, keepdim=True)
+    errors, bounds = [], [most * (1 - step / 20) for step in range(10)]
+    for bound in bounds:
+        rounded = torch.empty_like(weight)
+        round_into(weight.clamp(-bound, bound), rounded)
+        errors.append((inputs * (rounded.double() - weight.double())).sum(-1).pow(2).mean(1))
+    best = torch.stack(errors).argmin(0)
+    return torch.stack(bounds)[:, :, 0].gather(0, best[None, ..., None])[0]
+
+
+@pytest.fixture
+def layer() -> tuple[Tensor, Tensor]:
+    """Weights with a few large ones, and inputs of which some are far larger than others."""
+    draw = torch.Generator().manual_seed(3)
+    weight = torch.randn(320, 96, generator=draw) * 0.02
+    weight[::7, ::11] *= 6
+    inputs = torch.randn(400, 96, generator=draw)
+    inputs[:, ::13] *= 20
+    return weight, inputs
+
+
+def test_they_are_those_of_the_formula(layer):
+    weight, inputs = layer
+    found = find_clips(weight, inputs, GROUP, round_into)
+    assert found.shape == (320, 3, 1)
+    wanted = try_all(weight, inputs)
+    assert (found == wanted).double().mean() > 0.999
+    most = weight.view(320, 3, GROUP).abs().amax(-1, keepdim=True)
+    assert 0.2 < (found < most).double().mean() < 1, "some groups are clipped, not all"
+
+
+def test_of_many_tokens_about_512_are_taken_evenly(layer):
+    weight, inputs = layer
+    told = torch.cat([inputs, torch.zeros_like(inputs)], 1).view(2, 400, 96).repeat(2, 1, 1)
+    many = find_clips(weight, told, GROUP, round_into)  # 1600 tokens: each third one
+    few = find_clips(weight, told.view(-1, 96)[::3], GROUP, round_into)
+    assert torch.equal(many, few)
+
+
+def test_the_type_of_the_weights_stays(layer):
+    weight, inputs = layer
+    found = find_clips(weight.bfloat16(), inputs.bfloat16(), GROUP, round_into)
+    assert found.dtype == torch.bfloat16
+
+
+def test_a_name_is_replaced_for_a_while_and_has_to_be_there():
+    class Package:
+        name = "theirs"
+
+    def fail() -> None:
+        with replaced(Package, "name", "ours"):
+            assert Package.name == "ours"
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert Package.name == "theirs"
+    with pytest.raises(AttributeError), replaced(Package, "other", 1):
+        pass
