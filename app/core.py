@@ -575,6 +575,7 @@ class Core:
         *,
         types: Sequence[str] = (),
         checkpoint: int | None = None,
+        engine: Engine = "gptqmodel",
     ) -> ExportPlan:
         """Foretell an export: what it makes, what it takes on each node, where it cannot be made.
 
@@ -586,7 +587,7 @@ class Core:
 
         run = self._book.get(run_id)
         chosen = choose_types(to, types)
-        return await plan_export(self._services, run, to, chosen, checkpoint)
+        return await plan_export(self._services, run, to, chosen, checkpoint, engine=engine)
 
     async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
         """Return what exports made (of a run, if one is given), newest first.

@@ -77,7 +77,9 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.quantize.plan import describe_plan
 
-    plan = await core.plan_export(args.run, args.to, types=args.type, checkpoint=args.checkpoint)
+    plan = await core.plan_export(
+        args.run, args.to, types=args.type, checkpoint=args.checkpoint, engine=args.engine
+    )
     out.document(_plan_document(plan))
     out.text("\n".join(describe_plan(plan)))
     return 0 if plan.best is not None else 1

@@ -172,6 +172,7 @@ class CoreSeam(Protocol):
         *,
         types: Sequence[str] = (),
         checkpoint: int | None = None,
+        engine: Engine = "gptqmodel",
     ) -> ExportPlan: ...
     async def check_calibration(self, path: Path) -> int: ...
     async def open_chat(

@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.artifacts import Engine
 from app.planning.model_shape import ModelShape, choose_targets
 from app.quantize.forecast import ArtifactForecast, count_judged_rows
 from app.quantize.texts import MOST_TEXTS, TextSizes
 
 _PROMPTS, _ANSWER_TOKENS = 8, 32
-_IMPORT_S, _PEFT_S, _BITSANDBYTES_S, _GPTQMODEL_S = 6.0, 4.0, 1.0, 6.0
+_IMPORT_S, _PEFT_S, _BITSANDBYTES_S, _GPTQMODEL_S, _CONVERT_S = 3.4, 2.8, 1.0, 6.0, 5.0
 """PyTorch with Transformers, and what comes later, from a disk that has just read them."""
+_PROVE_S = 2.5
+"""To load the result."""
 _START_S = 0.5
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 1.5e9, 0.6e9
 _HASH_BYTES_PER_S = 1.2e9
@@ -28,10 +31,18 @@ _LAYER_S, _NF4_LAYER_S = 0.0012, 0.0022
 """Of a decoder layer for one token on a GPU: starting its kernels."""
 _KEEP_VALUES_PER_S = 45e6
 """Log-probabilities that become half precision, or are compared, on the processor."""
-_ROUNDED_WEIGHTS_PER_S = {"cpu": 0.08e9, "gpu": 20e9}
-_GRID = 26
+_ROUNDED_WEIGHTS_PER_S = {"cpu": 0.1e9, "gpu": 20e9}
+"""Of one core, or of a GPU."""
+_NF4_WEIGHTS_PER_S, _UNPACKED_WEIGHTS_PER_S = 70e6, 60e6
+"""Of a processor: into NF4, and of any 4-bit format into float32."""
+_GRID, _CLIPS, _CLIP_TOKENS = 26, 11, 512
 """AWQ tries 20 scales for each group of layers, by products of all that the group feeds
-(arXiv:2306.00978); the clippings are tried on 512 tokens."""
+(arXiv:2306.00978), and ten clippings of each on 512 tokens."""
+_SEARCH_SHARE = {"cpu": 0.65, "gpu": 0.4}
+"""Of the rate of long products that those of the search reach."""
+_KEPT_PRODUCTS_PER_S, _KEPT_PRODUCT_BYTES = 1.2e9, 4
+"""AutoAWQ writes and reads each product of its clippings: what two cores do, and what the memory
+of a GPU moves of each."""
 _AWQ_VALUE_BYTES = 8
 """Of what goes into each layer, as it is kept and held against in float32."""
 _AWQ_LAYER_S = 2.0
@@ -50,8 +61,8 @@ _WORKSPACE_BYTES = 34_000_000
 """That cuBLAS takes of a GPU at the first product."""
 _MERGE_RAM_BYTES = 180_000_000
 """PEFT."""
-_PACK_RAM_BYTES = 310_000_000
-"""gptqmodel with what it imports."""
+_PACK_RAM_BYTES, _UNPACK_RAM_BYTES = 310_000_000, 390_000_000
+"""gptqmodel with what it imports, to make and to load."""
 _NF4_RAM_BYTES = 75_000_000
 """bitsandbytes."""
 _LLAMA_RAM_BYTES = 20_000_000
@@ -95,6 +106,7 @@ def forecast_phases(
     bench: Bench,
     texts: TextSizes = MOST_TEXTS,
     targets: str | tuple[str, ...] | None = "all-linear",
+    engine: Engine = "gptqmodel",
 ) -> tuple[PhaseForecast, ...]:
     """Return the phases of an export in their order.
 
@@ -106,6 +118,7 @@ def forecast_phases(
         bench: what the node works with.
         texts: that it is calibrated with and judged by.
         targets: linear layers with an adapter, as in a run file; None: all weights were trained.
+        engine: what makes AWQ.
 
     >>> from app.planning.model_shape import read_shape
     >>> from app.quantize.forecast import forecast_artifact
@@ -121,7 +134,7 @@ def forecast_phases(
     """
     work = _Work(
         shape=shape, method=method, types=types, made=made, bench=bench, texts=texts,
-        targets=targets,
+        targets=targets, engine=engine,
     )  # fmt: skip
     merging = work.merge_phases()
     return merging if method == "merged" else (*merging, *work.make_phases())
@@ -136,6 +149,7 @@ class _Work:
     bench: Bench
     texts: TextSizes
     targets: str | tuple[str, ...] | None
+    engine: Engine
 
     @property
     def _device(self) -> str:
@@ -235,8 +249,10 @@ class _Work:
 
     def _control(self) -> PhaseForecast:
         on_gpu = self._original_on_gpu
-        rounded = self.shape.num_quantized / _ROUNDED_WEIGHTS_PER_S["gpu" if on_gpu else "cpu"]
-        seconds = rounded + self._judge_s(self._tokens, on_gpu=on_gpu)
+        rate = _ROUNDED_WEIGHTS_PER_S["gpu"]
+        if not on_gpu:
+            rate = _ROUNDED_WEIGHTS_PER_S["cpu"] * self.bench.num_cores
+        seconds = self.shape.num_quantized / rate + self._judge_s(self._tokens, on_gpu=on_gpu)
         extra = 4 * 6 * self._widest
         vram = self.made.merged_bytes + max(extra, self._logits_bytes()) if on_gpu else 0
         compared = self._logits_bytes(_COMPARE_BYTES)
@@ -257,7 +273,7 @@ class _Work:
         whole, size = self.made.merged_bytes, self.made.final_bytes
         seconds = _BITSANDBYTES_S + whole / _READ_BYTES_PER_S + size / _WRITE_BYTES_PER_S
         if not self.bench.is_gpu:
-            seconds += self.shape.num_quantized / 50e6
+            seconds += self.shape.num_quantized / _NF4_WEIGHTS_PER_S
         vram = size + 2 * self._widest * 2
         ram = self._base_ram + _NF4_RAM_BYTES + (size if not self.bench.is_gpu else size // 2)
         return self._on("quantize", seconds, ram, vram)
@@ -265,10 +281,17 @@ class _Work:
     def _quantize_awq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
         tokens = self.texts.calibration_tokens
-        rate = 0.4 * bench.flops_per_s if bench.is_gpu else bench.flops_per_s
-        flops = 2.0 * shape.num_quantized * tokens * _GRID / rate
+        products = shape.num_quantized * min(tokens, _CLIP_TOKENS) * _CLIPS
+        search = 2.0 * shape.num_quantized * tokens * _GRID
+        seconds = search / (_SEARCH_SHARE[self._device] * bench.flops_per_s)
+        if self.engine == "gptqmodel":
+            seconds += 2.0 * products / bench.flops_per_s
+        elif bench.is_gpu:
+            seconds += products * _KEPT_PRODUCT_BYTES / bench.memory_bytes_per_s
+        else:
+            seconds += products / (_KEPT_PRODUCTS_PER_S * bench.num_cores / 2)
         layers = _AWQ_LAYER_S * shape.num_layers if bench.is_gpu else 0.0
-        seconds = _GPTQMODEL_S + layers + flops + self._io_s()
+        seconds += _GPTQMODEL_S + layers + self._io_s()
         values = tokens * (6 * shape.hidden + 2 * shape.ffn)
         ram = self._pack_ram() + (0 if bench.is_gpu else int(values * _AWQ_VALUE_BYTES))
         return self._on("quantize", seconds, ram, self._layer_bytes() + int(values * 2))
@@ -300,10 +323,10 @@ class _Work:
     def _quantize_gguf(self) -> PhaseForecast:
         whole, seconds = self.made.merged_bytes, 0.0
         if not any(kind in ("F16", "Q8_0") for kind, _ in self.made.files):
-            seconds = _IMPORT_S + whole / _CONVERTED_BYTES_PER_S  # F16, which they are made of
+            seconds = _CONVERT_S + whole / _CONVERTED_BYTES_PER_S  # F16, which they are made of
         for kind, size in self.made.files:
             if kind in ("F16", "Q8_0"):
-                seconds += _IMPORT_S + whole / _CONVERTED_BYTES_PER_S
+                seconds += _CONVERT_S + whole / _CONVERTED_BYTES_PER_S
             else:
                 seconds += self.shape.num_parameters / (_K_WEIGHTS_PER_S * self.bench.num_cores)
             seconds += size / _WRITE_BYTES_PER_S
@@ -321,13 +344,15 @@ class _Work:
             compared = self._logits_bytes(_COMPARE_BYTES)
             return self._on("proof", seconds, ram + compared + _LLAMA_RAM_BYTES + biggest, 0)
         on_gpu = self.bench.is_gpu
-        seconds = size / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        seconds = _PROVE_S + size / _READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        if not on_gpu:
+            seconds += self.shape.num_quantized / _UNPACKED_WEIGHTS_PER_S
         tokens = self._answers + _ANSWER_TOKENS + 1
         layer_s = _NF4_LAYER_S if self.method == "nf4" else _LAYER_S
         seconds += self._answer_s(size, tokens, on_gpu=on_gpu, layer_s=layer_s)
         vram = size + self._logits_bytes() + 2 * 2 * self._widest
         ram += self._logits_bytes(_COMPARE_BYTES)
-        ram += _NF4_RAM_BYTES if self.method == "nf4" else _PACK_RAM_BYTES
+        ram += _NF4_RAM_BYTES if self.method == "nf4" else _UNPACK_RAM_BYTES
         if not on_gpu:
             ram += self._loaded_bytes()
         return self._on("proof", seconds, ram, vram)
@@ -336,13 +361,13 @@ class _Work:
         """Return what the result takes of a CPU's memory, with what was not given back before it.
 
         What is not quantized becomes float32, and so do weights that GPTQ's kernel has used, and
-        all of NF4 (agents/quantizers/models.py).
+        all of NF4 and AWQ (agents/quantizers/models.py).
         """
         size, shape = self.made.final_bytes, self.shape
         wide = 2 * (shape.num_parameters - shape.num_quantized)
         if self.method == "nf4":
             return size + wide + 4 * shape.num_quantized
-        wide += 4 * shape.num_quantized if self.method == "gptq" else 0
+        wide += 4 * shape.num_quantized
         return self.made.merged_bytes + size + wide
 
     def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.artifacts import Engine
 from app.planning.model_shape import LayerShape, Linear, ModelShape
 from app.quantize.texts import MOST_TEXTS, TextSizes
 from app.text import show_bytes
@@ -61,6 +62,7 @@ def forecast_artifact(
     types: Sequence[str] = (),
     bytes_per_value: float = 2.0,
     texts: TextSizes = MOST_TEXTS,
+    engine: Engine = "gptqmodel",
 ) -> ArtifactForecast:
     """Return what an export takes.
 
@@ -70,6 +72,7 @@ def forecast_artifact(
         types: of the method.
         bytes_per_value: of the base model's weights.
         texts: that it is judged by.
+        engine: what makes AWQ; AutoAWQ writes nothing but the result.
 
     Llama-2-7B as Q4_K_M has 4.08 GB, as published:
 
@@ -99,7 +102,8 @@ def forecast_artifact(
     if method == "gptq":  # each input says its group
         size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
     packed = size - 2 * (shape.num_parameters - shape.num_quantized)
-    offloaded = 0 if method == "nf4" else _offload(shape, packed, texts)
+    is_offloaded = method != "nf4" and engine == "gptqmodel"
+    offloaded = _offload(shape, packed, texts) if is_offloaded else 0
     return ArtifactForecast(
         merged_bytes=merged, files=((method, size),), temporary_bytes=logits + offloaded
     )

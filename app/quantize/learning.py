@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.artifacts import ENGINES, Engine
 from app.planning.learning import NEWEST, Factor, make_factor
 
 SECONDS_LIMITS = (0.2, 5.0)
@@ -21,10 +22,20 @@ class ExportOutcome:
 
     node: str
     method: str
+    """As `maker_of` names it."""
     ended_s: float
     seconds_ratio: float
     ram_ratio: float | None = None
     vram_ratio: float | None = None
+
+
+def maker_of(to: str, engine: Engine) -> str:
+    """Return under what name exports teach each other: the format, or the engine where it has two.
+
+    >>> maker_of("awq", "gptqmodel"), maker_of("awq", "autoawq")
+    ('awq', 'autoawq')
+    """
+    return to if engine == ENGINES[0] else engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

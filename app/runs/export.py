@@ -34,6 +34,7 @@ from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.nodes.environment import read_lock
 from app.quantize.forecast import describe_forecast
+from app.quantize.learning import maker_of
 from app.quantize.plan import ExportPlan, describe_place
 from app.registry.record import record_export
 from app.runs.checkpoints import Copy, find_copies
@@ -88,7 +89,7 @@ async def export_run(
     tell("looking for the newest whole checkpoint")
     names = services.cluster.names() if node is None else (node,)
     whole = await find_whole(services, run_id, names, checkpoint)
-    plan = await plan_export(services, run, to, types, checkpoint, whole)
+    plan = await plan_export(services, run, to, types, checkpoint, whole, engine)
     copy = _choose_place(plan, whole, tell)
     facts = await services.cluster.agent(copy.node).facts()
     agent = services.cluster.agent(copy.node)
@@ -117,7 +118,7 @@ async def export_run(
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
     origin = origin_of(run, copy.info.step)
     chosen = next(place for place in plan.places if place.node == copy.node)
-    measured = {"node": copy.node, "forecast": keep_forecast(chosen)}
+    measured = keep_forecast(chosen, maker_of(to, engine))
     made_of = await asyncio.to_thread(record_export, services, out, to, types, origin, measured)
     return Exported(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
 

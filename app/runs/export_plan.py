@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agents.artifacts import CONVERTED_TYPES
+from agents.artifacts import CONVERTED_TYPES, Engine
 from agents.protocol import NodeFacts
 from app.artifact import ArtifactSnapshot
 from app.errors import RacklessError, UserError
@@ -16,7 +16,7 @@ from app.planning.model_shape import ModelShape, read_shape
 from app.planning.rates import find_rates
 from app.quantize.cost import Bench, PhaseForecast, forecast_phases
 from app.quantize.forecast import forecast_artifact
-from app.quantize.learning import ExportOutcome, find_factors
+from app.quantize.learning import ExportOutcome, find_factors, maker_of
 from app.quantize.plan import ExportPlan, Place, PlacePlan, plan_place, sort_places
 from app.quantize.texts import size_texts
 from app.runs.checkpoints import Copy, find_copies
@@ -33,6 +33,7 @@ async def plan_export(
     types: Sequence[str] = (),
     checkpoint: int | None = None,
     whole: Sequence[Copy] | None = None,
+    engine: Engine = "gptqmodel",
 ) -> ExportPlan:
     """Return what an export makes, what it takes on each node, and where it cannot be made.
 
@@ -40,6 +41,7 @@ async def plan_export(
         types: of the format, as they are spelled there.
         checkpoint: its step; None: the newest.
         whole: its copies, where they were looked for already; None: they are listed, not read.
+        engine: what makes AWQ.
     """
     names = services.cluster.names()
     copies = whole if whole is not None else await find_copies(services, run.run_id, names)
@@ -50,7 +52,9 @@ async def plan_export(
     shape = await asyncio.to_thread(_find_shape, services, run.spec.model)
     data, _ = await asyncio.to_thread(find_data_size, services.planning, run.spec)
     texts = size_texts(data.num_rows, data.mean_tokens, data.longest_tokens)
-    made = None if shape is None else forecast_artifact(shape, to, types, texts=texts)
+    made = (
+        None if shape is None else forecast_artifact(shape, to, types, texts=texts, engine=engine)
+    )
     places = await asyncio.gather(*(_look(services, one, holders, to, types) for one in names))
     outcomes = read_outcomes(await asyncio.to_thread(services.artifacts.all))
     adapter = run.spec.adapter
@@ -59,10 +63,15 @@ async def plan_export(
     def foretell(bench: Bench) -> tuple[PhaseForecast, ...]:
         if shape is None or made is None:
             return ()
-        return forecast_phases(shape, to, types, made, bench, texts, targets)
+        return forecast_phases(shape, to, types, made, bench, texts, targets, engine)
 
     plans = [
-        plan_place(place, made, foretell(place.bench), find_factors(outcomes, place.node, to))
+        plan_place(
+            place,
+            made,
+            foretell(place.bench),
+            find_factors(outcomes, place.node, maker_of(to, engine)),
+        )
         for place in places
     ]
     return ExportPlan(to=to, types=tuple(types), step=step, made=made, places=sort_places(plans))
@@ -84,7 +93,7 @@ def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
         if seconds is not None:
             outcome = ExportOutcome(
                 node=str(measured.get("node", "")),
-                method=one.format,
+                method=str(measured.get("maker") or one.format),
                 ended_s=one.created_s,
                 seconds_ratio=seconds,
                 ram_ratio=_ratio(_peak(done, "ram_bytes"), _peak(said, "ram_bytes")),
@@ -94,9 +103,10 @@ def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
     return found
 
 
-def keep_forecast(place: PlacePlan) -> list[dict[str, Any]]:
+def keep_forecast(place: PlacePlan, maker: str) -> dict[str, Any]:
     """Return what is kept of a forecast beside what is measured then."""
-    return [asdict(phase) for phase in place.plain]
+    phases = [asdict(phase) for phase in place.plain]
+    return {"node": place.node, "maker": maker, "forecast": phases}
 
 
 def _ratio(measured: float, forecast: float) -> float | None:

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import CONVERTED_TYPES
+from agents.artifacts import CONVERTED_TYPES, ENGINES, Engine
 from agents.files import describe_file
 from tests.agents.trainer.ranks import DEMO
 from tests.bench import learned_model
@@ -60,7 +60,7 @@ CASES = {
     "7b": ("awq@12", "merge", "nf4@12", "nf4"),
     "3b": ("merge", "nf4", "awq"),
     "13b": ("nf4", "awq@24"),
-    "60m": ("merge", "nf4", "awq", "gptq:4-bit", "gguf:Q8_0"),
+    "60m": ("merge", "nf4", "awq", "autoawq", "gptq:4-bit", "gguf:Q8_0"),
     "130m": ("merge", "nf4", "awq", "gptq:4-bit", "gguf:Q4_K_M"),
     "370m": ("merge", "nf4", "gptq:4-bit", "gguf:Q8_0"),
 }
@@ -85,11 +85,16 @@ def measure_quality(bench: Bench, model: Path, cases: Sequence[str]) -> None:
     """Make formats of a model that has learned something."""
     for case in cases:
         name, *types = case.split(":")
-        method, engine = ("awq", "autoawq") if name == "autoawq" else (name, "gptqmodel")
+        method, engine = split_maker(name)
         chosen = tuple(types[0].split("+")) if types else ()
         if method == "gguf" and bench.tools is None:
             chosen = tuple(kind for kind in chosen if kind in CONVERTED_TYPES)
         bench.tell(make(bench, f"learned {case}", model, method, chosen, engine=engine))
+
+
+def split_maker(name: str) -> tuple[str, Engine]:
+    """Return method and engine of a case."""
+    return ("awq", "autoawq") if name == "autoawq" else (name, ENGINES[0])
 
 
 def measure_cost(bench: Bench, name: str, cases: Sequence[str]) -> None:
@@ -108,9 +113,10 @@ def measure_cost(bench: Bench, name: str, cases: Sequence[str]) -> None:
             if method == "merge":
                 bench.tell(merge(bench, f"{name} {case}", folder))
             else:
-                types = (kind,) if kind else ()
+                types = tuple(kind.split("+")) if kind else ()
                 cap_gib = float(cap) if cap else None
-                bench.tell(make(bench, f"{name} {case}", folder, method, types, cap_gib))
+                to, engine = split_maker(method)
+                bench.tell(make(bench, f"{name} {case}", folder, to, types, cap_gib, engine))
     shutil.rmtree(folder, ignore_errors=True)
 
 

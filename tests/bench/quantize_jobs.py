@@ -121,7 +121,7 @@ def make(
     argv = ["tests.bench.bench_quantize", "--child", "make", "--folder", str(path)]
     row, _ = bench.run(case, argv if cap_gib is None else [*argv, "--cap-gib", str(cap_gib)])
     row["cap_gib"] = cap_gib
-    row |= {"method": method, "types": types, **describe_input(model)}
+    row |= {"method": method, "types": types, "engine": engine, **describe_input(model)}
     if row.get("rc") == 0:
         about = json.loads((destination / PROOF_FILE).read_bytes())
         row |= {"proofs": about["proofs"], "phases": about["measured"]["phases"]}

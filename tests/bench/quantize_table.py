@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agents.artifacts import ENGINES, Engine
 from app.planning.model_shape import read_shape
 from app.quantize.cost import Bench, PhaseForecast, forecast_phases
-from app.quantize.forecast import forecast_artifact
-from app.quantize.learning import ExportOutcome, find_factors
+from app.quantize.forecast import ArtifactForecast, forecast_artifact
+from app.quantize.learning import ExportOutcome, find_factors, maker_of
 from app.quantize.texts import TextSizes
 from tests.bench.quantize_jobs import TARGETS
 
@@ -78,7 +79,7 @@ def list_costs(rows: Sequence[Row], machine: Row) -> Iterator[str]:
     outcomes = [_weigh(row, machine) for row in cases]
     for place, (row, own) in enumerate(zip(cases, outcomes, strict=True)):
         others = outcomes[:place] + outcomes[place + 1 :]
-        factors = find_factors(others, NODE, row["method"])
+        factors = find_factors(others, NODE, own.method)
         disk, said = _disk(row)
         ram = max(one["ram_bytes"] for one in row["phases"])
         seconds = sum(one["seconds"] for one in row["phases"])
@@ -93,16 +94,33 @@ def list_costs(rows: Sequence[Row], machine: Row) -> Iterator[str]:
 def foretell(row: Row, machine: Row) -> list[PhaseForecast]:
     """Return the phases of a case as the formulas say them."""
     shape = read_shape(row["config"])
-    made = forecast_artifact(shape, row["method"], row["types"], texts=_texts(row))
+    made = _foretell_artifact(row)
     bench = Bench(
         is_gpu="gpu" in machine,
         num_cores=machine["threads"],
         flops_per_s=machine["matrix_flops_per_s"],
     )
-    phases = forecast_phases(shape, row["method"], row["types"], made, bench, _texts(row), TARGETS)
+    phases = forecast_phases(
+        shape, row["method"], row["types"], made, bench, _texts(row), TARGETS, _engine(row)
+    )
     if row["method"] == "merged":
         return list(phases)
     return [one for one in phases if one.name not in MERGING]
+
+
+def _foretell_artifact(row: Row) -> ArtifactForecast:
+    return forecast_artifact(
+        read_shape(row["config"]),
+        row["method"],
+        row["types"],
+        texts=_texts(row),
+        engine=_engine(row),
+    )
+
+
+def _engine(row: Row) -> Engine:
+    engine: Engine = row.get("engine", ENGINES[0])
+    return engine
 
 
 def _weigh(row: Row, machine: Row) -> ExportOutcome:
@@ -111,7 +129,7 @@ def _weigh(row: Row, machine: Row) -> ExportOutcome:
     ram = max(one["ram_bytes"] for one in row["phases"])
     return ExportOutcome(
         node=NODE,
-        method=row["method"],
+        method=maker_of(row["method"], _engine(row)),
         ended_s=0.0,
         seconds_ratio=seconds / sum(one.seconds for one in said),
         ram_ratio=ram / max(one.ram_bytes for one in said),
@@ -120,10 +138,7 @@ def _weigh(row: Row, machine: Row) -> ExportOutcome:
 
 def _disk(row: Row) -> tuple[int, int]:
     """Return the most that was in the folder at a time, and the forecast of it."""
-    made = forecast_artifact(
-        read_shape(row["config"]), row["method"], row["types"], texts=_texts(row)
-    )
-    made = replace(made, merged_bytes=0)
+    made = replace(_foretell_artifact(row), merged_bytes=0)
     return max(one["disk_bytes"] for one in row["phases"]), made.final_bytes + made.temporary_bytes
 
 

@@ -652,6 +652,7 @@ class FakeCore(FakeChats):
         *,
         types: Sequence[str] = (),
         checkpoint: int | None = None,
+        engine: Engine = "gptqmodel",
     ) -> ExportPlan:
         return make_export_plan(to, tuple(types))
 

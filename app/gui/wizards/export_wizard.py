@@ -205,7 +205,11 @@ class ExportWizard(QDialog):
         async def plan(core: CoreSeam, report: Report) -> list[ExportPlan]:
             return [
                 await core.plan_export(
-                    self._run.run_id, job.to, types=job.types, checkpoint=answers.checkpoint
+                    self._run.run_id,
+                    job.to,
+                    types=job.types,
+                    checkpoint=answers.checkpoint,
+                    engine=job.engine,
                 )
                 for job in list_jobs(answers)
             ]

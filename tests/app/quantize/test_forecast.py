@@ -68,6 +68,9 @@ def test_what_the_node_needs_counts_all_that_is_there_at_once():
     assert awq.temporary_bytes > 2 * awq.final_bytes, "layers are kept, to go on with them"
     other = forecast_artifact(read_shape({**LLAMA, "model_type": "mistral"}), "awq")
     assert other.temporary_bytes < 1.4 * awq.final_bytes, "and where they cannot be, they are not"
+    once = forecast_artifact(shape, "awq", engine="autoawq")
+    assert once.final_bytes == awq.final_bytes
+    assert once.temporary_bytes < 0.2 * awq.temporary_bytes, "AutoAWQ keeps none"
     assert describe_forecast(small) == "Q4_K_M 3.8 GiB; 29.8 GiB on the node while it is made"
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agents.artifacts import Engine
 from agents.protocol import GpuFacts
 from agents.spec import RunSpec
-from app.quantize.plan import ExportPlan, describe_plan
+from app.quantize.plan import ExportPlan, PlacePlan, describe_plan
 from app.runs.export import export_run
 from app.runs.export_plan import plan_export
 from app.runs.services import Services
@@ -99,3 +100,26 @@ def test_what_an_export_measured_corrects_the_next_forecast(
     where = next(one for one in after.places if one.node == made.measured["node"])
     assert where.learned == f"1 past run of merged on {where.node}"
     assert where.seconds == pytest.approx(before.best.seconds * (0.5 + 0.5) / 1.5, rel=0.01)
+
+
+def test_each_engine_learns_from_its_own_exports(
+    services: Services, interrupted: str, two_unlike: FakeCluster, tmp_path: Path
+) -> None:
+    def foretell(engine: Engine) -> PlacePlan:
+        run = services.book.get(interrupted)
+        found = asyncio.run(plan_export(services, run, "awq", engine=engine)).best
+        assert found is not None
+        return found
+
+    before = foretell("autoawq")
+    asyncio.run(export_run(services, interrupted, "awq", tmp_path / "x", engine="autoawq"))
+    (made,) = services.artifacts.all()
+    assert made.measured is not None
+    assert made.measured["maker"] == "autoawq"
+    phases = [{**one, "seconds": one["seconds"] * 2} for one in made.measured["forecast"]]
+    services.artifacts.forget(made)
+    services.artifacts.add(replace(made, measured={**made.measured, "phases": phases}, copies=()))
+    after, other = foretell("autoawq"), foretell("gptqmodel")
+    assert after.learned == f"1 past run of autoawq on {after.node}"
+    assert (after.seconds or 0) > 1.2 * (before.seconds or 0)
+    assert "autoawq" not in other.learned
