@@ -21,6 +21,8 @@ from torch import Tensor
 NUM_WORDS = 1000
 _SPARE_TOKENS = 64
 _ALL_LAYERS = 999
+_ALWAYS = 1e6
+"""Added to the logit of a token that is to be chosen."""
 
 
 def open_server(
@@ -71,12 +73,29 @@ class LlamaCpp:
             path, context_tokens + _SPARE_TOKENS, on_gpu=on_gpu, num_threads=spare
         )
         self._num_words = num_words
+        self._whole_word = self._find_whole_word()
+
+    def _find_whole_word(self) -> int:
+        """Return a token that is no part of a character.
+
+        llama.cpp tells no probabilities beside a token that is, as in most languages many are. They
+        are those of the model whatever is chosen, so this one always is where they are asked for.
+        """
+        for token in range(self._num_words):
+            answer = self._complete([0], 1, n_probs=1, logit_bias={str(token): _ALWAYS})
+            if answer["choices"][0]["logprobs"]:
+                return token
+        raise RuntimeError("llama.cpp tells no probabilities of any token")
 
     def predict(self, row: Sequence[int]) -> Tensor:
         """Return log-probabilities (T - 1, V); words beyond the likeliest share what is left."""
         logs_TV = torch.empty(len(row) - 1, self._num_words)
+        asked = {
+            "n_probs": min(NUM_WORDS, self._num_words),
+            "logit_bias": {str(self._whole_word): _ALWAYS},
+        }
         for place in range(1, len(row)):
-            answer = self._complete(row[:place], 1, n_probs=min(NUM_WORDS, self._num_words))
+            answer = self._complete(row[:place], 1, **asked)
             (first, *_) = answer["choices"][0]["logprobs"]["content"]
             found = {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
             left = max(1e-12, 1.0 - sum(map(math.exp, found.values())))
@@ -87,8 +106,8 @@ class LlamaCpp:
 
     def answer(self, row: Sequence[int], num_tokens: int) -> list[int]:
         """Return the likeliest next tokens, one after the other, up to the end of the answer."""
-        answer = self._complete(row, num_tokens, n_probs=1)
-        return [int(one["id"]) for one in answer["choices"][0]["logprobs"]["content"]]
+        answer = self._complete(row, num_tokens, return_tokens=True, verbose=True)
+        return [int(token) for token in answer["__verbose"]["tokens"]]
 
     def time(self, row: Sequence[int], num_tokens: int) -> tuple[float, float]:
         """Return seconds to the first token, and tokens per second after it."""
