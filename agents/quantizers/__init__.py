@@ -1,1 +1,1 @@
-"""What makes other files of a finished run: for now the merge of an adapter into its base model."""
+"""Make other files of a finished run: the merged model, and quantized ones with their proof."""

@@ -139,8 +139,8 @@ class Gptqmodel:
     def _precision(self) -> dict[str, Any]:
         """Return in what AWQ computes; without a word, in what the model is stored.
 
-        gptqmodel takes these two types. In float16 a processor is a hundred times as slow as in bfloat16
-        (1 and 136 GFLOP/s on 2 cores of an AMD EPYC); cards before Ampere have no bfloat16.
+        gptqmodel takes these two types. In float16 a processor is a hundred times as slow as in
+        bfloat16 (1 and 136 GFLOP/s on 2 cores of an AMD EPYC); cards before Ampere have only that.
         """
         import torch
 

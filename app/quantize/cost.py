@@ -40,7 +40,7 @@ _GRID, _CLIPS, _CLIP_TOKENS = 26, 11, 512
 (arXiv:2306.00978), and ten clippings of each on 512 tokens."""
 _SEARCH_SHARE = {"cpu": 0.65, "gpu": 0.4}
 """Of the rate of long products that those of the search reach."""
-_KEPT_PRODUCTS_PER_S, _KEPT_PRODUCT_BYTES = 1.2e9, 4
+_KEPT_PRODUCTS_PER_S, _KEPT_PRODUCT_BYTES = 1.5e9, 4
 """AutoAWQ writes and reads each product of its clippings: what two cores do, and what the memory
 of a GPU moves of each."""
 _AWQ_VALUE_BYTES = 8
@@ -61,8 +61,10 @@ _WORKSPACE_BYTES = 34_000_000
 """That cuBLAS takes of a GPU at the first product."""
 _MERGE_RAM_BYTES = 180_000_000
 """PEFT."""
-_PACK_RAM_BYTES, _UNPACK_RAM_BYTES = 310_000_000, 390_000_000
-"""gptqmodel with what it imports, to make and to load."""
+_PACK_RAM_BYTES = 310_000_000
+"""gptqmodel with what it imports."""
+_UNPACK_RAM_BYTES = {"gptqmodel": 390_000_000, "autoawq": 100_000_000}
+"""To load the result in the process that made it."""
 _NF4_RAM_BYTES = 75_000_000
 """bitsandbytes."""
 _LLAMA_RAM_BYTES = 20_000_000
@@ -352,7 +354,7 @@ class _Work:
         seconds += self._answer_s(size, tokens, on_gpu=on_gpu, layer_s=layer_s)
         vram = size + self._logits_bytes() + 2 * 2 * self._widest
         ram += self._logits_bytes(_COMPARE_BYTES)
-        ram += _NF4_RAM_BYTES if self.method == "nf4" else _UNPACK_RAM_BYTES
+        ram += _NF4_RAM_BYTES if self.method == "nf4" else _UNPACK_RAM_BYTES[self.engine]
         if not on_gpu:
             ram += self._loaded_bytes()
         return self._on("proof", seconds, ram, vram)
@@ -368,7 +370,8 @@ class _Work:
         if self.method == "nf4":
             return size + wide + 4 * shape.num_quantized
         wide += 4 * shape.num_quantized
-        return self.made.merged_bytes + size + wide
+        kept = self.made.merged_bytes if self.engine == "gptqmodel" else 0
+        return kept + size + wide
 
     def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:
         taken = vram + _WORKSPACE_BYTES if vram else 0

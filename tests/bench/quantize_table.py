@@ -80,14 +80,14 @@ def list_costs(rows: Sequence[Row], machine: Row) -> Iterator[str]:
     for place, (row, own) in enumerate(zip(cases, outcomes, strict=True)):
         others = outcomes[:place] + outcomes[place + 1 :]
         factors = find_factors(others, NODE, own.method)
-        disk, said = _disk(row)
+        disk = max(one["disk_bytes"] for one in row["phases"])
         ram = max(one["ram_bytes"] for one in row["phases"])
         seconds = sum(one["seconds"] for one in row["phases"])
         yield (
             f"| {row['case']} | {seconds:.0f} | {own.seconds_ratio:.2f} | "
             f"{own.seconds_ratio / factors.seconds.value:.2f} | {ram / 1e6:,.0f} | "
             f"{own.ram_ratio:.2f} | {(own.ram_ratio or 0) / factors.ram.value:.2f} | "
-            f"{disk / 1e6:,.1f} | {disk / said:.3f} |"
+            f"{disk / 1e6:,.1f} | {disk / foretell_disk(row):.3f} |"
         )
 
 
@@ -136,10 +136,10 @@ def _weigh(row: Row, machine: Row) -> ExportOutcome:
     )
 
 
-def _disk(row: Row) -> tuple[int, int]:
-    """Return the most that was in the folder at a time, and the forecast of it."""
+def foretell_disk(row: Row) -> int:
+    """Return what lies in the folder at a time at most, as the formulas say it."""
     made = replace(_foretell_artifact(row), merged_bytes=0)
-    return max(one["disk_bytes"] for one in row["phases"]), made.final_bytes + made.temporary_bytes
+    return made.final_bytes + made.temporary_bytes
 
 
 def _texts(row: Row) -> TextSizes:
