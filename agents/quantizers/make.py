@@ -148,12 +148,13 @@ def _name(job: MakeJob) -> str:
 
 def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progress) -> Proof:
     progress.begin("proof", "Loading the result in Transformers and measuring it")
+    times = None
+    if job.method == "nf4" and job.device == "cpu":  # its layers keep what they have computed with
+        times = time_answer(load_model(folder, job.device), first.prompts[0])
     made = load_model(folder, job.device)
-    times = time_answer(made, first.prompts[0])
-    if job.device == "cpu" and job.method in ("nf4", "awq"):
-        if job.method == "nf4":  # its layers keep what they have computed with
-            del made
-            made = load_model(folder, job.device)
+    if times is None:
+        times = time_answer(made, first.prompts[0])
+    else:
         widen(made)
     return first.prove(
         _name(job),

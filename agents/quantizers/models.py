@@ -13,8 +13,6 @@ from typing import Any
 from agents.trainer.memory import read_available_bytes
 
 ANSWER_TOKENS = 32
-_NARROW_LAYERS = ("Linear4bit", "AwqTorchLinear")
-"""Of bitsandbytes and gptqmodel."""
 _NUM_ANSWERS = 8
 _PROMPT_TOKENS = 24
 _GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
@@ -78,40 +76,29 @@ def load_model(model: Path, device: str) -> Any:
 
 
 def widen(loaded: Any) -> None:
-    """Let a 4-bit model on a CPU compute in float32 with plain weights, where the memory is there.
+    """Let an NF4 model on a CPU compute in float32 with plain weights, where the memory is there.
 
-    Of itself NF4 computes in bfloat16, which alone takes a small model half as far from an original
-    in float32 as rounding to 4 bits does; AWQ computes in float16, at a hundredth of the speed.
+    Of itself it computes in bfloat16, which alone takes a small model half as far from an original
+    in float32 as rounding to 4 bits does.
     """
     import torch
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
 
-    layers = [(n, m) for n, m in loaded.named_modules() if type(m).__name__ in _NARROW_LAYERS]
+    layers = [(n, m) for n, m in loaded.named_modules() if isinstance(m, Linear4bit)]
     needed = sum(4 * layer.in_features * layer.out_features for _, layer in layers)
     if needed * _GPU_NEED > read_available_bytes():
         return
     for name, layer in layers:
+        layer.weight.quant_state.dtype = torch.float32
+        weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
         plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-        plain.weight = torch.nn.Parameter(_unpack(layer), requires_grad=False)
+        plain.weight = torch.nn.Parameter(weight, requires_grad=False)
         plain.bias = layer.bias
         loaded.set_submodule(name, plain)
     for value in (*loaded.parameters(), *loaded.buffers()):
         if value.is_floating_point():
             value.data = value.data.float()
-
-
-def _unpack(layer: Any) -> Any:
-    """Return the weights of a 4-bit layer in float32 (O, I)."""
-    if type(layer).__name__ == "Linear4bit":
-        import torch
-        from bitsandbytes.functional import dequantize_4bit
-
-        layer.weight.quant_state.dtype = torch.float32
-        return dequantize_4bit(layer.weight.data, layer.weight.quant_state)
-    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
-
-    return dequantize_gemm(
-        layer.qweight, layer.qzeros, layer.scales.float(), layer.bits, layer.group_size
-    ).t()
 
 
 def _name_kernel(model: Path) -> dict[str, Any]:

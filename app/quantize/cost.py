@@ -34,7 +34,7 @@ _KEEP_VALUES_PER_S = 45e6
 _ROUNDED_WEIGHTS_PER_S = {"cpu": 0.1e9, "gpu": 20e9}
 """Of one core, or of a GPU."""
 _NF4_WEIGHTS_PER_S, _UNPACKED_WEIGHTS_PER_S = 70e6, 60e6
-"""Of a processor: into NF4, and of any 4-bit format into float32."""
+"""Of a processor: into NF4, and of 4 bits into what its kernel computes with."""
 _GRID, _CLIPS, _CLIP_TOKENS = 26, 11, 512
 """AWQ tries 20 scales for each group of layers, by products of all that the group feeds
 (arXiv:2306.00978), and ten clippings of each on 512 tokens."""
@@ -362,8 +362,8 @@ class _Work:
     def _loaded_bytes(self) -> int:
         """Return what the result takes of a CPU's memory, with what was not given back before it.
 
-        What is not quantized becomes float32, and so do weights that GPTQ's kernel has used, and
-        all of NF4 and AWQ (agents/quantizers/models.py).
+        What is not quantized becomes float32, and so do weights that the kernels of GPTQ and AWQ
+        have used, and all of NF4 (agents/quantizers/models.py).
         """
         size, shape = self.made.final_bytes, self.shape
         wide = 2 * (shape.num_parameters - shape.num_quantized)
