@@ -7,7 +7,6 @@ that is made.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ class Gptqmodel:
             QuantizeConfig(**self._settings()),
             device=self.job.device,
             backend=plain,
-            **self._precision(),
+            **self._precision(place),
         )
         quantized.layer_callback = self.layers
         with quick_clipping(), keeping(place, self.layers.total) as more:
@@ -136,22 +135,20 @@ class Gptqmodel:
             settings |= {"sym": False, "quant_method": "awq", "format": "gemm"}
         return settings
 
-    def _precision(self) -> dict[str, Any]:
-        """Return in what AWQ computes; without a word, in what the model is stored.
+    def _precision(self, place: Path | None) -> dict[str, Any]:
+        """Return in what AWQ computes; without a word, in what gptqmodel chooses for the model.
 
-        gptqmodel takes these two types. In float16 a processor is a hundred times as slow as in
-        bfloat16 (1 and 136 GFLOP/s on 2 cores of an AMD EPYC); cards before Ampere have only that.
+        In float16 a processor is a hundred times as slow as in bfloat16 (1 and 136 GFLOP/s on 2
+        cores of an AMD EPYC). On GPUs the families that can go on are quantized in float16, which
+        is how most runtimes compute with this layout.
         """
         import torch
 
         if self.job.method != "awq":
             return {}
-        if self.job.device != "cpu" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            return {"dtype": torch.float16}
-        config = json.loads((self.model / "config.json").read_bytes())
-        stored = config.get("dtype") or config.get("torch_dtype")
-        keeps = stored == "float16" and self.job.device != "cpu"
-        return {"dtype": torch.float16 if keeps else torch.bfloat16}
+        if self.job.device == "cpu":
+            return {"dtype": torch.bfloat16}
+        return {} if place is None else {"dtype": torch.float16}
 
 
 def let_few_cores_work() -> None:
