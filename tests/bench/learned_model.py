@@ -78,6 +78,13 @@ RECIPES = {
         seconds=270.0,
         rows_at_once=4,
     ),
+    "medium": Recipe(
+        sizes=_name_sizes(512, 1536, 6, 8),
+        num_towns=40,
+        num_rows=12_000,
+        seconds=600.0,
+        rows_at_once=8,
+    ),
     "large": Recipe(
         sizes=_name_sizes(768, 2048, 14, 12),
         num_towns=400,
@@ -86,7 +93,7 @@ RECIPES = {
         rows_at_once=64,
     ),
 }
-"""One for a CPU within seconds, one for two cores within five minutes, one for an H200."""
+"""One for a CPU within seconds, two for two cores within five and ten minutes, one for an H200."""
 
 
 def make_rows(num_towns: int, num_rows: int, seed: int = 7) -> list[str]:
