@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from agents.files import LAYERS_PREFIX
-from agents.state import read_json
+from agents.state import read_json, take_lock
 from agents.trainer.checkpoint import Checkpoint
 
 LINEAGE_FILE = "rackless.json"
@@ -94,9 +94,6 @@ def using(model: Path) -> Iterator[None]:
 def _is_idle(model: Path) -> bool:
     try:
         with (model / LINEAGE_FILE).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+            return take_lock(file.fileno(), 0.0)
     except OSError:  # no such file: it is no whole model
         return True
-    return True
