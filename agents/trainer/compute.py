@@ -22,10 +22,11 @@ from agents.errors import UserError
 from agents.trainer.examples import Example
 from agents.trainer.flat import FlatParameters
 from agents.trainer.layers import Layers
-from agents.trainer.micro import build_micro_batch, group_examples
+from agents.trainer.micro import MicroBatch, build_micro_batch, group_examples
 from agents.trainer.model import TrainedModel
 from agents.trainer.objectives import LOSS, NUM_SUMS, Objective
 from agents.trainer.reducer import Reducer
+from agents.trainer.replay import Replayer
 
 Warn = Callable[[str, str], None]
 _LESS_MEMORY = (
@@ -78,6 +79,8 @@ class Computer:
         self.micro_tokens = micro_tokens
         self.layers = layers
         self._may_recompute = may_recompute
+        self.replayer: Replayer | None = None
+        """None: every kernel is started by itself."""
         self.gradient_scale = 1.0
         """The gradients are this many times the true ones (fp16)."""
         self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
@@ -87,6 +90,11 @@ class Computer:
     def recomputed_share(self) -> float:
         """The part of the decoder layers that computes its activations twice, 0 to 1."""
         return self.layers.plan.num_recomputed / max(1, self.layers.most_layers)
+
+    @property
+    def held_bytes(self) -> int:
+        """GPU memory that is held between micro-batches to replay them."""
+        return self.replayer.held_bytes if self.replayer is not None else 0
 
     @property
     def loss_sum(self) -> Tensor:
@@ -124,11 +132,13 @@ class Computer:
         try:
             for group in groups:
                 self._beat()
-                loss, sums = self._compute(part.pick(group), dropout=True)
+                picked = part.pick(group)
+                batch = self._lay_out(picked, dropout=True)
+                if self._replay(batch):
+                    continue
                 if reducer is not None and group is groups[-1]:
                     reducer.arm()
-                loss.backward()
-                self.sums += sums
+                self._add(batch, picked.places)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -168,20 +178,44 @@ class Computer:
 
     def evaluate(self, part: Part) -> None:
         """Start from zero and add what the examples sum to, without dropout or gradients."""
+        self.drop_replay()
         self.sums.zero_()
         with torch.no_grad():
             for group in self._group(part):
                 self._beat()
-                self.sums += self._compute(part.pick(group), dropout=False)[1]
+                picked = part.pick(group)
+                batch = self._lay_out(picked, dropout=False)
+                _, sums = self._objective.compute(batch, picked.places, self.gradient_scale)
+                self.sums += sums
 
-    def _compute(self, part: Part, *, dropout: bool) -> tuple[Tensor, Tensor]:
-        """Return what to differentiate of one micro-batch, and its sums."""
+    def drop_replay(self) -> None:
+        """Let go of the memory of what is replayed, for something else that needs it."""
+        if self.replayer is not None:
+            self.replayer.drop()
+
+    def _lay_out(self, part: Part, *, dropout: bool) -> MicroBatch:
+        """Return one micro-batch, and get layers and dropout ready for it."""
         batch = build_micro_batch(part.examples, self._device)
         self.layers.begin()
         self._model.clock.clear()
         if dropout:
             self._model.clock.set(part.positions, batch.lengths, batch.num_tokens, self._device)
-        return self._objective.compute(batch, part.places, self.gradient_scale)
+        return batch
+
+    def _replay(self, batch: MicroBatch) -> bool:
+        if self.replayer is None:
+            return False
+        return self.replayer.run(batch, self.layers.plan, lambda batch: self._add(batch, ()))
+
+    def _add(self, batch: MicroBatch, places: Sequence[int]) -> None:
+        """Add the gradients of one micro-batch and what it sums to.
+
+        Whatever is made on the way is gone when this returns: a graph could not be recorded while
+        an earlier pass still holds what gathers a parameter's gradients.
+        """
+        loss, sums = self._objective.compute(batch, places, self.gradient_scale)
+        loss.backward()
+        self.sums += sums
 
 
 @contextmanager

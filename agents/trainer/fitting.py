@@ -27,6 +27,8 @@ from agents.trainer.memory import read_available_bytes
 from agents.trainer.micro import CPU_TOKENS
 from agents.trainer.offload import Offloader
 from agents.trainer.prepare import Prepared
+from agents.trainer.reference import needs_reference
+from agents.trainer.replay import CudaGraph, Replayer
 from agents.trainer.snapshot import Progress
 from agents.trainer.tuning import Setting, Tuner, apply
 from agents.trainer.warmup import choose_examples
@@ -50,6 +52,21 @@ def make_layers(spec: RunSpec, prepared: Prepared, warn: Warn, *, local_ranks: i
     offloader = Offloader(device, fixed, most_bytes)
     compiled = not reason and spec.compile == "auto"
     return Layers(model, compiled=compiled, offloader=offloader, warn=warn)
+
+
+def make_replayer(
+    spec: RunSpec, prepared: Prepared, layers: Layers, *, world_size: int
+) -> Replayer | None:
+    """Return what replays micro-batches; None where it cannot be, or gains nothing.
+
+    Gradients that travel while they are made, a scale of the loss that changes, and a table in host
+    memory are no part of what a graph repeats.
+    """
+    travels = world_size > 1 or spec.compression != "none"
+    changes = prepared.model.dtype == torch.float16 or needs_reference(spec)
+    if not layers.compiled or travels or changes:
+        return None
+    return Replayer(prepared.model.clock, CudaGraph)
 
 
 def fit(
@@ -78,6 +95,7 @@ def fit(
         UserError: a single example does not fit.
     """
     longest = choose_examples(prepared.train, 0)
+    computer.replayer = make_replayer(spec, prepared, computer.layers, world_size=world_size)
 
     def settle(setting: Setting) -> None:
         apply(computer, setting)

@@ -279,6 +279,7 @@ class Loop:
             num_targets=sum(segment.num_targets for segment in segments),
             global_tokens=batch.num_tokens,
             recomputed_share=self._computer.recomputed_share,
+            held_bytes=self._computer.held_bytes,
         )
         self._journal.write(
             "step",

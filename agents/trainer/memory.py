@@ -7,10 +7,15 @@ import os
 import torch
 
 
-def read_memory_bytes(device: torch.device) -> int | None:
-    """Return the peak of GPU memory, or the resident memory on a CPU; None: not known."""
+def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
+    """Return the peak of GPU memory, or the resident memory on a CPU; None: not known.
+
+    Args:
+        held_bytes: by a graph, which torch counts as allocated only while it is recorded.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        at_rest_bytes = torch.cuda.memory_allocated(device)
+        return max(torch.cuda.max_memory_allocated(device), at_rest_bytes + held_bytes)
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -32,6 +32,8 @@ class Work:
     global_tokens: int
     recomputed_share: float
     """The part of the layers whose activations were computed twice, 0 to 1."""
+    held_bytes: int
+    """GPU memory that is held for replays; see `replay`."""
 
 
 def describe_speed(
@@ -58,6 +60,6 @@ def describe_speed(
         "mfu": model_flops / possible if possible else None,
         "hfu": (model_flops + again) / possible if possible else None,
         "eta": rate / sum(solo),
-        "memory_bytes": read_memory_bytes(prepared.device),
+        "memory_bytes": read_memory_bytes(prepared.device, work.held_bytes),
         "memory_reserved_bytes": read_reserved_bytes(prepared.device),
     }

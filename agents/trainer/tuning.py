@@ -31,6 +31,7 @@ from agents.trainer.compute import Computer, Part
 _CAUTIONS = (1.0, 0.85, 0.7)
 """Parts of the free memory that are planned with, one after the other, when it ran out."""
 _TIMED_PASSES = 2
+"""Of two micro-batches alike the first is recorded and the second replayed; see `replay`."""
 _LONG_S = 10.0
 _PROBE_BYTES = 1 << 26
 
@@ -170,6 +171,7 @@ class Tuner:
             )
             apply(self._computer, setting)
             seconds = self._time(part) if self._computer.try_gradients(part) else None
+            self._computer.drop_replay()
             if seconds is not None:
                 setting = replace(setting, tokens_per_s=count_tokens(part) / seconds)
                 self.tried.append(setting)

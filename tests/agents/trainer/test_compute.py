@@ -122,16 +122,15 @@ def test_no_rows_give_no_gradient(make_computer):
 
 
 def limit_memory(monkeypatch, fits):
-    """Let a forward pass run out of memory unless `fits` says otherwise."""
-    compute = compute_module.Computer._compute
+    """Let a micro-batch run out of memory unless `fits` says otherwise."""
+    add = compute_module.Computer._add
 
-    def limited(self, part, *, dropout):
-        result = compute(self, part, dropout=dropout)
-        if not fits(self, part.examples):
+    def limited(self, batch, places):
+        if not fits(self, batch.lengths):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return result
+        add(self, batch, places)
 
-    monkeypatch.setattr(compute_module.Computer, "_compute", limited)
+    monkeypatch.setattr(compute_module.Computer, "_add", limited)
 
 
 def test_less_memory_means_smaller_pieces_of_the_same_batch(make_computer, monkeypatch):
@@ -178,10 +177,10 @@ def test_a_model_that_does_not_fit_is_told_in_words():
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(make_computer, monkeypatch):
-    def broken(self, part, *, dropout):
+    def broken(self, batch, places):
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr(compute_module.Computer, "_compute", broken)
+    monkeypatch.setattr(compute_module.Computer, "_add", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         gradients(make_computer())
     assert is_out_of_memory(MemoryError())

@@ -19,6 +19,7 @@ from agents.trainer.layers import Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Supervised
 from agents.trainer.offload import Offloader
+from agents.trainer.replay import CudaGraph, Replayer
 from tests.agents.trainer.ranks import make_spec, make_tiny_model
 
 pytestmark = [
@@ -171,3 +172,23 @@ def test_moving_leaves_less_on_the_card(make_computer):
     print({name: f"{peak / 2**20:.0f} MiB" for name, peak in peaks.items()})
     assert peaks["move"] < 0.9 * peaks["keep"]
     assert peaks["recompute"] < peaks["keep"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_replayed_micro_batches_give_the_same_bits(make_computer, plan):
+    plain, replaying = make_computer("qlora", PLANS[plan]), make_computer("qlora", PLANS[plan])
+    replaying.replayer = Replayer(replaying._model.clock, CudaGraph)
+    plain.micro_tokens = replaying.micro_tokens = 1024
+    alike = make_part(1024, 1024, 1024, 1024)
+    for part in (alike, UNEQUAL, alike, alike):
+        assert torch.equal(gradients(replaying, part), gradients(plain, part))
+        assert torch.equal(replaying.sums, plain.sums)
+    assert replaying.replayer.num_replayed == 3 + 3 + 4
+    assert replaying.held_bytes > 0
+    before = torch.cuda.memory_reserved()
+    replaying.evaluate(UNEQUAL)
+    plain.evaluate(UNEQUAL)
+    assert torch.equal(replaying.sums, plain.sums)
+    assert replaying.held_bytes == 0
+    assert torch.cuda.memory_reserved() <= before
+    assert torch.equal(gradients(replaying, alike), gradients(plain, alike))
