@@ -178,7 +178,8 @@ class Computer:
 
     def evaluate(self, part: Part) -> None:
         """Start from zero and add what the examples sum to, without dropout or gradients."""
-        self.drop_replay()
+        if self.replayer is not None:
+            self.replayer.drop()  # it may need the memory
         self.sums.zero_()
         with torch.no_grad():
             for group in self._group(part):
@@ -188,10 +189,10 @@ class Computer:
                 _, sums = self._objective.compute(batch, picked.places, self.gradient_scale)
                 self.sums += sums
 
-    def drop_replay(self) -> None:
-        """Let go of the memory of what is replayed, for something else that needs it."""
+    def forget_replay(self) -> None:
+        """Let go of what is replayed, before other settings are tried or used."""
         if self.replayer is not None:
-            self.replayer.drop()
+            self.replayer.forget()
 
     def _lay_out(self, part: Part, *, dropout: bool) -> MicroBatch:
         """Return one micro-batch, and get layers and dropout ready for it."""

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def make_replayer(
     changes = prepared.model.dtype == torch.float16 or needs_reference(spec)
     if not layers.compiled or travels or changes:
         return None
-    return Replayer(prepared.model.clock, CudaGraph)
+    spare_bytes = OPTIMIZER_COPIES * prepared.flat.values.nbytes
+    return Replayer(prepared.model.clock, partial(CudaGraph, spare_bytes=spare_bytes))
 
 
 def fit(

@@ -26,7 +26,7 @@ try:
 except ImportError:  # torch for CPUs comes without
     triton = None
 
-_BYTES_AT_ONCE = 1024
+_BYTES_AT_ONCE = 2048
 _way = {"whole": False}
 
 
@@ -43,21 +43,21 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _unpack_kernel(  # type: ignore[no-untyped-def, unused-ignore]
-        packed, scale8, code, group, offset, values, out, num_bytes,
+        packed, scale8, code, group, offset, values, out, num_blocks,
         block_bytes: tl.constexpr, group_blocks: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
-        place = tl.program_id(0) * size + tl.arange(0, size)
-        inside = place < num_bytes
-        pair = tl.load(packed + place, mask=inside, other=0).to(tl.int32)
-        block = place // block_bytes
+        block = tl.program_id(0) * size + tl.arange(0, size)
+        inside = block < num_blocks
         index = tl.load(scale8 + block, mask=inside, other=0).to(tl.int32)
         scale = tl.load(group + block // group_blocks, mask=inside, other=0.0)
-        scale = tl.load(code + index) * scale + tl.load(offset)
+        scale = (tl.load(code + index) * scale + tl.load(offset))[:, None]
+        place = block[:, None] * block_bytes + tl.arange(0, block_bytes)[None, :]
+        pair = tl.load(packed + place, mask=inside[:, None], other=0).to(tl.int32)
         first = tl.load(values + (pair >> 4)) * scale
         second = tl.load(values + (pair & 15)) * scale
         both = tl.interleave(first, second).to(out.dtype.element_ty)
-        target = tl.program_id(0) * (2 * size) + tl.arange(0, 2 * size)
-        tl.store(out + target, both, mask=target < 2 * num_bytes)
+        target = block[:, None] * (2 * block_bytes) + tl.arange(0, 2 * block_bytes)[None, :]
+        tl.store(out + target, both, mask=inside[:, None])
 
     @torch.library.triton_op("rackless::nf4_unpack", mutates_args=())  # type: ignore[untyped-decorator, unused-ignore]
     def _unpack(
@@ -74,12 +74,13 @@ if triton is not None:
     ) -> Tensor:
         """Return the weights (O, I)."""
         weight_OI = torch.empty(num_outputs, num_inputs, dtype=dtype, device=packed.device)
-        num_bytes = packed.numel()
-        block_bytes = num_bytes // scale8.numel()
-        grid = (triton.cdiv(num_bytes, _BYTES_AT_ONCE),)
+        num_blocks = scale8.numel()
+        block_bytes = packed.numel() // num_blocks
+        size = max(1, _BYTES_AT_ONCE // block_bytes)
+        grid = (triton.cdiv(num_blocks, size),)
         torch.library.wrap_triton(_unpack_kernel)[grid](
-            packed, scale8, code, group, offset, values, weight_OI, num_bytes,
-            block_bytes=block_bytes, group_blocks=group_blocks, size=_BYTES_AT_ONCE,
+            packed, scale8, code, group, offset, values, weight_OI, num_blocks,
+            block_bytes=block_bytes, group_blocks=group_blocks, size=size,
         )  # fmt: skip
         return weight_OI
 

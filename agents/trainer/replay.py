@@ -70,7 +70,8 @@ class Replayer:
         """What the graph reads."""
         self._num_recorded = 0
         self.num_replayed = 0
-        self._is_refused = False
+        self._refused: object = None
+        """The shape that could not be recorded."""
 
     def run(self, batch: MicroBatch, plan: LayerPlan, add: Add) -> bool:
         """Do what `add` does with the micro-batch; False: it was not done, and has to be.
@@ -105,6 +106,12 @@ class Replayer:
         self._graph.reset()
         self._graph, self._inputs = None, []
 
+    def forget(self) -> None:
+        """Drop what was recorded, and begin anew with other settings."""
+        self.drop()
+        self._shape = self._refused = None
+        self._num_recorded = self.num_replayed = 0
+
     def _read(self, batch: MicroBatch) -> list[Tensor]:
         tokens = self._clock.tokens_BT1
         return [
@@ -119,7 +126,7 @@ class Replayer:
 
     def _try_to_record(self, batch: MicroBatch, add: Add) -> bool:
         paid = _FREE_RECORDINGS + self.num_replayed // _LEAST_REPLAYS
-        if self._is_refused or self._num_recorded >= paid:
+        if self._refused == self._shape or self._num_recorded >= paid:
             return False
         self._num_recorded += 1
         try:
@@ -127,7 +134,7 @@ class Replayer:
         except RuntimeError:  # no memory for it, or a model that waits for the device
             traceback.print_exc(file=sys.stderr)
             print("Micro-batches are started kernel by kernel, as ever.", file=sys.stderr)
-            self._is_refused = True
+            self._refused = self._shape
             return False
         self._inputs = self._read(batch)
         return True
@@ -136,17 +143,26 @@ class Replayer:
 class CudaGraph:
     """What `work` starts on the GPU, recorded as a CUDA graph.
 
+    Args:
+        spare_bytes: that have to be left to this process, as for the optimizer.
+
     Raises:
         RuntimeError: it waits for the device, or memory ran out.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], *, spare_bytes: int = 0) -> None:
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
         before_bytes = torch.cuda.memory_reserved()
-        # Other threads may go on with what they do, such as the writing of a checkpoint.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            work()
+        try:
+            # Other threads may go on with what they do, such as the writing of a checkpoint.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                work()
+            if read_spare_bytes() < spare_bytes:
+                raise torch.OutOfMemoryError(f"less than {spare_bytes} bytes would be left")
+        except RuntimeError:
+            self.reset()
+            raise
         self.held_bytes = torch.cuda.memory_reserved() - before_bytes
 
     def replay(self) -> None:
@@ -157,3 +173,10 @@ class CudaGraph:
         """Let go of its memory."""
         self._graph.reset()
         torch.cuda.empty_cache()
+
+
+def read_spare_bytes() -> int:
+    """Return the memory of the GPU that this process has not taken and may take."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    allowed_bytes = int(torch.cuda.get_per_process_memory_fraction() * total_bytes)
+    return min(free_bytes, allowed_bytes - torch.cuda.memory_reserved())

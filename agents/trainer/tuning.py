@@ -129,6 +129,7 @@ class Tuner:
 
     def _read_peak(self, part: Part) -> int:
         """Return the most bytes beside those at rest that `part` needs."""
+        self._computer.forget_replay()
         rest_bytes = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._computer.try_gradients(part)
@@ -171,7 +172,6 @@ class Tuner:
             )
             apply(self._computer, setting)
             seconds = self._time(part) if self._computer.try_gradients(part) else None
-            self._computer.drop_replay()
             if seconds is not None:
                 setting = replace(setting, tokens_per_s=count_tokens(part) / seconds)
                 self.tried.append(setting)
@@ -190,6 +190,7 @@ class Tuner:
                 return None
             torch.cuda.synchronize(self._device)
             times_s.append(time.perf_counter() - started)
+        self._computer.forget_replay()
         return min(times_s)
 
 
