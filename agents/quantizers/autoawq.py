@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from agents.errors import UserError
 from agents.quantizers.patching import replaced
 
-_MOST_TOKENS = 512
-"""Of one block of calibration text; what is shorter in all is one block."""
 Tell = Callable[[int, int], None]
 """Called with the layers done and all of them."""
 
@@ -32,7 +30,7 @@ def quantize(
     model: Path,
     folder: Path,
     group: int,
-    calibration: Sequence[Sequence[int]],
+    blocks: Sequence[Sequence[int]],
     tokenizer: Any,
     tell: Tell,
 ) -> None:
@@ -42,7 +40,7 @@ def quantize(
         model: folder of Transformers.
         folder: where it goes.
         group: weights that share a scale.
-        calibration: token ids of texts.
+        blocks: token ids of texts, in blocks of one length.
         tokenizer: of the model.
         tell: hears of each layer.
 
@@ -53,7 +51,6 @@ def quantize(
         warnings.simplefilter("ignore", DeprecationWarning)  # it says that it is archived
         from awq import AutoAWQForCausalLM
         from awq.quantize import quantizer
-    blocks = split_blocks(calibration)
     try:
         loaded = AutoAWQForCausalLM.from_pretrained(
             str(model), device_map="cpu", trust_remote_code=False
@@ -73,17 +70,6 @@ def quantize(
             max_calib_seq_len=len(blocks[0]),
         )
     loaded.save_quantized(str(folder), safetensors=True)
-
-
-def split_blocks(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the texts as blocks of one length, since AutoAWQ joins what it gets.
-
-    >>> split_blocks([[1, 2], [3]])
-    [[1, 2, 3]]
-    """
-    joined = [token for row in rows for token in row]
-    length = min(_MOST_TOKENS, len(joined))
-    return [joined[at : at + length] for at in range(0, len(joined) - length + 1, length)]
 
 
 @contextmanager

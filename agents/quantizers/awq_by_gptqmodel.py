@@ -1,4 +1,4 @@
-"""Two things that gptqmodel 7.6 does of AWQ otherwise here: how clippings are tried, and scales.
+"""What gptqmodel 7.6 does of AWQ otherwise here: how clippings are tried, scales, and positions.
 
 AWQ clips each group of weights where that brings its products with the inputs of 512 tokens nearer
 to what they were. gptqmodel, as AutoAWQ before it, keeps every single product of a weight with an
@@ -7,6 +7,11 @@ wide layer of a 7B model needs 3 GB for it. The same sums are products of matric
 
 Scales are float16, as the classic layout has them; gptqmodel writes them in the model's own type,
 and takes no layers back then that an earlier job has kept.
+
+Texts come in blocks of one length (`texts.split_blocks`). Of each batch of them gptqmodel keeps one
+row of positions and joins those rows, which are as many as batches then and not as blocks; where a
+layer's attention takes positions (StableLM, Ministral 3), its search fails. Left without, it takes
+those of one batch for all.
 
 Shape letters: O outputs, I inputs, T tokens, G groups, K weights of a group.
 """
@@ -30,12 +35,12 @@ Round = Callable[[Tensor, Tensor], Any]
 
 
 @contextmanager
-def quick_clipping() -> Iterator[None]:
-    """Let gptqmodel try clippings by products of matrices, and write scales in float16."""
+def mended_awq() -> Iterator[None]:
+    """Let gptqmodel try clippings by products, write scales in float16, and join no positions."""
     from gptqmodel.looper.awq_processor import AWQProcessor
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
 
-    pack = AwqTorchLinear.pack
+    pack, join = AwqTorchLinear.pack, AWQProcessor._feature_kwargs_from_batch_indices
 
     def find(self: Any, w: Tensor, input_feat: Tensor) -> Tensor:
         group = self.qcfg.group_size
@@ -44,9 +49,15 @@ def quick_clipping() -> Iterator[None]:
     def pack_half(self: Any, linear: Any, scales: Tensor, zeros: Tensor, **rest: Any) -> None:
         pack(self, linear, scales.half(), zeros, **rest)
 
+    def join_other(self: Any, batch_indices: list[int | None]) -> dict[str, Any]:
+        found: dict[str, Any] = join(self, batch_indices)
+        found.pop("position_ids", None)
+        return found
+
     with (
         replaced(AWQProcessor, "_compute_best_clip", find),
         replaced(AwqTorchLinear, "pack", pack_half),
+        replaced(AWQProcessor, "_feature_kwargs_from_batch_indices", join_other),
     ):
         yield
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.artifacts import MakeJob
 from agents.errors import UserError
-from agents.quantizers.awq_by_gptqmodel import quick_clipping
+from agents.quantizers.awq_by_gptqmodel import mended_awq
 from agents.quantizers.layers import count_kept, keeping, name_layers
 from agents.quantizers.work import Progress
 
@@ -70,7 +70,7 @@ class Gptqmodel:
     group: int
     """Weights that share a scale."""
     rows: Sequence[Sequence[int]]
-    """Token ids to calibrate with."""
+    """Token ids to calibrate with; AWQ needs them of one length."""
     tokenizer: Any
     layers: Layers
 
@@ -116,7 +116,7 @@ class Gptqmodel:
             **self._precision(place),
         )
         quantized.layer_callback = self.layers
-        with quick_clipping(), keeping(place, self.layers.total) as more:
+        with mended_awq(), keeping(place, self.layers.total) as more:
             quantized.quantize(
                 calibration=rows,
                 batch_size=_ROWS_AT_ONCE,

@@ -19,6 +19,7 @@ from agents.artifacts import MakeJob, Method
 from agents.errors import UserError
 from agents.quantizers import autoawq
 from agents.quantizers.by_gptqmodel import SCRATCH, Gptqmodel, Layers
+from agents.quantizers.texts import split_blocks
 from agents.quantizers.work import Progress
 
 GROUPS = (128, 64, 32)
@@ -54,12 +55,13 @@ def quantize(
     num_layers = _read_sizes(model, job.method)["num_hidden_layers"]
     model, folder = model.absolute(), folder.absolute()
     layers = Layers(progress, num_layers)
+    rows = split_blocks(calibration) if job.method == "awq" else calibration
     with _working_in(folder / SCRATCH):
         if job.engine == "autoawq":
-            autoawq.quantize(model, folder, group, calibration, tokenizer, layers.tell)
+            autoawq.quantize(model, folder, group, rows, tokenizer, layers.tell)
         else:
             work = Gptqmodel(
-                job=job, model=model, folder=folder, group=group, rows=calibration,
+                job=job, model=model, folder=folder, group=group, rows=rows,
                 tokenizer=tokenizer, layers=layers,
             )  # fmt: skip
             work.do()

@@ -81,6 +81,22 @@ def read_texts(
     )
 
 
+def split_blocks(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the rows one behind the other, in blocks of one length; what remains is left out.
+
+    AutoAWQ joins what it gets. gptqmodel 7.6 searches AWQ's scales by all of its rows where they
+    are of one length and fit into one tensor, else by its last eight (`_layer_input_features`).
+
+    >>> split_blocks([[1, 2], [3]])
+    [[1, 2, 3]]
+    >>> [len(block) for block in split_blocks([[7] * 400] * 3)]
+    [512, 512]
+    """
+    joined = [token for row in rows for token in row]
+    length = min(MOST_TOKENS, len(joined))
+    return [joined[at : at + length] for at in range(0, len(joined) - length + 1, length)]
+
+
 def _read(source: TextSource, tokenizer: Any) -> list[tuple[int, ...]]:
     files = find_data(source.path)
     tally = Tally(name=files.name)

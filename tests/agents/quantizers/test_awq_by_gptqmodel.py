@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from agents.quantizers.awq_by_gptqmodel import find_clips
+from agents.quantizers.awq_by_gptqmodel import find_clips, mended_awq
 from agents.quantizers.control import round_to_nearest
 from agents.quantizers.patching import replaced
 
@@ -80,3 +84,30 @@ def test_a_name_is_replaced_for_a_while_and_has_to_be_there():
     assert Package.name == "theirs"
     with pytest.raises(AttributeError), replaced(Package, "other", 1):
         pass
+
+
+def test_no_rows_of_positions_are_joined(monkeypatch):
+    """They would be as many as batches; what is read from a mask is as many as blocks."""
+
+    class AWQProcessor:
+        def _compute_best_clip(self) -> None: ...
+
+        def _feature_kwargs_from_batch_indices(self, batch_indices: list[int]) -> dict[str, Any]:
+            return {"position_ids": [[0, 1]] * len(batch_indices), "attention_mask": "mask"}
+
+    class AwqTorchLinear:
+        def pack(self) -> None: ...
+
+    packages = {
+        "gptqmodel.looper.awq_processor": {"AWQProcessor": AWQProcessor},
+        "gptqmodel.nn_modules.qlinear.torch_awq": {"AwqTorchLinear": AwqTorchLinear},
+    }
+    for name, names in packages.items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
+        vars(sys.modules[name]).update(names)
+    with mended_awq():
+        assert AWQProcessor()._feature_kwargs_from_batch_indices([0, 1]) == {
+            "attention_mask": "mask"
+        }

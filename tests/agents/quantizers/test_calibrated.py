@@ -5,12 +5,14 @@ The packages are installed from the lock that ships, beside this environment.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +25,16 @@ from agents import packages
 from agents.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
 from agents.children import Children
 from agents.errors import UserError
-from agents.quantizers import autoawq
+from agents.quantizers import autoawq, calibrated
+from agents.quantizers.by_gptqmodel import Gptqmodel
 from agents.quantizers.calibrated import choose_group
-from agents.quantizers.texts import read_texts
+from agents.quantizers.texts import read_texts, split_blocks
+from agents.quantizers.work import Progress
 from agents.state import Home
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.wire import to_wire
 from app.nodes.environment import read_lock
+from tests.agents.quantizers import watched_make
 from tests.agents.trainer.ranks import DEMO, make_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -79,11 +84,13 @@ def beside(tmp_path_factory) -> Path:
     return home.path / report.path
 
 
-def start(job: MakeJob, home: Path, beside: Path) -> subprocess.Popen[str]:
+def start(
+    job: MakeJob, home: Path, beside: Path, module: str = "agents.quantizers.make"
+) -> subprocess.Popen[str]:
     path = home / "job.json"
     path.write_text(json.dumps({**to_wire(job), "agent_home": str(home)}))
     return subprocess.Popen(
-        [sys.executable, "-m", "agents.quantizers.make", str(path)],
+        [sys.executable, "-m", module, str(path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside)))},
         stdout=subprocess.PIPE,
         stderr=(home / "stderr").open("w"),
@@ -93,8 +100,10 @@ def start(job: MakeJob, home: Path, beside: Path) -> subprocess.Popen[str]:
     )
 
 
-def run(job: MakeJob, home: Path, beside: Path) -> subprocess.CompletedProcess[str]:
-    with start(job, home, beside) as process:
+def run(
+    job: MakeJob, home: Path, beside: Path, module: str = "agents.quantizers.make"
+) -> subprocess.CompletedProcess[str]:
+    with start(job, home, beside, module) as process:
         out, _ = process.communicate(timeout=400)
     said = (home / "stderr").read_text()
     return subprocess.CompletedProcess(process.args, process.returncode, out, said)
@@ -130,7 +139,8 @@ def job_for(model: Path, method: str, *types: str, engine: str = "gptqmodel") ->
 def test_it_loads_and_is_nearer_than_rounding(
     learned, beside, tmp_path, method, engine, types, share, layout
 ):
-    done = run(job_for(learned, method, *types, engine=engine), tmp_path, beside)
+    job = job_for(learned, method, *types, engine=engine)
+    done = run(job, tmp_path, beside, watched_make.__name__)
     assert done.returncode == 0, done.stdout[-600:] + done.stderr[-1500:]
     (proof,) = json.loads((tmp_path / method / PROOF_FILE).read_bytes())["proofs"]
     assert proof["distance"]["kl"] < share * proof["control"]["kl"]
@@ -146,6 +156,32 @@ def test_it_loads_and_is_nearer_than_rounding(
     print(
         f"\n{proof['name']}: KL {proof['distance']['kl']:.2e}, rounded {proof['control']['kl']:.2e}"
     )
+
+    if (method, engine) == ("awq", "gptqmodel"):
+        lines = (tmp_path / watched_make.SEARCHED_FILE).read_text().splitlines()
+        texts = read_texts(TRAIN, EVALUATION, load_tokenizer(learned)[0]).calibration
+        blocks = split_blocks(texts)
+        assert {tuple(json.loads(line)[:2]) for line in lines} == {(len(blocks), len(blocks[0]))}
+
+
+@pytest.mark.parametrize(("method", "types"), [("awq", ()), ("gptq", ("4-bit",))])
+def test_awq_gets_all_texts_in_blocks_of_one_length_and_gptq_the_rows(
+    learned, tmp_path, monkeypatch, method, types
+):
+    rows = [[place % 7 + 1] * (60 + place) for place in range(20)]
+    got = []
+    monkeypatch.setattr(Gptqmodel, "do", lambda self: got.extend(self.rows))
+    progress = Progress(io.StringIO(), time.monotonic)
+    (tmp_path / "made").mkdir()
+    calibrated.quantize(
+        job_for(learned, method, *types), learned, tmp_path / "made", rows, None, progress
+    )
+    if method == "gptq":
+        assert got == rows
+    else:
+        assert [len(block) for block in got] == [512] * (sum(map(len, rows)) // 512)
+        joined = [token for row in rows for token in row]
+        assert [token for block in got for token in block] == joined[: 512 * len(got)]
 
 
 def test_sizes_that_cannot_be_divided_are_named(learned, tmp_path):

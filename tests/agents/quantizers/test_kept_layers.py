@@ -50,9 +50,11 @@ def model(tmp_path: Path) -> Path:
     return found
 
 
-def place_of(model: Path, method: str = "awq", group: int = 128) -> Path | None:
+def place_of(
+    model: Path, method: str = "awq", group: int = 128, rows: list[list[int]] = ROWS
+) -> Path | None:
     job = job_for(model.parent, method, *(("4-bit",) if method == "gptq" else ()))
-    return name_layers(model, job, group, ROWS, VERSION)
+    return name_layers(model, job, group, rows, VERSION)
 
 
 def stop_within(place: Path, attempt: str) -> None:
@@ -71,6 +73,7 @@ def test_layers_are_known_by_all_that_decides_them(model):
     assert first == place_of(model)
     assert first.name.startswith(".layers-merged-4-")
     assert first not in (place_of(model, "gptq"), place_of(model, group=64))
+    assert first != place_of(model, rows=[[1, 2], [3]]), "the same text, not in one block"
     (model / LINEAGE_FILE).write_text(json.dumps({"content": "cd" * 32}))
     assert place_of(model) != first
     (model / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}))
