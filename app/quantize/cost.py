@@ -38,13 +38,18 @@ _NF4_WEIGHTS_PER_S, _UNPACKED_WEIGHTS_PER_S = 70e6, 60e6
 _GRID, _CLIPS, _CLIP_TOKENS = 26, 11, 512
 """AWQ tries 20 scales for each group of layers, by products of all that the group feeds
 (arXiv:2306.00978), and ten clippings of each on 512 tokens."""
-_SEARCH_SHARE = {"cpu": 0.65, "gpu": 0.4}
-"""Of the rate of long products that those of the search reach."""
+_SEARCH_SHARE = {"cpu": 1.05, "gpu": 0.4}
+"""Of the rate of long products that those of the search reach: on a CPU that of float32 is known,
+and the search is in bfloat16."""
+_ROUNDINGS = 31
+"""Of each weight: for every scale and every clipping, and at last. On a GPU they are quick."""
 _KEPT_PRODUCTS_PER_S, _KEPT_PRODUCT_BYTES = 1.5e9, 4
 """AutoAWQ writes and reads each product of its clippings: what two cores do, and what the memory
 of a GPU moves of each."""
 _AWQ_VALUE_BYTES = 8
 """Of what goes into each layer, as it is kept and held against in float32."""
+_UNRETURNED_SHARE = 0.5
+"""Of those, which the process holds still when the result is loaded."""
 _AWQ_LAYER_S = 2.0
 _GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.0e-3}
 """Columns are rounded one after the other."""
@@ -282,10 +287,13 @@ class _Work:
 
     def _quantize_awq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
-        tokens = self.texts.calibration_tokens
+        tokens = self.texts.block_tokens
         products = shape.num_quantized * min(tokens, _CLIP_TOKENS) * _CLIPS
         search = 2.0 * shape.num_quantized * tokens * _GRID
         seconds = search / (_SEARCH_SHARE[self._device] * bench.flops_per_s)
+        if not bench.is_gpu:
+            rate = _ROUNDED_WEIGHTS_PER_S["cpu"] * bench.num_cores
+            seconds += _ROUNDINGS * shape.num_quantized / rate
         if self.engine == "gptqmodel":
             seconds += 2.0 * products / bench.flops_per_s
         elif bench.is_gpu:
@@ -294,9 +302,17 @@ class _Work:
             seconds += products / (_KEPT_PRODUCTS_PER_S * bench.num_cores / 2)
         layers = _AWQ_LAYER_S * shape.num_layers if bench.is_gpu else 0.0
         seconds += _GPTQMODEL_S + layers + self._io_s()
-        values = tokens * (6 * shape.hidden + 2 * shape.ffn)
-        ram = self._pack_ram() + (0 if bench.is_gpu else int(values * _AWQ_VALUE_BYTES))
-        return self._on("quantize", seconds, ram, self._layer_bytes() + int(values * 2))
+        # Of little text, loading takes more than what is kept of it.
+        kept = 0 if bench.is_gpu else max(self._kept_value_bytes(), self._predicted_bytes())
+        ram = self._pack_ram() + kept
+        return self._on("quantize", seconds, ram, self._layer_bytes() + self._count_values() * 2)
+
+    def _count_values(self) -> int:
+        """Return how many numbers AWQ keeps of a layer's inputs."""
+        return int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
+
+    def _kept_value_bytes(self) -> int:
+        return self._count_values() * _AWQ_VALUE_BYTES
 
     def _quantize_gptq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
@@ -305,7 +321,7 @@ class _Work:
         flops = 2.0 * 3 * shape.num_quantized * tokens / (0.4 * bench.flops_per_s)
         seconds = _GPTQMODEL_S + columns * _GPTQ_COLUMN_S[self._device] + flops + self._io_s()
         kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
-        ram = self._pack_ram() + (0 if bench.is_gpu else kept)
+        ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
         return self._on("quantize", seconds, ram, self._layer_bytes() + kept)
 
     def _io_s(self) -> float:
@@ -316,11 +332,11 @@ class _Work:
         return 3 * 2 * max(layer.num_parameters for layer in self.shape.layers)
 
     def _pack_ram(self) -> int:
-        ram = self._base_ram + _PACK_RAM_BYTES + self.made.merged_bytes
-        if self.bench.is_gpu:
-            return ram
+        return self._base_ram + _PACK_RAM_BYTES + self.made.merged_bytes
+
+    def _predicted_bytes(self) -> int:
         rows = min(_ROWS_AT_ONCE, self.texts.calibration_rows)
-        return ram + rows * self.texts.longest_tokens * self.shape.vocab * _LOGIT_BYTES
+        return rows * self.texts.longest_tokens * self.shape.vocab * _LOGIT_BYTES
 
     def _quantize_gguf(self) -> PhaseForecast:
         whole, seconds = self.made.merged_bytes, 0.0
@@ -371,6 +387,8 @@ class _Work:
             return size + wide + 4 * shape.num_quantized
         wide += 4 * shape.num_quantized
         kept = self.made.merged_bytes if self.engine == "gptqmodel" else 0
+        if self.method == "awq" and self.engine == "gptqmodel":
+            kept += int(_UNRETURNED_SHARE * self._kept_value_bytes())
         return kept + size + wide
 
     def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:

@@ -25,6 +25,12 @@ class TextSizes:
         return self.calibration_rows * self.mean_tokens
 
     @property
+    def block_tokens(self) -> float:
+        """Of calibration, joined and cut into whole blocks, as AWQ takes it."""
+        tokens = self.calibration_tokens
+        return tokens - tokens % MOST_TOKENS if tokens > MOST_TOKENS else tokens
+
+    @property
     def judged_tokens(self) -> float:
         return self.held_out_rows * self.mean_tokens
 

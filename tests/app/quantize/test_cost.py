@@ -2,7 +2,8 @@
 
 The rows are of `python -m tests.bench.bench_quantize --cpu --parts 60m,130m,370m` on an AMD EPYC
 with two cores that nothing else used (torch 2.13, Transformers 5.23, gptqmodel 7.6, AutoAWQ 0.2.9,
-llama.cpp b10605). Those that constants were fitted to say so.
+llama.cpp b10605); one with 40 rows of calibration, and one of `--parts quality --recipe medium`.
+Those that constants were fitted to say so.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def test_what_was_measured_was_foretold(row):
     memory = max(one["ram_bytes"] for one in row["phases"]) / max(one.ram_bytes for one in said)
     assert 0.85 < memory < 1.15
     disk = max(one["disk_bytes"] for one in row["phases"]) / foretell_disk(row)
-    assert 0.6 < disk < 1.02, "layers that are kept for a blink may not be seen"
+    assert 0.5 < disk < 1.02, "layers that are kept for a blink may not be seen"
     if row["case"] not in COMPILES:
         assert 0.7 < ratio_of_seconds(row) < 1.3
 
