@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import json
+import os
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.trainer import compiling
 from agents.trainer.memory import read_available_bytes
 
 ANSWER_TOKENS = 32
@@ -63,6 +66,7 @@ def load_model(model: Path, device: str) -> Any:
         torch.cuda.empty_cache()
         free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
     place, is_wide = choose_place(weigh(model), device, free_gpu_bytes, read_available_bytes())
+    _settle_compiling(place)
     plain = {} if place == "cpu" else _name_kernel(model)
     loaded = AutoModelForCausalLM.from_pretrained(
         model,
@@ -73,6 +77,25 @@ def load_model(model: Path, device: str) -> Any:
         local_files_only=True,
     )
     return loaded.eval()
+
+
+def _settle_compiling(place: str) -> None:
+    """Let models compute as they are written where nothing can be compiled.
+
+    GPTQ's kernels in plain PyTorch have torch compile the unpacking of weights at its first use,
+    which fails on a PC without a C++ compiler. The one small function needs no pool of compilers,
+    each of which would take half a gigabyte.
+    """
+    import torch._dynamo
+    import torch._inductor.config
+
+    torch._dynamo.config.suppress_errors = True
+    torch._inductor.config.compile_threads = 1
+    if place == "cpu":
+        can = shutil.which(os.environ.get("CXX", "g++")) is not None
+    else:
+        can = compiling.why_not(torch.device(place)) is None
+    torch.compiler.set_stance("default" if can else "force_eager")
 
 
 def widen(loaded: Any) -> None:
