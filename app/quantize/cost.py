@@ -4,7 +4,8 @@ The phases are those that the job itself measures (agents/quantizers): merging c
 and writes; making reads the texts, measures the original and the control, quantizes and proves.
 Every phase is work over a rate: bytes read and written, weights handled on the processor, products
 of matrices. Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch
-2.13, gptqmodel 7.6, llama.cpp b10605); those for GPUs were held against nothing yet.
+2.13, gptqmodel 7.6, llama.cpp b10605), memory of GPTQ and AWQ on GPUs to two on an H200; other
+constants for GPUs were held against nothing yet.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ _ROUNDINGS = 31
 _KEPT_PRODUCTS_PER_S, _KEPT_PRODUCT_BYTES = 1.5e9, 4
 """AutoAWQ writes and reads each product of its clippings: what two cores do, and what the memory
 of a GPU moves of each."""
-_AWQ_VALUE_BYTES = 8
-"""Of what goes into each layer, as it is kept and held against in float32."""
+_AWQ_VALUE_BYTES = {"cpu": 8.0, "gpu": 2.2}
+"""Of what goes into each layer, as it is kept in RAM: on a CPU it is held against in float32."""
+_BLOCKS_AT_ONCE = 8
+"""Of the search, on a GPU."""
 _UNRETURNED_SHARE = 0.5
 """Of those, which the process holds still when the result is loaded."""
 _AWQ_LAYER_S = 2.0
@@ -66,8 +69,16 @@ _WORKSPACE_BYTES = 34_000_000
 """That cuBLAS takes of a GPU at the first product."""
 _MERGE_RAM_BYTES = 180_000_000
 """PEFT."""
-_PACK_RAM_BYTES = 310_000_000
+_LOADED_RAM_BYTES = {"cpu": 281_000_000, "gpu": 572_000_000}
+"""Python, PyTorch as it is built for either, and Transformers, while no GPU is used."""
+_PACK_RAM_BYTES = {"cpu": 310_000_000, "gpu": 830_000_000}
 """gptqmodel with what it imports."""
+_PACK_VRAM_BYTES = 130_000_000
+"""That gptqmodel takes of a GPU beside the layer and what goes through it."""
+_UNPACK_BYTES = {"nf4": 4, "awq": 24, "gptq": 24}
+"""Of one weight of a matrix, while a GPU unpacks it."""
+_AWQ_RAM_BYTES = {"cpu": 0, "gpu": 620_000_000}
+"""Of its search, however little the text."""
 _UNPACK_RAM_BYTES = {"gptqmodel": 390_000_000, "autoawq": 100_000_000}
 """To load the result in the process that made it."""
 _NF4_RAM_BYTES = 75_000_000
@@ -192,7 +203,7 @@ class _Work:
     def merge_phases(self) -> tuple[PhaseForecast, ...]:
         whole = self.made.merged_bytes
         adapted = self._count_adapted()
-        base = _BASE_RAM_BYTES["cpu"]
+        base = _LOADED_RAM_BYTES[self._device]
         # Weights are mapped from their file; only those that change take memory of their own.
         ram = base + _MERGE_RAM_BYTES + int(whole * adapted / self.shape.num_parameters)
         return (
@@ -212,7 +223,7 @@ class _Work:
 
     def make_phases(self) -> tuple[PhaseForecast, ...]:
         return (
-            _phase("texts", _START_S + _IMPORT_S, _BASE_RAM_BYTES["cpu"]),
+            _phase("texts", _START_S + _IMPORT_S, _LOADED_RAM_BYTES[self._device]),
             self._original(),
             self._control(),
             self._quantize(),
@@ -302,17 +313,21 @@ class _Work:
             seconds += products / (_KEPT_PRODUCTS_PER_S * bench.num_cores / 2)
         layers = _AWQ_LAYER_S * shape.num_layers if bench.is_gpu else 0.0
         seconds += _GPTQMODEL_S + layers + self._io_s()
-        # Of little text, loading takes more than what is kept of it.
-        kept = 0 if bench.is_gpu else max(self._kept_value_bytes(), self._predicted_bytes())
-        ram = self._pack_ram() + kept
-        return self._on("quantize", seconds, ram, self._layer_bytes() + self._count_values() * 2)
+        kept = self._kept_value_bytes()
+        if not bench.is_gpu:  # of little text, loading takes more than what is kept of it
+            kept = max(kept, self._predicted_bytes())
+        moved = tokens * 3 * shape.hidden  # inputs, outputs, and those of attention
+        at_once = min(tokens, _BLOCKS_AT_ONCE * _CLIP_TOKENS) * (4 * shape.hidden + 3 * shape.ffn)
+        vram = self._layer_bytes() + 2 * int(moved + at_once) + _PACK_VRAM_BYTES
+        return self._on("quantize", seconds, self._pack_ram() + kept, vram)
 
     def _count_values(self) -> int:
         """Return how many numbers AWQ keeps of a layer's inputs."""
         return int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
 
     def _kept_value_bytes(self) -> int:
-        return self._count_values() * _AWQ_VALUE_BYTES
+        device = self._device
+        return int(self._count_values() * _AWQ_VALUE_BYTES[device]) + _AWQ_RAM_BYTES[device]
 
     def _quantize_gptq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
@@ -322,7 +337,7 @@ class _Work:
         seconds = _GPTQMODEL_S + columns * _GPTQ_COLUMN_S[self._device] + flops + self._io_s()
         kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
         ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
-        return self._on("quantize", seconds, ram, self._layer_bytes() + kept)
+        return self._on("quantize", seconds, ram, self._layer_bytes() + kept + _PACK_VRAM_BYTES)
 
     def _io_s(self) -> float:
         whole, size = self.made.merged_bytes, self.made.final_bytes
@@ -332,7 +347,7 @@ class _Work:
         return 3 * 2 * max(layer.num_parameters for layer in self.shape.layers)
 
     def _pack_ram(self) -> int:
-        return self._base_ram + _PACK_RAM_BYTES + self.made.merged_bytes
+        return self._base_ram + _PACK_RAM_BYTES[self._device] + self.made.merged_bytes
 
     def _predicted_bytes(self) -> int:
         rows = min(_ROWS_AT_ONCE, self.texts.calibration_rows)
@@ -348,7 +363,9 @@ class _Work:
             else:
                 seconds += self.shape.num_parameters / (_K_WEIGHTS_PER_S * self.bench.num_cores)
             seconds += size / _WRITE_BYTES_PER_S
-        ram = 2 * _BASE_RAM_BYTES["cpu"] + 4 * 4 * max(self._widest, self.shape.num_embedding)
+        ram = 2 * _LOADED_RAM_BYTES[self._device] + 4 * 4 * max(
+            self._widest, self.shape.num_embedding
+        )
         return self._on("quantize", seconds, ram, 0)
 
     def _proof(self) -> PhaseForecast:
@@ -368,11 +385,15 @@ class _Work:
         tokens = self._answers + _ANSWER_TOKENS + 1
         layer_s = _NF4_LAYER_S if self.method == "nf4" else _LAYER_S
         seconds += self._answer_s(size, tokens, on_gpu=on_gpu, layer_s=layer_s)
-        vram = size + self._logits_bytes() + 2 * 2 * self._widest
+        vram = size + self._logits_bytes() + _UNPACK_BYTES[self.method] * self._widest
         ram += self._logits_bytes(_COMPARE_BYTES)
         ram += _NF4_RAM_BYTES if self.method == "nf4" else _UNPACK_RAM_BYTES[self.engine]
         if not on_gpu:
             ram += self._loaded_bytes()
+        elif self.method != "nf4":  # gptqmodel gives little back of what it took
+            ram += self._pack_ram() - self._base_ram - _UNPACK_RAM_BYTES[self.engine]
+            ram += _AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0
+            vram += _PACK_VRAM_BYTES
         return self._on("proof", seconds, ram, vram)
 
     def _loaded_bytes(self) -> int:
