@@ -11,15 +11,18 @@ and takes no layers back then that an earlier job has kept.
 Texts come in blocks of one length (`texts.split_blocks`). Of each batch of them gptqmodel keeps one
 row of positions and joins those rows, which are as many as batches then and not as blocks; where a
 layer's attention takes positions (StableLM, Ministral 3), its search fails. Left without, it takes
-those of one batch for all.
+those of one batch for all. A model that turns queries and keys of some layers otherwise than those
+of others (Gemma 3) is asked with the kind of the layer, which gptqmodel leaves out.
 
 Shape letters: O outputs, I inputs, T tokens, G groups, K weights of a group.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +44,7 @@ def mended_awq() -> Iterator[None]:
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
 
     pack, join = AwqTorchLinear.pack, AWQProcessor._feature_kwargs_from_batch_indices
+    run = AWQProcessor._iter_module_forward_outputs
 
     def find(self: Any, w: Tensor, input_feat: Tensor) -> Tensor:
         group = self.qcfg.group_size
@@ -54,12 +58,26 @@ def mended_awq() -> Iterator[None]:
         found.pop("position_ids", None)
         return found
 
+    def run_kind(self: Any, x: Tensor, module: Any, *rest: Any) -> Iterator[Tensor]:
+        rotary_on = partial(_find_rotary, self._get_rotary_for_device, module)
+        with replaced(self, "_get_rotary_for_device", rotary_on):
+            yield from run(self, x, module, *rest)
+
     with (
         replaced(AWQProcessor, "_compute_best_clip", find),
+        replaced(AWQProcessor, "_iter_module_forward_outputs", run_kind),
         replaced(AwqTorchLinear, "pack", pack_half),
         replaced(AWQProcessor, "_feature_kwargs_from_batch_indices", join_other),
     ):
         yield
+
+
+def _find_rotary(rotary_on: Callable[[Any], Any], attention: Any, device: Any) -> Any:
+    """Return what turns queries and keys of a layer, which may be of several kinds (Gemma 3)."""
+    rotary = rotary_on(device)
+    if rotary is None or "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return rotary
+    return partial(rotary, layer_type=attention.layer_type)
 
 
 def find_clips(weight_OI: Tensor, inputs: Tensor, group: int, round_into: Round) -> Tensor:

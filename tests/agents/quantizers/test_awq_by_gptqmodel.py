@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,18 +87,32 @@ def test_a_name_is_replaced_for_a_while_and_has_to_be_there():
         pass
 
 
-def test_no_rows_of_positions_are_joined(monkeypatch):
-    """They would be as many as batches; what is read from a mask is as many as blocks."""
+class AWQProcessor:
+    """Stands in for gptqmodel's, with the members that are changed."""
 
-    class AWQProcessor:
-        def _compute_best_clip(self) -> None: ...
+    def __init__(self, rotary: Any = None) -> None:
+        self._rotary = rotary
 
-        def _feature_kwargs_from_batch_indices(self, batch_indices: list[int]) -> dict[str, Any]:
-            return {"position_ids": [[0, 1]] * len(batch_indices), "attention_mask": "mask"}
+    def _compute_best_clip(self) -> None: ...
 
-    class AwqTorchLinear:
-        def pack(self) -> None: ...
+    def _feature_kwargs_from_batch_indices(self, batch_indices: list[int]) -> dict[str, Any]:
+        return {"position_ids": [[0, 1]] * len(batch_indices), "attention_mask": "mask"}
 
+    def _get_rotary_for_device(self, device: str) -> Any:
+        return self._rotary
+
+    def _iter_module_forward_outputs(self, x: Any, module: Any, kwargs: Any) -> Iterator[Any]:
+        yield self._get_rotary_for_device("cpu")(x, [0, 1])
+
+
+class AwqTorchLinear:
+    """The same."""
+
+    def pack(self) -> None: ...
+
+
+@pytest.fixture
+def gptqmodel(monkeypatch):
     packages = {
         "gptqmodel.looper.awq_processor": {"AWQProcessor": AWQProcessor},
         "gptqmodel.nn_modules.qlinear.torch_awq": {"AwqTorchLinear": AwqTorchLinear},
@@ -107,7 +122,37 @@ def test_no_rows_of_positions_are_joined(monkeypatch):
         for end in range(1, len(parts) + 1):
             monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
         vars(sys.modules[name]).update(names)
+
+
+@pytest.mark.usefixtures("gptqmodel")
+def test_no_rows_of_positions_are_joined():
+    """They would be as many as batches; what is read from a mask is as many as blocks."""
     with mended_awq():
         assert AWQProcessor()._feature_kwargs_from_batch_indices([0, 1]) == {
             "attention_mask": "mask"
         }
+
+
+class OneKind(torch.nn.Module):
+    """Turns all layers alike."""
+
+    def forward(self, x: str, position_ids: list[int]) -> str:
+        return x
+
+
+class TwoKinds(torch.nn.Module):
+    """As that of Gemma 3."""
+
+    def forward(self, x: str, position_ids: list[int], layer_type: str) -> str:
+        return f"{x} {layer_type}"
+
+
+@pytest.mark.usefixtures("gptqmodel")
+@pytest.mark.parametrize(
+    ("rotary", "expected"), [(OneKind(), "x"), (TwoKinds(), "x sliding_attention")]
+)
+def test_queries_are_turned_as_the_kind_of_their_layer_says(rotary, expected):
+    attention = SimpleNamespace(layer_type="sliding_attention")
+    with mended_awq():
+        found = AWQProcessor(rotary)._iter_module_forward_outputs("x", attention, {})
+        assert list(found) == [expected]
