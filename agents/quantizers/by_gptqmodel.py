@@ -17,6 +17,7 @@ from typing import Any
 from agents.artifacts import MakeJob
 from agents.errors import UserError
 from agents.quantizers.awq_by_gptqmodel import mended_awq
+from agents.quantizers.divided import refuse_divided
 from agents.quantizers.layers import count_kept, keeping, name_layers
 from agents.quantizers.work import Progress
 
@@ -115,6 +116,7 @@ class Gptqmodel:
             backend=plain,
             **self._precision(place),
         )
+        refuse_divided(self.model, quantized.model)
         quantized.layer_callback = self.layers
         with mended_awq(), keeping(place, self.layers.total) as more:
             quantized.quantize(

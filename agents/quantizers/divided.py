@@ -1,0 +1,64 @@
+"""Find models of which gptqmodel divides layers, before it works on them for an hour.
+
+It makes two layers of `gate_up_proj` of Phi-3 and writes them as such: its AWQ dies of it, and no
+other program finds the weights of its GPTQ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agents.errors import UserError
+
+_LAYERS = ".layers."
+
+
+def refuse_divided(folder: Path, loaded: Any) -> None:
+    """Refuse a model that gptqmodel has divided.
+
+    What Transformers itself calls otherwise than the file does, as the experts of Mixtral, says
+    nothing.
+
+    Args:
+        folder: of the model.
+        loaded: by gptqmodel.
+
+    Raises:
+        UserError: it has.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config)
+    places = {_place_in_layer(name) for name, _ in plain.named_modules()}
+    missing = places - {_place_in_layer(name) for name, _ in loaded.named_modules()}
+    for path in sorted(folder.glob("*.safetensors")):
+        for place in sorted(missing & _read_places(path)):
+            raise UserError(
+                f"gptqmodel divides {place} of this kind of model; Transformers cannot load what "
+                "it would make.",
+                "Let AutoAWQ make awq (--engine autoawq), or use nf4 or gguf",
+            )
+
+
+def _read_places(path: Path) -> set[str]:
+    """Return what has weights of its own in a layer of a file."""
+    with safe_open(path, framework="pt") as file:
+        return {
+            _place_in_layer(name.removesuffix(".weight"))
+            for name in file.keys()  # noqa: SIM118 - no dictionary
+            if name.endswith(".weight")
+        }
+
+
+def _place_in_layer(name: str) -> str:
+    """Return the part of a name behind the layer's number.
+
+    >>> _place_in_layer("model.layers.12.mlp.gate_up_proj")
+    'mlp.gate_up_proj'
+    """
+    return name.partition(_LAYERS)[2].partition(".")[2]
