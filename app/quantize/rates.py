@@ -1,0 +1,80 @@
+"""What the programs that quantize were measured to do in a second, and to take.
+
+Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch 2.13,
+gptqmodel 7.6, llama.cpp b10605), memory of GPTQ and AWQ on GPUs to two on an H200; other constants
+for GPUs were held against nothing yet. Where there are two, `cpu` and `gpu` are the device of the
+job.
+"""
+
+from __future__ import annotations
+
+PROMPTS, ANSWER_TOKENS = 8, 32
+IMPORT_S, PEFT_S, BITSANDBYTES_S, GPTQMODEL_S, CONVERT_S = 3.4, 2.8, 1.0, 6.0, 5.0
+"""PyTorch with Transformers, and what comes later, from a disk that has just read them."""
+PROVE_S = 2.5
+"""To load the result."""
+START_S = 0.5
+READ_BYTES_PER_S, WRITE_BYTES_PER_S = 1.5e9, 0.6e9
+HASH_BYTES_PER_S = 1.2e9
+MERGED_WEIGHTS_PER_S = 0.3e9
+"""Of one core: float32 there and back."""
+LAYER_S, NF4_LAYER_S = 0.0012, 0.0022
+"""Of a decoder layer for one token on a GPU: starting its kernels."""
+KEEP_VALUES_PER_S = 45e6
+"""Log-probabilities that become half precision, or are compared, on the processor."""
+ROUNDED_WEIGHTS_PER_S = {"cpu": 0.1e9, "gpu": 20e9}
+"""Of one core, or of a GPU."""
+NF4_WEIGHTS_PER_S, UNPACKED_WEIGHTS_PER_S = 70e6, 60e6
+"""Of a processor: into NF4, and of 4 bits into what its kernel computes with."""
+GRID, CLIPS, CLIP_TOKENS = 26, 11, 512
+"""AWQ tries 20 scales for each group of layers, by products of all that the group feeds
+(arXiv:2306.00978), and ten clippings of each on 512 tokens."""
+SEARCH_SHARE = {"cpu": 1.05, "gpu": 0.4}
+"""Of the rate of long products that those of the search reach: on a CPU that of float32 is known,
+and the search is in bfloat16."""
+ROUNDINGS = 31
+"""Of each weight: for every scale and every clipping, and at last. On a GPU they are quick."""
+KEPT_PRODUCTS_PER_S, KEPT_PRODUCT_BYTES = 1.5e9, 4
+"""AutoAWQ writes and reads each product of its clippings: what two cores do, and what the memory
+of a GPU moves of each."""
+AWQ_VALUE_BYTES = {"cpu": 8.0, "gpu": 2.2}
+"""Of what goes into each layer, as it is kept in RAM: on a CPU it is held against in float32."""
+BLOCKS_AT_ONCE = 8
+"""Of the search, on a GPU."""
+UNRETURNED_SHARE = 0.5
+"""Of those, which the process holds still when the result is loaded."""
+AWQ_LAYER_S = 2.0
+GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.0e-3}
+"""Columns are rounded one after the other."""
+ROWS_AT_ONCE, LOGIT_BYTES = 8, 4
+"""Of calibration, whose predictions gptqmodel makes before it leaves them alone."""
+CONVERTED_BYTES_PER_S = 0.25e9
+K_WEIGHTS_PER_S = 12e6
+"""Of one core, llama.cpp's K types."""
+LLAMA_TOKEN_S, LLAMA_WORD_S, LLAMA_WORDS = 0.002, 4e-6, 1000
+"""To ask llama.cpp for a token, and to hand over each of a thousand likely words."""
+BASE_RAM_BYTES = {"cpu": 281_000_000, "gpu": 1_250_000_000}
+"""Python, PyTorch and Transformers, on a GPU with CUDA's libraries."""
+WORKSPACE_BYTES = 34_000_000
+"""That cuBLAS takes of a GPU at the first product."""
+MERGE_RAM_BYTES = 180_000_000
+"""PEFT."""
+LOADED_RAM_BYTES = {"cpu": 281_000_000, "gpu": 572_000_000}
+"""Python, PyTorch as it is built for either, and Transformers, while no GPU is used."""
+PACK_RAM_BYTES = {"cpu": 310_000_000, "gpu": 830_000_000}
+"""gptqmodel with what it imports."""
+PACK_VRAM_BYTES = 130_000_000
+"""That gptqmodel takes of a GPU beside the layer and what goes through it."""
+UNPACK_BYTES = {"nf4": 4, "awq": 24, "gptq": 24}
+"""Of one weight of a matrix, while a GPU unpacks it."""
+AWQ_RAM_BYTES = {"cpu": 0, "gpu": 620_000_000}
+"""Of its search, however little the text."""
+UNPACK_RAM_BYTES = {"gptqmodel": 390_000_000, "autoawq": 100_000_000}
+"""To load the result in the process that made it."""
+NF4_RAM_BYTES = 75_000_000
+"""bitsandbytes."""
+LLAMA_RAM_BYTES = 20_000_000
+PREDICT_BYTES, COMPARE_BYTES = 12, 36
+"""Of one word of one token: to predict it, and to hold it against what was remembered."""
+GPU_SPARE, GPU_SPARE_BYTES = 1.1, 1 << 30
+"""As agents/quantizers/models.py decides whether the original is measured on the GPU."""
