@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agents.errors import UserError
+
 NUM_WORDS = 1000
 _SPARE_TOKENS = 64
 _ALL_LAYERS = 999
@@ -35,6 +37,9 @@ def open_server(
         context_tokens: longest text.
         on_gpu: whether the layers go there.
         num_threads: that compute; None: one for each core.
+
+    Raises:
+        UserError: llama.cpp cannot load it.
     """
     import xllamacpp
 
@@ -45,7 +50,14 @@ def open_server(
     params.warmup = False
     if num_threads is not None:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
-    return xllamacpp.Server(params)
+    try:
+        return xllamacpp.Server(params)
+    except RuntimeError as error:
+        raise UserError(
+            f"{name_runtime()} cannot load {path.name}; its reason stands in the job's log.",
+            "It may not know this kind of model, or the memory was not enough: choose another "
+            "format or node",
+        ) from error
 
 
 def name_runtime() -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agents.errors import UserError
 from agents.quantizers.gguf import convert
-from agents.quantizers.llama_cpp import LlamaCpp
+from agents.quantizers.llama_cpp import LlamaCpp, open_server
 from agents.quantizers.models import continue_prompts
 from tests.agents.trainer.ranks import DEMO
 
@@ -54,3 +55,11 @@ def test_an_answer_has_all_its_tokens(learned):
     (wanted,) = continue_prompts(model, [row[:5]])
     for count in (1, 2, 12):
         assert made.answer(row[:5], count) == wanted[:count], "it may end within a character"
+
+
+def test_a_file_that_llama_cpp_refuses_is_told_in_words(tmp_path):
+    pytest.importorskip("xllamacpp")
+    (tmp_path / "odd.gguf").write_bytes(b"GGUF" + bytes(64))
+    with pytest.raises(UserError, match=r"llama\.cpp .* cannot load odd\.gguf") as caught:
+        open_server(tmp_path / "odd.gguf", 64)
+    assert "another format" in caught.value.hint
