@@ -5,12 +5,15 @@ import torch
 
 from agents.layer_plan import LayerPlan
 from agents.trainer import compute as compute_module
+from agents.trainer.examples import Example
 from agents.trainer.fitting import make_replayer
+from agents.trainer.objectives import LOSS, Preference
 from agents.trainer.replay import Replayer
 from tests.agents.trainer.ranks import make_spec
 from tests.agents.trainer.test_layers import make_computer, make_part
 
 ALIKE = make_part(12, 12, 12, 12, 12)
+SIX = make_part(12, 12, 12, 12, 12, 12).examples
 POSITIONS = [[5, 9, 3, 4, 8], [7, 1, 2, 6, 0]]
 
 
@@ -67,6 +70,22 @@ def test_replayed_micro_batches_give_the_same_bits(make, plan):
     assert log == ["record", *["replay"] * 9]
     assert computer.replayer.num_replayed == 9
     assert computer.held_bytes == 7
+
+
+def test_pairs_are_replayed_with_the_reference_that_is_the_model_itself(make):
+    (plain, expected), (computer, found) = make(micro_tokens=24), make(micro_tokens=24)
+    log = replaying(computer)
+    for one in (plain, computer):
+        one._objective = Preference(one._objective._forward, beta=0.1)
+    examples = [Example((*a.segments, *b.segments)) for a, b in zip(*[iter(SIX)] * 2, strict=True)]
+    part = compute_module.Part(examples=examples, places=[0, 1, 2], positions=[4, 2, 9])
+    for one in (plain, computer):
+        one.add_gradients(part)
+    assert torch.equal(found.gradients, expected.gradients)
+    assert torch.equal(computer.sums, plain.sums)
+    assert computer.sums[LOSS] > 0
+    assert found.gradients.any()
+    assert log == ["record", "replay", "replay"]
 
 
 def test_the_tokens_are_those_of_the_new_micro_batch(make):
