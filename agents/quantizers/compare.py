@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.quantizers.models import find_device
+
 _IMPOSSIBLE = 1e-9
 
 
@@ -60,7 +62,7 @@ class ModelPredictor:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._device = next(model.parameters()).device
+        self._device = find_device(model)
 
     def predict(self, row: Sequence[int]) -> Tensor:
         """See `Predictor`."""

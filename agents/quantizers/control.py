@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 
 BITS = 4
@@ -18,16 +19,31 @@ GROUP = 128
 def round_weights(model: Any, bits: int = BITS, group: int = GROUP) -> int:
     """Round the linear weights of `model` in place; return how many.
 
-    The head stays, as in every method that it is compared with.
+    The head stays, as in every method that it is compared with. Weights that come to the device for
+    each pass (see `models.load_model`) are rounded whenever they have come.
     """
     head = model.get_output_embeddings()
     count = 0
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.Linear) and module is not head:
+            if not isinstance(module, nn.Linear) or module is head:
+                continue
+            if module.weight.is_meta:
+                add_hook_to_module(module, _Rounding(bits, group), append=True)
+            else:
                 module.weight.copy_(round_to_nearest(module.weight, bits, group))
-                count += 1
+            count += 1
     return count
+
+
+class _Rounding(ModelHook):
+    def __init__(self, bits: int, group: int) -> None:
+        self._bits, self._group = bits, group
+
+    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        # Not in place: on a CPU what has come shares its memory with what it came of.
+        module.weight.data = round_to_nearest(module.weight.data, self._bits, self._group)
+        return args, kwargs
 
 
 def round_to_nearest(weight_OI: Tensor, bits: int = BITS, group: int = GROUP) -> Tensor:

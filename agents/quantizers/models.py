@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agents.trainer import compiling
 from agents.trainer.memory import read_available_bytes
@@ -20,24 +20,43 @@ _NUM_ANSWERS = 8
 _PROMPT_TOKENS = 24
 _GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
 """Times the weights, and what activations and the context take."""
+_STREAM_SPARE_BYTES, _LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
+"""Left of the GPU where weights come and go, and are rounded there; what has to stay there."""
+
+
+class Place(NamedTuple):
+    """Where a model is measured."""
+
+    device: str
+    is_wide: bool = False
+    """In float32, on a CPU."""
+    resident_bytes: int | None = None
+    """Of weights that stay on the GPU, while the others come from RAM for each pass; None: all."""
 
 
 def choose_place(
-    size_bytes: int, device: str, free_gpu_bytes: int, free_bytes: int
-) -> tuple[str, bool]:
-    """Return where a model is measured, and whether in float32.
+    size_bytes: int, device: str, free_gpu_bytes: int, free_bytes: int, *, may_stream: bool = False
+) -> Place:
+    """Return where a model is measured.
 
-    The whole original often fits no GPU that runs what is made of it: then it runs on the CPU, in
-    float32 where the memory is there, which is no slower.
+    The whole original often fits no GPU that runs what is made of it. Then, where that is wanted,
+    its weights come to the GPU layer by layer: passes over many tokens are far quicker so than on a
+    CPU. Else it runs on the CPU, in float32 where the memory is there, which is no slower.
 
     >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
-    ('cpu', False)
-    >>> choose_place(4 << 30, "cuda:0", 11 << 30, 20 << 30)
-    ('cuda:0', False)
+    Place(device='cpu', is_wide=False, resident_bytes=None)
+    >>> choose_place(4 << 30, "cuda:0", 11 << 30, 20 << 30).device
+    'cuda:0'
+    >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30, may_stream=True).resident_bytes / 2**30
+    8.5
     """
     if device != "cpu" and size_bytes * _GPU_NEED + _GPU_SPARE_BYTES <= free_gpu_bytes:
-        return device, False
-    return "cpu", 2 * size_bytes * _GPU_NEED <= free_bytes
+        return Place(device)
+    resident = free_gpu_bytes - _STREAM_SPARE_BYTES
+    fits_ram = size_bytes * _GPU_NEED <= free_bytes
+    if may_stream and device != "cpu" and resident >= _LEAST_RESIDENT_BYTES and fits_ram:
+        return Place(device, resident_bytes=resident)
+    return Place("cpu", is_wide=2 * size_bytes * _GPU_NEED <= free_bytes)
 
 
 def name_transformers() -> str:
@@ -50,33 +69,58 @@ def weigh(model: Path) -> int:
     return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
-def load_model(model: Path, device: str) -> Any:
+def load_model(model: Path, device: str, *, may_stream: bool = False) -> Any:
     """Return a folder's model, ready to answer, on the device where it fits, else on the CPU.
 
     What the model before has left is given back first, because what is free decides.
+
+    Args:
+        model: folder of Transformers.
+        device: of the job.
+        may_stream: whether weights may come to the GPU for each pass; see `choose_place`.
     """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    gc.collect()
-    free_gpu_bytes = 0
-    if device != "cpu":
-        torch.cuda.empty_cache()
-        free_gpu_bytes, _ = torch.cuda.mem_get_info(device)
-    place, is_wide = choose_place(weigh(model), device, free_gpu_bytes, read_available_bytes())
-    _settle_compiling(place)
-    plain = {} if place == "cpu" else _name_kernel(model)
+    give_back()
+    free_gpu_bytes = torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
+    free_bytes = read_available_bytes()
+    place = choose_place(weigh(model), device, free_gpu_bytes, free_bytes, may_stream=may_stream)
+    _settle_compiling(place.device)
+    plain = {} if place.device == "cpu" else _name_kernel(model)
+    where: dict[str, Any] = {"device_map": {"": place.device}}
+    if place.resident_bytes is not None:
+        number = torch.device(place.device).index or 0
+        most = {number: place.resident_bytes, "cpu": free_bytes}
+        where = {"device_map": "auto", "max_memory": most}
     loaded = AutoModelForCausalLM.from_pretrained(
         model,
         **plain,
-        dtype=torch.float32 if is_wide else "auto",
-        device_map={"": place},
+        **where,
+        dtype=torch.float32 if place.is_wide else "auto",
         use_safetensors=True,
         local_files_only=True,
     )
     return loaded.eval()
+
+
+def give_back() -> None:
+    """Give back the memory of models that are no longer needed.
+
+    Those whose weights come for each pass refer to themselves, so that only this ends them.
+    """
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def find_device(model: Any) -> Any:
+    """Return where a model's inputs go; weights that come for each pass are nowhere meanwhile."""
+    return next(value.device for value in model.parameters() if not value.is_meta)
 
 
 def _settle_compiling(place: str) -> None:
@@ -148,7 +192,7 @@ def continue_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[
 
     answers = []
     for prompt in prompts:
-        ids_BT = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+        ids_BT = torch.tensor([list(prompt)], device=find_device(model))
         out_BT = model.generate(
             ids_BT,
             attention_mask=torch.ones_like(ids_BT),
@@ -164,7 +208,7 @@ def time_answer(model: Any, prompt: Sequence[int]) -> tuple[float, float]:
     """Return seconds to the first token, and tokens per second after it."""
     import torch
 
-    ids_BT = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    ids_BT = torch.tensor([list(prompt)], device=find_device(model))
     settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": [],
                 "attention_mask": torch.ones_like(ids_BT)}  # fmt: skip
     times = []

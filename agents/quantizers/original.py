@@ -6,6 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from agents.quantizers.compare import (
     Distance,
@@ -16,7 +19,13 @@ from agents.quantizers.compare import (
     remember,
 )
 from agents.quantizers.control import round_weights
-from agents.quantizers.models import choose_prompts, continue_prompts, load_model, weigh
+from agents.quantizers.models import (
+    choose_prompts,
+    continue_prompts,
+    give_back,
+    load_model,
+    weigh,
+)
 from agents.quantizers.proof import Proof, share_of_same
 from agents.quantizers.work import Progress, appearing
 from agents.state import read_json
@@ -85,7 +94,17 @@ def look_at_original(
 ) -> Original:
     """Measure the original, and leave what is remembered of it in a new folder `place`."""
     progress.begin("original", "Measuring the original")
-    original = load_model(model, device)
+    try:
+        found = _look(load_model(model, device, may_stream=True), model, rows, place, progress)
+    except torch.OutOfMemoryError:  # somebody else took of the GPU meanwhile
+        found = _look(load_model(model, "cpu"), model, rows, place, progress)
+    give_back()
+    return found
+
+
+def _look(
+    original: Any, model: Path, rows: Sequence[Sequence[int]], place: Path, progress: Progress
+) -> Original:
     with appearing(place, "what is remembered of the original") as partial:
         reference = remember(ModelPredictor(original), rows, partial / LOGITS_FILE)
         answers = continue_prompts(original, choose_prompts(rows))

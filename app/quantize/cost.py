@@ -125,6 +125,20 @@ class _Work:
         )
 
     @property
+    def _resident_bytes(self) -> int | None:
+        """Of an original whose other weights come to the GPU for each pass; None: it is no such."""
+        vram, ram, whole = self.bench.vram_bytes, self.bench.ram_bytes, self.made.merged_bytes
+        if vram is None or self._original_on_gpu or not self.bench.is_gpu:
+            return None
+        resident = vram - rates.STREAM_SPARE_BYTES
+        fits_ram = ram is None or whole * rates.GPU_SPARE <= ram
+        return resident if resident >= 1 << 30 and fits_ram else None
+
+    def _stream_s(self, resident_bytes: int, passes: int) -> float:
+        come_bytes = self.made.merged_bytes - resident_bytes
+        return passes * come_bytes / rates.STREAMED_BYTES_PER_S
+
+    @property
     def _widest(self) -> int:
         return max(one.num_weights for layer in self.shape.layers for one in layer.linears)
 
@@ -181,12 +195,33 @@ class _Work:
 
     def _original(self) -> PhaseForecast:
         whole, on_gpu = self.made.merged_bytes, self._original_on_gpu
+        resident = self._resident_bytes
+        if resident is not None:
+            return self._original_streamed(resident)
         seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
         seconds += self._answer_s(whole if on_gpu else 2 * whole, self._answers, on_gpu=on_gpu)
         vram = whole + self._logits_bytes() if on_gpu else 0
         ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES)
         ram += 0 if on_gpu else self._wide_bytes()
         return self._on("original", seconds, ram, vram)
+
+    def _original_streamed(self, resident: int) -> PhaseForecast:
+        whole = self.made.merged_bytes
+        seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=True)
+        seconds += self._answer_s(resident, self._answers, on_gpu=True)
+        seconds += self._stream_s(resident, self._rows + self._answers)
+        ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES) + whole - resident
+        vram = resident + self._logits_bytes() + 2 * self._widest
+        return self._on("original", seconds, ram, vram)
+
+    def _control_streamed(self, resident: int) -> PhaseForecast:
+        come = self.made.merged_bytes - resident
+        rounded = self.shape.num_quantized + self._rows * come / 2
+        seconds = rounded / rates.ROUNDED_WEIGHTS_PER_S["gpu"]
+        seconds += self._judge_s(self._tokens, on_gpu=True) + self._stream_s(resident, self._rows)
+        ram = self._base_ram + self._logits_bytes(rates.COMPARE_BYTES) + come
+        vram = resident + max(4 * 6 * self._widest, self._logits_bytes())
+        return self._on("control", seconds, ram, vram)
 
     def _wide_bytes(self) -> int:
         """Return the original in float32, or as it is where that does not fit."""
@@ -195,6 +230,9 @@ class _Work:
 
     def _control(self) -> PhaseForecast:
         on_gpu = self._original_on_gpu
+        resident = self._resident_bytes
+        if resident is not None:
+            return self._control_streamed(resident)
         rate = rates.ROUNDED_WEIGHTS_PER_S["gpu"]
         if not on_gpu:
             rate = rates.ROUNDED_WEIGHTS_PER_S["cpu"] * self.bench.num_cores

@@ -7,6 +7,7 @@ import torch
 
 from agents.quantizers.compare import ModelPredictor, measure, remember
 from agents.quantizers.control import round_to_nearest, round_weights
+from agents.quantizers.models import continue_prompts, find_device
 from agents.quantizers.proof import Proof
 from tests.agents.trainer.ranks import DEMO
 
@@ -64,6 +65,29 @@ def test_coarser_weights_are_further_away(tmp_path):
         distances.append(measure(ModelPredictor(model), ROWS, reference).kl)
     assert distances == sorted(distances)
     assert distances[0] < 1e-6 < distances[1]
+
+
+def test_weights_that_come_for_each_pass_are_judged_and_rounded_alike():
+    from accelerate import cpu_offload
+    from transformers import AutoModelForCausalLM
+
+    plain, coming = (
+        AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32).eval()
+        for _ in range(2)
+    )
+    for layer in coming.model.layers[1:]:
+        cpu_offload(layer, torch.device("cpu"))
+    assert any(value.is_meta for value in coming.parameters())
+    assert find_device(coming) == torch.device("cpu")
+    (row, *_) = ROWS
+    whole = ModelPredictor(plain).predict(row)
+    assert torch.equal(ModelPredictor(coming).predict(row), whole)
+    assert continue_prompts(coming, [row]) == continue_prompts(plain, [row])
+    assert round_weights(coming) == round_weights(plain) == 28
+    rounded = ModelPredictor(plain).predict(row)
+    assert not torch.equal(rounded, whole)
+    for _ in range(2):
+        assert torch.equal(ModelPredictor(coming).predict(row), rounded)
 
 
 def test_groups_are_rounded_apart_and_zero_stays_zero():
