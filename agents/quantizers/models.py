@@ -119,8 +119,14 @@ def give_back() -> None:
 
 
 def find_device(model: Any) -> Any:
-    """Return where a model's inputs go; weights that come for each pass are nowhere meanwhile."""
-    return next(value.device for value in model.parameters() if not value.is_meta)
+    """Return where a model's inputs go; weights that come for each pass are nowhere meanwhile.
+
+    Where all of them come, the inputs are brought to them, from wherever they are.
+    """
+    import torch
+
+    there = (value.device for value in model.parameters() if not value.is_meta)
+    return next(there, torch.device("cpu"))
 
 
 def _settle_compiling(place: str) -> None:

@@ -67,16 +67,19 @@ def test_coarser_weights_are_further_away(tmp_path):
     assert distances[0] < 1e-6 < distances[1]
 
 
-def test_weights_that_come_for_each_pass_are_judged_and_rounded_alike():
-    from accelerate import cpu_offload
+@pytest.mark.parametrize("resident_bytes", [2_500_000, 1_000_000], ids=["most come", "all come"])
+def test_weights_that_come_for_each_pass_are_judged_and_rounded_alike(tmp_path, resident_bytes):
+    """As `load_model` has them, but from a disk to a CPU."""
     from transformers import AutoModelForCausalLM
 
-    plain, coming = (
-        AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32).eval()
-        for _ in range(2)
-    )
-    for layer in coming.model.layers[1:]:
-        cpu_offload(layer, torch.device("cpu"))
+    plain = AutoModelForCausalLM.from_pretrained(DEMO / "model", dtype=torch.float32).eval()
+    coming = AutoModelForCausalLM.from_pretrained(
+        DEMO / "model",
+        dtype=torch.float32,
+        device_map="auto",
+        max_memory={"cpu": resident_bytes},
+        offload_folder=tmp_path,
+    ).eval()
     assert any(value.is_meta for value in coming.parameters())
     assert find_device(coming) == torch.device("cpu")
     (row, *_) = ROWS
