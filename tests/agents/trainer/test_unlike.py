@@ -23,18 +23,18 @@ def train_slowly(environ: dict[str, str], slowed: bool) -> None:
     from agents.trainer.compute import Computer
     from agents.trainer.loop import Loop
 
-    compute, choose = Computer._compute, Loop.choose_batch
+    lay_out, choose = Computer._lay_out, Loop.choose_batch
     factor = [1.0]
 
     def choose_batch(self, step):
         factor[0] = 2.0 if slowed and step >= SLOW_FROM else 1.0
         return choose(self, step)
 
-    def compute_slowly(self, part, **options):
+    def lay_out_slowly(self, part, **options):
         time.sleep(factor[0] * TOKEN_S * sum(example.num_tokens for example in part.examples))
-        return compute(self, part, **options)
+        return lay_out(self, part, **options)
 
-    Computer._compute, Loop.choose_batch = compute_slowly, choose_batch
+    Computer._lay_out, Loop.choose_batch = lay_out_slowly, choose_batch
     os._exit(main())
 
 
