@@ -23,6 +23,13 @@ def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
         return None
 
 
+def read_most_bytes(device: torch.device) -> float:
+    """Return how much of its GPU this process may hold in all, with what it has already."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    allowed_bytes = torch.cuda.get_per_process_memory_fraction(device) * total_bytes
+    return min(allowed_bytes, free_bytes + torch.cuda.memory_reserved(device))
+
+
 def read_reserved_bytes(device: torch.device) -> int | None:
     """Return the most that torch ever took from the driver, free pieces included; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None

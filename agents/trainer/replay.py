@@ -25,6 +25,7 @@ from torch import Tensor
 
 from agents.layer_plan import LayerPlan
 from agents.trainer.dropout import DropoutClock
+from agents.trainer.memory import read_most_bytes
 from agents.trainer.micro import MicroBatch
 
 _FREE_RECORDINGS = 2
@@ -132,7 +133,7 @@ class Replayer:
         try:
             self._graph = self._record(lambda: add(batch))
         except RuntimeError:  # no memory for it, or a model that waits for the device
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
             print("Micro-batches are started kernel by kernel, as ever.", file=sys.stderr)
             self._refused = self._shape
             return False
@@ -158,25 +159,21 @@ class CudaGraph:
             # Other threads may go on with what they do, such as the writing of a checkpoint.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 work()
-            if read_spare_bytes() < spare_bytes:
+            taken_bytes = torch.cuda.memory_reserved()
+            device = torch.device("cuda", torch.cuda.current_device())
+            if read_most_bytes(device) - taken_bytes < spare_bytes:
                 raise torch.OutOfMemoryError(f"less than {spare_bytes} bytes would be left")
         except RuntimeError:
             self.reset()
             raise
-        self.held_bytes = torch.cuda.memory_reserved() - before_bytes
+        self.held_bytes = taken_bytes - before_bytes
 
     def replay(self) -> None:
         """Start it."""
         self._graph.replay()
 
     def reset(self) -> None:
-        """Let go of its memory."""
+        """Let go of its memory, when what was started last has ended."""
+        torch.cuda.synchronize()  # the allocator does not know that a replay still uses it
         self._graph.reset()
         torch.cuda.empty_cache()
-
-
-def read_spare_bytes() -> int:
-    """Return the memory of the GPU that this process has not taken and may take."""
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
-    allowed_bytes = int(torch.cuda.get_per_process_memory_fraction() * total_bytes)
-    return min(free_bytes, allowed_bytes - torch.cuda.memory_reserved())

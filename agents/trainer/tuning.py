@@ -27,6 +27,7 @@ from agents.layer_plan import (
 )
 from agents.spec import Recompute
 from agents.trainer.compute import Computer, Part
+from agents.trainer.memory import read_most_bytes
 
 _CAUTIONS = (1.0, 0.85, 0.7)
 """Parts of the free memory that are planned with, one after the other, when it ran out."""
@@ -207,11 +208,7 @@ def apply(computer: Computer, setting: Setting) -> None:
 
 def read_room(device: torch.device) -> float:
     """Return the bytes that this process may still take of its GPU, less a reserve."""
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    reserved_bytes = torch.cuda.memory_reserved(device)
-    allowed_bytes = torch.cuda.get_per_process_memory_fraction(device) * total_bytes
-    most_bytes = min(allowed_bytes, free_bytes + reserved_bytes)
-    return most_bytes * MEMORY_SHARE - torch.cuda.memory_allocated(device)
+    return read_most_bytes(device) * MEMORY_SHARE - torch.cuda.memory_allocated(device)
 
 
 def measure_bus(device: torch.device) -> float:

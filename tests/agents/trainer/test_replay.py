@@ -54,7 +54,7 @@ def replaying(computer):
     return log
 
 
-def at(part, positions, lengths=None):
+def at(part, positions):
     return compute_module.Part(examples=part.examples, places=part.places, positions=positions)
 
 
