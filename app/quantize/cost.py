@@ -132,7 +132,7 @@ class _Work:
             return None
         resident = vram - rates.STREAM_SPARE_BYTES
         fits_ram = ram is None or whole * rates.GPU_SPARE <= ram
-        return resident if resident >= 1 << 30 and fits_ram else None
+        return resident if resident >= rates.LEAST_RESIDENT_BYTES and fits_ram else None
 
     def _stream_s(self, resident_bytes: int, passes: int) -> float:
         come_bytes = self.made.merged_bytes - resident_bytes

@@ -78,7 +78,7 @@ PREDICT_BYTES, COMPARE_BYTES = 12, 36
 """Of one word of one token: to predict it, and to hold it against what was remembered."""
 GPU_SPARE, GPU_SPARE_BYTES = 1.1, 1 << 30
 """As agents/quantizers/models.py decides whether the original is measured on the GPU."""
-STREAM_SPARE_BYTES = 5 << 29
-"""The same: left of a GPU to which weights come for each pass."""
+STREAM_SPARE_BYTES, LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
+"""The same: left of a GPU to which weights come for each pass, and what has to stay there."""
 STREAMED_BYTES_PER_S = 6e9
 """From ordinary memory of the PC to a GPU."""

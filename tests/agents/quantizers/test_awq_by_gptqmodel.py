@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,16 +111,13 @@ class AwqTorchLinear:
 
 
 @pytest.fixture
-def gptqmodel(monkeypatch):
-    packages = {
-        "gptqmodel.looper.awq_processor": {"AWQProcessor": AWQProcessor},
-        "gptqmodel.nn_modules.qlinear.torch_awq": {"AwqTorchLinear": AwqTorchLinear},
-    }
-    for name, names in packages.items():
-        parts = name.split(".")
-        for end in range(1, len(parts) + 1):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
-        vars(sys.modules[name]).update(names)
+def gptqmodel(stand_in):
+    stand_in(
+        {
+            "gptqmodel.looper.awq_processor": {"AWQProcessor": AWQProcessor},
+            "gptqmodel.nn_modules.qlinear.torch_awq": {"AwqTorchLinear": AwqTorchLinear},
+        }
+    )
 
 
 @pytest.mark.usefixtures("gptqmodel")

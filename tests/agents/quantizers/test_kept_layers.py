@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -32,12 +32,14 @@ class CheckpointConfig:
 
 
 @pytest.fixture(autouse=True)
-def gptqmodel(monkeypatch: pytest.MonkeyPatch) -> None:
+def gptqmodel(stand_in: Callable[[dict[str, dict[str, Any]]], None]) -> None:
     """The names that are taken from gptqmodel."""
-    for name in ("gptqmodel", "gptqmodel.looper", "gptqmodel.looper.checkpoint"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["gptqmodel"].CheckpointConfig = CheckpointConfig  # type: ignore[attr-defined]
-    sys.modules["gptqmodel.looper.checkpoint"].CheckpointStopped = CheckpointStopped  # type: ignore[attr-defined]
+    stand_in(
+        {
+            "gptqmodel": {"CheckpointConfig": CheckpointConfig},
+            "gptqmodel.looper.checkpoint": {"CheckpointStopped": CheckpointStopped},
+        }
+    )
 
 
 @pytest.fixture

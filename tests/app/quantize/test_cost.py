@@ -22,11 +22,21 @@ ROWS = [
 ]
 COMPILES = ("60m gptq:8-bit",)
 """PyTorch compiles its kernel, which takes longer than the job."""
+BLINKS = ("130m awq",)
+"""Its kept layers lie there for a blink: seen in one of three runs (0.86 times), and not in two."""
 
 
 def ratio_of_seconds(row: dict[str, Any]) -> float:
     said = sum(one.seconds for one in foretell(row, row["machine"]))
     return sum(one["seconds"] for one in row["phases"]) / said
+
+
+def least_disk(row: dict[str, Any]) -> float:
+    """Return the share of the foretold disk that has to be seen; kept layers come and go."""
+    if row["case"] in BLINKS:
+        return 0.5
+    keeps_layers = row["method"] in ("awq", "gptq") and row["engine"] == "gptqmodel"
+    return 0.6 if keeps_layers else 0.9
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["case"] for row in ROWS])
@@ -35,7 +45,7 @@ def test_what_was_measured_was_foretold(row):
     memory = max(one["ram_bytes"] for one in row["phases"]) / max(one.ram_bytes for one in said)
     assert 0.85 < memory < 1.15
     disk = max(one["disk_bytes"] for one in row["phases"]) / foretell_disk(row)
-    assert 0.5 < disk < 1.02, "layers that are kept for a blink may not be seen"
+    assert least_disk(row) < disk < 1.02
     if row["case"] not in COMPILES:
         assert 0.7 < ratio_of_seconds(row) < 1.3
 
