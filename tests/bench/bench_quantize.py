@@ -12,6 +12,7 @@ off, as on a PC without CUDA's compiler. `quantize_table` makes tables of the li
 
     python3 -m tests.bench.bench_quantize --seconds 580 --out rows.jsonl
     python3 -m tests.bench.bench_quantize --parts 7b --seconds 580      # only that
+    python3 -m tests.bench.bench_quantize --parts 7b --cases awq@12,theirs:awq@12 --rows 128
     python3 -m tests.bench.bench_quantize --cpu --seconds 120           # all of it, tiny
     python3 -m tests.bench.bench_quantize --cpu --recipe small --parts quality,reference
     python3 -m tests.bench.bench_quantize --cpu --parts 60m,130m,370m   # some minutes each
@@ -37,7 +38,7 @@ from tests.agents.trainer.ranks import DEMO
 from tests.bench import learned_model
 from tests.bench.quantize_jobs import Bench, make, make_capped, merge
 from tests.bench.reference_engines import CASES as REFERENCES
-from tests.bench.reference_engines import hold_against
+from tests.bench.reference_engines import hold_against, time_theirs
 
 TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
         "num_attention_heads": 4}  # fmt: skip
@@ -97,14 +98,25 @@ def split_maker(name: str) -> tuple[str, Engine]:
     return ("awq", "autoawq") if name == "autoawq" else (name, ENGINES[0])
 
 
-def measure_cost(bench: Bench, name: str, cases: Sequence[str]) -> None:
-    """Make a model of random weights and do its cases."""
+def measure_cost(
+    bench: Bench, name: str, cases: Sequence[str], num_rows: int | None, python: str
+) -> None:
+    """Make a model of random weights and do its cases.
+
+    Args:
+        bench: that runs them.
+        name: of the shape.
+        cases: with `@` and GiB of the GPU; `theirs:` is gptqmodel by itself.
+        num_rows: of calibration; None: few.
+        python: that sees gptqmodel alone.
+    """
     folder = bench.folder / name
     argv = ["tests.bench.bench_quantize", "--child", f"shape:{name}", "--folder", str(folder)]
     row, _ = bench.run(f"{name} random weights", [*argv, *(["--cpu"] if bench.is_tiny else [])])
     bench.tell(row)
     if row.get("rc") == 0:
-        count = CPU_CALIBRATION_ROWS if bench.is_tiny else COST_CALIBRATION_ROWS
+        few = CPU_CALIBRATION_ROWS if bench.is_tiny else COST_CALIBRATION_ROWS
+        count = num_rows or few
         rows = learned_model.make_rows(40, COST_HELD_OUT_ROWS + count)
         learned_model.write_texts(rows, folder, COST_HELD_OUT_ROWS)
         for case in cases:
@@ -112,6 +124,9 @@ def measure_cost(bench: Bench, name: str, cases: Sequence[str]) -> None:
             method, _, kind = told.partition(":")
             if method == "merge":
                 bench.tell(merge(bench, f"{name} {case}", folder))
+            elif method == "theirs":
+                cap_gib = float(cap) if cap else None
+                bench.tell(time_theirs(bench, f"{name} {case}", kind, folder, cap_gib, python))
             else:
                 types = tuple(kind.split("+")) if kind else ()
                 cap_gib = float(cap) if cap else None
@@ -155,8 +170,11 @@ def describe_machine(bench: Bench) -> Iterator[tuple[str, Any]]:
     yield "threads", torch.get_num_threads()
     yield "matrix_flops_per_s", measure_products("cpu" if bench.is_tiny else "cuda:0")
     yield "cores", len(os.sched_getaffinity(0))
+    yield "ram_bytes", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if not bench.is_tiny:
         yield "gpu", torch.cuda.get_device_name()
+        yield "vram_bytes", torch.cuda.mem_get_info()[1]
+        yield "memory_bytes_per_s", measure_copies()
     block = os.urandom(1 << 26)
     path = bench.folder / "block"
     started = time.monotonic()
@@ -183,6 +201,21 @@ def measure_products(device: str) -> float:
         float((one @ two)[0, 0])  # waits for a GPU
         best_s = min(best_s, time.perf_counter() - started)
     return 2.0 * size**3 / best_s
+
+
+def measure_copies() -> float:
+    """Return the bytes that the GPU's memory reads and writes in a second."""
+    import torch
+
+    one = torch.ones(1 << 31, dtype=torch.uint8, device="cuda:0")
+    two = torch.empty_like(one)
+    best_s = float("inf")
+    for _ in range(8):
+        started = time.perf_counter()
+        two.copy_(one)
+        torch.cuda.synchronize()
+        best_s = min(best_s, time.perf_counter() - started)
+    return 2 * len(one) / best_s
 
 
 def read_cpu() -> str:
@@ -233,6 +266,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--tools", type=Path, help="a folder with llama-quantize")
     parser.add_argument("--reference", type=Path, help="a Python with gptqmodel and AutoAWQ alone")
+    parser.add_argument("--rows", type=int, help="of calibration for random weights, up to 128")
     parser.add_argument("--child")
     parser.add_argument("--cap-gib", type=float)
     args = parser.parse_args()
@@ -254,7 +288,8 @@ def main() -> int:
         for part in (args.parts or ",".join(("quality", *SHAPES))).split(","):
             own = args.cases.split(",") if args.cases else None
             if part in CASES:
-                measure_cost(bench, part, own or CASES[part])
+                python = str(args.reference or sys.executable)
+                measure_cost(bench, part, own or CASES[part], args.rows, python)
             elif learn(bench, recipe, model) and part == "quality":
                 measure_quality(bench, model, own or QUALITY)
             elif part == "reference":

@@ -47,8 +47,16 @@ class Bench:
             with self.out.open("a", encoding="ascii") as file:
                 file.write(line + "\n")
 
-    def run(self, case: str, argv: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Run a process until the time is over; return how it went and the JSON lines it said."""
+    def run(
+        self, case: str, argv: list[str], python: str | None = None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Run a process until the time is over; return how it went and the JSON lines our own said.
+
+        Args:
+            case: names it.
+            argv: after Python, which takes a module; with one's own `python`, all after that.
+            python: another one.
+        """
         left_s = self.deadline_s - time.monotonic()
         if left_s < 5:
             return {"case": case, "skipped": "no time left"}, []
@@ -61,7 +69,7 @@ class Bench:
         }
         started = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-m", *argv],
+            [python, *argv] if python else [sys.executable, "-m", *argv],
             env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -72,7 +80,8 @@ class Bench:
             process.kill()
             out, err = process.communicate()
         row = {"case": case, "rc": process.returncode, "seconds": time.monotonic() - started}
-        said = [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
+        lines = [] if python else [line for line in out.splitlines() if line.startswith(b"{")]
+        said = list(map(json.loads, lines))
         if process.returncode:
             tail = err.decode("utf-8", "replace").strip()[-1500:]
             row |= {"said": said[-1:], "stderr": tail}

@@ -25,6 +25,7 @@ from app.quantize.texts import TextSizes
 from tests.bench.quantize_jobs import TARGETS
 
 NODE = "here"
+_MEMORY_BYTES_PER_S = 20e9
 MERGING = ("check", "load", "merge", "write")
 Row = dict[str, Any]
 
@@ -73,8 +74,11 @@ def list_references(rows: Sequence[Row]) -> Iterator[str]:
 
 def list_costs(rows: Sequence[Row], machine: Row) -> Iterator[str]:
     """Yield measured over forecast, alone and after what the other cases teach."""
-    yield "| case | s | of forecast | learned | memory MB | of it | learned | disk MB | of it |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield (
+        "| case | s | of forecast | learned | memory MB | of it | learned "
+        "| GPU MB | of it | disk MB | of it |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     cases = [row for row in rows if row.get("phases") and "method" in row]
     outcomes = [_weigh(row, machine) for row in cases]
     for place, (row, own) in enumerate(zip(cases, outcomes, strict=True)):
@@ -87,6 +91,7 @@ def list_costs(rows: Sequence[Row], machine: Row) -> Iterator[str]:
             f"| {row['case']} | {seconds:.0f} | {own.seconds_ratio:.2f} | "
             f"{own.seconds_ratio / factors.seconds.value:.2f} | {ram / 1e6:,.0f} | "
             f"{own.ram_ratio:.2f} | {(own.ram_ratio or 0) / factors.ram.value:.2f} | "
+            f"{_peak(row) / 1e6:,.0f} | {own.vram_ratio or 0:.2f} | "
             f"{disk / 1e6:,.1f} | {disk / foretell_disk(row):.3f} |"
         )
 
@@ -97,8 +102,11 @@ def foretell(row: Row, machine: Row) -> list[PhaseForecast]:
     made = _foretell_artifact(row)
     bench = Bench(
         is_gpu="gpu" in machine,
-        num_cores=machine["threads"],
+        num_cores=machine["cores" if "gpu" in machine else "threads"],
         flops_per_s=machine["matrix_flops_per_s"],
+        memory_bytes_per_s=machine.get("memory_bytes_per_s", _MEMORY_BYTES_PER_S),
+        vram_bytes=int(cap * 2**30) if (cap := row.get("cap_gib")) else machine.get("vram_bytes"),
+        ram_bytes=machine.get("ram_bytes"),
     )
     phases = forecast_phases(
         shape, row["method"], row["types"], made, bench, _texts(row), TARGETS, _engine(row)
@@ -127,13 +135,19 @@ def _weigh(row: Row, machine: Row) -> ExportOutcome:
     said = foretell(row, machine)
     seconds = sum(one["seconds"] for one in row["phases"])
     ram = max(one["ram_bytes"] for one in row["phases"])
+    vram = max(one.vram_bytes or 0 for one in said)
     return ExportOutcome(
         node=NODE,
         method=maker_of(row["method"], _engine(row)),
         ended_s=0.0,
         seconds_ratio=seconds / sum(one.seconds for one in said),
         ram_ratio=ram / max(one.ram_bytes for one in said),
+        vram_ratio=_peak(row) / vram if vram else None,
     )
+
+
+def _peak(row: Row) -> int:
+    return max(one["vram_bytes"] or 0 for one in row["phases"])
 
 
 def foretell_disk(row: Row) -> int:

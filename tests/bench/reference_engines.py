@@ -73,6 +73,31 @@ def hold_against(bench: Bench, case: str, model: Path, python: str) -> dict[str,
     return {"case": f"reference {case}", **row}
 
 
+def time_theirs(
+    bench: Bench, case: str, kind: str, model: Path, cap_gib: float | None, python: str
+) -> dict[str, Any]:
+    """Return what gptqmodel takes by itself, on the rows that our job has, and as ours packs."""
+    folder = bench.folder / "theirs"
+    folder.mkdir()
+    job = {
+        "model": str(model.absolute()),
+        "folder": str(folder.absolute()),
+        "rows": _read(model).calibration,
+        "group": choose_group(model, "gptq"),
+        "device": bench.device,
+        "cap_gib": cap_gib,
+    }
+    path = bench.folder / "theirs.json"
+    path.write_text(json.dumps(job))
+    row, _ = bench.run(case, ["-I", str(_SCRIPT), kind, str(path)], python)
+    row["cap_gib"] = cap_gib
+    if row.get("rc") == 0:
+        row["theirs_took"] = json.loads((folder / "took.json").read_bytes())
+    row["bytes"] = sum(one.stat().st_size for one in folder.glob("*.safetensors"))
+    shutil.rmtree(folder)
+    return row
+
+
 def _read(model: Path) -> Texts:
     train, held_out = (TextSource(path=str(model / f"{one}.jsonl")) for one in ("train", "eval"))
     return read_texts(train, held_out, load_tokenizer(model)[0])

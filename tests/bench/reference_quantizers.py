@@ -2,8 +2,9 @@
 
     PYTHON -I reference_quantizers.py awq|autoawq|autoawq-released|gptq:4-bit|gptq:8-bit JOB.json
 
-The job has `model`, `folder`, `rows` (token ids) and `group`. `autoawq` is the released package,
-with the one line of its source mended that on a CPU keeps no copy of the weights.
+The job has `model`, `folder`, `rows` (token ids) and `group`; `device` and `cap_gib`, what it may
+take of a GPU, are for gptqmodel alone; what it took is in `took.json`. `autoawq` is the released
+package, with the one line of its source mended that on a CPU keeps no copy of the weights.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,13 @@ LEAST_CORES = 8
 def make_gptqmodel(case: str, job: dict[str, Any]) -> None:
     if (os.cpu_count() or 1) < LEAST_CORES:  # it refuses pools of one thread
         os.cpu_count = lambda: LEAST_CORES
+    import torch
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 
+    device = job.get("device", "cpu")
+    if job.get("cap_gib"):
+        _take_at_most(int(job["cap_gib"] * 2**30))
+    started = time.monotonic()
     if case == "awq":
         backend = BACKEND.AWQ_TORCH  # the others need CUDA
         config = QuantizeConfig(
@@ -33,10 +40,23 @@ def make_gptqmodel(case: str, job: dict[str, Any]) -> None:
     else:
         backend = BACKEND.AUTO
         config = QuantizeConfig(bits=int(case.partition(":")[2][0]), group_size=job["group"])
-    model = GPTQModel.load(job["model"], config, backend=backend, device="cpu")
+    model = GPTQModel.load(job["model"], config, backend=backend, device=device)
     model.quantize([{"input_ids": row, "attention_mask": [1] * len(row)} for row in job["rows"]],
                    batch_size=8, backend=backend)  # fmt: skip
+    quantized = time.monotonic()
     model.save(job["folder"])
+    took = {"quantize_s": quantized - started, "save_s": time.monotonic() - quantized}
+    if device != "cpu":
+        took["vram_bytes"] = torch.cuda.max_memory_allocated()
+    (Path(job["folder"]) / "took.json").write_text(json.dumps(took))
+
+
+def _take_at_most(cap_bytes: int) -> None:
+    """Leave so much of the GPU as a smaller card would have."""
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(cap_bytes / torch.cuda.mem_get_info()[1])
+    torch.cuda.mem_get_info = lambda *_: (cap_bytes - torch.cuda.memory_reserved(), cap_bytes)
 
 
 def make_autoawq(case: str, job: dict[str, Any]) -> None:
