@@ -19,8 +19,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor, nn
 
+from agents.trainer.head_kernel import is_usable, take_losses
+
 _CHUNK_VALUES = 1 << 24
 """Logits computed at once: 64 MB in fp32."""
+_KERNEL_VALUES = 1 << 25
+"""The same where `head_kernel` leaves them in half precision: 64 MB."""
+_TILE_TOKENS = 128
+"""Products are made in pieces of so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +62,18 @@ class Head:
 
     def raw(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
         """Return the logits (C, V) before they are capped, in float32 at least."""
-        bias = None if self.bias_V is None else self.bias_V.to(self.dtype)
-        logits_CV = F.linear(hidden_CH.to(self.dtype), weight_VH, bias)
-        logits_CV = logits_CV.to(torch.promote_types(self.dtype, torch.float32))
+        logits_CV = _widen(self.product(hidden_CH, weight_VH))
         return logits_CV if self.scale == 1.0 else logits_CV * self.scale
+
+    def product(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+        """Return the bare product (C, V)."""
+        bias = None if self.bias_V is None else self.bias_V.to(self.dtype)
+        return F.linear(hidden_CH.to(self.dtype), weight_VH, bias)
+
+    def takes_kernel(self, device: torch.device) -> bool:
+        """Tell whether losses are taken by `head_kernel`."""
+        is_narrow = self.dtype in (torch.bfloat16, torch.float16)
+        return is_narrow and self.softcap is None and is_usable(device)
 
     def cap(self, logits_CV: Tensor) -> Tensor:
         """Apply the soft cap."""
@@ -109,8 +123,9 @@ def _widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _chunks(num_tokens: int, num_words: int) -> Iterator[slice]:
-    size = max(16, _CHUNK_VALUES // num_words)
+def _chunks(num_tokens: int, num_words: int, num_values: int) -> Iterator[slice]:
+    size = max(16, num_values // num_words)
+    size = size // _TILE_TOKENS * _TILE_TOKENS or size
     for start in range(0, num_tokens, size):
         yield slice(start, start + size)
 
@@ -159,6 +174,29 @@ class _Gradients:
         return tuple(None if g is None else (g * factor).to(d or g.dtype) for g, d in pairs)
 
 
+def _take(
+    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return cross-entropies (C,) and the gradient of the bare product (C, V), if it is wanted."""
+    label_C1 = label_C[:, None]
+    logits_CV = head.cap(head.raw(hidden_CH, weight_VH))
+    log_sum_C1 = logits_CV.logsumexp(1, keepdim=True)
+    loss_C = (log_sum_C1 - logits_CV.gather(1, label_C1)).squeeze(1)
+    if gradient_scale is None:
+        return loss_C, logits_CV
+    gradient_CV = torch.exp(logits_CV - log_sum_C1)
+    gradient_CV.scatter_add_(1, label_C1, -torch.ones_like(log_sum_C1))
+    return loss_C, head.through_cap(gradient_CV, logits_CV).mul_(gradient_scale)
+
+
+def _take_kernel(
+    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return what `_take` does, by `head_kernel`."""
+    logits_CV = head.product(hidden_CH, weight_VH)
+    return take_losses(logits_CV, label_C, head.scale, gradient_scale), logits_CV
+
+
 class _SumLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -177,16 +215,14 @@ class _SumLoss(torch.autograd.Function):
                 _Gradients(head, hidden_NH, ctx.needs_input_grad) if wants_gradient else None
             )
             loss = torch.zeros((), dtype=torch.float64, device=hidden_NH.device)
-            for cut in _chunks(len(label_N), len(weight_VH)):
-                hidden_CH, label_C1 = hidden_NH[cut], label_N[cut, None]
-                logits_CV = head.cap(head.raw(hidden_CH, weight))
-                log_sum_C1 = logits_CV.logsumexp(1, keepdim=True)
-                loss += (log_sum_C1 - logits_CV.gather(1, label_C1)).sum(dtype=torch.float64)
+            factor = gradient_scale if wants_gradient else None
+            takes_kernel = head.takes_kernel(hidden_NH.device)
+            take, most = (_take_kernel, _KERNEL_VALUES) if takes_kernel else (_take, _CHUNK_VALUES)
+            for cut in _chunks(len(label_N), len(weight_VH), most):
+                loss_C, gradient_CV = take(head, hidden_NH[cut], weight, label_N[cut], factor)
+                loss += loss_C.sum(dtype=torch.float64)
                 if gradients is not None:
-                    gradient_CV = torch.exp(logits_CV - log_sum_C1)
-                    gradient_CV.scatter_add_(1, label_C1, -torch.ones_like(log_sum_C1))
-                    gradient_CV = head.through_cap(gradient_CV, logits_CV)
-                    gradients.add(cut, hidden_CH, gradient_CV.mul_(gradient_scale))
+                    gradients.add(cut, hidden_NH[cut], gradient_CV)
         ctx.gradients = gradients
         return loss
 
@@ -210,7 +246,7 @@ class _LogProbabilities(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             weight = weight_VH.to(head.dtype)
             found, sums = [], []
-            for cut in _chunks(len(label_N), len(weight_VH)):
+            for cut in _chunks(len(label_N), len(weight_VH), _CHUNK_VALUES):
                 logits_CV = head.cap(head.raw(hidden_NH[cut], weight))
                 sums.append(logits_CV.logsumexp(1, keepdim=True))
                 found.append((logits_CV.gather(1, label_N[cut, None]) - sums[-1]).squeeze(1))
@@ -225,7 +261,7 @@ class _LogProbabilities(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             weight = head.weight_VH.to(head.dtype)
             gradients = _Gradients(head, hidden_NH, ctx.needs_input_grad)
-            for cut in _chunks(len(label_N), len(weight)):
+            for cut in _chunks(len(label_N), len(weight), _CHUNK_VALUES):
                 hidden_CH, factor_C1 = hidden_NH[cut], gradient_N[cut, None]
                 logits_CV = head.cap(head.raw(hidden_CH, weight))
                 gradient_CV = torch.exp(logits_CV - log_sum_N1[cut]).mul_(-factor_C1)
