@@ -37,5 +37,7 @@ def settle() -> None:
     import torch._inductor.config
 
     torch._dynamo.config.recompile_limit = _MOST_KINDS
+    # What `joined` keeps between the layers of a set is gone when the decoder layer ends.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10
         torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()

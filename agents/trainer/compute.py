@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from agents.errors import UserError
+from agents.trainer import joined
 from agents.trainer.examples import Example
 from agents.trainer.flat import FlatParameters
 from agents.trainer.layers import Layers
@@ -79,6 +80,7 @@ class Computer:
         self.micro_tokens = micro_tokens
         self.layers = layers
         self._may_recompute = may_recompute
+        self._copies = joined.collect(model.module)
         self.replayer: Replayer | None = None
         """None: every kernel is started by itself."""
         self.gradient_scale = 1.0
@@ -130,6 +132,7 @@ class Computer:
         self._flat.gradients.zero_()
         self.sums.zero_()
         try:
+            self._copies.refresh()
             for group in groups:
                 self._beat()
                 picked = part.pick(group)
@@ -153,7 +156,17 @@ class Computer:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
-        if any(len(group) > 1 for group in groups):
+        if self.layers.unpacked_bytes:
+            self.forget_replay()
+            self.layers.pack()
+            if self._device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self._device)  # they were told apart until now
+            self._warn(
+                "Memory ran out; from now on the weights are unpacked for each pass on this rank, "
+                "which is a little slower.",
+                "",
+            )
+        elif any(len(group) > 1 for group in groups):
             self.micro_tokens = min(most, self.micro_tokens) // 2
             self._warn(
                 f"Memory ran out; from now on at most {self.micro_tokens} tokens are computed at "
@@ -181,6 +194,7 @@ class Computer:
         if self.replayer is not None:
             self.replayer.drop()  # it may need the memory
         self.sums.zero_()
+        self._copies.refresh()
         with torch.no_grad():
             for group in self._group(part):
                 self._beat()
@@ -206,7 +220,22 @@ class Computer:
     def _replay(self, batch: MicroBatch) -> bool:
         if self.replayer is None:
             return False
-        return self.replayer.run(batch, self.layers.plan, lambda batch: self._add(batch, ()))
+        if self.replayer.run(batch, self.layers.plan, self._add_or_let_go):
+            return True
+        self.layers.begin()  # what a refused recording has left is of no use outside of it
+        return False
+
+    def _add_or_let_go(self, batch: MicroBatch) -> None:
+        """Add the gradients of one micro-batch that is recorded.
+
+        If memory runs out, copies under way have to end inside the recording, or its memory would
+        never be given back.
+        """
+        try:
+            self._add(batch, ())
+        except RuntimeError:
+            self.layers.begin()
+            raise
 
     def _add(self, batch: MicroBatch, places: Sequence[int]) -> None:
         """Add the gradients of one micro-batch and what it sums to.

@@ -31,7 +31,7 @@ from agents.trainer.prepare import Prepared
 from agents.trainer.reference import needs_reference
 from agents.trainer.replay import CudaGraph, Replayer
 from agents.trainer.snapshot import Progress
-from agents.trainer.tuning import Setting, Tuner, apply
+from agents.trainer.tuning import Setting, Tuner, apply, fill
 from agents.trainer.warmup import choose_examples
 
 Warn = Callable[[str, str], None]
@@ -97,11 +97,16 @@ def fit(
         UserError: a single example does not fit.
     """
     longest = choose_examples(prepared.train, 0)
+    reserved_bytes = OPTIMIZER_COPIES * prepared.flat.values.nbytes
     computer.replayer = make_replayer(spec, prepared, computer.layers, world_size=world_size)
 
     def settle(setting: Setting) -> None:
         apply(computer, setting)
         prove(computer, longest, evaluates=prepared.evaluation is not None)
+        if prepared.device.type == "cuda":
+            largest = choose_examples(prepared.train, computer.micro_tokens)
+            if not fill(computer, prepared.device, largest, reserved_bytes):
+                computer.replayer = None  # it would take memory for each try
 
     if resumed is not None:
         moved = resumed.num_moved[rank] if resumed.num_moved else 0
@@ -125,7 +130,8 @@ def fit(
     if known is not None:
         settle(known)
         return known, []
-    settle(Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
+    apply(computer, Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
+    prove(computer, longest, evaluates=prepared.evaluation is not None)
     batch_tokens = spec.batch_sequences * float(prepared.train.num_tokens.mean())
     most_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
     tuner = Tuner(
@@ -134,7 +140,7 @@ def fit(
         lambda tokens: choose_examples(prepared.train, tokens),
         most_tokens=max(longest_tokens, int(most_tokens)),
         recompute=spec.recompute,
-        reserved_bytes=OPTIMIZER_COPIES * prepared.flat.values.nbytes,
+        reserved_bytes=reserved_bytes,
     )
     setting = tuner.choose()
     computer.layers.compile_afresh()
@@ -181,6 +187,7 @@ def describe_setting(setting: Setting, tried: list[Setting], layers: Layers) -> 
         "num_layers": layers.most_layers,
         "num_recomputed": layers.plan.num_recomputed,
         "num_moved": layers.plan.num_moved,
+        "unpacked_bytes": layers.unpacked_bytes,
         "tried": [asdict(one) for one in tried],
     }
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.trainer import attention
+from agents.trainer import attention, joined
 from agents.trainer.examples import Example, Segment
 from agents.trainer.head import Head, OwnHead, find_head
 from agents.trainer.micro import MicroBatch, build_micro_batch
@@ -54,6 +54,16 @@ class Forward:
             if self.flat:
                 return self._run(batch)[0].index_select(0, batch.predicted_at_N)
             return self._run_apart(batch).index_select(0, batch.predicted_at_N)
+
+    def join(self) -> None:
+        """Compute linear layers with one input together; see `joined`."""
+        batch = build_micro_batch([_try_example()], self._device)
+        with torch.no_grad():
+            expected_NH = self.features(batch)
+            once = build_micro_batch([_try_example(_TRIED_TOKENS[:1])], self._device)
+            joined.install(self._model.module, lambda: self.features(once))
+            if not self._agrees(lambda: self.features(batch), expected_NH):
+                joined.uninstall(self._model.module)
 
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
@@ -145,9 +155,9 @@ def _slides(config: Any) -> bool:
     return bool(getattr(config, "sliding_window", None))
 
 
-def _try_example() -> Example:
+def _try_example(lengths: tuple[int, ...] = _TRIED_TOKENS) -> Example:
     parts = []
-    for length in _TRIED_TOKENS:
+    for length in lengths:
         is_target = np.ones(length, dtype=np.bool_)
         is_target[0] = False
         parts.append(Segment(0, np.arange(3, 3 + length, dtype=np.int32), is_target))

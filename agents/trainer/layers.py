@@ -57,6 +57,7 @@ class Layers:
         ]
         self._plain = [layer.forward for layer in self._layers]
         self._modes: list[Mode] = []
+        self._unpacked: list[nn.Module] = []
         self.offloader = offloader
         self.compiled = compiled
         self._once = torch.compile(_compute, fullgraph=True)
@@ -83,6 +84,34 @@ class Layers:
         for place, layer in enumerate(self._layers):
             plain = not self.compiled and self._modes[place] == "keep"
             layer.forward = self._plain[place] if plain else partial(self._run, place)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Memory of the GPU that holds 4-bit weights unpacked."""
+        return sum(nf4.count_bytes(linear) for linear in self._unpacked)
+
+    def unpack(self, most_bytes: float) -> None:
+        """Keep 4-bit weights unpacked in so much memory, first those that are needed most often.
+
+        They are unpacked for each pass otherwise; the numbers are the same.
+        """
+        self.pack()
+        order = sorted(range(self.most_layers), key=lambda i: self._modes[i] != "recompute")
+        for place in order:
+            for linear in self._layers[place].modules():
+                if not nf4.is_packed(linear):
+                    continue
+                most_bytes -= nf4.count_bytes(linear)
+                if most_bytes < 0:
+                    return
+                nf4.keep_whole(linear)
+                self._unpacked.append(linear)
+
+    def pack(self) -> None:
+        """Keep all weights as they were loaded."""
+        for linear in self._unpacked:
+            nf4.let_go(linear)
+        self._unpacked = []
 
     def do_more(self) -> bool:
         """Let more layers recompute: a quarter, a half, then all; False when all do already."""
@@ -137,7 +166,6 @@ class Layers:
             tokens = self._clock.tokens_BT1
             for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
                 _mark(tensor)  # after `detach`, which makes a tensor without the mark
-        nf4.compute_whole(mode == "recompute")
         with self._moving(place, mode, others):
             try:
                 return self._choose(place, mode)(layer, hidden, args, kwargs)

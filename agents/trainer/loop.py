@@ -280,6 +280,7 @@ class Loop:
             global_tokens=batch.num_tokens,
             recomputed_share=self._computer.recomputed_share,
             held_bytes=self._computer.held_bytes,
+            unpacked_bytes=self._computer.layers.unpacked_bytes,
         )
         self._journal.write(
             "step",

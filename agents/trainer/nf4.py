@@ -1,14 +1,14 @@
-"""Products with 4-bit weights: the whole matrix is unpacked by one kernel, then multiplied.
+"""4-bit weights are unpacked by one kernel, a whole matrix at a time.
 
 bitsandbytes unpacks the constants of the blocks first, then the weights, with three more launches;
 the kernel here does both at once at the speed of the memory. The numbers are the same to the bit:
 NormalFloat-4 values times the constants of blocks of 64, which are 8-bit values times those of
 groups of 256 blocks, plus one offset (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, section 3).
 
-Layers keep their class's parameters as they were; only `forward` is another. On a CPU, and without
-Triton, nothing is replaced.
+Layers keep their class's parameters as they were; `joined` multiplies with what is unpacked. On a
+CPU, and without Triton, nothing is done.
 
-Shape letters: M tokens, O outputs, I inputs of the layer.
+Shape letters: O outputs, I inputs of the layer.
 """
 
 # ruff: noqa: ANN001, ANN202 - Triton itself finds the types of a kernel's parameters
@@ -26,18 +26,10 @@ try:
 except ImportError:  # torch for CPUs comes without
     triton = None
 
+_PARTS = ("packed", "scale8", "code", "group", "offset", "values")
+NUM_PARTS = len(_PARTS)
+"""Tensors that a layer's weights consist of."""
 _BYTES_AT_ONCE = 2048
-_way = {"whole": False}
-
-
-def compute_whole(whole: bool) -> None:
-    """Choose how the products of the next layer are put before the compiler.
-
-    Whole, as one operation: what a layer needs that recomputes, because the compiler would keep
-    every product that it sees the inside of. Otherwise in parts, which start a third sooner.
-    """
-    _way["whole"] = whole
-
 
 if triton is not None:
 
@@ -59,106 +51,66 @@ if triton is not None:
         target = block[:, None] * (2 * block_bytes) + tl.arange(0, 2 * block_bytes)[None, :]
         tl.store(out + target, both, mask=inside[:, None])
 
-    @torch.library.triton_op("rackless::nf4_unpack", mutates_args=())  # type: ignore[untyped-decorator, unused-ignore]
-    def _unpack(
-        packed: Tensor,
-        scale8: Tensor,
-        code: Tensor,
-        group: Tensor,
-        offset: Tensor,
-        values: Tensor,
-        group_blocks: int,
-        num_outputs: int,
-        num_inputs: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """Return the weights (O, I)."""
-        weight_OI = torch.empty(num_outputs, num_inputs, dtype=dtype, device=packed.device)
-        num_blocks = scale8.numel()
-        block_bytes = packed.numel() // num_blocks
-        size = max(1, _BYTES_AT_ONCE // block_bytes)
-        grid = (triton.cdiv(num_blocks, size),)
-        torch.library.wrap_triton(_unpack_kernel)[grid](
-            packed, scale8, code, group, offset, values, weight_OI, num_blocks,
-            block_bytes=block_bytes, group_blocks=group_blocks, size=size,
-        )  # fmt: skip
-        return weight_OI
+
+def is_packed(layer: nn.Module) -> bool:
+    """Tell whether `install` has seen these weights."""
+    return hasattr(layer, "nf4_packed")
 
 
-@torch.library.custom_op("rackless::nf4_product", mutates_args=())  # type: ignore[untyped-decorator]
-def _product(x_MI: Tensor, state: list[Tensor], sizes: list[int], is_transposed: bool) -> Tensor:
-    """Return x @ W.T, or x @ W, in one operation that the compiler does not look into."""
-    weight_OI = _unpack(*state, *sizes, x_MI.dtype)
-    return x_MI @ (weight_OI if is_transposed else weight_OI.T)
+def read_parts(layer: nn.Module) -> list[Tensor]:
+    """Return what the weights of such a layer consist of."""
+    return [getattr(layer, f"nf4_{name}") for name in _PARTS]
 
 
-@_product.register_fake  # type: ignore[untyped-decorator]
-def _product_shape(
-    x_MI: Tensor, state: list[Tensor], sizes: list[int], is_transposed: bool
-) -> Tensor:
-    _, num_outputs, num_inputs = sizes
-    return x_MI.new_empty((x_MI.shape[0], num_inputs if is_transposed else num_outputs))
+_whole: dict[int, tuple[Tensor, Tensor]] = {}
+"""What is packed and the same unpacked, by the address of the former: an operation gets tensors,
+not layers. What is here keeps its address."""
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, state, ctx.sizes, ctx.is_transposed = inputs
-    ctx.save_for_backward(*state)
+def keep_whole(layer: Any) -> None:
+    """Keep the weights of such a layer unpacked as well, until `let_go`."""
+    _whole[layer.nf4_packed.data_ptr()] = layer.nf4_packed, unpack(layer)
 
 
-def _differentiate(ctx: Any, gradient_MO: Tensor) -> tuple[Any, ...]:
-    state = list(ctx.saved_tensors)
-    gradient_MI = _product(gradient_MO, state, ctx.sizes, not ctx.is_transposed)
-    return gradient_MI, [None] * len(state), None, None
+def let_go(layer: Any) -> None:
+    """Keep the weights of such a layer packed only."""
+    _whole.pop(layer.nf4_packed.data_ptr(), None)
 
 
-_product.register_autograd(_differentiate, setup_context=_keep)
+def find_whole(parts: list[Tensor]) -> Tensor | None:
+    """Return the weights (O, I) that `read_parts` returned packed, if they are kept unpacked."""
+    found = _whole.get(parts[0].data_ptr())
+    return found[1] if found else None
 
 
-class _Product(torch.autograd.Function):
-    """x @ W.T, with the weights unpacked again for the backward pass instead of kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x_MI: Tensor, sizes: tuple[int, int, int], *state: Tensor) -> Tensor:
-        ctx.save_for_backward(*state)
-        ctx.sizes, ctx.dtype = sizes, x_MI.dtype
-        return x_MI @ _unpack(*state, *sizes, x_MI.dtype).T
-
-    @staticmethod
-    def backward(ctx: Any, gradient_MO: Tensor) -> Any:
-        weight_OI = _unpack(*ctx.saved_tensors, *ctx.sizes, ctx.dtype)
-        return (gradient_MO @ weight_OI, None, *[None] * len(ctx.saved_tensors))
+def count_bytes(layer: Any) -> int:
+    """Return what the weights of such a layer take unpacked."""
+    return int(layer.out_features * layer.in_features * layer.nf4_dtype.itemsize)
 
 
 def unpack(layer: Any) -> Tensor:
-    """Return the weights (O, I) of a layer that `install` has changed."""
-    names = ("packed", "scale8", "code", "group", "offset", "values")
-    state = [getattr(layer, f"nf4_{name}") for name in names]
-    sizes = (layer.nf4_group_blocks, layer.out_features, layer.in_features)
-    return _unpack(*state, *sizes, layer.nf4_dtype)
+    """Return the weights (O, I) of such a layer."""
+    device = layer.nf4_packed.device
+    size = (layer.out_features, layer.in_features)
+    weight_OI = torch.empty(size, dtype=layer.nf4_dtype, device=device)
+    unpack_into(weight_OI, read_parts(layer), layer.nf4_group_blocks)
+    return weight_OI
 
 
-class _FastForward:
-    """Mixed in before the class of a 4-bit linear layer."""
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        """Return the layer's output for x (..., I)."""
-        state = (
-            self.nf4_packed, self.nf4_scale8, self.nf4_code, self.nf4_group, self.nf4_offset,
-            self.nf4_values,
-        )  # fmt: skip
-        flat_MI = x.to(self.nf4_dtype).flatten(0, -2)
-        sizes = (self.nf4_group_blocks, self.out_features, self.in_features)
-        if _way["whole"]:
-            y_MO = _product(flat_MI, list(state), list(sizes), False)
-        else:
-            y_MO = _Product.apply(flat_MI, sizes, *state)
-        if self.bias is not None:
-            y_MO = y_MO + self.bias.to(y_MO.dtype)
-        return y_MO.reshape(*x.shape[:-1], self.out_features).to(x.dtype)
+def unpack_into(weight_OI: Tensor, parts: list[Tensor], group_blocks: int) -> None:
+    """Fill the rows of a matrix with what `read_parts` returned; groups are of so many blocks."""
+    packed, scale8, code, group, offset, values = parts
+    num_blocks = scale8.numel()
+    block_bytes = packed.numel() // num_blocks
+    size = max(1, _BYTES_AT_ONCE // block_bytes)
+    _unpack_kernel[(triton.cdiv(num_blocks, size),)](
+        packed, scale8, code, group, offset, values, weight_OI, num_blocks,
+        block_bytes=block_bytes, group_blocks=group_blocks, size=size,
+    )  # fmt: skip
 
 
 def install(model: nn.Module) -> int:
-    """Let the 4-bit layers of a model on a GPU use the kernel; return how many do now."""
+    """Get the 4-bit layers of a model on a GPU ready for the kernel; return how many are."""
     count = 0
     for module in model.modules():
         if triton is None or not type(module).__module__.startswith("bitsandbytes."):
@@ -177,19 +129,8 @@ def install(model: nn.Module) -> int:
         for name, tensor in parts.items():
             module.register_buffer(f"nf4_{name}", tensor, persistent=False)
         module.nf4_dtype, module.nf4_group_blocks = state.dtype, state.state2.blocksize
-        kind = type(module)
-        module.__class__ = _subclass(kind)
         count += 1
     return count
-
-
-_subclasses: dict[type, type] = {}
-
-
-def _subclass(kind: type) -> type:
-    if kind not in _subclasses:
-        _subclasses[kind] = type(kind.__name__, (_FastForward, kind), {})
-    return _subclasses[kind]
 
 
 def _can_do(module: Any, state: Any) -> bool:

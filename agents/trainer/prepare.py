@@ -216,9 +216,10 @@ def _load(
             loading.end()
         base = load_model(spec, folder, tokenizer, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
-        if compiling.why_not(device) is None:
-            nf4.install(model.module)
         forward = Forward(model, device)
+        if compiling.why_not(device) is None and model.lora is not None:
+            nf4.install(model.module)
+            forward.join()
         checkpoint = _find_checkpoint(attempt)
         resumed = read_progress(checkpoint) if checkpoint else None
         layout: Layout = resumed.layout if resumed else "backward"

@@ -34,6 +34,8 @@ class Work:
     """The part of the layers whose activations were computed twice, 0 to 1."""
     held_bytes: int
     """GPU memory that is held for replays; see `replay`."""
+    unpacked_bytes: int
+    """GPU memory that holds 4-bit weights unpacked, because it was to spare."""
 
 
 def describe_speed(
@@ -43,7 +45,8 @@ def describe_speed(
 
     `mfu` is the model FLOPs of this rank over what its device could have done in the whole step;
     `hfu` counts what was computed a second time as well. `eta` is the cluster's tokens per second
-    over the sum of what its ranks do alone.
+    over the sum of what its ranks do alone. `memory_bytes` is the most that the training needed:
+    what is only used because it is to spare stands apart.
     """
     num_tokens = sum(work.lengths)
     model_flops = speeds.flops.count(work.lengths, work.num_targets)
@@ -51,6 +54,7 @@ def describe_speed(
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
     solo = speeds.solo_tokens_per_s
     rate = work.global_tokens / times.step_s
+    most_bytes = read_memory_bytes(prepared.device, work.held_bytes)
     return {
         **asdict(times),
         "tokens": num_tokens,
@@ -60,6 +64,7 @@ def describe_speed(
         "mfu": model_flops / possible if possible else None,
         "hfu": (model_flops + again) / possible if possible else None,
         "eta": rate / sum(solo),
-        "memory_bytes": read_memory_bytes(prepared.device, work.held_bytes),
+        "memory_bytes": None if most_bytes is None else most_bytes - work.unpacked_bytes,
+        "memory_unpacked_bytes": work.unpacked_bytes,
         "memory_reserved_bytes": read_reserved_bytes(prepared.device),
     }

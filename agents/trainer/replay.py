@@ -15,6 +15,7 @@ Shape letters as in `micro`.
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable
@@ -136,6 +137,9 @@ class Replayer:
             traceback.print_exc()
             print("Micro-batches are started kernel by kernel, as ever.", file=sys.stderr)
             self._refused = self._shape
+        if self._graph is None:
+            gc.collect()  # the error held what was made on the way
+            torch.cuda.empty_cache()
             return False
         self._inputs = self._read(batch)
         return True

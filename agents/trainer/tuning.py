@@ -3,7 +3,7 @@
 One small pass with every layer recomputing shows what is always needed; one with a single layer
 that moves its activations shows how much a layer keeps. From these the memory of every setting
 follows well enough to name candidates; the candidates are then timed, with twice the tokens each
-time, for as long as that is faster. What was found is kept for the next start of the same shape.
+time, until that is slower twice. What was found is kept for the next start of the same shape.
 
 All of it moves no number but in the last digits, and a checkpoint carries what was chosen.
 """
@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from agents.layer_plan import (
-    LEAST_GAIN,
     MEMORY_SHARE,
     MOST_TOKENS,
     LayerPlan,
@@ -33,6 +32,10 @@ _CAUTIONS = (1.0, 0.85, 0.7)
 """Parts of the free memory that are planned with, one after the other, when it ran out."""
 _TIMED_PASSES = 2
 """Of two micro-batches alike the first is recorded and the second replayed; see `replay`."""
+_MOST_SLOWER = 2
+"""Sizes in a row that are tried and are no faster: one alone may be unlucky in how it fits."""
+_SPARE_SLACK = 0.02
+"""Of the memory that the card may give, not spent on unpacked weights: they gain the least."""
 _LONG_S = 10.0
 _PROBE_BYTES = 1 << 26
 
@@ -86,15 +89,20 @@ class Tuner:
     def choose(self) -> Setting:
         """Return the fastest setting found."""
         needs = self._measure()
-        best = self._try(needs, needs.tokens)
+        best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
         if best is None:
             return Setting(micro_tokens=needs.tokens, num_recomputed=self._most_recomputed)
-        while best.micro_tokens < self._most_tokens:
-            found = self._try(needs, min(2 * best.micro_tokens, self._most_tokens))
-            if found is None or found.tokens_per_s < best.tokens_per_s * (1 + LEAST_GAIN):
-                between = self._try(needs, min(3 * best.micro_tokens // 2, self._most_tokens))
-                return max((s for s in (best, found, between) if s), key=lambda s: s.tokens_per_s)
-            best = found
+        while tokens < self._most_tokens and num_slower < _MOST_SLOWER:
+            tokens = min(2 * tokens, self._most_tokens)
+            found = self._try(needs, tokens)
+            if found is None:
+                break
+            is_faster = found.tokens_per_s > best.tokens_per_s
+            best, num_slower = (found, 0) if is_faster else (best, num_slower + 1)
+        if best.micro_tokens < tokens:
+            found = self._try(needs, min(3 * best.micro_tokens // 2, self._most_tokens))
+            if found is not None and found.tokens_per_s > best.tokens_per_s:
+                return found
         return best
 
     @property
@@ -107,14 +115,14 @@ class Tuner:
         least = Setting(micro_tokens=tokens, num_recomputed=self._most_recomputed)
         apply(self._computer, least)
         self._computer.add_gradients(part)  # compiles, and says in words what does not fit at all
-        pass_s, once_bytes = self._time(part) or 0.0, self._read_peak(part)
+        pass_s, once_bytes = self._time(part) or 0.0, read_peak(self._computer, self._device, part)
         input_bytes = self._read_layer()
         twice = self._choose_part(2 * tokens)
         more = count_tokens(twice) - tokens
         apply(self._computer, replace(least, micro_tokens=2 * tokens))
         token_bytes = once_bytes / tokens
         if more > tokens // 2 and self._computer.try_gradients(twice):
-            twice_bytes = self._read_peak(twice)
+            twice_bytes = read_peak(self._computer, self._device, twice)
             token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
         layers.set(LayerPlan(num_recomputed=max(0, self._most_recomputed - 1), num_moved=1))
         layer_bytes = self._read_layer() if self._computer.try_gradients(part) else 0
@@ -127,14 +135,6 @@ class Tuner:
             pass_s=pass_s,
             bus_bytes_per_s=measure_bus(self._device) if self._host_bytes else 0.0,
         )
-
-    def _read_peak(self, part: Part) -> int:
-        """Return the most bytes beside those at rest that `part` needs."""
-        self._computer.forget_replay()
-        rest_bytes = torch.cuda.memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._computer.try_gradients(part)
-        return torch.cuda.max_memory_allocated(self._device) - rest_bytes
 
     def _read_layer(self) -> int:
         offloader = self._computer.layers.offloader
@@ -156,6 +156,8 @@ class Tuner:
 
     def _try_plan(self, needs: Needs, tokens: int, *, may_move: bool) -> Setting | None:
         part = self._choose_part(tokens)
+        self._computer.forget_replay()
+        self._computer.layers.pack()
         for caution in _CAUTIONS:
             plan = choose_plan(
                 needs,
@@ -172,7 +174,10 @@ class Tuner:
                 micro_tokens=tokens, num_recomputed=plan.num_recomputed, num_moved=plan.num_moved
             )
             apply(self._computer, setting)
-            seconds = self._time(part) if self._computer.try_gradients(part) else None
+            seconds = None
+            if self._computer.try_gradients(part):
+                fill(self._computer, self._device, part, self._reserved_bytes)
+                seconds = self._time(part)
             if seconds is not None:
                 setting = replace(setting, tokens_per_s=count_tokens(part) / seconds)
                 self.tried.append(setting)
@@ -201,9 +206,51 @@ def count_tokens(part: Part) -> int:
 
 
 def apply(computer: Computer, setting: Setting) -> None:
-    """Let the computer work with this setting."""
+    """Let the computer work with this setting, and with weights that stay packed."""
+    computer.forget_replay()
+    computer.layers.pack()
     computer.micro_tokens = setting.micro_tokens
     computer.layers.set(setting.plan)
+
+
+def fill(computer: Computer, device: torch.device, part: Part, reserved_bytes: int) -> bool:
+    """Keep weights unpacked in the memory that passes over `part` leave.
+
+    Args:
+        computer: with layers that do already what they will.
+        device: a GPU.
+        part: as large as any.
+        reserved_bytes: that the optimizer will still take.
+
+    Returns:
+        Whether the passes could be recorded (see `replay`).
+    """
+    computer.forget_replay()
+    computer.layers.pack()
+    peak_bytes = read_peak(computer, device, part)
+    computer.try_gradients(part)  # is recorded now, if anything is
+    held_bytes = computer.held_bytes
+    computer.forget_replay()
+    gc.collect()
+    torch.cuda.empty_cache()
+    slack_bytes = _SPARE_SLACK * read_most_bytes(device)
+    needed_bytes = max(peak_bytes, held_bytes) + reserved_bytes + slack_bytes
+    computer.layers.unpack(read_room(device) - needed_bytes)
+    if computer.layers.unpacked_bytes:
+        fits = computer.try_gradients(part) and computer.try_gradients(part)
+        if not fits or (held_bytes and not computer.held_bytes):
+            computer.forget_replay()
+            computer.layers.pack()
+    return held_bytes > 0
+
+
+def read_peak(computer: Computer, device: torch.device, part: Part) -> int:
+    """Return the most bytes beside those at rest that passes over `part` need."""
+    computer.forget_replay()
+    rest_bytes = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    computer.try_gradients(part)
+    return torch.cuda.max_memory_allocated(device) - rest_bytes
 
 
 def read_room(device: torch.device) -> float:

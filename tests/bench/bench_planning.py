@@ -146,10 +146,12 @@ class Bench:
         self.meter.clean()
         self.sizes["base_bytes"] = self.meter.now()
         model = make_trained(self.spec, base, None, plain_template=False, device=device)
+        forward = Forward(model, device)
         if device.type == "cuda":
             nf4.install(model.module)
+            forward.join()
         self.sizes["model_bytes"] = self.meter.now()
-        self.watched = Watched(Forward(model, device), self.meter)
+        self.watched = Watched(forward, self.meter)
         self.meter.clean()
         self.sizes["tried_bytes"] = self.meter.now()
         self.flat = FlatParameters(model.named_parameters(), device)

@@ -103,7 +103,8 @@ def summarize(lines: list[dict[str, Any]], started_s: float) -> dict[str, Any]:
         "global_tokens_per_s": sum(line["global_tokens"] for line in late) / step_s,
         "waiting": sum(line["wait_s"] for line in late) / step_s,
         "setting": next((drop_kind(line) for line in lines if line["kind"] == "setting"), None),
-        "memory_gib": max(line["memory_bytes"] for line in late) / 2**30,
+        "memory_gib": max(line["memory_bytes"] + line["memory_unpacked_bytes"] for line in late)
+        / 2**30,
         "first_loss": steps[0]["loss"],
         "last_loss": steps[-1]["loss"],
         "last_loss_hex": steps[-1]["loss_hex"],

@@ -15,6 +15,7 @@ from agents.trainer.compute import Computer, Part
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
 from agents.trainer.forward import Forward
+from agents.trainer.head_kernel import take_losses
 from agents.trainer.layers import Layers
 from agents.trainer.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives import Supervised
@@ -74,9 +75,12 @@ def make_computer(wide_model):
         tokenizer, plain = load_tokenizer(wide_model)
         base = load_model(spec, wide_model, tokenizer, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain, device=device)
+        forward = Forward(model, device)
         if fast:
             count = nf4.install(model.module)
             assert count == (7 * NUM_LAYERS if kind == "qlora" else 0)
+            forward.join()
+            assert sum(hasattr(m, "joined") for m in model.module.modules()) == 7 * NUM_LAYERS
         flat = FlatParameters(model.named_parameters(), device)
         draw = torch.Generator().manual_seed(3)
         flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw).to(device))
@@ -90,7 +94,7 @@ def make_computer(wide_model):
         return Computer(
             model,
             flat,
-            Supervised(Forward(model, device)),
+            Supervised(forward),
             device,
             layers=layers,
             micro_tokens=1 << 20,
@@ -155,8 +159,38 @@ def test_weights_are_unpacked_to_the_same_bits(make_computer):
         weight = bitsandbytes.functional.dequantize_4bit(
             layer.weight.data, layer.weight.quant_state
         )
-        one = torch.eye(layer.in_features, dtype=weight.dtype, device=weight.device)
-        assert torch.equal(layer(one), weight.T)
+        assert torch.equal(nf4.unpack(layer), weight)
+
+
+def test_weights_that_stay_unpacked_give_the_same_bits(make_computer):
+    computer = make_computer("qlora", PLANS["mixed"])
+    expected = gradients(computer, EQUAL)
+    before = torch.cuda.memory_allocated()
+    computer.layers.unpack(20 << 20)
+    assert 0 < computer.layers.unpacked_bytes <= 20 << 20
+    assert torch.cuda.memory_allocated() > before
+    assert torch.equal(gradients(computer, EQUAL), expected)
+    computer.layers.pack()
+    assert torch.cuda.memory_allocated() <= before
+    assert torch.equal(gradients(computer, EQUAL), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num_words", "scale"), [(700, 1.0), (20_001, 0.25)])
+def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, num_words, scale):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    draw = torch.Generator("cuda").manual_seed(2)
+    logits = (3 * torch.randn(37, num_words, generator=draw, device="cuda")).to(dtype)
+    label = torch.randint(num_words, (37,), generator=draw, device="cuda")
+    exact = logits.double().requires_grad_()
+    losses = torch.nn.functional.cross_entropy(exact * scale, label, reduction="none")
+    (expected,) = torch.autograd.grad(128 * losses.sum(), exact)
+    kept = logits.clone()
+    assert torch.allclose(take_losses(logits, label, scale, None).double(), losses, atol=1e-5)
+    assert torch.equal(logits, kept)
+    assert torch.allclose(take_losses(logits, label, scale, 128.0).double(), losses, atol=1e-5)
+    assert torch.allclose(logits.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 def test_moving_leaves_less_on_the_card(make_computer):

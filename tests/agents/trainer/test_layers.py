@@ -6,6 +6,7 @@ import torch
 
 from agents.layer_plan import LayerPlan
 from agents.spec import AdapterSpec
+from agents.trainer import compiling
 from agents.trainer.compute import Computer, Part
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
@@ -34,8 +35,8 @@ class Apart(Forward):
         return False
 
 
-def make_computer(tiny_model, plan, *, compiled, kind=Forward):
-    spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=0.2))
+def make_computer(tiny_model, plan, *, compiled, kind=Forward, joins=False, dropout=0.2):
+    spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=dropout))
     tokenizer, plain = load_tokenizer(tiny_model)
     base = load_model(spec, tiny_model, tokenizer, CPU)
     model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
@@ -43,6 +44,8 @@ def make_computer(tiny_model, plan, *, compiled, kind=Forward):
     draw = torch.Generator().manual_seed(3)
     flat.values.add_(0.05 * torch.randn(len(flat.values), generator=draw))
     forward = kind(model, CPU)
+    if joins:
+        forward.join()
     layers = Layers(model, compiled=compiled)
     layers.set(plan)
     computer = Computer(
@@ -60,11 +63,20 @@ def make_computer(tiny_model, plan, *, compiled, kind=Forward):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
-@pytest.mark.parametrize("plan", [LayerPlan(), LayerPlan(num_recomputed=1)])
-def test_compiled_layers_compute_the_same_whatever_the_sizes(tiny_model, plan):
-    plain, plain_flat = make_computer(tiny_model, LayerPlan(), compiled=False, kind=Apart)
-    compiled, flat = make_computer(tiny_model, plan, compiled=True, kind=Apart)
+@pytest.mark.parametrize(
+    ("plan", "joins", "dropout"),
+    [
+        (LayerPlan(), False, 0.2),
+        (LayerPlan(num_recomputed=1), True, 0.2),
+        (LayerPlan(num_recomputed=1), True, 0.0),
+    ],
+)
+def test_compiled_layers_compute_the_same_whatever_the_sizes(tiny_model, plan, joins, dropout):
+    settings = {"kind": Apart, "dropout": dropout}
+    plain, plain_flat = make_computer(tiny_model, LayerPlan(), compiled=False, **settings)
+    compiled, flat = make_computer(tiny_model, plan, compiled=True, joins=joins, **settings)
     torch._dynamo.reset()
+    compiling.settle()
     counts = []
     for lengths in ((30, 5, 17), (9, 12, 4), (21, 4, 8), (6, 6, 6)):
         part = make_part(*lengths)

@@ -157,6 +157,30 @@ def test_what_cannot_be_recorded_is_computed_as_ever(make, capfd):
     assert "kernel by kernel" in capfd.readouterr().err
 
 
+def test_a_recording_that_fails_ends_its_copies_first(make, monkeypatch):
+    """Copies of a line that is not joined again would keep the memory of the recording for ever."""
+    (plain, expected), (computer, found) = make(), make()
+    log = []
+
+    def record(work):
+        monkeypatch.setattr(computer, "_add", refuse)
+        try:
+            work()
+        finally:
+            monkeypatch.undo()
+            log.append("ended")
+
+    def refuse(batch, places):
+        monkeypatch.setattr(computer.layers, "begin", lambda: log.append("joined"))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    computer.replayer = Replayer(computer._model.clock, record)
+    computer.add_gradients(ALIKE)
+    plain.add_gradients(ALIKE)
+    assert log == ["joined", "ended"]
+    assert torch.equal(found.gradients, expected.gradients)
+
+
 class Ready:
     """What is known of a run when its layers were compiled."""
 

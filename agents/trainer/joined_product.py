@@ -1,0 +1,199 @@
+"""The products of layers that read the same input, as one operation and its gradient.
+
+What the layers' adapters take from the input is one product instead of one for each. In the
+backward pass every product adds itself to the gradient of the input on its way out, so that no pass
+over memory is spent on sums; and the gradients of the adapters come out in the type that they are
+gathered in.
+
+Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q of
+one adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.trainer import nf4
+
+
+@torch.library.custom_op("rackless::joined_product", mutates_args=())  # type: ignore[untyped-decorator]
+def multiply(
+    x_MI: Tensor,
+    low_MR: Tensor | None,
+    down_RI: Tensor | None,
+    ups: list[Tensor],
+    trained: list[Tensor],
+    weights: list[Tensor],
+    sizes: list[int],
+    scale: float,
+) -> list[Tensor]:
+    """Return x @ W.T, and low @ up.T added where the layer has an adapter, (M, O) for each layer.
+
+    One operation that the compiler does not look into: it would keep every product that it sees
+    the inside of, also in a layer that recomputes.
+
+    Args:
+        x_MI: what all layers read.
+        low_MR: what the adapters take from it.
+        down_RI: by which they do, if it is low = x @ down.T. None: its gradient is wanted.
+        ups: (O, Q) of each layer with an adapter.
+        trained: parameters of which `ups`, and `down` before them, are copies: what gets the
+            gradients, (Q, I) and (O, Q).
+        weights: tensors that the weights consist of, layer by layer.
+        sizes: inputs; blocks in a group of packed weights, or 0; then outputs and rank of each
+            layer, 0 for one without an adapter.
+        scale: by which `ups` are multiplied already.
+    """
+    found = []
+    for number, (low_MQ, up_OQ) in enumerate(_pair(low_MR, ups, sizes)):
+        weight_IO = _weight(number, weights, sizes, x_MI.dtype).T
+        if low_MQ is None or up_OQ is None:
+            found.append(x_MI @ weight_IO)
+        else:
+            found.append((low_MQ @ up_OQ.T).addmm_(x_MI, weight_IO))
+    return found
+
+
+@multiply.register_fake  # type: ignore[untyped-decorator]
+def _multiply_shape(x_MI: Tensor, *others: Any) -> list[Tensor]:
+    sizes = others[-2]
+    return [x_MI.new_empty((x_MI.shape[0], width)) for width in sizes[2::2]]
+
+
+@torch.library.custom_op("rackless::joined_gradient", mutates_args=())  # type: ignore[untyped-decorator]
+def _pull_back(
+    gradients: list[Tensor],
+    x_MI: Tensor | None,
+    low_MR: Tensor | None,
+    down_RI: Tensor | None,
+    ups: list[Tensor],
+    weights: list[Tensor],
+    sizes: list[int],
+    scale: float,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Return the gradients of x, of `down` (or of `low`), and of each of `ups`.
+
+    Those of parameters are of `dtype`. The input is needed for that of `down` alone.
+    """
+    found_MI = None
+    more: list[Tensor] = []
+    if low_MR is not None:
+        low_gradient_MR = torch.empty_like(low_MR)
+        parts = _pair(low_gradient_MR, ups, sizes)
+        for gradient_MO, (part_MQ, up_OQ) in zip(gradients, parts, strict=True):
+            if part_MQ is not None:
+                torch.mm(gradient_MO, up_OQ, out=part_MQ)
+        parts = _pair(low_MR if scale == 1.0 else low_MR * scale, ups, sizes)
+        for gradient_MO, (low_MQ, _) in zip(gradients, parts, strict=True):
+            if low_MQ is not None:
+                more.append(_multiply_wide(gradient_MO.T, low_MQ, dtype))
+        if x_MI is None or down_RI is None:
+            more.insert(0, low_gradient_MR)
+        else:
+            more.insert(0, _multiply_wide(low_gradient_MR.T, x_MI, dtype))
+            found_MI = low_gradient_MR @ down_RI
+    for number, gradient_MO in enumerate(gradients):
+        weight_OI = _weight(number, weights, sizes, gradient_MO.dtype)
+        if found_MI is None:
+            found_MI = gradient_MO @ weight_OI
+        else:
+            found_MI.addmm_(gradient_MO, weight_OI)
+    assert found_MI is not None
+    return [found_MI, *more]
+
+
+@_pull_back.register_fake  # type: ignore[untyped-decorator]
+def _pull_back_shape(
+    gradients: list[Tensor],
+    x_MI: Tensor | None,
+    low_MR: Tensor | None,
+    down_RI: Tensor | None,
+    ups: list[Tensor],
+    weights: list[Tensor],
+    sizes: list[int],
+    scale: float,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    found = [gradients[0].new_empty((gradients[0].shape[0], sizes[0]))]
+    if low_MR is not None:
+        is_taken = down_RI is None
+        found.append(
+            torch.empty_like(low_MR) if is_taken else torch.empty_like(down_RI, dtype=dtype)
+        )
+        found += [torch.empty_like(up_OQ, dtype=dtype) for up_OQ in ups]
+    return found
+
+
+def _multiply_wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a @ b in a wider type than theirs."""
+    if a.is_cuda and dtype == torch.float32 != a.dtype:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    x_MI, low_MR, down_RI, ups, trained, weights, ctx.sizes, ctx.scale = inputs
+    adapters = (low_MR, down_RI, None if down_RI is None else x_MI)
+    ctx.has = [tensor is not None for tensor in adapters]
+    ctx.num_ups, ctx.num_weights = len(ups), len(weights)
+    ctx.trained_sizes = [tuple(parameter.shape) for parameter in trained]
+    ctx.dtype = trained[0].dtype if trained else x_MI.dtype
+    ctx.save_for_backward(*weights, *ups, *(tensor for tensor in adapters if tensor is not None))
+
+
+def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    weights, saved = saved[: ctx.num_weights], saved[ctx.num_weights :]
+    ups, saved = saved[: ctx.num_ups], saved[ctx.num_ups :]
+    low_MR, down_RI, x_MI = (saved.pop(0) if has else None for has in ctx.has)
+    found_MI, *more = _pull_back(
+        gradients, x_MI, low_MR, down_RI, ups, weights, ctx.sizes, ctx.scale, ctx.dtype
+    )
+    first = more.pop(0) if low_MR is not None else None
+    of_trained, start = [], 0
+    if down_RI is not None:
+        assert first is not None
+        for (rank, _), up_OQ in zip(ctx.trained_sizes, ups, strict=False):
+            of_trained.append(first[start : start + rank])
+            start += up_OQ.shape[1]
+    up_sizes = ctx.trained_sizes[len(of_trained) :]
+    of_trained += [found[:, :rank] for found, (_, rank) in zip(more, up_sizes, strict=True)]
+    of_low = first if down_RI is None else None
+    nothing = [None] * len(ups), of_trained, [None] * len(weights), None, None
+    return found_MI, of_low, None, *nothing
+
+
+multiply.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _weight(number: int, weights: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Tensor:
+    """Return the weights (O, I) of one layer, unpacked if they are packed."""
+    num_inputs, group_blocks = sizes[:2]
+    if not group_blocks:
+        return weights[number]
+    parts = weights[number * nf4.NUM_PARTS : (number + 1) * nf4.NUM_PARTS]
+    whole_OI = nf4.find_whole(parts)
+    if whole_OI is not None:
+        return whole_OI
+    size = (sizes[2 + 2 * number], num_inputs)
+    weight_OI = torch.empty(size, dtype=dtype, device=weights[0].device)
+    nf4.unpack_into(weight_OI, parts, group_blocks)
+    return weight_OI
+
+
+def _pair(
+    low_MR: Tensor | None, ups: list[Tensor], sizes: list[int]
+) -> Iterator[tuple[Tensor, Tensor] | tuple[None, None]]:
+    """Yield each layer's columns of `low` and its own of `ups`."""
+    place = start = 0
+    for rank in sizes[3::2]:
+        if low_MR is None or not rank:
+            yield None, None
+            continue
+        yield low_MR[:, start : start + rank], ups[place]
+        place, start = place + 1, start + rank

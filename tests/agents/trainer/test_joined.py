@@ -1,0 +1,163 @@
+"""Joined layers compute what their classes do, adapters and gradients included."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agents.layer_plan import LayerPlan
+from agents.spec import AdapterSpec
+from agents.trainer import joined, nf4
+from agents.trainer.forward import Forward
+from agents.trainer.layers import Layers
+from agents.trainer.micro import build_micro_batch
+from agents.trainer.model import load_model, load_tokenizer, make_trained
+from tests.agents.trainer.ranks import DEMO, make_spec, make_tiny_model
+from tests.agents.trainer.test_layers import make_part
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 768,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), 2, attention_bias=True)
+
+
+def make_forward(folder, adapter):
+    spec = make_spec(precision="fp64", adapter=adapter)
+    tokenizer, plain = load_tokenizer(folder)
+    base = load_model(spec, folder, tokenizer, CPU)
+    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    draw = torch.Generator().manual_seed(3)
+    for _, parameter in model.named_parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
+    for name, parameter in model.module.named_parameters():
+        if name.endswith("base_layer.bias"):
+            parameter.data = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+    return model, Forward(model, CPU)
+
+
+def find_sets(model):
+    """Return the last names of the layers of each set."""
+    sets = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "joined"):
+            last = name.removesuffix(".base_layer").rpartition(".")[2]
+            sets.setdefault(id(module.joined), []).append(last)
+    return list(sets.values())
+
+
+def differentiate(model, forward, *, adapter_on=True):
+    """Return the features and the gradients of all that is trained."""
+    batch = build_micro_batch(make_part(20, 31).examples, CPU)
+    model.clock.set([4, 5], batch.lengths, batch.num_tokens, CPU)
+    joined.collect(model.module).refresh()
+    if not adapter_on:
+        with forward.adapter_off():
+            found = forward.features(batch)
+        model.clock.clear()
+        return [found]
+    found = forward.features(batch)
+    weights = torch.randn(
+        found.shape, generator=torch.Generator().manual_seed(9), dtype=found.dtype
+    )
+    (found * weights).sum().backward()
+    model.clock.clear()
+    gradients = [parameter.grad.clone() for _, parameter in model.named_parameters()]
+    for _, parameter in model.named_parameters():
+        parameter.grad = None
+    return [found.detach(), *gradients]
+
+
+def check_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        assert (one - other).norm() <= 1e-10 * other.norm()
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj", "down_proj")], ids=str)
+@pytest.mark.parametrize(
+    ("rank", "dropout", "dora"), [(4, 0.0, False), (3, 0.2, False), (4, 0.2, True)]
+)
+def test_joined_layers_compute_the_same(tiny, targets, rank, dropout, dora):
+    adapter = AdapterSpec(rank=rank, alpha=6, dropout=dropout, targets=targets, dora=dora)
+    model, forward = make_forward(tiny, adapter)
+    expected, bare = (differentiate(model, forward, adapter_on=on) for on in (True, False))
+    forward.join()
+    whole = [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+    assert sorted(find_sets(model.module)) == sorted(2 * whole)
+    check_same(differentiate(model, forward), expected)
+    check_same(differentiate(model, forward, adapter_on=False), bare)
+    for _, parameter in model.named_parameters():
+        parameter.data *= 1.5  # as a step of the optimizer does
+    changed = differentiate(model, forward)
+    joined.uninstall(model.module)
+    check_same(differentiate(model, forward), changed)
+    assert not torch.equal(changed[0], expected[0])
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "mistral", "phi3", "qwen2", "qwen3"])
+def test_every_family_is_joined_where_its_layers_read_the_same(tmp_path, kind):
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES)).save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / file).write_bytes((DEMO / "model" / file).read_bytes())
+    model, forward = make_forward(tmp_path, AdapterSpec(rank=4, dropout=0.0))
+    expected = differentiate(model, forward)
+    forward.join()
+    assert sorted(map(len, find_sets(model.module))) == (
+        [1] * 8 if kind == "phi3" else [1] * 4 + [2] * 2 + [3] * 2
+    )
+    check_same(differentiate(model, forward), expected)
+
+
+def test_layers_of_which_the_numbers_would_change_are_left(tiny, monkeypatch):
+    model, forward = make_forward(tiny, AdapterSpec(rank=4, dropout=0.0))
+    expected = differentiate(model, forward)
+    compute = joined.Joined.compute
+    monkeypatch.setattr(joined.Joined, "compute", lambda *given: 1.01 * compute(*given))
+    forward.join()
+    monkeypatch.undo()
+    assert not any(isinstance(m, joined._FromSet) for m in model.module.modules())
+    check_same(differentiate(model, forward), expected)
+
+
+class Packed(nn.Module):
+    """Stands for 4-bit weights of 10 values of 2 bytes."""
+
+    out_features, in_features, nf4_dtype = 5, 2, torch.bfloat16
+    nf4_packed = None
+
+
+def test_weights_are_kept_unpacked_where_they_are_needed_most_often(tiny, monkeypatch):
+    model, _ = make_forward(tiny, AdapterSpec(rank=4))
+    layers = Layers(model)
+    for layer in layers._layers:
+        layer.packed = nn.ModuleList([Packed(), Packed()])
+    kept = []
+    monkeypatch.setattr(nf4, "keep_whole", kept.append)
+    monkeypatch.setattr(nf4, "let_go", kept.remove)
+    first, second = (list(layer.packed) for layer in layers._layers)
+    layers.unpack(79)
+    assert kept == [*first, second[0]]
+    assert layers.unpacked_bytes == 60
+    layers._modes = ["keep", "recompute"]
+    layers.unpack(45)
+    assert kept == second
+    layers.pack()
+    assert kept == []
+    assert layers.unpacked_bytes == 0
+    layers.set(LayerPlan())
+    layers.unpack(19)
+    assert kept == []
