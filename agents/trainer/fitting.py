@@ -107,6 +107,7 @@ def fit(
             largest = choose_examples(prepared.train, computer.micro_tokens)
             if not fill(computer, prepared.device, largest, reserved_bytes):
                 computer.replayer = None  # it would take memory for each try
+            torch.cuda.reset_peak_memory_stats(prepared.device)  # of what was only tried
 
     if resumed is not None:
         moved = resumed.num_moved[rank] if resumed.num_moved else 0

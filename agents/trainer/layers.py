@@ -86,6 +86,11 @@ class Layers:
             layer.forward = self._plain[place] if plain else partial(self._run, place)
 
     @property
+    def can_unpack(self) -> bool:
+        """Whether there are 4-bit weights that are unpacked for each pass."""
+        return any(nf4.is_packed(linear) for layer in self._layers for linear in layer.modules())
+
+    @property
     def unpacked_bytes(self) -> int:
         """Memory of the GPU that holds 4-bit weights unpacked."""
         return sum(nf4.count_bytes(linear) for linear in self._unpacked)

@@ -223,8 +223,10 @@ def fill(computer: Computer, device: torch.device, part: Part, reserved_bytes: i
         reserved_bytes: that the optimizer will still take.
 
     Returns:
-        Whether the passes could be recorded (see `replay`).
+        False: the passes could not be recorded (see `replay`).
     """
+    if not computer.layers.can_unpack:
+        return True
     computer.forget_replay()
     computer.layers.pack()
     peak_bytes = read_peak(computer, device, part)

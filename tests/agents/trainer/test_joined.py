@@ -143,12 +143,14 @@ class Packed(nn.Module):
 def test_weights_are_kept_unpacked_where_they_are_needed_most_often(tiny, monkeypatch):
     model, _ = make_forward(tiny, AdapterSpec(rank=4))
     layers = Layers(model)
+    assert not layers.can_unpack
     for layer in layers._layers:
         layer.packed = nn.ModuleList([Packed(), Packed()])
     kept = []
     monkeypatch.setattr(nf4, "keep_whole", kept.append)
     monkeypatch.setattr(nf4, "let_go", kept.remove)
     first, second = (list(layer.packed) for layer in layers._layers)
+    assert layers.can_unpack
     layers.unpack(79)
     assert kept == [*first, second[0]]
     assert layers.unpacked_bytes == 60
