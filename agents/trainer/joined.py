@@ -154,23 +154,20 @@ def collect(model: nn.Module) -> Copies:
     return Copies([module for module in model.modules() if isinstance(module, _FromSet)])
 
 
-def install(model: nn.Module, rehearse: Callable[[], object]) -> int:
-    """Join what can be joined in the decoder layers; return how many linear layers are now.
+def install(model: nn.Module, rehearse: Callable[[], object]) -> None:
+    """Join what can be joined in the decoder layers.
 
     Args:
         model: whose 4-bit layers `nf4.install` has seen.
         rehearse: passes a few tokens through all of it, once.
     """
-    count = 0
     for layers in _find(model, rehearse):
         joined = Joined(layers)
         _make_copies([layer for layer in layers if isinstance(layer, LoraLayer)])
         for place, layer in enumerate(layers):
             layer.joined, layer.joined_place = joined, place
             layer.__class__ = _subclass(type(layer))
-            count += 1
     collect(model).refresh()
-    return count
 
 
 def _make_copies(adapted: list[Any]) -> None:
