@@ -10,6 +10,7 @@ of events delays figures and never a click.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -17,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import shiboken6
@@ -271,10 +272,18 @@ class Bridge(QObject):
 
 
 def _living(call: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
-    """Return the callback; None when it is a method of a widget that has gone meanwhile."""
-    method = call.func if isinstance(call, functools.partial) else call
-    owner = getattr(method, "__self__", None)
-    return None if isinstance(owner, QObject) and not shiboken6.isValid(owner) else call
+    """Return the callback; None when a widget that it belongs to has gone meanwhile."""
+    has_gone = any(isinstance(o, QObject) and not shiboken6.isValid(o) for o in _owners(call))
+    return None if has_gone else call
+
+
+def _owners(call: Callable[[Any], None] | None) -> Iterator[object]:
+    """Yield what a callback is a method of, or what its body refers to."""
+    function = call.func if isinstance(call, functools.partial) else call
+    yield getattr(function, "__self__", None)
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # named in the body and not set yet
+            yield cell.cell_contents
 
 
 def _describe(error: BaseException) -> str:

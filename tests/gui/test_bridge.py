@@ -114,7 +114,14 @@ class Listener(QObject):
         self.told.append(value)
 
 
-@pytest.mark.parametrize("wrap", [lambda call: call, functools.partial], ids=["method", "partial"])
+WRAPS = {
+    "method": lambda listener: listener.hear,
+    "partial": lambda listener: functools.partial(listener.hear),
+    "closure": lambda listener: lambda value: listener.hear(value),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS.keys())
 def test_a_widget_that_has_gone_hears_nothing_and_no_error_is_lost(application, bridge, wrap):
     bridge.start()
     failed, crashed = [], []
@@ -129,7 +136,7 @@ def test_a_widget_that_has_gone_hears_nothing_and_no_error_is_lost(application, 
 
     gone, here = Listener(), Listener()
     for listener in (gone, here):
-        hear = wrap(listener.hear)
+        hear = wrap(listener)
         bridge.run(work, hear, hear, hear)
     shiboken6.delete(gone)
     go.set()

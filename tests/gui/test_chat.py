@@ -107,7 +107,7 @@ def test_prompts_are_kept_and_their_answers_written(busy, dialog, tmp_path):
     assert "3 models, 3 prompts" in dialog.prompts.past.currentText()
     target = tmp_path / "answers.md"
     dialog.prompts.save_to(str(target))
-    busy.wait_for(target.exists)
+    busy.wait_for(lambda: "The answers are saved" in dialog.banner.message())
     assert "## 3. Why?" in target.read_text()
 
 
