@@ -28,12 +28,17 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def fill(folder: Path, leave_bytes: int = 0) -> Path:
-    """Fill the disk under `folder` up to `leave_bytes` and return the file that did it."""
+    """Fill the disk under `folder` up to `leave_bytes` and return the file that did it.
+
+    A second time it takes what has become free since.
+    """
     path = folder / "filler"
-    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    state = os.statvfs(folder)
-    keep = path.stat().st_size - max(0, leave_bytes - state.f_bavail * state.f_frsize)
-    os.truncate(path, max(0, keep))
+    with open(path, "ab", buffering=0) as file, contextlib.suppress(OSError):
+        while (room := _free_bytes(folder) - leave_bytes) > 0:
+            file.write(bytes(min(room, 1 << 20)))
     return path
+
+
+def _free_bytes(folder: Path) -> int:
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize

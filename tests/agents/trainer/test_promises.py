@@ -274,10 +274,14 @@ def test_promise_c_a_full_disk_pauses_checkpoints_and_not_the_training(tmp_path,
         run = Run(disk / "run", tiny_model, spec)
         ranks = run.start()
         wait_until(lambda: run.checkpoint(2).is_dir())
-        filler = fill(disk, leave_bytes=60_000)
-        wait_until(lambda: any(line["kind"] == "checkpoint_failed" for line in run.journal()))
+
+        def has_failed() -> bool:
+            fill(disk, leave_bytes=60_000)  # again: a checkpoint that is removed makes room
+            return any(line["kind"] == "checkpoint_failed" for line in run.journal())
+
+        wait_until(has_failed)
         reached = max(run.steps())
-        filler.unlink()
+        (disk / "filler").unlink()
         wait_until(
             lambda: any(
                 line["step"] > reached + 2 for line in run.journal() if line["kind"] == "checkpoint"

@@ -1,12 +1,13 @@
 """Unlike cards: a rank that slows down gets less work, and the result stays.
 
-A rank is slowed from outside: its process puts a sleep before each micro-batch.
+What the clock of each rank tells is set from outside, by the tokens of its slice alone: how fast or
+how busy this PC is decides nothing.
 """
 
 from __future__ import annotations
 
 import os
-import time
+from dataclasses import replace
 
 import pytest
 
@@ -20,21 +21,20 @@ def train_slowly(environ: dict[str, str], slowed: bool) -> None:
     """Be a rank that needs so long per token, and twice that from one step on when `slowed`."""
     os.environ.update(environ)
     from agents.trainer.__main__ import main
-    from agents.trainer.compute import Computer
     from agents.trainer.loop import Loop
+    from agents.trainer.stopwatch import Stopwatch
 
-    lay_out, choose = Computer._lay_out, Loop.choose_batch
-    factor = [1.0]
+    choose, read = Loop.choose_batch, Stopwatch.read
+    needed_s = [0.0]
 
     def choose_batch(self, step):
-        factor[0] = 2.0 if slowed and step >= SLOW_FROM else 1.0
-        return choose(self, step)
+        batch = choose(self, step)
+        factor = 2.0 if slowed and step >= SLOW_FROM else 1.0
+        needed_s[0] = factor * TOKEN_S * batch.my_tokens
+        return batch
 
-    def lay_out_slowly(self, part, **options):
-        time.sleep(factor[0] * TOKEN_S * sum(example.num_tokens for example in part.examples))
-        return lay_out(self, part, **options)
-
-    Computer._lay_out, Loop.choose_batch = lay_out_slowly, choose_batch
+    Loop.choose_batch = choose_batch
+    Stopwatch.read = lambda self: replace(read(self), compute_s=needed_s[0])
     os._exit(main())
 
 
