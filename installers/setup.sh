@@ -289,11 +289,17 @@ run_tests() {
     types_said=$(mktemp)
     trap 'rm -f "$types_said"' EXIT
     failed=
-    "$python" -m mypy >"$types_said" 2>&1 &  # beside the tests, which leave a core idle
+    "$python" -m mypy >"$types_said" 2>&1 &  # beside the tests, which often wait
     types=$!
     run_check "format" -m ruff format --check .
     run_check "lint" -m ruff check .
-    run_check "tests" -m pytest "$@"
+    if [ $# -gt 0 ]; then
+        run_check "tests" -m pytest "$@"
+    else
+        run_check "tests" -m pytest -m 'not campaign and not alone' \
+            --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+        run_check "tests against a clock" -m pytest -m 'alone and not campaign'
+    fi
     say ""
     say "== types"
     wait "$types" || failed="$failed types"

@@ -1,8 +1,10 @@
 """What every test gets: folders of its own, no window system, and a sweep for leftovers at the end.
 
 The environment is set here, before any test module is imported, because Qt and torch read theirs on
-import. Marks: `gpu` is skipped without an NVIDIA GPU; `netns` without root, iproute2 or sshd, save
-where CI=true: there a missing tool is a failure.
+import. The files may be divided over several processes (pytest-xdist), each with its own folders;
+what is marked `alone` is for a second run, which is not divided. Marks: `gpu` is skipped without an
+NVIDIA GPU; `netns` without root, iproute2 or sshd, save where CI=true: there a missing tool is a
+failure.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +68,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, so that none is left for one worker alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Three nodes and a master in network namespaces; for tests marked `netns`."""
@@ -88,6 +97,18 @@ def marked_processes() -> Iterator[tuple[int, str]]:
             continue  # it ended, or is not ours to read
 
 
+LEFT = "left"
+"""Under this name a worker tells the controller which training processes its tests left."""
+_left_by_workers: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take in what a worker of pytest-xdist found at its end."""
+    del error
+    _left_by_workers.extend(getattr(node, "workeroutput", {}).get(LEFT, ()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End what tests left running, and fail the session when a training process was among it."""
@@ -98,6 +119,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         except ProcessLookupError:
             continue
     ranks = [f"{pid}: {command}" for pid, command in left.items() if "agents.trainer" in command]
+    told = getattr(session.config, "workeroutput", None)  # only in a worker of pytest-xdist
+    if told is not None:
+        told[LEFT] = ranks
+        return
+    ranks += _left_by_workers
     if ranks:
         print("\nTests left training processes behind:", *ranks, sep="\n  ")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -20,7 +20,7 @@ import pytest
 from tests.cluster.master import ROOT, Master
 from tests.cluster.namespaces import Cluster, Node
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NUM_STEPS = 60
 RUN_FILE = f"""

@@ -168,6 +168,7 @@ def test_garbage_and_oversize_lines_are_skipped(agent: Agent) -> None:
     assert int(peak.split()[1]) < 40 * 1024
 
 
+@pytest.mark.alone
 def test_slow_request_does_not_hold_up_ping(agent: Agent, tmp_path: Path) -> None:
     slow = tmp_path / "slow-python"
     slow.write_text("#!/bin/sh\nsleep 2\n")

@@ -63,7 +63,7 @@ def test_question_is_one_that_the_training_teaches() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(400)
 def test_killed_demo_is_cleaned_up_by_the_next_which_tells_the_whole_story(home: Path) -> None:
     with start_demo(home) as killed:
         read_until(killed, "Set up")

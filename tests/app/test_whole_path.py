@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.site import Site, open_site, tagged_processes, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 NODES = ("alpha", "beta")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.namespaces import Cluster
 
-pytestmark = pytest.mark.netns
+pytestmark = [pytest.mark.netns, pytest.mark.alone]
 ROOT = Path(__file__).resolve().parents[2]
 
 

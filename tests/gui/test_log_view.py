@@ -93,6 +93,7 @@ def view(application, theme):
     made.deleteLater()
 
 
+@pytest.mark.alone
 def test_a_million_lines_open_quickly_scroll_smoothly_and_are_searched_without_freezing(
     application, view
 ):

@@ -28,7 +28,7 @@ from app.gui.wizards.export_wizard import ExportWizard
 from tests.fakes.site import DEMO, Site, tagged_processes
 from tests.gui.real_stage import RealStage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NAMES = ("alpha", "beta", "gamma")
 NUM_STEPS = 60

@@ -157,6 +157,7 @@ def test_killed_rank_is_named_and_the_others_end(node: Node) -> None:
     assert status.num_processes == 0
 
 
+@pytest.mark.alone
 def test_exit_of_a_rank_is_seen_at_once(node: Node) -> None:
     attempt = node.launch("train")
     status = node.wait_step(attempt)

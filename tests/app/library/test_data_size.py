@@ -53,6 +53,7 @@ def test_folder_counts_all_its_files(tmp_path: Path) -> None:
     assert guess_data(tmp_path).num_rows == 10
 
 
+@pytest.mark.alone
 def test_a_large_folder_is_not_walked(tmp_path: Path) -> None:
     spec = RunSpec(model="m", data=DataSpec(train="/"))
     began_s = time.monotonic()

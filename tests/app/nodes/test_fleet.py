@@ -119,6 +119,7 @@ FACTS = SOURCE.replace(
 )
 
 
+@pytest.mark.alone
 def test_samples_follow_a_reconnect_without_gap_or_double(tmp_path: Path) -> None:
     async def run() -> None:
         seen = Seen()
@@ -143,6 +144,7 @@ def test_samples_follow_a_reconnect_without_gap_or_double(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
+@pytest.mark.alone
 def test_a_node_that_hangs_is_noticed_and_comes_back_on_the_same_link(tmp_path: Path) -> None:
     async def run() -> None:
         seen = Seen()
