@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from agents.errors import UserError
-from agents.layer_plan import OPTIMIZER_COPIES, SHARE_SLACK
+from agents.layer_plan import SHARE_SLACK
 from agents.spec import RunSpec
 from agents.state import read_json, write_json
 from agents.trainer import compiling
@@ -30,6 +30,7 @@ from agents.trainer.offload import Offloader
 from agents.trainer.prepare import Prepared
 from agents.trainer.reference import needs_reference
 from agents.trainer.replay import CudaGraph, Replayer
+from agents.trainer.reserve import Reserve
 from agents.trainer.snapshot import Progress
 from agents.trainer.tuning import Setting, Tuner, apply, fill
 from agents.trainer.warmup import choose_examples
@@ -56,7 +57,7 @@ def make_layers(spec: RunSpec, prepared: Prepared, warn: Warn, *, local_ranks: i
 
 
 def make_replayer(
-    spec: RunSpec, prepared: Prepared, layers: Layers, *, world_size: int
+    spec: RunSpec, prepared: Prepared, layers: Layers, reserve: Reserve, *, world_size: int
 ) -> Replayer | None:
     """Return what replays micro-batches; None where it cannot be, or gains nothing.
 
@@ -67,8 +68,8 @@ def make_replayer(
     changes = prepared.model.dtype == torch.float16 or needs_reference(spec)
     if not layers.compiled or travels or changes:
         return None
-    spare_bytes = OPTIMIZER_COPIES * prepared.flat.values.nbytes
-    return Replayer(prepared.model.clock, partial(CudaGraph, spare_bytes=spare_bytes))
+    record = partial(CudaGraph, spare_bytes=lambda: reserve.missing_bytes)
+    return Replayer(prepared.model.clock, record)
 
 
 def fit(
@@ -96,59 +97,80 @@ def fit(
     Raises:
         UserError: a single example does not fit.
     """
-    longest = choose_examples(prepared.train, 0)
-    reserved_bytes = OPTIMIZER_COPIES * prepared.flat.values.nbytes
-    computer.replayer = make_replayer(spec, prepared, computer.layers, world_size=world_size)
+    device = prepared.device
+    reserve = Reserve(prepared.flat, prepared.optimizer, device)
+    computer.replayer = make_replayer(
+        spec, prepared, computer.layers, reserve, world_size=world_size
+    )
+    tried: list[Setting] = []
+    with reserve.held():
+        if resumed is not None:
+            setting = _take_over(spec, resumed, rank)
+        elif device.type != "cuda":
+            setting = _choose_for_cpu(spec, prepared)
+        else:
+            name = name_setting(spec, prepared, computer.layers, place=f"{rank} of {world_size}")
+            known = _recall(folder / f"{name}.json")
+            if known is None:
+                tuner = _make_tuner(computer, spec, prepared, reserve, world_size)
+                known, tried = tuner.choose(), tuner.tried
+                computer.layers.compile_afresh()
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(folder / f"{name}.json", asdict(known))
+            setting = known
+        _settle(computer, prepared, setting, reserve)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # of what was only tried, and held
+    return setting, tried
 
-    def settle(setting: Setting) -> None:
-        apply(computer, setting)
-        prove(computer, longest, evaluates=prepared.evaluation is not None)
-        if prepared.device.type == "cuda":
-            largest = choose_examples(prepared.train, computer.micro_tokens)
-            if not fill(computer, prepared.device, largest, reserved_bytes):
-                computer.replayer = None  # it would take memory for each try
-            torch.cuda.reset_peak_memory_stats(prepared.device)  # of what was only tried
 
-    if resumed is not None:
-        moved = resumed.num_moved[rank] if resumed.num_moved else 0
-        setting = Setting(
-            micro_tokens=resumed.micro_tokens[rank],
-            num_recomputed=_forced(spec, resumed.num_recomputed[rank]),
-            num_moved=moved,
-        )
-        settle(setting)
-        return setting, []
-    longest_tokens = int(prepared.train.num_tokens.max())
+def _settle(computer: Computer, prepared: Prepared, setting: Setting, reserve: Reserve) -> None:
+    """Let the computer work with a setting, and with what weights there is room for unpacked."""
+    apply(computer, setting)
     if prepared.device.type != "cuda":
-        setting = Setting(
-            micro_tokens=max(longest_tokens, CPU_TOKENS), num_recomputed=_forced(spec, 0)
-        )
-        apply(computer, setting)
-        return setting, []
-    place = f"{rank} of {world_size}"
-    path = folder / f"{name_setting(spec, prepared, computer.layers, place=place)}.json"
-    known = _recall(path)
-    if known is not None:
-        settle(known)
-        return known, []
+        return
+    _prove_longest(computer, prepared)
+    largest = choose_examples(prepared.train, computer.micro_tokens)
+    if not fill(computer, prepared.device, largest, reserve):
+        computer.replayer = None  # it would take memory for each try
+
+
+def _take_over(spec: RunSpec, resumed: Progress, rank: int) -> Setting:
+    return Setting(
+        micro_tokens=resumed.micro_tokens[rank],
+        num_recomputed=_forced(spec, resumed.num_recomputed[rank]),
+        num_moved=resumed.num_moved[rank] if resumed.num_moved else 0,
+    )
+
+
+def _choose_for_cpu(spec: RunSpec, prepared: Prepared) -> Setting:
+    longest_tokens = int(prepared.train.num_tokens.max())
+    return Setting(micro_tokens=max(longest_tokens, CPU_TOKENS), num_recomputed=_forced(spec, 0))
+
+
+def _make_tuner(
+    computer: Computer, spec: RunSpec, prepared: Prepared, reserve: Reserve, world_size: int
+) -> Tuner:
+    """Return a tuner of layers that are compiled, or were found not to be compilable."""
+    train = prepared.train
+    longest_tokens = int(train.num_tokens.max())
     apply(computer, Setting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)))
-    prove(computer, longest, evaluates=prepared.evaluation is not None)
-    batch_tokens = spec.batch_sequences * float(prepared.train.num_tokens.mean())
+    _prove_longest(computer, prepared)
+    batch_tokens = spec.batch_sequences * float(train.num_tokens.mean())
     most_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
-    tuner = Tuner(
+    return Tuner(
         computer,
         prepared.device,
-        lambda tokens: choose_examples(prepared.train, tokens),
+        lambda tokens: choose_examples(train, tokens),
         most_tokens=max(longest_tokens, int(most_tokens)),
         recompute=spec.recompute,
-        reserved_bytes=reserved_bytes,
+        reserve=reserve,
     )
-    setting = tuner.choose()
-    computer.layers.compile_afresh()
-    settle(setting)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(setting))
-    return setting, tuner.tried
+
+
+def _prove_longest(computer: Computer, prepared: Prepared) -> None:
+    longest = choose_examples(prepared.train, 0)
+    prove(computer, longest, evaluates=prepared.evaluation is not None)
 
 
 def name_setting(spec: RunSpec, prepared: Prepared, layers: Layers, *, place: str) -> str:

@@ -149,13 +149,15 @@ class CudaGraph:
     """What `work` starts on the GPU, recorded as a CUDA graph.
 
     Args:
-        spare_bytes: that have to be left to this process, as for the optimizer.
+        spare_bytes: how many have to be left to this process, as for the optimizer.
 
     Raises:
         RuntimeError: it waits for the device, or memory ran out.
     """
 
-    def __init__(self, work: Callable[[], None], *, spare_bytes: int = 0) -> None:
+    def __init__(
+        self, work: Callable[[], None], *, spare_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
         before_bytes = torch.cuda.memory_reserved()
@@ -165,8 +167,8 @@ class CudaGraph:
                 work()
             taken_bytes = torch.cuda.memory_reserved()
             device = torch.device("cuda", torch.cuda.current_device())
-            if read_most_bytes(device) - taken_bytes < spare_bytes:
-                raise torch.OutOfMemoryError(f"less than {spare_bytes} bytes would be left")
+            if read_most_bytes(device) - taken_bytes < (spare := spare_bytes()):
+                raise torch.OutOfMemoryError(f"less than {spare} bytes would be left")
         except RuntimeError:
             self.reset()
             raise

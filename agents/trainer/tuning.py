@@ -27,6 +27,7 @@ from agents.layer_plan import (
 from agents.spec import Recompute
 from agents.trainer.compute import Computer, Part
 from agents.trainer.memory import read_most_bytes
+from agents.trainer.reserve import Reserve
 
 _CAUTIONS = (1.0, 0.85, 0.7)
 """Parts of the free memory that are planned with, one after the other, when it ran out."""
@@ -64,7 +65,7 @@ class Tuner:
         choose_part: gives examples of at most so many tokens together, but one at least.
         most_tokens: more than these at once are never needed.
         recompute: whether layers may, or all have to.
-        reserved_bytes: that the optimizer will still take.
+        reserve: of the optimizer.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class Tuner:
         *,
         most_tokens: int,
         recompute: Recompute,
-        reserved_bytes: int = 0,
+        reserve: Reserve,
     ) -> None:
         self._computer = computer
         self._device = device
         self._choose_part = choose_part
         self._most_tokens = min(MOST_TOKENS, most_tokens)
         self._recompute = recompute
-        self._reserved_bytes = reserved_bytes
+        self._reserve = reserve
         self.tried: list[Setting] = []
         """What was timed."""
 
@@ -163,7 +164,7 @@ class Tuner:
                 needs,
                 tokens=tokens,
                 num_layers=self._computer.layers.most_layers,
-                room_bytes=(read_room(self._device) - self._reserved_bytes) * caution,
+                room_bytes=(read_room(self._device) - self._reserve.missing_bytes) * caution,
                 host_bytes=self._host_bytes,
                 recompute=self._recompute,
                 may_move=may_move,
@@ -176,7 +177,7 @@ class Tuner:
             apply(self._computer, setting)
             seconds = None
             if self._computer.try_gradients(part):
-                fill(self._computer, self._device, part, self._reserved_bytes)
+                fill(self._computer, self._device, part, self._reserve)
                 seconds = self._time(part)
             if seconds is not None:
                 setting = replace(setting, tokens_per_s=count_tokens(part) / seconds)
@@ -213,14 +214,14 @@ def apply(computer: Computer, setting: Setting) -> None:
     computer.layers.set(setting.plan)
 
 
-def fill(computer: Computer, device: torch.device, part: Part, reserved_bytes: int) -> bool:
+def fill(computer: Computer, device: torch.device, part: Part, reserve: Reserve) -> bool:
     """Keep weights unpacked in the memory that passes over `part` leave.
 
     Args:
         computer: with layers that do already what they will.
         device: a GPU.
         part: as large as any.
-        reserved_bytes: that the optimizer will still take.
+        reserve: of the optimizer.
 
     Returns:
         False: the passes could not be recorded (see `replay`).
@@ -236,7 +237,7 @@ def fill(computer: Computer, device: torch.device, part: Part, reserved_bytes: i
     gc.collect()
     torch.cuda.empty_cache()
     slack_bytes = _SPARE_SLACK * read_most_bytes(device)
-    needed_bytes = max(peak_bytes, held_bytes) + reserved_bytes + slack_bytes
+    needed_bytes = max(peak_bytes, held_bytes) + reserve.missing_bytes + slack_bytes
     computer.layers.unpack(read_room(device) - needed_bytes)
     if computer.layers.unpacked_bytes:
         fits = computer.try_gradients(part) and computer.try_gradients(part)

@@ -18,6 +18,7 @@ from agents.trainer.fitting import name_setting, prove
 from agents.trainer.tuning import Setting, Tuner
 from tests.agents.trainer.ranks import make_spec
 from tests.agents.trainer.test_layers import CPU, make_computer, make_part
+from tests.agents.trainer.test_reserve import make_reserve
 from tests.agents.trainer.test_tuning import NEEDS
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +32,12 @@ class Played(Tuner):
 
     def __init__(self, computer, speeds, most_tokens=16384):
         super().__init__(
-            computer, CPU, lambda tokens: None, most_tokens=most_tokens, recompute="auto"
+            computer,
+            CPU,
+            lambda tokens: None,
+            most_tokens=most_tokens,
+            recompute="auto",
+            reserve=make_reserve("cpu")[0],
         )
         self._speeds = speeds
         self.asked = []

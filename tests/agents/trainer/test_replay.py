@@ -205,5 +205,5 @@ class Ready:
 )
 def test_what_changes_from_pass_to_pass_is_never_replayed(changes, dtype, world_size, expected):
     ready = Ready(dtype)
-    found = make_replayer(make_spec(**changes), ready, ready, world_size=world_size)
+    found = make_replayer(make_spec(**changes), ready, ready, None, world_size=world_size)
     assert (found is not None) == expected
