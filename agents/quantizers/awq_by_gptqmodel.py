@@ -6,7 +6,10 @@ input for that, 512 times the weights, ten times over: the memory decides how lo
 wide layer of a 7B model needs 3 GB for it. The same sums are products of matrices.
 
 Scales are float16, as the classic layout has them; gptqmodel writes them in the model's own type,
-and takes no layers back then that an earlier job has kept.
+and takes no layers back then that an earlier job has kept. It packs a whole layer at once, on the
+processor and in 64-bit words: 1.1 GB for the widest of a 7B, and several are packed side by side.
+One group of inputs after the other gives the same words, with 0.03 GB and in 0.6 of the time
+(11,008 x 4,096 weights, one core).
 
 Texts come in blocks of one length (`texts.split_blocks`). Of each batch of them gptqmodel keeps one
 row of positions and joins those rows, which are as many as batches then and not as blocks; where a
@@ -23,6 +26,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,8 +54,9 @@ def mended_awq() -> Iterator[None]:
         group = self.qcfg.group_size
         return find_clips(w, input_feat, group, self._pseudo_quantize_tensor_into)
 
-    def pack_half(self: Any, linear: Any, scales: Tensor, zeros: Tensor, **rest: Any) -> None:
-        pack(self, linear, scales.half(), zeros, **rest)
+    def pack_all(self: Any, linear: Any, scales: Tensor, zeros: Tensor, **rest: Any) -> None:
+        del rest  # an order of the inputs, which AWQ has not
+        pack_by_groups(pack, self, linear, scales.half(), zeros)
 
     def join_other(self: Any, batch_indices: list[int | None]) -> dict[str, Any]:
         found: dict[str, Any] = join(self, batch_indices)
@@ -66,10 +71,52 @@ def mended_awq() -> Iterator[None]:
     with (
         replaced(AWQProcessor, "_compute_best_clip", find),
         replaced(AWQProcessor, "_iter_module_forward_outputs", run_kind),
-        replaced(AwqTorchLinear, "pack", pack_half),
+        replaced(AwqTorchLinear, "pack", pack_all),
         replaced(AWQProcessor, "_feature_kwargs_from_batch_indices", join_other),
     ):
         yield
+
+
+class _Group:
+    """What `AwqTorchLinear.pack` sees of a layer: the inputs of one group."""
+
+    def __init__(self, bits: int, num_inputs: int) -> None:
+        self.bits = bits
+        self.in_features = self.group_size = num_inputs
+        self.buffers: dict[str, Tensor] = {}
+        self.bias: Tensor | None = None
+
+    def register_buffer(self, name: str, value: Tensor) -> None:
+        self.buffers[name] = value
+        setattr(self, name, value)
+
+
+def pack_by_groups(
+    pack: Callable[..., None], layer: Any, linear: Any, scales_OG: Tensor, zeros_OG: Tensor
+) -> None:
+    """Give `layer` the buffers that gptqmodel's `pack` makes, for one group of inputs at a time.
+
+    Args:
+        pack: `AwqTorchLinear.pack`.
+        layer: its group size divides its inputs.
+        linear: with the weights to round and pack, and perhaps a bias.
+        scales_OG: of each group of each output.
+        zeros_OG: the integer that stands for zero there.
+    """
+    groups = []
+    weights = linear.weight.data.split(layer.group_size, dim=1)
+    for weight_OK, *rounding in zip(
+        weights, scales_OG.split(1, dim=1), zeros_OG.split(1, dim=1), strict=True
+    ):
+        group = _Group(layer.bits, weight_OK.shape[1])
+        pack(group, SimpleNamespace(weight=weight_OK, bias=linear.bias), *rounding)
+        groups.append(group)
+    for name in ("qweight", "qzeros", "scales"):
+        layer.register_buffer(name, torch.cat([group.buffers[name] for group in groups]))
+    if linear.bias is not None:
+        layer.register_buffer("bias", groups[0].buffers["bias"])
+    else:
+        layer.bias = None
 
 
 def _find_rotary(rotary_on: Callable[[Any], Any], attention: Any, device: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agents.quantizers.awq_by_gptqmodel import find_clips, mended_awq
+from agents.quantizers.awq_by_gptqmodel import find_clips, mended_awq, pack_by_groups
 from agents.quantizers.control import round_to_nearest
 from agents.quantizers.patching import replaced
 
@@ -152,3 +152,42 @@ def test_queries_are_turned_as_the_kind_of_their_layer_says(rotary, expected):
     with mended_awq():
         found = AWQProcessor(rotary)._iter_module_forward_outputs("x", attention, {})
         assert list(found) == [expected]
+
+
+class Packed(torch.nn.Module):
+    """Stands in for a layer of gptqmodel's."""
+
+    bits, group_size, in_features = 4, GROUP, 96
+
+    def pack(self, linear: Any, scales: Tensor, zeros: Tensor) -> None:
+        """Round as `AwqTorchLinear.pack` of gptqmodel 7.6 does, and keep the words unpacked."""
+        steps, whole = scales.t().contiguous(), zeros.t().contiguous()
+        moved = whole * steps
+        columns = [
+            torch.round((linear.weight.data[:, at] + moved[at // self.group_size])
+                        / steps[at // self.group_size])
+            for at in range(self.in_features)
+        ]  # fmt: skip
+        self.register_buffer("scales", steps)
+        if linear.bias is not None:
+            self.register_buffer("bias", linear.bias.clone().half())
+        else:
+            self.bias = None
+        self.register_buffer("qweight", torch.stack(columns).int())
+        self.register_buffer("qzeros", whole.int())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_groups_packed_one_by_one_are_the_whole(has_bias):
+    torch.manual_seed(5)
+    linear = torch.nn.Linear(96, 40, bias=has_bias, dtype=torch.float16)
+    scales = (torch.rand(40, 3) * 0.01 + 0.001).half()
+    zeros = torch.randint(0, 15, (40, 3)).half()
+    whole, divided = Packed(), Packed()
+    whole.pack(linear, scales, zeros)
+    pack_by_groups(Packed.pack, divided, linear, scales, zeros)
+    assert divided.state_dict().keys() == whole.state_dict().keys()
+    for name, value in whole.state_dict().items():
+        assert torch.equal(divided.state_dict()[name], value), name
+    assert len(whole.state_dict()["qweight"].unique()) > 10
+    assert (divided.bias is None) == (not has_bias)
