@@ -25,6 +25,7 @@ from agents.trainer.flat import FlatParameters
 from agents.trainer.layers import Layers
 from agents.trainer.micro import MicroBatch, build_micro_batch, group_examples
 from agents.trainer.model import TrainedModel
+from agents.trainer.neighbours import Neighbours
 from agents.trainer.objectives import LOSS, NUM_SUMS, Objective
 from agents.trainer.reducer import Reducer
 from agents.trainer.replay import Replayer
@@ -70,6 +71,7 @@ class Computer:
         may_recompute: bool = True,
         warn: Warn,
         beat: Callable[[], None],
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._model = model
         self._flat = flat
@@ -77,6 +79,7 @@ class Computer:
         self._device = device
         self._warn = warn
         self._beat = beat
+        self._neighbours = neighbours
         self.micro_tokens = micro_tokens
         self.layers = layers
         self._may_recompute = may_recompute
@@ -157,15 +160,7 @@ class Computer:
             torch.cuda.empty_cache()
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
         if self.layers.unpacked_bytes:
-            self.forget_replay()
-            self.layers.pack()
-            if self._device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self._device)  # they were told apart until now
-            self._warn(
-                "Memory ran out; from now on the weights are unpacked for each pass on this rank, "
-                "which is a little slower.",
-                "",
-            )
+            self._pack("Memory ran out")
         elif any(len(group) > 1 for group in groups):
             self.micro_tokens = min(most, self.micro_tokens) // 2
             self._warn(
@@ -188,6 +183,25 @@ class Computer:
                 f"Memory ran out on {self._device} with a single example of {most} tokens.",
                 hint[0].upper() + hint[1:],
             )
+
+    def give_way(self) -> None:
+        """Give other programs the memory of the GPU that they want and this can do without."""
+        if not self.layers.unpacked_bytes or self._neighbours is None:
+            return
+        if self._neighbours.want_more():
+            self._pack("Another program takes more memory of this GPU")
+
+    def _pack(self, why: str) -> None:
+        self.forget_replay()
+        self.layers.pack()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)  # they were told apart until now
+        self._warn(
+            f"{why}; from now on the weights are unpacked for each pass on this rank, which is a "
+            "little slower.",
+            "",
+        )
 
     def evaluate(self, part: Part) -> None:
         """Start from zero and add what the examples sum to, without dropout or gradients."""

@@ -164,6 +164,7 @@ class Loop:
 
     def _do_step(self, step: int) -> Agreed:
         self._heartbeat.beat(step - 1)
+        self._computer.give_way()
         watch = Stopwatch(self._prepared.device)
         batch = self.choose_batch(step)
         learning_rate = learning_rate_at(self._spec, step, self._plan.total_steps)

@@ -26,6 +26,7 @@ from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.loading import Loading
 from agents.trainer.loop import Loop, Plan
 from agents.trainer.micro import CPU_TOKENS
+from agents.trainer.neighbours import watch
 from agents.trainer.peaks import find_peak
 from agents.trainer.prepare import (
     Prepared,
@@ -114,6 +115,7 @@ def _train(
         may_recompute=spec.recompute != "none",
         warn=warn,
         beat=heartbeat.touch,
+        neighbours=watch(prepared.device),
     )
     shares = spec.shares or (resumed.shares if resumed else None)
     if prepared.device.type == "cuda":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -34,7 +36,9 @@ POSITIONS = [11, 12, 13, 14]
 
 @pytest.fixture
 def make_computer(tiny_model):
-    def make(micro_tokens=1000, num_recomputed=0, warnings=None, may_recompute=True):
+    def make(
+        micro_tokens=1000, num_recomputed=0, warnings=None, may_recompute=True, neighbours=None
+    ):
         spec = make_spec(precision="fp64", adapter=AdapterSpec(rank=4, dropout=0.2))
         tokenizer, plain = load_tokenizer(tiny_model)
         base = load_model(spec, tiny_model, tokenizer, CPU)
@@ -54,6 +58,7 @@ def make_computer(tiny_model):
             may_recompute=may_recompute,
             warn=lambda message, hint: told.append(message),
             beat=lambda: None,
+            neighbours=neighbours,
         )
 
     return make
@@ -166,6 +171,31 @@ def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer
     with pytest.raises(UserError) as caught:
         gradients(make_computer(may_recompute=False))
     assert "recompute: auto" in caught.value.hint.lower()
+
+
+class Spare:
+    """Layers with weights that are kept unpacked."""
+
+    unpacked_bytes = 100
+
+    def pack(self):
+        self.unpacked_bytes = 0
+
+
+def test_memory_to_spare_is_given_to_other_programs_once(make_computer):
+    asked = iter((False, True))
+    warnings: list[str] = []
+    neighbours = SimpleNamespace(want_more=lambda: next(asked))
+    computer = make_computer(warnings=warnings, neighbours=neighbours)
+    computer.give_way()
+    computer.layers = Spare()
+    computer.give_way()
+    assert (computer.layers.unpacked_bytes, warnings) == (100, [])
+    for _ in range(2):
+        computer.give_way()
+    assert computer.layers.unpacked_bytes == 0
+    (warning,) = warnings
+    assert "Another program takes more memory of this GPU" in warning
 
 
 def test_a_model_that_does_not_fit_is_told_in_words():
