@@ -72,7 +72,9 @@ class RankProgress:
     mfu: float | None = None
     """Model FLOPs over what the device could have done in the step, 0 to 1."""
     memory_bytes: int | None = None
-    """Peak that training held."""
+    """Peak that training needed."""
+    memory_unpacked_bytes: int | None = None
+    """Beside it, of memory to spare: 4-bit weights that are kept unpacked."""
     memory_reserved_bytes: int | None = None
     """Peak that was taken from the device, held or kept for later."""
     share: float | None = None

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
-from app.telemetry.step_parts import split_step
+from app.telemetry.step_parts import show_rank_memory, split_step
 from app.telling import describe_certificate, describe_saved, describe_trace
 from app.text import (
     count_of,
-    show_bytes,
     show_duration,
     show_list,
     show_loss,
@@ -210,7 +209,7 @@ def _ranks(run: RunSnapshot) -> list[list[str]]:
             "" if rank.share is None else f"{rank.share:.1%}",
             "" if rank.mfu is None else show_share(rank.mfu, 1),
             "/".join(f"{part.share * 100:.0f}" for part in split_step(rank)),
-            "" if rank.memory_bytes is None else show_bytes(rank.memory_bytes),
+            "" if rank.memory_bytes is None else show_rank_memory(rank),
         ]
         for rank in run.ranks
     ]

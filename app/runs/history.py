@@ -56,6 +56,7 @@ class RankHistory:
     model_flops: float | None = None
     peak_flops_per_s: float | None = None
     memory_bytes: int | None = None
+    memory_unpacked_bytes: int | None = None
     memory_reserved_bytes: int | None = None
     setting: UsedSetting | None = None
     paces: deque[Pace] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
@@ -297,6 +298,7 @@ def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
     rank.mfu = number_of(line, "mfu")
     rank.model_flops = number_of(line, "model_flops")
     rank.memory_bytes = whole_of(line, "memory_bytes")
+    rank.memory_unpacked_bytes = whole_of(line, "memory_unpacked_bytes")
     rank.memory_reserved_bytes = whole_of(line, "memory_reserved_bytes")
     tokens = whole_of(line, "tokens")
     if None not in (rank.step, tokens, rank.step_s, rank.compute_s):

@@ -136,6 +136,7 @@ def _rank(place: RankPlacement, attempt: AttemptHistory, active: bool) -> RankPr
         optimizer_s=told.optimizer_s,
         mfu=told.mfu if active else None,
         memory_bytes=told.memory_bytes,
+        memory_unpacked_bytes=told.memory_unpacked_bytes,
         memory_reserved_bytes=told.memory_reserved_bytes,
         share=share,
     )

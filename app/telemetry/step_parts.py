@@ -1,11 +1,11 @@
-"""Where the time of a step goes on one rank, as shares of it. No Qt."""
+"""Where the time of a step goes on one rank, as shares of it, and its memory. No Qt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.text import DASH, show_share
+from app.text import DASH, show_bytes, show_share
 
 if TYPE_CHECKING:
     from app.events import RankProgress
@@ -38,3 +38,12 @@ def describe_split(rank: RankProgress) -> str:
     """Return the parts in words; a dash while they are not known."""
     parts = split_step(rank)
     return ", ".join(f"{part.name} {show_share(part.share)}" for part in parts) or DASH
+
+
+def show_rank_memory(rank: RankProgress) -> str:
+    """Return what training needed at most, then what is filled beside it because it is to spare."""
+    needed, spare = show_bytes(rank.memory_bytes), show_bytes(rank.memory_unpacked_bytes)
+    if not rank.memory_unpacked_bytes:
+        return needed
+    size, _, unit = needed.partition(" ")
+    return f"{size} + {spare}" if spare.partition(" ")[2] == unit else f"{needed} + {spare}"

@@ -259,8 +259,9 @@ def running_run(num_steps: int = 412) -> RunSnapshot:
             wait_s=0.4 * (rank + 1),
             optimizer_s=0.2,
             mfu=0.44 - 0.03 * rank,
-            memory_bytes=int((6.2 + rank) * GIB),
-            memory_reserved_bytes=int((7.0 + rank) * GIB),
+            memory_bytes=int((6.2 + 2 * rank) * GIB),
+            memory_unpacked_bytes=int(rank * 4.2 * GIB),
+            memory_reserved_bytes=int((7.0 + 5.2 * rank) * GIB),
             share=share,
         )
         for rank, (node, device, share) in enumerate((*places, ("gamma", "cuda:0", 0.17)))

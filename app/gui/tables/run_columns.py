@@ -8,7 +8,7 @@ from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
 from app.gui.tables.rows_model import Column, number_first
 from app.planning.words import ComparedRow
 from app.telemetry.state import Status, Tone, describe_run, progress_share
-from app.telemetry.step_parts import describe_split, split_step
+from app.telemetry.step_parts import describe_split, show_rank_memory, split_step
 from app.text import (
     DASH,
     show_bytes,
@@ -111,7 +111,7 @@ def rank_columns() -> list[Column[RankProgress]]:
             title="Rank",
             text=lambda r: str(r.rank),
             sort=lambda r: r.rank,
-            width_px=76,
+            width_px=74,
         ),
         Column(title="Node", text=lambda r: r.node, width_px=80, stretches=True),
         Column(title="Device", text=lambda r: r.device, width_px=84),
@@ -128,28 +128,28 @@ def rank_columns() -> list[Column[RankProgress]]:
             text=lambda r: show_number(r.tokens_per_s),
             sort=lambda r: number_first(r.tokens_per_s),
             is_number=True,
-            width_px=84,
+            width_px=82,
         ),
         Column(
             title="Step time",
             text=lambda r: show_duration(r.step_s),
             sort=lambda r: number_first(r.step_s),
             is_number=True,
-            width_px=88,
+            width_px=84,
         ),
         Column(
             title="MFU",
             text=lambda r: show_share(r.mfu, 1),
             sort=lambda r: number_first(r.mfu),
             is_number=True,
-            width_px=72,
+            width_px=70,
             tip="Arithmetic of the model over what the device could do in the same time",
         ),
         Column(
             title="Time split",
             text=describe_split,
             split=lambda r: tuple(part.share for part in split_step(r)),
-            width_px=104,
+            width_px=88,
             tip="Where a step's time goes: input, compute, waiting, optimizer, from left to right",
         ),
         Column(
@@ -157,23 +157,24 @@ def rank_columns() -> list[Column[RankProgress]]:
             text=lambda r: show_share(wait_share(r)),
             sort=lambda r: number_first(wait_share(r)),
             is_number=True,
-            width_px=80,
+            width_px=76,
             tip="Part of each step spent waiting for other ranks and the network",
         ),
         Column(
             title="Memory",
-            text=lambda r: show_bytes(r.memory_bytes),
+            text=show_rank_memory,
             sort=lambda r: number_first(r.memory_bytes),
             is_number=True,
-            width_px=88,
-            tip="Most memory that training held on the device",
+            width_px=126,
+            tip="Most memory that training needed on the device; behind + what was to spare and "
+            "holds unpacked 4-bit weights, until something else wants it",
         ),
         Column(
             title="Share",
             text=lambda r: show_share(r.share),
             sort=lambda r: number_first(r.share),
             is_number=True,
-            width_px=72,
+            width_px=68,
             tip="Part of every batch that this rank works on; it follows the device's speed",
         ),
     ]

@@ -17,7 +17,7 @@ from app.runs.history import RunHistory
 from app.runs.journal import JournalTail, shares_of, step_record
 from app.runs.snapshot import make_snapshot
 from app.storage.runs import RunRecord
-from app.telemetry.step_parts import describe_split, split_step
+from app.telemetry.step_parts import describe_split, show_rank_memory, split_step
 from app.text import DASH
 
 
@@ -308,7 +308,10 @@ def test_figures_of_all_ranks_become_those_of_the_cluster(
     split = {"input_s": 0.05, "optimizer_s": 0.05, "eta": 0.9}
     journals.add("a", "rank-0.jsonl", started, step(1, model_flops=1e11, mfu=0.2, **split))
     evaluation = {"kind": "eval", "step": 1, "loss": 1.5, "perplexity": 4.48}
-    journals.add("b", "rank-1.jsonl", started, step(1, model_flops=3e11, mfu=0.6), evaluation)
+    spare = {"memory_bytes": 6 << 30, "memory_unpacked_bytes": 2 << 30}
+    journals.add(
+        "b", "rank-1.jsonl", started, step(1, model_flops=3e11, mfu=0.6, **spare), evaluation
+    )
     history.refresh()
     places = [RankPlacement(rank=r, local_rank=0, node="ab"[r], device="cuda:0") for r in (0, 1)]
     spec = RunSpec(model="m", data=DataSpec(train="t"))
@@ -324,6 +327,9 @@ def test_figures_of_all_ranks_become_those_of_the_cluster(
     assert split_step(second) == ()
     assert describe_split(second) == DASH
     assert (first.mfu, first.memory_reserved_bytes) == (0.2, None)
+    assert [show_rank_memory(rank) for rank in (first, second)] == ["1.0 KiB", "6.0 + 2.0 GiB"]
+    little = replace(second, memory_unpacked_bytes=200 << 20)
+    assert show_rank_memory(little) == "6.0 GiB + 200 MiB"
     alone = make_snapshot(run, [*places, replace(places[0], rank=2)], history)
     assert alone.mfu is None
 
