@@ -17,8 +17,8 @@ def test_tab_reaches_all_and_all_is_named_and_readable(name, application, theme,
     complaints = [*find_unnamed(root), *find_unreached(root), *find_faint(root)]
     theme.choose(Qt.ColorScheme.Dark)
     complaints += find_faint(root)
-    theme.choose(Qt.ColorScheme.Light)
     if shown is not stage.window:
         shown.close()
     stage.end()
+    theme.choose(Qt.ColorScheme.Light)  # last: it is slow while there are widgets to follow it
     assert complaints == []
