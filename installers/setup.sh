@@ -289,15 +289,17 @@ run_tests() {
     types_said=$(mktemp)
     trap 'rm -f "$types_said"' EXIT
     failed=
-    "$python" -m mypy >"$types_said" 2>&1 &  # beside the tests, which often wait
+    "$python" -m mypy >"$types_said" 2>&1 &  # beside the tests
     types=$!
     run_check "format" -m ruff format --check .
     run_check "lint" -m ruff check .
     if [ $# -gt 0 ]; then
         run_check "tests" -m pytest "$@"
     else
+        workers=$(($(nproc) + 1)) # one more than cores, as tests often wait
+        [ "$workers" -le 4 ] || workers=4
         run_check "tests" -m pytest -m 'not campaign and not alone' \
-            --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+            --numprocesses "$workers" --dist loadfile --no-loadscope-reorder
         run_check "tests against a clock" -m pytest -m 'alone and not campaign'
     fi
     say ""
