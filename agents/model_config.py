@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agents.hub import hub_cache
+
 MOST_BYTES = 4 << 20
 """A larger file is no config; those of the largest models have some ten thousand bytes."""
 
@@ -33,21 +35,6 @@ def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None
     except (OSError, ValueError):
         return None
     return _read(cached / "snapshots" / Path(revision).name / "config.json")
-
-
-def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Return the folder where huggingface_hub keeps what it fetched.
-
-    >>> str(hub_cache({"HF_HOME": "/data/hf"}))
-    '/data/hf/hub'
-    """
-    home = Path(environ.get("HOME") or str(Path.home()))
-    if environ.get("HF_HUB_CACHE"):
-        return Path(environ["HF_HUB_CACHE"]).expanduser()
-    if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]).expanduser() / "hub"
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else home / ".cache") / "huggingface" / "hub"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

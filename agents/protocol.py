@@ -46,6 +46,7 @@ The kinds of request, with their arguments (dataclass or names) and results:
     data.preview      PreviewJob                      -> DataPreview; events `progress`
     gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
     model.config      {model}                         -> {config: dict | None}
+    hub.token         TokenWish                       -> {place: NodeTokenPlace}
     cancel            {request}                       -> {}; ends the programs of that request,
                       whose own response then says so
     shutdown          {}                              -> {}; the agent process ends
@@ -627,3 +628,18 @@ class MergeJob:
     model_path: str
     destination: str
     """Folder relative to the agent's home."""
+
+
+NodeTokenPlace = Literal["none", "same", "other"]
+"""Whether a node has a token of the hub: the one that was asked about, or one of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenWish:
+    """What to do with the hub's token on a node."""
+
+    deed: Literal["find", "keep", "forget"]
+    token: str = field(default="", repr=False)
+    """To be kept; empty otherwise."""
+    digest: str = ""
+    """SHA-256 of the one to find or to forget, in hex."""

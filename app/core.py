@@ -45,6 +45,7 @@ from app.events import (
 )
 from app.library.calibration import check_calibration
 from app.library.configs import ConfigLibrary
+from app.nodes.client import NodeClient
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_from_json, address_to_json
 from app.paths import Paths, private_folder
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from app.quantize.plan import ExportPlan
     from app.registry.deleting import DeletedArtifact
     from app.registry.hub_token import TokenPlace
+    from app.registry.node_tokens import NodeToken
     from app.registry.serving import ServeCommand
     from app.runs.chat import Chats
     from app.runs.planner import Planner
@@ -671,15 +673,60 @@ class Core:
 
         return await asyncio.to_thread(keep_token, token)
 
-    async def forget_hub_token(self) -> None:
-        """Delete the token that is kept on this PC.
+    async def forget_hub_token(self) -> tuple[NodeToken, ...]:
+        """Delete the token that is kept on this PC, and before it from nodes that were given it.
+
+        Returns:
+            How the nodes stand; those that could not be asked may still have it.
 
         Raises:
             UserError: none is kept.
         """
-        from app.registry.hub_token import forget_token
+        from app.registry.hub_token import find_token, forget_token
 
+        found = await asyncio.to_thread(find_token)
+        asked = await self.take_hub_token() if found == "kept" else ()
         await asyncio.to_thread(forget_token)
+        return asked
+
+    async def node_tokens(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        """Return which nodes (none named: all) have this PC's token of the hub.
+
+        Raises:
+            UserError: this PC has none, or a node is not known.
+        """
+        from app.registry import hub_token, node_tokens
+
+        token = await asyncio.to_thread(hub_token.read_token)
+        return await node_tokens.find_tokens(self._clients(names), token)
+
+    async def give_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        """Keep this PC's token on nodes (none named: all) that have none; return how they stand.
+
+        Raises:
+            UserError: this PC has none, or a node is not known.
+        """
+        from app.registry import hub_token, node_tokens
+
+        token = await asyncio.to_thread(hub_token.read_token)
+        return await node_tokens.give_token(self._clients(names), token)
+
+    async def take_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        """Delete this PC's token from nodes (none named: all), but not from this PC itself.
+
+        Raises:
+            UserError: this PC has none, or a node is not known.
+        """
+        from app.registry import hub_token, node_tokens
+
+        token = await asyncio.to_thread(hub_token.read_token)
+        here = {node.name for node in self.nodes() if node.transport == "local"}
+        others = {name: at for name, at in self._clients(names).items() if name not in here}
+        return await node_tokens.take_token(others, token)
+
+    def _clients(self, names: Sequence[str] = ()) -> dict[str, NodeClient]:
+        wanted = names or [node.name for node in self.nodes()]
+        return {name: self._fleet.client(name) for name in wanted}
 
     async def check_artifact(self, name: str, progress: Progress | None = None) -> ArtifactSnapshot:
         """Read every copy of an artifact and hold it against its hashes; return how each stands.

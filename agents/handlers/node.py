@@ -6,12 +6,13 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agents import hub_token
 from agents.channel import Call
 from agents.environment import read_adopted
 from agents.errors import UserError
 from agents.facts import read_facts as read_node_facts
 from agents.model_config import find_config
-from agents.protocol import NodeFacts
+from agents.protocol import NodeFacts, TokenWish
 from agents.wire import from_wire
 
 
@@ -23,6 +24,18 @@ class ModelArgs:
 def read_facts(call: Call) -> NodeFacts:
     """Return the node's facts, with the environment adopted or built before."""
     return replace(read_node_facts(call.home), environment=read_adopted(call.home))
+
+
+def see_to_token(call: Call) -> dict[str, Any]:
+    """Find, keep or forget the hub's token on this node."""
+    wish = from_wire(TokenWish, call.args, "args")
+    if wish.deed == "keep":
+        place = hub_token.keep_token(os.environ, wish.token)
+    elif wish.deed == "forget":
+        place = hub_token.forget_token(os.environ, wish.digest)
+    else:
+        place = hub_token.find_token(os.environ, wish.digest)
+    return {"place": place}
 
 
 def read_model_config(call: Call) -> dict[str, Any]:

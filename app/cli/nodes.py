@@ -1,4 +1,4 @@
-"""`rackless nodes`: add, list, show, remove, setup, measure."""
+"""`rackless nodes`: add, list, show, remove, setup, measure, token."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def add_parser(commands: Commands) -> None:
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
     setup.add_argument("--python", metavar="FILE", help="adopt this interpreter on the node")
     _named(verbs, "measure", "measure its GPUs, 20 seconds each, for exact plans", _measure)
+    _add_token(verbs)
+
+
+def _add_token(verbs: Commands) -> None:
+    help_text = "tell which nodes have this PC's token of the Hugging Face hub, or give it to them"
+    parser = add_command(verbs, "token", help_text, with_core(_token))
+    parser.add_argument("names", metavar="NAME", nargs="*", help="of a node; without one, all")
+    deed = parser.add_mutually_exclusive_group()
+    deed.add_argument("--give", action="store_true", help="keep it on nodes that have none")
+    deed.add_argument("--take-back", action="store_true", help="delete it from nodes again")
 
 
 def _add_add(verbs: Commands) -> None:
@@ -130,6 +140,23 @@ async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
     for one in found:
         out.text(f"{one.card}: {describe_calibration(one)}")
     return 0
+
+
+async def _token(core: Core, args: argparse.Namespace, out: Output) -> int:
+    from app.registry.node_tokens import describe_tokens
+
+    if args.give:
+        found = await core.give_hub_token(args.names)
+    elif args.take_back:
+        found = await core.take_hub_token(args.names)
+    else:
+        found = await core.node_tokens(args.names)
+    out.document(found)
+    out.text(describe_tokens(found) or "There are no nodes to ask.")
+    for one in found:
+        if one.problem:
+            out.note(f"{one.node}: {one.problem}")
+    return 1 if any(one.place == "unknown" for one in found) else 0
 
 
 def _devices(node: NodeSnapshot) -> str:

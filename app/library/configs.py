@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.hub import read_token
 from agents.model_config import MOST_BYTES, find_config, parse_config
 from app.errors import UserError
 from app.paths import private_folder
@@ -104,7 +105,7 @@ class ConfigLibrary:
         if self._environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0", "false", "no"):
             raise UserError(f"the config of {model} is not here, and HF_HUB_OFFLINE is set", hint)
         endpoint = self._environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        token = self._environ.get("HF_TOKEN")
+        token = read_token(self._environ)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             data = self._fetch(f"{endpoint}/{model}/resolve/main/config.json", headers)
@@ -165,5 +166,8 @@ def fetch_file(address: str, headers: Mapping[str, str]) -> bytes:
 
 def _reason(code: int) -> str:
     if code in (401, 403):
-        return "it is behind a licence (set HF_TOKEN), or there is no such model"
+        return (
+            "it is behind a licence or private, and the token of this PC (see the window's "
+            "settings) does not open it, or there is no such model"
+        )
     return "there is no such model" if code == 404 else f"it answers {code}"

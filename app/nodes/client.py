@@ -38,8 +38,10 @@ from agents.protocol import (
     MergeJob,
     NodeFacts,
     NodeLogs,
+    NodeTokenPlace,
     PreviewJob,
     StreamChunk,
+    TokenWish,
     WireError,
     Wish,
     from_wire,
@@ -119,6 +121,11 @@ class _Number:
 @dataclass(frozen=True, slots=True)
 class _Config:
     config: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Token:
+    place: NodeTokenPlace
 
 
 class NodeClient:
@@ -326,6 +333,11 @@ class NodeClient:
         """Return the config.json of a model that the node has; None: it has none."""
         answer = await self._ask(_Config, "model.config", {"model": model})
         return answer.config
+
+    async def hub_token(self, wish: TokenWish) -> NodeTokenPlace:
+        """Find, keep or forget the hub's token on the node; return how it stands then."""
+        answer = await self._ask(_Token, "hub.token", to_wire(wish))
+        return answer.place
 
     async def open_command(self, *arguments: str) -> Process:
         """Start another command of the agent's archive, for raw bytes."""

@@ -30,6 +30,23 @@ def find_token() -> TokenPlace:
     return "kept" if token == kept else "environment"
 
 
+def read_token() -> str:
+    """Return the token of this PC.
+
+    Raises:
+        UserError: there is none.
+    """
+    from huggingface_hub.utils import get_token
+
+    token: str | None = get_token()
+    if not token:
+        raise UserError(
+            "This PC has no token of the hub",
+            f"Make one at {PAGE}, and keep it here in the window's settings",
+        )
+    return token
+
+
 def keep_token(token: str) -> str:
     """Have the hub check a token, keep it, and return the name of its owner there.
 

@@ -178,6 +178,22 @@ def test_killed_master_and_lost_store_find_the_run_again(site: Site) -> None:
         assert site.steps_told(name, run_id, rank) == list(range(1, 61))
 
 
+def test_the_hubs_token_is_kept_on_nodes_until_it_is_taken_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = "hf_" + "x" * 34
+    monkeypatch.setenv("HF_TOKEN", token)  # of the commands, not of the nodes
+    kept = [site.node_home(name) / ".cache" / "huggingface" / "token" for name in NODES]
+    assert [one["place"] for one in site.answer("nodes", "token")] == ["none", "none"]
+    given = site.rackless("nodes", "token", "alpha", "--give", "--json")
+    assert given.document == [{"node": "alpha", "place": "same", "problem": ""}]
+    assert token not in given.output + given.problem
+    assert [path.exists() for path in kept] == [True, False]
+    assert kept[0].read_text() == token
+    assert [one["place"] for one in site.answer("nodes", "token", "--take-back")] == ["none"] * 2
+    assert [path.exists() for path in kept] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -60,6 +60,7 @@ from app.planning.candidate import Plan
 from app.planning.outcome import Comparison
 from app.quantize.plan import ExportPlan
 from app.registry.deleting import DeletedArtifact
+from app.registry.node_tokens import NodeToken
 from app.registry.serving import ServeCommand, ServedFolder, serve_commands
 from app.runs.logs import LogFile
 from app.runs.spec_file import format_run
@@ -361,6 +362,7 @@ class FakeCore(FakeChats):
     chosen: dict[str, object] = field(default_factory=dict)
     """What was set in the settings."""
     token_place: str = "none"
+    node_token_map: dict[str, NodeToken] = field(default_factory=dict)
     notice: str = ""
 
     def __post_init__(self) -> None:
@@ -757,9 +759,27 @@ class FakeCore(FakeChats):
         self.token_place = "kept"
         return "anna"
 
-    async def forget_hub_token(self) -> None:
+    async def forget_hub_token(self) -> tuple[NodeToken, ...]:
         await self._act("forget_hub_token")
         self.token_place = "none"
+        return await self.take_hub_token()
+
+    async def node_tokens(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        return tuple(self.node_token_map.values())
+
+    async def give_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        await self._act("give_hub_token")
+        return self._put_tokens("none", "same")
+
+    async def take_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        await self._act("take_hub_token")
+        return self._put_tokens("same", "none")
+
+    def _put_tokens(self, before: str, after: str) -> tuple[NodeToken, ...]:
+        for name, one in self.node_token_map.items():
+            if one.place == before:
+                self.node_token_map[name] = NodeToken(node=name, place=after)
+        return tuple(self.node_token_map.values())
 
     async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
         self._maybe_fail()
@@ -840,6 +860,9 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
         if one.step % 50 == 0 and one.loss is not None
     ]
     core.comparison_map[run.run_id] = make_comparison()
+    places = ("same", "none", "other", "unknown")
+    for name, place in zip(core.node_map, places, strict=False):
+        core.node_token_map[name] = NodeToken(node=name, place=place)  # type: ignore[arg-type]
     core.artifact_map = {one.label: one for one in past_artifacts(NOW_S)}
     core.event_map[run.run_id] = [
         RunEvent(run_id=run.run_id, time_s=NOW_S - age, severity=severity, text=text)  # type: ignore[arg-type]

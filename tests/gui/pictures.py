@@ -408,6 +408,11 @@ def _palette(text: str) -> Callable[[Stage], QWidget]:
     return show
 
 
+def _settings_token(stage: Stage) -> QWidget:
+    stage.core.token_place = "kept"
+    return _settings(1.0)(stage)
+
+
 def _settings(share: float) -> Callable[[Stage], QWidget]:
     def show(stage: Stage) -> QWidget:
         stage.window.go_to("settings")
@@ -430,6 +435,7 @@ BUSY: dict[str, Callable[[Stage], QWidget]] = {
     "overview-story": _story,
     "settings": _settings(0.0),
     "settings-hub": _settings(1.0),
+    "settings-token": _settings_token,
     "shortcuts": _shortcuts,
     "palette": _palette(""),
     "palette-found": _palette("chat"),

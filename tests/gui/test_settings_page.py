@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 
 from app.errors import UserError
 from app.gui.preferences import preferences_of
+from app.registry.node_tokens import NodeToken
 from app.settings import SETTINGS, Settings
 
 
@@ -81,6 +82,28 @@ def test_a_token_is_given_and_forgotten_and_never_shown(empty, page):
     row.forget.click()
     empty.wait_for(lambda: "deleted" in row.banner.message())
     empty.wait_for(lambda: "No token" in row.state.text())
+
+
+def test_a_token_is_given_to_nodes_and_taken_back(empty, page):
+    row = page.token
+    empty.core.node_token_map = {
+        name: NodeToken(node=name, place=place)
+        for name, place in (("alpha", "none"), ("beta", "other"), ("gamma", "unknown"))
+    }
+    assert not row.give.isVisible()
+    empty.core.token_place = "kept"
+    row.refresh()
+    empty.wait_for(row.give.isVisible)
+    assert "Not on alpha. beta has its own. gamma cannot be asked." in row.nodes.text()
+    assert not row.take.isVisible()
+    row.give.click()
+    empty.wait_for(lambda: row.nodes.text().startswith("On alpha."))
+    assert not row.give.isVisible()
+    row.take.click()
+    empty.wait_for(row.give.isVisible)
+    row.forget.click()
+    empty.wait_for(lambda: "gamma could not be asked" in row.banner.message())
+    empty.wait_for(lambda: not row.nodes.isVisible())
 
 
 def test_a_token_that_is_refused_can_be_corrected(empty, page):

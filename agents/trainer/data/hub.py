@@ -20,6 +20,8 @@ _CONVERTED = "refs/convert/parquet"
 _CONVERTED_FILES = ["*/train/*.parquet", "*/partial-train/*.parquet"]
 _OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+_HUB = "https://huggingface.co"
+_GIVE_TOKEN = "give the node your token: rackless nodes token --give, or the window's settings"
 Download = Callable[..., str]
 """As `huggingface_hub.snapshot_download`."""
 
@@ -49,11 +51,28 @@ def _find_folder(path: str, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=patterns))
     except Exception as error:
-        raise UserError(
-            f"{path} is no folder on this node and cannot be fetched from the hub: "
-            f"{str(error).strip().splitlines()[0]}",
-            "Check the spelling and the network, or give the path of a folder",
-        ) from error
+        raise _explain(path, "folder", f"{_HUB}/{path}", error) from error
+
+
+def _explain(name: str, kind: str, page: str, error: Exception) -> UserError:
+    """Return in words why the hub does not give it: most often a licence, or no token."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return UserError(
+            f"{name} is behind a licence on the hub, which does not let this node in.",
+            f"Accept it at {page}, then {_GIVE_TOKEN}",
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return UserError(
+            f"{name} is no {kind} on this node, and the hub knows none or keeps it private.",
+            f"Check the spelling; if it is private, {_GIVE_TOKEN}",
+        )
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(
+        f"{name} is no {kind} on this node and cannot be fetched from the hub: {said[0]}",
+        f"Check the spelling and the network, or give the path of a {kind}",
+    )
 
 
 def find_data(name: str, download: Download | None = None) -> DataFiles:
@@ -74,11 +93,7 @@ def find_data(name: str, download: Download | None = None) -> DataFiles:
     try:
         folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
     except Exception as error:
-        raise UserError(
-            f"{name} is no file on this node and cannot be fetched from the hub: "
-            f"{str(error).strip().splitlines()[0]}",
-            "Check the spelling and the network, or name a file or folder",
-        ) from error
+        raise _explain(name, "file", f"{_HUB}/datasets/{dataset}", error) from error
     found = list(find_files(folder / config if config else folder).paths)
     train = [file for file in found if "train" in file.relative_to(folder).as_posix().lower()]
     return DataFiles(name=name, paths=one_kind(name, train or found))

@@ -1,4 +1,4 @@
-"""The hub's token: whether there is one, giving one, forgetting it. It is never shown."""
+"""The hub's token: keeping one, giving it to nodes, forgetting it. It is never shown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from app.errors import RacklessError
 from app.gui.context import Context
 from app.gui.widgets.banner import Banner
 from app.gui.widgets.parts import Button, make_label
+from app.registry.node_tokens import describe_tokens
+from app.text import show_list
 
 if TYPE_CHECKING:
     from app.registry.hub_token import TokenPlace
+    from app.registry.node_tokens import NodeToken
 
 _WORDS = {
-    "none": "No token is set. Pushing artifacts to the hub needs one; public models need none.",
-    "kept": "A token is set on this PC, where the hub's own tools keep theirs.",
+    "none": "No token is set. Models that are private or behind a licence need one, and pushing "
+    "artifacts to the hub; public models need none.",
+    "kept": "A token is set on this PC, where the hub's own tools keep theirs. It opens models "
+    "that are private or behind a licence.",
     "environment": "A token is set by HF_TOKEN in the environment, which goes before any other.",
 }
 
@@ -37,6 +42,17 @@ class HubTokenRow(QWidget):
         self.field.returnPressed.connect(self._keep)
         self.keep.setEnabled(False)
         self.forget.hide()
+        self.nodes = make_label("", "caption", wraps=True)
+        self.give = Button(context.theme, "Give it to all nodes", self._give)
+        self.take = Button(context.theme, "Take it back", self._take)
+        self._nodes_row = QWidget()
+        nodes_row = QHBoxLayout(self._nodes_row)
+        nodes_row.setContentsMargins(0, 0, 0, 0)
+        nodes_row.setSpacing(8)
+        nodes_row.addWidget(self.nodes, 1)
+        nodes_row.addWidget(self.give)
+        nodes_row.addWidget(self.take)
+        self._nodes_row.hide()
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.field, 1)
@@ -48,6 +64,7 @@ class HubTokenRow(QWidget):
         column.addWidget(make_label("Token of the Hugging Face hub", "subheading"))
         column.addWidget(self.state)
         column.addLayout(row)
+        column.addWidget(self._nodes_row)
         column.addWidget(self.banner)
 
     def refresh(self) -> None:
@@ -57,6 +74,21 @@ class HubTokenRow(QWidget):
     def _show_place(self, place: TokenPlace) -> None:
         self.state.setText(_WORDS[place])
         self.forget.setVisible(place == "kept")
+        if place == "none":
+            self._show_nodes(())
+        else:
+            self._bridge.run(
+                lambda core, report: core.node_tokens(), self._show_nodes, self._show_error
+            )
+
+    def _show_nodes(self, found: tuple[NodeToken, ...]) -> None:
+        self.nodes.setText(
+            f"{describe_tokens(found)} Nodes fetch models themselves, and need it for such models."
+        )
+        places = {one.place for one in found}
+        self.give.setVisible("none" in places)
+        self.take.setVisible("same" in places)
+        self._nodes_row.setVisible(bool(found))
 
     def _keep(self) -> None:
         token = self.field.text().strip()
@@ -78,8 +110,29 @@ class HubTokenRow(QWidget):
             lambda core, report: core.forget_hub_token(), self._show_forgotten, self._show_error
         )
 
-    def _show_forgotten(self, nothing: object) -> None:
-        self.banner.show_message("calm", "The token is deleted from this PC.")
+    def _show_forgotten(self, found: tuple[NodeToken, ...]) -> None:
+        left = [one.node for one in found if one.place == "unknown"]
+        self.banner.show_message(
+            "warning" if left else "calm",
+            "The token is deleted from this PC and from the nodes that were given it.",
+            f"{show_list(left)} could not be asked and may still have it." if left else "",
+        )
+        self.refresh()
+
+    def _give(self) -> None:
+        self._bridge.run(
+            lambda core, report: core.give_hub_token(), self._show_nodes, self._show_error
+        )
+
+    def _take(self) -> None:
+        self._bridge.run(
+            lambda core, report: core.take_hub_token(), self._show_taken, self._show_error
+        )
+
+    def _show_taken(self, found: tuple[NodeToken, ...]) -> None:
+        left = [one.node for one in found if one.place == "unknown"]
+        if left:
+            self.banner.show_message("warning", f"{show_list(left)} could not be asked.")
         self.refresh()
 
     def _show_error(self, error: RacklessError) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import preview, runs
+from app.cli import nodes, preview, runs
 from app.cli.main import build_parser, run
 from app.cli.output import Output
 from app.data_words import spell_out
 from app.errors import UsageError
 from app.library.recipes import list_recipes
+from app.registry.node_tokens import NodeToken
 from app.runs.spec_file import parse_run
 from tests.fakes.core import SPEC, FakeCore, make_run
 
@@ -33,6 +34,9 @@ PRODUCT_COMMANDS = [
     "nodes show pc",
     "nodes remove pc",
     "nodes setup pc",
+    "nodes token",
+    "nodes token alpha beta --give",
+    "nodes token alpha --take-back",
     "check",
     "check alpha beta",
     "monitor",
@@ -299,6 +303,26 @@ def test_the_run_file_of_a_run_can_be_kept(capsys: pytest.CaptureFixture[str]) -
     args = build_parser().parse_args(["runs", "show", "r-1", "--run-file", "again.yaml"])
     assert asyncio.run(runs._show(core, args, Output(False))) == 0  # type: ignore[arg-type]
     assert core.calls == [("write_run_file", core.run_map["r-1"].spec, Path("again.yaml"))]
+
+
+def test_the_hubs_token_is_given_to_nodes_and_taken_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    core = FakeCore()
+    core.node_token_map["alpha"] = NodeToken(node="alpha", place="none")
+
+    def ask(*words: str) -> tuple[int, str]:
+        args = build_parser().parse_args(["nodes", "token", *words])
+        code = asyncio.run(nodes._token(core, args, Output(False)))  # type: ignore[arg-type]
+        return code, capsys.readouterr().out.strip()
+
+    assert ask() == (0, "Not on alpha.")
+    assert ask("alpha", "--give") == (0, "On alpha.")
+    assert ask("--take-back") == (0, "Not on alpha.")
+    assert [call[0] for call in core.calls] == ["give_hub_token", "take_hub_token"]
+    away = NodeToken(node="beta", place="unknown", problem="beta cannot be reached: it is off")
+    core.node_token_map["beta"] = away
+    assert ask() == (1, "Not on alpha. beta cannot be asked.")
 
 
 def test_help_and_lists_load_little() -> None:

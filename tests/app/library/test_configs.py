@@ -64,6 +64,9 @@ def test_hub_is_asked_once_and_remembered(tmp_path: Path) -> None:
     assert hub.asked == [
         ("https://mirror/org/new/resolve/main/config.json", {"Authorization": "Bearer secret"})
     ]
+    (tmp_path / "token").write_text("hf_kept\n")
+    library(tmp_path, hub, HF_TOKEN_PATH=str(tmp_path / "token")).fetch("org/newer")
+    assert hub.asked[-1][1] == {"Authorization": "Bearer hf_kept"}, "as the hub's tools keep it"
     again = library(tmp_path, hub).find_here("org/new")
     assert again is not None
     assert (again.config, again.source) == ({"hidden_size": 8}, "fetched before")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import huggingface_hub
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from agents.errors import UserError
-from agents.trainer.data.hub import find_data
+from agents.trainer.data.hub import find_data, find_model
 
 
 def fake_download(folder, names, *, converted):
@@ -52,3 +57,42 @@ def test_what_cannot_be_fetched_is_said():
 
     with pytest.raises(UserError, match="cannot be fetched from the hub: no network"):
         find_data("org/name", download)
+
+
+class Refused(GatedRepoError):
+    """What the hub's tools raise; theirs wants an answer of the hub to be made of."""
+
+    def __init__(self):
+        OSError.__init__(self, "401 Client Error.\n\nCannot access gated repo")
+
+
+class Unknown(RepositoryNotFoundError):
+    def __init__(self):
+        OSError.__init__(self, "404 Client Error.")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (Refused(), "behind a licence", "Accept it at https://huggingface.co/org/name, then give"),
+        (Unknown(), "or keeps it private", "if it is private, give the node your token"),
+        (OSError(""), "cannot be fetched from the hub: OSError", "Check the spelling"),
+    ],
+)
+def test_a_model_that_the_hub_does_not_give_is_said(monkeypatch, error, message, hint):
+    def refuse(name, **options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(UserError, match=message) as caught:
+        find_model("org/name")
+    assert hint in caught.value.hint
+
+
+def test_data_behind_a_licence_are_said():
+    def refuse(name, **options):
+        raise Refused
+
+    with pytest.raises(UserError, match="behind a licence") as caught:
+        find_data("org/name", refuse)
+    assert "https://huggingface.co/datasets/org/name" in caught.value.hint
