@@ -296,7 +296,7 @@ run_tests() {
     if [ $# -gt 0 ]; then
         run_check "tests" -m pytest "$@"
     else
-        workers=$(($(nproc) + 1)) # one more than cores, as tests often wait
+        workers=$(nproc)
         [ "$workers" -le 4 ] || workers=4
         run_check "tests" -m pytest -m 'not campaign and not alone' \
             --numprocesses "$workers" --dist loadfile --no-loadscope-reorder

@@ -29,7 +29,7 @@ from tests.agents.small_disk import fill, small_disk
 from tests.fakes.site import Site
 from tests.gui.real_stage import PATIENCE_S, PAUSE_S, RealStage
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(400)]
 
 NAMES = ("alpha", "beta", "gamma")
 USUAL_LIMIT_S = 0.05
