@@ -172,7 +172,7 @@ def test_stop_leaves_no_process_and_idle_nodes_listen_to_ssh_alone(
         assert seen <= {node.name for node in cluster.nodes}
         assert listening(cluster) == {"sshd"}
     run_id = start_run(master, run_file)
-    wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) >= 3, "three steps", 60)
+    wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) >= 3, "three steps", 120)
     assert len(tagged_processes(run_id)) >= 6  # a supervisor and a rank on each node
 
     stopped = master.answer("runs", "stop", run_id)
@@ -217,9 +217,9 @@ def test_a_lost_node_ends_in_a_resume_on_the_others(
     *others, lost = cluster.nodes
     with ended_after(master.start("start", str(run_file), "--watch")) as watching:
         run_id = json.loads(watching.stdout.readline())["run_id"]
-        wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) > 21, "step 21", 60)
+        wait_until(lambda: len(steps_of(rank_journal(cluster, run_id))) > 21, "step 21", 120)
         cluster.cut(lost)
-        told, _ = watching.communicate(timeout=60)
+        told, _ = watching.communicate(timeout=120)
     ended = json.loads(told.splitlines()[-1])["run"]
     assert watching.returncode == 1
     assert (ended["state"], lost.name in ended["message"]) == ("interrupted", True), ended
