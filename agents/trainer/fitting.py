@@ -98,7 +98,7 @@ def fit(
         UserError: a single example does not fit.
     """
     device = prepared.device
-    reserve = Reserve(prepared.flat, prepared.optimizer, device)
+    reserve = Reserve(spec.optimizer, prepared.flat, prepared.optimizer, device)
     computer.replayer = make_replayer(
         spec, prepared, computer.layers, reserve, world_size=world_size
     )

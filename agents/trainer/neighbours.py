@@ -17,6 +17,8 @@ _LEAST_FREE_BYTES = 1 << 29
 """Less than that, and another program may fail to get what it asks for."""
 _LEAST_GROWTH_BYTES = 1 << 28
 """More than what drivers and libraries take for this process late."""
+_FIRST_LOOKS = 3
+"""By then libraries have what they need beside torch, such as NCCL's buffers."""
 
 ReadMemory = Callable[[], tuple[int, int, int]]
 """Free and total bytes of the GPU, and those that this process keeps."""
@@ -33,8 +35,9 @@ class Neighbours:
     def __init__(self, read: ReadMemory, now_s: Callable[[], float] = time.monotonic) -> None:
         self._read = read
         self._now_s = now_s
-        self._first_bytes: int | None = None
-        """What others had when this was asked first."""
+        self._first_bytes = 0
+        """The most that others had in the first looks."""
+        self._num_looks = 0
         self._next_s = now_s()
 
     def want_more(self) -> bool:
@@ -44,8 +47,9 @@ class Neighbours:
         self._next_s = self._now_s() + _EVERY_S
         free_bytes, total_bytes, own_bytes = self._read()
         others_bytes = total_bytes - free_bytes - own_bytes
-        if self._first_bytes is None:
-            self._first_bytes = others_bytes
+        if self._num_looks < _FIRST_LOOKS:
+            self._num_looks += 1
+            self._first_bytes = max(self._first_bytes, others_bytes)
         growth_bytes = others_bytes - self._first_bytes
         return free_bytes < _LEAST_FREE_BYTES and growth_bytes > _LEAST_GROWTH_BYTES
 

@@ -1,7 +1,9 @@
 """What the optimizer takes is known and held; on the meta device, which has sizes and no memory."""
 
+import contextlib
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from agents.layer_plan import OPTIMIZER_COPIES
@@ -11,17 +13,21 @@ NUM_VALUES = 1000
 FLAT_BYTES = 4 * NUM_VALUES
 
 
-def make_reserve(device):
+def make_reserve(device, kind="adamw"):
     values = torch.zeros(NUM_VALUES, device=device, requires_grad=True)
     optimizer = torch.optim.AdamW([values], foreach=False)
-    return Reserve(SimpleNamespace(values=values), optimizer, torch.device(device)), optimizer
+    return Reserve(kind, SimpleNamespace(values=values), optimizer, torch.device(device)), optimizer
 
 
-def test_what_is_held_is_not_missing_and_comes_back():
-    reserve, _ = make_reserve("meta")
+@pytest.mark.parametrize(
+    ("kind", "held_bytes"),
+    [("adamw", 2 * FLAT_BYTES), ("adamw_8bit", FLAT_BYTES // 2), ("paged_adamw_8bit", 0)],
+)
+def test_its_state_is_held_and_what_a_step_needs_beside_it_is_counted(kind, held_bytes):
+    reserve, _ = make_reserve("meta", kind)
     assert reserve.missing_bytes == OPTIMIZER_COPIES * FLAT_BYTES
     with reserve.held():
-        assert reserve.missing_bytes == 0
+        assert reserve.missing_bytes == OPTIMIZER_COPIES * FLAT_BYTES - held_bytes
     assert reserve.missing_bytes == OPTIMIZER_COPIES * FLAT_BYTES
 
 
@@ -30,7 +36,9 @@ def test_what_the_optimizer_has_by_now_is_not_missing():
     (values,) = optimizer.param_groups[0]["params"]
     values.grad = torch.zeros_like(values)
     optimizer.step()
-    assert reserve.missing_bytes == (OPTIMIZER_COPIES - 2) * FLAT_BYTES, "two averages are there"
+    for hold in (reserve.held, contextlib.nullcontext):
+        with hold():
+            assert reserve.missing_bytes == (OPTIMIZER_COPIES - 2) * FLAT_BYTES, "two are there"
 
 
 def test_where_it_is_not_free_it_stays_missing(monkeypatch):
