@@ -129,11 +129,17 @@ def test_follow_sends_the_whole_log_then_ends(agent: Agent, node: Node) -> None:
 def test_unfollow_ends_a_follow(agent: Agent, node: Node) -> None:
     ask(agent, "attempt.launch", **to_wire(node.intent("train")))
     agent.ask("stream.follow", 4, run_id="run-1", attempt=1)
-    ask(agent, "stream.unfollow", follow=4)
-    while (message := agent.read())["kind"] == "stream.data":
-        pass
-    assert message["kind"] == "stream.end"
-    assert message["data"]["error"] is None
+    wish = {"type": "request", "id": 5, "kind": "stream.unfollow", "args": {"follow": 4}}
+    agent.write(json.dumps(wish).encode() + b"\n")
+    answered, ended = None, None  # either may come first
+    while answered is None or ended is None:
+        message = agent.read()
+        if message["type"] == "response":
+            answered = message
+        elif message["kind"] == "stream.end":
+            ended = message
+    assert (answered["id"], answered["error"]) == (5, None)
+    assert ended["data"]["error"] is None
     ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
 
 
