@@ -698,7 +698,7 @@ class Core:
         from app.registry import hub_token, node_tokens
 
         token = await asyncio.to_thread(hub_token.read_token)
-        return await node_tokens.find_tokens(self._clients(names), token)
+        return await node_tokens.find_tokens(self._others(names), token)
 
     async def give_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
         """Keep this PC's token on nodes (none named: all) that have none; return how they stand.
@@ -709,10 +709,10 @@ class Core:
         from app.registry import hub_token, node_tokens
 
         token = await asyncio.to_thread(hub_token.read_token)
-        return await node_tokens.give_token(self._clients(names), token)
+        return await node_tokens.give_token(self._others(names), token)
 
     async def take_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        """Delete this PC's token from nodes (none named: all), but not from this PC itself.
+        """Delete this PC's token from nodes (none named: all); return how they stand.
 
         Raises:
             UserError: this PC has none, or a node is not known.
@@ -720,13 +720,12 @@ class Core:
         from app.registry import hub_token, node_tokens
 
         token = await asyncio.to_thread(hub_token.read_token)
-        here = {node.name for node in self.nodes() if node.transport == "local"}
-        others = {name: at for name, at in self._clients(names).items() if name not in here}
-        return await node_tokens.take_token(others, token)
+        return await node_tokens.take_token(self._others(names), token)
 
-    def _clients(self, names: Sequence[str] = ()) -> dict[str, NodeClient]:
-        wanted = names or [node.name for node in self.nodes()]
-        return {name: self._fleet.client(name) for name in wanted}
+    def _others(self, names: Sequence[str]) -> dict[str, NodeClient]:
+        from app.registry.node_tokens import choose_others
+
+        return {name: self._fleet.client(name) for name in choose_others(self.nodes(), names)}
 
     async def check_artifact(self, name: str, progress: Progress | None = None) -> ArtifactSnapshot:
         """Read every copy of an artifact and hold it against its hashes; return how each stands.

@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
+from agents.hub import read_file
 from app.errors import UserError
 
 TokenPlace = Literal["none", "kept", "environment"]
@@ -83,7 +84,7 @@ def forget_token() -> None:
     from huggingface_hub.utils import get_stored_tokens
 
     token = _kept_token()
-    if token is None:
+    if not token:
         raise UserError("No token is kept on this PC", "One in HF_TOKEN goes with the environment.")
     Path(constants.HF_TOKEN_PATH).unlink(missing_ok=True)
     for name in [name for name, stored in get_stored_tokens().items() if stored == token]:
@@ -93,13 +94,11 @@ def forget_token() -> None:
             continue  # it says that HF_TOKEN is set as well, after it has deleted this one
 
 
-def _kept_token() -> str | None:
+def _kept_token() -> str:
+    """Return the token of the hub's own tools; empty: there is none."""
     from huggingface_hub import constants
 
-    try:
-        return Path(constants.HF_TOKEN_PATH).read_text(encoding="utf-8").strip() or None
-    except (OSError, ValueError):
-        return None
+    return read_file(Path(constants.HF_TOKEN_PATH))
 
 
 def _unreached(error: Exception, token: str) -> UserError:

@@ -1,19 +1,20 @@
 """The hub's token of this PC on the nodes, which fetch models and data themselves.
 
-A node with a token of its own keeps it. This PC as a node shares the file with the window, so
-nothing is taken back from it.
+A node with a token of its own keeps it. This PC as a node shares the file with the window, so it is
+left out: what is there needs not be given, and must not be taken back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agents.hub import digest_of
 from agents.protocol import NodeTokenPlace, TokenWish
 from app.errors import UserError
+from app.events import NodeSnapshot
 from app.text import show_list
 
 
@@ -31,6 +32,12 @@ class NodeToken:
     place: NodeTokenPlace | Literal["unknown"]
     problem: str = ""
     """Why it is not known."""
+
+
+def choose_others(nodes: Sequence[NodeSnapshot], names: Sequence[str]) -> list[str]:
+    """Return which nodes are meant (none named: all), without this PC."""
+    here = {node.name for node in nodes if node.transport == "local"}
+    return [name for name in names or [node.name for node in nodes] if name not in here]
 
 
 async def find_tokens(agents: Mapping[str, TokenAgent], token: str) -> tuple[NodeToken, ...]:

@@ -93,7 +93,7 @@ def find_data(name: str, download: Download | None = None) -> DataFiles:
     try:
         folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
     except Exception as error:
-        raise _explain(name, "file", f"{_HUB}/datasets/{dataset}", error) from error
+        raise _explain(name, "file or folder", f"{_HUB}/datasets/{dataset}", error) from error
     found = list(find_files(folder / config if config else folder).paths)
     train = [file for file in found if "train" in file.relative_to(folder).as_posix().lower()]
     return DataFiles(name=name, paths=one_kind(name, train or found))

@@ -111,11 +111,11 @@ class HubTokenRow(QWidget):
         )
 
     def _show_forgotten(self, found: tuple[NodeToken, ...]) -> None:
-        left = [one.node for one in found if one.place == "unknown"]
+        left = _unasked(found)
         self.banner.show_message(
             "warning" if left else "calm",
             "The token is deleted from this PC and from the nodes that were given it.",
-            f"{show_list(left)} could not be asked and may still have it." if left else "",
+            f"{left} could not be asked and may still have it." if left else "",
         )
         self.refresh()
 
@@ -130,11 +130,16 @@ class HubTokenRow(QWidget):
         )
 
     def _show_taken(self, found: tuple[NodeToken, ...]) -> None:
-        left = [one.node for one in found if one.place == "unknown"]
-        if left:
-            self.banner.show_message("warning", f"{show_list(left)} could not be asked.")
+        if left := _unasked(found):
+            self.banner.show_message("warning", f"{left} could not be asked.")
         self.refresh()
 
     def _show_error(self, error: RacklessError) -> None:
         self.keep.setEnabled(bool(self.field.text().strip()))
         self.banner.show_error(error)
+
+
+def _unasked(found: tuple[NodeToken, ...]) -> str:
+    """Return the nodes that could not be asked; empty: none."""
+    left = [one.node for one in found if one.place == "unknown"]
+    return show_list(left) if left else ""

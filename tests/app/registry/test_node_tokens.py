@@ -7,7 +7,15 @@ import asyncio
 from agents.hub import digest_of
 from agents.protocol import NodeTokenPlace, TokenWish
 from app.errors import NodeUnreachable
-from app.registry.node_tokens import NodeToken, describe_tokens, find_tokens, give_token, take_token
+from app.events import NodeSnapshot
+from app.registry.node_tokens import (
+    NodeToken,
+    choose_others,
+    describe_tokens,
+    find_tokens,
+    give_token,
+    take_token,
+)
 
 OURS = "hf_" + "o" * 34
 
@@ -61,3 +69,14 @@ def test_many_are_told_of_in_a_sentence() -> None:
     )
     assert describe_tokens(found) == "On a and b. Not on c and d. e and f have their own."
     assert describe_tokens(()) == ""
+
+
+def test_this_pc_as_a_node_is_left_out() -> None:
+    """It has the window's own file, which taking back would delete."""
+    nodes = [
+        NodeSnapshot(name=name, transport=transport, address="x", state="online")  # type: ignore[arg-type]
+        for name, transport in (("here", "local"), ("distro", "wsl"), ("alpha", "ssh"))
+    ]
+    assert choose_others(nodes, ()) == ["distro", "alpha"]
+    assert choose_others(nodes, ("alpha", "here")) == ["alpha"]
+    assert choose_others(nodes, ("unknown",)) == ["unknown"], "whose client is refused"
