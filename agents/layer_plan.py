@@ -26,8 +26,11 @@ LEAST_GAIN = 0.02
 """In speed, for which twice the tokens are taken."""
 _BUS_SHARE = 0.85
 """Of the measured bandwidth that copies beside other work reach."""
-_IN_FLIGHT = 2
-"""Layers whose activations are on the GPU while they come and go."""
+_SPARSE = 3
+"""Where at most one layer of so many moves beside others that recompute, the copies of one have
+ended before the next one's begin."""
+_INPUTS_SPARED = 3
+"""Inputs less that are fetched ahead then; see agents/trainer/offload.py."""
 
 Mode = Literal["keep", "move", "recompute"]
 
@@ -38,6 +41,14 @@ class LayerPlan:
 
     num_recomputed: int = 0
     num_moved: int = 0
+
+    def is_sparse(self, num_layers: int) -> bool:
+        """Tell whether the layers that move are few among such that recompute."""
+        return self.num_recomputed > 0 and 0 < _SPARSE * self.num_moved <= num_layers
+
+    def count_in_flight(self, num_layers: int) -> int:
+        """Return how many layers' activations are on the GPU while they come and go."""
+        return min(self.num_moved, 1 if self.is_sparse(num_layers) else 2)
 
     def modes(self, num_layers: int) -> list[Mode]:
         """Return the mode of each layer, in order.
@@ -110,15 +121,25 @@ def choose_plan(
     num_moved = min(int(host_bytes / layer_bytes), num_layers)
     if recompute == "auto":
         num_moved = min(num_moved, _fit_bus(needs, num_layers) if may_move else 0)
-    in_flight = min(_IN_FLIGHT, num_moved)
-    if left < in_flight * layer_bytes:
-        num_moved = in_flight = 0
-    num_kept = min(int(left / layer_bytes) - in_flight, num_layers - in_flight)
-    num_moved = min(num_moved, num_layers - num_kept)
-    num_recomputed = num_layers - num_kept - num_moved
-    if num_recomputed and recompute == "none":
+    plan = _divide(num_layers, num_moved, left / layer_bytes, 2)
+    if plan.num_recomputed and recompute == "none":
         return None
-    return LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
+    if plan.num_recomputed:
+        left += _INPUTS_SPARED * needs.input_bytes * tokens
+        sparse = _divide(num_layers, min(num_moved, num_layers // _SPARSE), left / layer_bytes, 1)
+        if sparse.is_sparse(num_layers) and sparse.num_recomputed <= plan.num_recomputed:
+            return sparse
+    return plan
+
+
+def _divide(num_layers: int, num_moved: int, room: float, in_flight: int) -> LayerPlan:
+    """Let layers keep or move where there is room for the activations of so many."""
+    in_flight = min(in_flight, num_moved)
+    if room < in_flight:
+        num_moved = in_flight = 0
+    num_kept = min(int(room) - in_flight, num_layers - in_flight)
+    num_moved = min(num_moved, num_layers - num_kept)
+    return LayerPlan(num_recomputed=num_layers - num_kept - num_moved, num_moved=num_moved)
 
 
 def _fit_bus(needs: Needs, num_layers: int) -> int:

@@ -222,6 +222,16 @@ class Computer:
         if self.replayer is not None:
             self.replayer.forget()
 
+    @contextmanager
+    def not_replaying(self) -> Iterator[None]:
+        """Start every kernel by itself inside the block."""
+        self.forget_replay()
+        replayer, self.replayer = self.replayer, None
+        try:
+            yield
+        finally:
+            self.replayer = replayer
+
     def _lay_out(self, part: Part, *, dropout: bool) -> MicroBatch:
         """Return one micro-batch, and get layers and dropout ready for it."""
         batch = build_micro_batch(part.examples, self._device)

@@ -163,6 +163,7 @@ def _make_tuner(
         prepared.device,
         lambda tokens: choose_examples(train, tokens),
         most_tokens=max(longest_tokens, int(most_tokens)),
+        step_tokens=batch_tokens if world_size == 1 else None,
         recompute=spec.recompute,
         reserve=reserve,
     )

@@ -81,6 +81,8 @@ class Layers:
             num_moved = 0
         self.plan = LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
         self._modes = self.plan.modes(self.most_layers)
+        if self.offloader is not None:
+            self.offloader.is_sparing = self.plan.is_sparse(self.most_layers)
         for place, layer in enumerate(self._layers):
             plain = not self.compiled and self._modes[place] == "keep"
             layer.forward = self._plain[place] if plain else partial(self._run, place)

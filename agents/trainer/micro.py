@@ -10,6 +10,7 @@ Shape letters: M tokens of the flat row, N tokens that count.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,15 +56,32 @@ class MicroBatch:
 def group_examples(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Return micro-batches as lists of indices; each has at most `max_tokens`, or is one example.
 
-    First fit, the longest first (Johnson 1973): at most 11/9 of the fewest possible, and a card
-    that is too small shows it at once.
+    Their number is that of first fit, the longest first (Johnson 1973): at most 11/9 of the fewest
+    possible. They are then filled alike, the emptiest first (Graham 1969), as a small one would
+    leave the card half idle. A card that is too small shows it at once.
 
     >>> group_examples([5, 9, 4, 8], max_tokens=13)
     [[1, 2], [3, 0]]
+    >>> [len(group) for group in group_examples([1] * 16, max_tokens=3)]
+    [3, 3, 3, 3, 2, 2]
     """
+    order = sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i))
+    first = _fit_first(num_tokens, order, max_tokens)
+    groups: list[list[int]] = [[] for _ in first]
+    heap = [(0, place) for place in range(len(first))]
+    for index in order:
+        filled, place = heap[0]
+        if groups[place] and filled + num_tokens[index] > max_tokens:
+            return first  # the emptiest has no room, so alike is not possible this way
+        groups[place].append(index)
+        heapq.heapreplace(heap, (filled + num_tokens[index], place))
+    return groups
+
+
+def _fit_first(num_tokens: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:
     groups: list[list[int]] = []
     room: list[int] = []
-    for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+    for index in order:
         place = next((p for p, left in enumerate(room) if num_tokens[index] <= left), len(groups))
         if place == len(groups):
             groups.append([])

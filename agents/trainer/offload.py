@@ -30,6 +30,8 @@ _AHEAD = 1
 _LAYERS_AHEAD = 4
 """Layers of any kind that may be when one starts that moves its input only, and that are fetched
 ahead of the backward pass."""
+_WHOLE_AHEAD = 2
+"""Of them a whole one is fetched so far ahead where memory is spared, and inputs one ahead."""
 
 
 @dataclass(slots=True)
@@ -151,6 +153,9 @@ class Offloader:
         self._layer_bytes = 0
         self.most_layer_bytes = 0
         """The most that one layer could move since `begin`, whether there was room or not."""
+        self.is_sparing = False
+        """Whether less is fetched ahead, and only one whole layer is on its way at once: enough
+        where few layers move among others that recompute, which take their time."""
 
     def begin(self) -> None:
         """Get ready for a micro-batch."""
@@ -176,7 +181,7 @@ class Offloader:
             is_whole: whether it keeps all of its activations, and not just its input.
         """
         if is_whole:
-            self._let_go(_AHEAD)
+            self._let_go(0 if self.is_sparing else _AHEAD)
             self._whole.add(layer)
         elif len(self._under_way) > _LAYERS_AHEAD:
             self._wait_for_oldest()
@@ -254,7 +259,11 @@ class Offloader:
             self._fetch(layer)
         self._line.wait(self._arrived[layer])
         del self._order[self._order.index(layer) :]
-        for other in list(reversed(self._order))[:_LAYERS_AHEAD]:
+        nearest = self._order[: -_LAYERS_AHEAD - 1 : -1]
+        if self.is_sparing:
+            near = nearest[1:_WHOLE_AHEAD]
+            nearest = nearest[:1] + [other for other in near if other in self._whole]
+        for other in nearest:
             if other not in self._arrived:
                 self._fetch(other)
             if other in self._whole:

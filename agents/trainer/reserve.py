@@ -52,10 +52,16 @@ class Reserve:
         held_bytes = self._held.nbytes if self._held is not None else 0
         return max(0, self._most_bytes - self._taken_bytes() - held_bytes)
 
+    @property
+    def lasting_bytes(self) -> int:
+        """What of that it will keep."""
+        held_bytes = self._held.nbytes if self._held is not None else 0
+        return min(self.missing_bytes, max(0, self._state_bytes - self._taken_bytes() - held_bytes))
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Take what its state will be for the block; where it is not free, it stays missing."""
-        size = min(self.missing_bytes, max(0, self._state_bytes - self._taken_bytes()))
+        size = self.lasting_bytes
         with contextlib.suppress(torch.OutOfMemoryError):
             if size:
                 self._held = torch.empty(size, dtype=torch.uint8, device=self._device)

@@ -11,8 +11,10 @@ All of it moves no number but in the last digits, and a checkpoint carries what 
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,7 +39,14 @@ _MOST_SLOWER = 2
 """Sizes in a row that are tried and are no faster: one alone may be unlucky in how it fits."""
 _SPARE_SLACK = 0.02
 """Of the memory that the card may give, not spent on unpacked weights: they gain the least."""
+_FEW_TOKENS = 4096
+"""So few at once, and starting the kernels may take longer than computing them."""
+_ALIKE = 0.97
+"""Of the largest micro-batch of a step: where their mean is above, they are taken as one size."""
 _LONG_S = 10.0
+_SEARCH_S = 180.0
+"""After which no further setting is tried. It is done once for a shape, but a slow card would
+spend half an hour on what it gains in a day."""
 _PROBE_BYTES = 1 << 26
 
 
@@ -64,6 +73,8 @@ class Tuner:
         computer: with layers that can move.
         choose_part: gives examples of at most so many tokens together, but one at least.
         most_tokens: more than these at once are never needed.
+        step_tokens: of this rank at each step, which are cut into micro-batches that are alike;
+            None: that changes.
         recompute: whether layers may, or all have to.
         reserve: of the optimizer.
     """
@@ -75,6 +86,7 @@ class Tuner:
         choose_part: Callable[[int], Part],
         *,
         most_tokens: int,
+        step_tokens: float | None = None,
         recompute: Recompute,
         reserve: Reserve,
     ) -> None:
@@ -82,29 +94,50 @@ class Tuner:
         self._device = device
         self._choose_part = choose_part
         self._most_tokens = min(MOST_TOKENS, most_tokens)
+        self._step_tokens = step_tokens
         self._recompute = recompute
         self._reserve = reserve
         self.tried: list[Setting] = []
         """What was timed."""
+        self._recorded: set[Setting] = set()
+        """Those of them whose passes were replayed."""
+        self._is_recorded = False
+        """Whether those that were timed last were."""
+        self._deadline_s = math.inf
 
     def choose(self) -> Setting:
         """Return the fastest setting found."""
+        self._deadline_s = time.monotonic() + _SEARCH_S
         needs = self._measure()
         best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
         if best is None:
             return Setting(micro_tokens=needs.tokens, num_recomputed=self._most_recomputed)
-        while tokens < self._most_tokens and num_slower < _MOST_SLOWER:
+        while tokens < self._most_tokens and num_slower < _MOST_SLOWER and self._has_time:
             tokens = min(2 * tokens, self._most_tokens)
             found = self._try(needs, tokens)
             if found is None:
                 break
             is_faster = found.tokens_per_s > best.tokens_per_s
             best, num_slower = (found, 0) if is_faster else (best, num_slower + 1)
-        if best.micro_tokens < tokens:
-            found = self._try(needs, min(3 * best.micro_tokens // 2, self._most_tokens))
-            if found is not None and found.tokens_per_s > best.tokens_per_s:
-                return found
-        return best
+        return self._look_around(needs, best, tokens)
+
+    def _look_around(self, needs: Needs, best: Setting, most_tokens: int) -> Setting:
+        """Return the fastest of the best so far and of sizes halfway to its neighbours."""
+        found, sizes = [best], []
+        if best.micro_tokens < most_tokens:
+            sizes.append(min(3 * best.micro_tokens // 2, self._most_tokens))
+        if best.micro_tokens > 2 * needs.tokens:
+            sizes.append(3 * best.micro_tokens // 4)
+        near = (best.micro_tokens, best.micro_tokens // 2)
+        known = {count_tokens(self._choose_part(tokens)) for tokens in near}
+        for tokens in sizes:
+            if count_tokens(self._choose_part(tokens)) not in known and self._has_time:
+                found.append(self._try(needs, tokens) or best)
+        return max(found, key=_read_speed)
+
+    @property
+    def _has_time(self) -> bool:
+        return time.monotonic() < self._deadline_s
 
     @property
     def _most_recomputed(self) -> int:
@@ -147,58 +180,131 @@ class Tuner:
         return offloader.arena.most_bytes if offloader is not None else 0
 
     def _try(self, needs: Needs, tokens: int) -> Setting | None:
-        """Return the faster of moving and not moving; None: the card is too small."""
-        found = self._try_plan(needs, tokens, may_move=True)
-        if found is not None and found.num_moved and self._recompute == "auto":
-            other = self._try_plan(needs, tokens, may_move=False)
-            if other is not None and other.tokens_per_s > found.tokens_per_s:
-                return other
-        return found
+        """Return the fastest of some plans for so many tokens; None: the card is too small.
 
-    def _try_plan(self, needs: Needs, tokens: int, *, may_move: bool) -> Setting | None:
+        Moving is held against not moving, and, where few tokens make the card wait for its host, a
+        plan that fills the memory against one that leaves enough of it to record the passes.
+        """
+        found = self._try_plan(needs, tokens, may_move=True)
+        if found is None:
+            return None
+        tried = [found]
+        if found.num_moved and self._recompute == "auto" and self._has_time:
+            tried.append(self._try_plan(needs, tokens, may_move=False) or found)
+        best = max(tried, key=_read_speed)
+        may_record = self._computer.replayer is not None and tokens <= _FEW_TOKENS
+        if (
+            may_record
+            and self._has_time
+            and best.plan != LayerPlan()
+            and best not in self._recorded
+        ):
+            tried.append(self._try_plan(needs, tokens, may_move=True, to_record=True) or best)
+        return max(tried, key=_read_speed)
+
+    def _try_plan(
+        self, needs: Needs, tokens: int, *, may_move: bool, to_record: bool = False
+    ) -> Setting | None:
+        """Time the plan that should fit, and smaller ones if it does not; None: none does.
+
+        Args:
+            to_record: leave room for what recorded passes hold while the optimizer steps.
+        """
         part = self._choose_part(tokens)
-        self._computer.forget_replay()
-        self._computer.layers.pack()
-        for caution in _CAUTIONS:
+        timed: list[Setting] = []
+        for caution in _CAUTIONS[1:] if to_record else _CAUTIONS:
+            self._computer.forget_replay()
+            self._computer.layers.pack()
+            reserve = self._reserve
+            beside_bytes = reserve.missing_bytes if to_record else reserve.lasting_bytes
             plan = choose_plan(
                 needs,
                 tokens=tokens,
                 num_layers=self._computer.layers.most_layers,
-                room_bytes=(read_room(self._device) - self._reserve.missing_bytes) * caution,
+                room_bytes=(read_room(self._device) - beside_bytes) * caution,
                 host_bytes=self._host_bytes,
                 recompute=self._recompute,
                 may_move=may_move,
             )
-            if plan is None:
-                return None
-            setting = Setting(
-                micro_tokens=tokens, num_recomputed=plan.num_recomputed, num_moved=plan.num_moved
+            if plan is None or (timed and plan == timed[-1].plan):
+                break
+            found, is_roomy = self._try_setting(
+                part,
+                Setting(
+                    micro_tokens=tokens,
+                    num_recomputed=plan.num_recomputed,
+                    num_moved=plan.num_moved,
+                ),
             )
-            apply(self._computer, setting)
-            seconds = None
-            if self._computer.try_gradients(part):
-                fill(self._computer, self._device, part, self._reserve)
-                seconds = self._time(part)
-            if seconds is not None:
-                setting = replace(setting, tokens_per_s=count_tokens(part) / seconds)
-                self.tried.append(setting)
-                return setting
-            gc.collect()
-            torch.cuda.empty_cache()
-        return None
+            if found is not None:
+                timed.append(found)
+            if is_roomy:
+                break
+        return max(timed, key=_read_speed, default=None)
 
-    def _time(self, part: Part) -> float | None:
+    def _try_setting(self, part: Part, setting: Setting) -> tuple[Setting | None, bool]:
+        """Return the setting with its speed, or None, and whether there was room enough.
+
+        There is not if memory runs out, or if it goes back to the driver and is taken anew during
+        the passes because its free pieces are too small: that takes longer than what it is for.
+        """
+        apply(self._computer, setting)
+        if self._computer.try_gradients(part):
+            fill(self._computer, self._device, part, self._reserve)
+            seconds, is_roomy = self._time(part), True
+            is_recorded = self._is_recorded
+            if seconds is not None and not is_recorded:
+                with self._computer.not_replaying():
+                    before = count_retries(self._device)
+                    plain_s = self._time(part, passes=1)
+                    is_roomy = count_retries(self._device) == before
+                seconds = min(seconds, plain_s or seconds)
+            if seconds is not None:
+                setting = replace(setting, tokens_per_s=self._rate(part, seconds))
+                self.tried.append(setting)
+                if is_recorded:
+                    self._recorded.add(setting)
+                return setting, is_roomy
+        gc.collect()
+        torch.cuda.empty_cache()
+        return None, False
+
+    def _rate(self, part: Part, seconds: float) -> float:
+        """Return the tokens per second of a step whose largest micro-batch is `part`.
+
+        16 rows by at most three are cut into four threes and two twos. Micro-batches of two sizes
+        are seldom replayed, so here neither is.
+        """
+        tokens = count_tokens(part)
+        if self._step_tokens is None or self._step_tokens <= tokens:
+            return tokens / seconds
+        mean_tokens = self._step_tokens / math.ceil(self._step_tokens / tokens)
+        less = self._choose_part(int(mean_tokens))
+        less_tokens = count_tokens(less)
+        if not less_tokens <= mean_tokens < tokens or mean_tokens > _ALIKE * tokens:
+            return tokens / seconds
+        with self._computer.not_replaying():
+            large_s, small_s = self._time(part) or seconds, self._time(less) or seconds
+        share = (mean_tokens - less_tokens) / (tokens - less_tokens)
+        return mean_tokens / (small_s + (large_s - small_s) * share)
+
+    def _time(self, part: Part, passes: int = _TIMED_PASSES) -> float | None:
         """Return the seconds of the fastest of some passes; None: memory ran out."""
         times_s: list[float] = []
-        while len(times_s) < _TIMED_PASSES and sum(times_s) < _LONG_S:
+        while len(times_s) < passes and sum(times_s) < _LONG_S:
             torch.cuda.synchronize(self._device)
             started = time.perf_counter()
             if not self._computer.try_gradients(part):
                 return None
             torch.cuda.synchronize(self._device)
             times_s.append(time.perf_counter() - started)
+        self._is_recorded = self._computer.held_bytes > 0
         self._computer.forget_replay()
         return min(times_s)
+
+
+def _read_speed(setting: Setting) -> float:
+    return setting.tokens_per_s
 
 
 def count_tokens(part: Part) -> int:
@@ -237,14 +343,33 @@ def fill(computer: Computer, device: torch.device, part: Part, reserve: Reserve)
     gc.collect()
     torch.cuda.empty_cache()
     slack_bytes = _SPARE_SLACK * read_most_bytes(device)
-    needed_bytes = max(peak_bytes, held_bytes) + reserve.missing_bytes + slack_bytes
-    computer.layers.unpack(read_room(device) - needed_bytes)
-    if computer.layers.unpacked_bytes:
-        fits = computer.try_gradients(part) and computer.try_gradients(part)
-        if not fits or (held_bytes and not computer.held_bytes):
-            computer.forget_replay()
-            computer.layers.pack()
+    # Recorded passes hold their memory while the optimizer steps; others have given it back.
+    needed_bytes = max(peak_bytes + reserve.lasting_bytes, held_bytes + reserve.missing_bytes)
+    spare_bytes = read_room(device) - needed_bytes - slack_bytes
+    for caution in _CAUTIONS:
+        computer.layers.unpack(spare_bytes * caution)
+        if not computer.layers.unpacked_bytes or _runs_well(computer, device, part, held_bytes > 0):
+            break
+        computer.forget_replay()
+        computer.layers.pack()
+        torch.cuda.empty_cache()
     return held_bytes > 0
+
+
+def _runs_well(computer: Computer, device: torch.device, part: Part, is_recorded: bool) -> bool:
+    """Tell whether passes still fit, are still recorded, and need not tidy the memory up."""
+    with nullcontext() if is_recorded else computer.not_replaying():
+        if not computer.try_gradients(part):
+            return False
+        before = count_retries(device)
+        if not computer.try_gradients(part):
+            return False
+    return computer.held_bytes > 0 if is_recorded else count_retries(device) == before
+
+
+def count_retries(device: torch.device) -> int:
+    """Return how often memory went back to the driver because no free piece was large enough."""
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
 def read_peak(computer: Computer, device: torch.device, part: Part) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from agents.layer_plan import LayerPlan
 from agents.spec import RunSpec
 from app.planning.gpu_memory import GpuMemory, Setting, choose_width
 from app.planning.layer_memory import LayerMemory, measure_layer, read_sizes
@@ -29,8 +30,9 @@ _NORM_BYTES, _NORM_BYTES_FULL = 24, 20
 copies, counted tensor by tensor; in full training one of them is the residual stream itself."""
 _SIZE_STEP = 64
 """Flat rows are filled up to it."""
-_MOVING, _MOVING_INPUTS = 2, 6
-"""Layers whose activations, and whose inputs, are still on the GPU on their way to the host."""
+_MOVING_INPUTS, _FEW_INPUTS = 6, 3
+"""Layers whose inputs are on the GPU on their way to the host and back, and how many come back
+where few layers move."""
 _EAGER_MORE = 1.45
 """What layers take that are not compiled, beside those that are (one model on an H200)."""
 _COMPILED_CAPABILITY = (7, 0)
@@ -82,9 +84,11 @@ def list_pass_moments(
     num_recomputed = min(setting.num_recomputed, shape.num_layers)
     num_moved = min(setting.num_moved, shape.num_layers - num_recomputed)
     num_kept = shape.num_layers - num_recomputed - num_moved
+    plan = LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
+    in_flight = plan.count_in_flight(shape.num_layers)
     on_gpu = num_recomputed if inputs_stay else min(num_recomputed, _MOVING_INPUTS)
     held = Moment(
-        activations_bytes=(num_kept + min(_MOVING, num_moved)) * one.kept_bytes,
+        activations_bytes=(num_kept + in_flight) * one.kept_bytes,
         inputs_bytes=on_gpu * one.input_bytes,
     )
     ends = _list_ends(shape, spec, tokens, choose_width(spec, gpu)) if has_head else []
@@ -94,9 +98,15 @@ def list_pass_moments(
     if num_kept or num_moved:
         moments.append(replace(held, loss_bytes=waiting, workspace_bytes=one.backward_bytes))
     if num_recomputed:
-        inputs = (on_gpu - 1) * one.input_bytes
+        if plan.is_sparse(shape.num_layers) and not inputs_stay:
+            on_gpu = min(num_recomputed, _FEW_INPUTS)
         moments.append(
-            Moment(inputs_bytes=inputs, loss_bytes=waiting, workspace_bytes=one.again_bytes)
+            Moment(
+                activations_bytes=in_flight * one.kept_bytes,
+                inputs_bytes=(on_gpu - 1) * one.input_bytes,
+                loss_bytes=waiting,
+                workspace_bytes=one.again_bytes,
+            )
         )
     return moments
 

@@ -14,7 +14,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from agents.layer_plan import LayerPlan, Needs
 from agents.trainer import compiling
+from agents.trainer.compute import Part
 from agents.trainer.fitting import name_setting, prove
+from agents.trainer.micro import group_examples
 from agents.trainer.tuning import Setting, Tuner
 from tests.agents.trainer.ranks import make_spec
 from tests.agents.trainer.test_layers import CPU, make_computer, make_part
@@ -34,7 +36,11 @@ class Played(Tuner):
         super().__init__(
             computer,
             CPU,
-            lambda tokens: None,
+            lambda tokens: Part(
+                examples=[SimpleNamespace(num_tokens=100)] * (tokens // 100),
+                places=[],
+                positions=[],
+            ),
             most_tokens=most_tokens,
             recompute="auto",
             reserve=make_reserve("cpu")[0],
@@ -59,11 +65,12 @@ def computer(tiny_model):
 @pytest.mark.parametrize(
     ("speeds", "expected", "asked"),
     [
-        ({2048: 10, 4096: 12, 8192: 13, 16384: 14}, 16384, [2048, 4096, 8192, 16384]),
+        ({2048: 10, 4096: 12, 8192: 13, 16384: 14}, 16384, [2048, 4096, 8192, 16384, 12288]),
         ({2048: 10, 4096: 12, 8192: 11, 6144: 12.5}, 6144, [2048, 4096, 8192, 16384, 6144]),
         ({2048: 10, 4096: 12, 8192: 11, 6144: 11}, 4096, [2048, 4096, 8192, 16384, 6144]),
         ({2048: 10, 3072: 11}, 3072, [2048, 4096, 3072]),
-        ({2048: 10, 4096: 9, 8192: 11}, 8192, [2048, 4096, 8192, 16384, 12288]),
+        ({2048: 10, 4096: 9, 8192: 11}, 8192, [2048, 4096, 8192, 16384, 12288, 6144]),
+        ({2048: 10, 4096: 9, 8192: 11, 6144: 12}, 6144, [2048, 4096, 8192, 16384, 12288, 6144]),
         ({2048: 10, 4096: 9, 8192: 9.9}, 2048, [2048, 4096, 8192, 3072]),
         ({2048: 10, 4096: 10.1, 3072: 10}, 4096, [2048, 4096, 8192, 6144]),
         ({2048: 10}, 2048, [2048, 4096, 3072]),
@@ -79,6 +86,44 @@ def test_no_more_than_a_rank_can_get_is_tried(computer):
     tuner = Played(computer, {2048: 10, 3000: 12}, most_tokens=3000)
     assert tuner.choose().micro_tokens == 3000
     assert tuner.asked == [2048, 3000]
+
+
+class Timed(Tuner):
+    """A search on a card that takes 1 s for each micro-batch and 1 s for each of its rows."""
+
+    def __init__(self, computer, *, step_rows):
+        def choose(tokens):
+            return SimpleNamespace(examples=[SimpleNamespace(num_tokens=100)] * (tokens // 100))
+
+        super().__init__(
+            computer,
+            CPU,
+            choose,
+            most_tokens=16384,
+            step_tokens=step_rows and 100.0 * step_rows,
+            recompute="auto",
+            reserve=make_reserve("cpu")[0],
+        )
+
+    def _time(self, part):
+        return 1.0 + len(part.examples)
+
+    def rate(self, rows):
+        part = self._choose_part(100 * rows)
+        return self._rate(part, self._time(part))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 15, 16, 20])
+def test_a_setting_is_worth_what_a_whole_step_reaches_with_it(computer, rows):
+    groups = group_examples([100] * 16, 100 * rows)
+    whole_s = sum(1.0 + len(group) for group in groups)
+    alike = rows > 16 or 16 % rows == 0
+    expected = 100 * rows / (1.0 + rows) if alike else 1600 / whole_s
+    assert Timed(computer, step_rows=16).rate(rows) == pytest.approx(expected)
+
+
+def test_where_shares_change_a_setting_is_worth_its_largest_micro_batch(computer):
+    assert Timed(computer, step_rows=None).rate(3) == pytest.approx(300 / 4)
 
 
 def test_a_card_where_nothing_was_timed_recomputes_everything(computer):

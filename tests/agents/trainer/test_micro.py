@@ -23,6 +23,17 @@ def test_every_example_is_in_one_group_that_fits(lengths, budget):
         assert sum(lengths[place] for place in group) <= budget or len(group) == 1
 
 
+@given(count=st.integers(1, 60), rows=st.integers(1, 60))
+def test_rows_of_one_length_are_cut_alike(count, rows):
+    sizes = [len(group) for group in group_examples([100] * count, 100 * rows)]
+    assert len(sizes) == -(-count // rows)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_where_alike_does_not_fit_gaps_are_filled():
+    assert group_examples([6, 5, 4, 3, 2], max_tokens=10) == [[0, 2], [1, 3, 4]]
+
+
 def test_the_longest_come_first_and_gaps_are_filled():
     assert group_examples([1, 5, 3, 2], max_tokens=6) == [[1, 0], [2, 3]]
 

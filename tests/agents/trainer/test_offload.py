@@ -74,23 +74,32 @@ def test_an_error_in_between_leaves_nothing_behind(tiny_model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("plan", "most_whole"),
-    [(LayerPlan(num_recomputed=12), 0), (LayerPlan(num_moved=12), 2)],
+    ("plan", "most_leaving", "most_coming", "most_whole"),
+    [
+        (LayerPlan(num_recomputed=12), 5, 5, 0),
+        (LayerPlan(num_moved=12), 2, 2, 2),
+        (LayerPlan(num_moved=4, num_recomputed=8), 5, 3, 1),
+        (LayerPlan(num_moved=4, num_recomputed=4), 5, 3, 2),  # one that keeps has gone by then
+        (LayerPlan(num_moved=6, num_recomputed=6), 5, 5, 2),
+    ],
     ids=str,
 )
-def test_few_layers_are_on_their_way_at_once(tmp_path, monkeypatch, plan, most_whole):
+def test_few_layers_are_on_their_way_at_once(
+    tmp_path, monkeypatch, plan, most_leaving, most_coming, most_whole
+):
     model = make_tiny_model(tmp_path / "deep", num_layers=12)
     moving, _ = make_computer(model, LayerPlan(), compiled=False)
     offloader = with_offloader(moving, plan).layers.offloader
+    whole = {place for place, mode in enumerate(plan.modes(12)) if mode == "move"}
     seen = []
 
     def look(place):
         def looking(*args):
-            leaving = [layer for layer, _, _ in offloader._under_way]
-            coming = [
+            leaving = {layer for layer, _, _ in offloader._under_way}
+            coming = {
                 n for n, away in offloader._away.items() if any(a.back is not None for a in away)
-            ]
-            seen.append((len(leaving), len(coming)))
+            }
+            seen.append([len(some) for some in (leaving, coming, leaving & whole, coming & whole)])
             return place(*args)
 
         return looking
@@ -98,9 +107,10 @@ def test_few_layers_are_on_their_way_at_once(tmp_path, monkeypatch, plan, most_w
     for name in ("_pack", "_unpack"):
         monkeypatch.setattr(offloader, name, look(getattr(offloader, name)))
     moving.add_gradients(make_part(30, 5))
-    most_leaving, most_coming = (max(counts) for counts in zip(*seen, strict=True))
-    assert 0 < most_leaving <= (most_whole or 5)
-    assert 0 < most_coming <= (most_whole or 5)
+    most = [max(counts) for counts in zip(*seen, strict=True)]
+    assert 0 < most[0] <= most_leaving
+    assert 0 < most[1] <= most_coming
+    assert max(most[2:]) == most_whole
 
 
 def test_the_arena_gives_out_pieces_that_do_not_overlap():

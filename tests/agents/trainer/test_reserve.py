@@ -26,7 +26,9 @@ def make_reserve(device, kind="adamw"):
 def test_its_state_is_held_and_what_a_step_needs_beside_it_is_counted(kind, held_bytes):
     reserve, _ = make_reserve("meta", kind)
     assert reserve.missing_bytes == OPTIMIZER_COPIES * FLAT_BYTES
+    assert reserve.lasting_bytes == held_bytes
     with reserve.held():
+        assert reserve.lasting_bytes == 0
         assert reserve.missing_bytes == OPTIMIZER_COPIES * FLAT_BYTES - held_bytes
     assert reserve.missing_bytes == OPTIMIZER_COPIES * FLAT_BYTES
 
@@ -39,6 +41,7 @@ def test_what_the_optimizer_has_by_now_is_not_missing():
     for hold in (reserve.held, contextlib.nullcontext):
         with hold():
             assert reserve.missing_bytes == (OPTIMIZER_COPIES - 2) * FLAT_BYTES, "two are there"
+            assert reserve.lasting_bytes == 0
 
 
 def test_where_it_is_not_free_it_stays_missing(monkeypatch):
@@ -50,6 +53,7 @@ def test_where_it_is_not_free_it_stays_missing(monkeypatch):
     monkeypatch.setattr(torch, "empty", refuse)
     with reserve.held():
         assert reserve.missing_bytes == OPTIMIZER_COPIES * FLAT_BYTES
+        assert reserve.lasting_bytes == 2 * FLAT_BYTES
 
 
 def test_a_processor_has_nothing_to_reserve():
