@@ -52,6 +52,10 @@ class Layers:
             self._done.add(layer_idx)
             self.tell(len(self._done), self.total)
 
+    def weigh(self) -> None:
+        """Measure the disk while the kept layers and the result are both there."""
+        self._progress.look()
+
     def tell(self, done: int, total: int) -> None:
         """Tell of so many layers."""
         text = f"Quantized {done} of {total} layers"
@@ -127,6 +131,7 @@ class Gptqmodel:
                 **more,
             )
             quantized.save(str(self.folder))
+            self.layers.weigh()
         (self.folder / _LOG_FILE).unlink(missing_ok=True)
 
     def _settings(self) -> dict[str, Any]:

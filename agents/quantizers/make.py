@@ -31,7 +31,7 @@ from agents.quantizers.models import (
     weigh,
     widen,
 )
-from agents.quantizers.original import Original, look_at_original, recall
+from agents.quantizers.original import Original, answers_at_once, look_at_original, recall
 from agents.quantizers.proof import Proof
 from agents.quantizers.reuse import (
     LINEAGE_FILE,
@@ -159,7 +159,7 @@ def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progres
     return first.prove(
         _name(job),
         ModelPredictor(made),
-        continue_prompts(made, first.prompts),
+        continue_prompts(made, first.prompts, at_once=answers_at_once(job.device)),
         times,
         weigh(folder),
         name_transformers(),

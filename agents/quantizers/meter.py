@@ -67,6 +67,10 @@ class Meter:
         if folder not in self._folders:
             self._folders.append(folder)
 
+    def look(self) -> None:
+        """Look now, beside what the thread does: a peak may be over before its next look."""
+        self._look(walk=True)
+
     def begin(self, name: str) -> None:
         """End the phase before and begin the next."""
         self._look(walk=True)

@@ -192,13 +192,25 @@ def choose_prompts(rows: Sequence[Sequence[int]]) -> list[list[int]]:
     return [list(row[: min(_PROMPT_TOKENS, len(row) // 2)]) for row in rows[:_NUM_ANSWERS]]
 
 
-def continue_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the likeliest continuation of each prompt, up to its end."""
+def continue_prompts(
+    model: Any, prompts: Sequence[Sequence[int]], *, at_once: bool = False
+) -> list[list[int]]:
+    """Return the likeliest continuation of each prompt, up to its end.
+
+    Args:
+        model: of Transformers.
+        prompts: token ids.
+        at_once: whether prompts of one length are answered together, for which weights are read,
+            or come to the GPU, once for all of them instead of once for each.
+    """
     import torch
 
-    answers = []
-    for prompt in prompts:
-        ids_BT = torch.tensor([list(prompt)], device=find_device(model))
+    groups: dict[int, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        groups.setdefault(len(prompt) if at_once else -place, []).append(place)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for group in groups.values():
+        ids_BT = torch.tensor([list(prompts[place]) for place in group], device=find_device(model))
         out_BT = model.generate(
             ids_BT,
             attention_mask=torch.ones_like(ids_BT),
@@ -206,8 +218,20 @@ def continue_prompts(model: Any, prompts: Sequence[Sequence[int]]) -> list[list[
             do_sample=False,
             pad_token_id=0,
         )
-        answers.append(out_BT[0, len(prompt) :].tolist())
+        for place, row in zip(group, out_BT[:, ids_BT.shape[1] :].tolist(), strict=True):
+            answers[place] = _cut(row, model.generation_config.eos_token_id)
     return answers
+
+
+def _cut(answer: list[int], ends: int | Sequence[int] | None) -> list[int]:
+    """Return an answer up to its end; behind it is what fills it up to the longest one.
+
+    >>> _cut([5, 2, 0, 0], 2), _cut([5, 6], [2, 3])
+    ([5, 2], [5, 6])
+    """
+    known = {ends} if isinstance(ends, int) else set(ends or ())
+    end = next((place for place, token in enumerate(answer) if token in known), len(answer))
+    return answer[: end + 1]
 
 
 def time_answer(model: Any, prompt: Sequence[int]) -> tuple[float, float]:

@@ -56,6 +56,11 @@ class Progress:
         if self._meter is not None:
             self._meter.count(folder)
 
+    def look(self) -> None:
+        """Measure now, when more is there than in a moment."""
+        if self._meter is not None:
+            self._meter.look()
+
     def end(self) -> list[Phase]:
         """Return what the phases took; measuring is over."""
         meter, self._meter = self._meter, None

@@ -118,6 +118,11 @@ class _Work:
         return min(rates.PROMPTS, self._rows) * rates.ANSWER_TOKENS
 
     @property
+    def _answer_passes(self) -> int:
+        """Over the weights: a job on a GPU answers all prompts at once."""
+        return rates.ANSWER_TOKENS if self.bench.is_gpu else self._answers
+
+    @property
     def _original_on_gpu(self) -> bool:
         vram = self.bench.vram_bytes
         return self.bench.is_gpu and (
@@ -199,7 +204,9 @@ class _Work:
         if resident is not None:
             return self._original_streamed(resident)
         seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
-        seconds += self._answer_s(whole if on_gpu else 2 * whole, self._answers, on_gpu=on_gpu)
+        seconds += self._answer_s(
+            whole if on_gpu else 2 * whole, self._answer_passes, on_gpu=on_gpu
+        )
         vram = whole + self._logits_bytes() if on_gpu else 0
         ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES)
         ram += 0 if on_gpu else self._wide_bytes()
@@ -208,8 +215,8 @@ class _Work:
     def _original_streamed(self, resident: int) -> PhaseForecast:
         whole = self.made.merged_bytes
         seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=True)
-        seconds += self._answer_s(resident, self._answers, on_gpu=True)
-        seconds += self._stream_s(resident, self._rows + self._answers)
+        seconds += self._answer_s(resident, self._answer_passes, on_gpu=True)
+        seconds += self._stream_s(resident, self._rows + self._answer_passes)
         ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES) + whole - resident
         vram = resident + self._logits_bytes() + 2 * self._widest
         return self._on("original", seconds, ram, vram)
@@ -370,7 +377,7 @@ class _Work:
         )
         if not on_gpu:
             seconds += self.shape.num_quantized / rates.UNPACKED_WEIGHTS_PER_S
-        tokens = self._answers + rates.ANSWER_TOKENS + 1
+        tokens = self._answer_passes + rates.ANSWER_TOKENS + 1
         layer_s = rates.NF4_LAYER_S if self.method == "nf4" else rates.LAYER_S
         seconds += self._answer_s(size, tokens, on_gpu=on_gpu, layer_s=layer_s)
         vram = size + self._logits_bytes() + rates.UNPACK_BYTES[self.method] * self._widest

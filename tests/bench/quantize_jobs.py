@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,8 @@ from app.planning.model_shape import read_shape
 ROOT = Path(__file__).parents[2]
 TARGETS = ("q_proj", "v_proj")
 RANK = 16
+_LAST_SAID = 12
+"""Lines of a job that failed, or whose time was over, which show where that went."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,23 +73,28 @@ class Bench:
             "HF_HUB_OFFLINE": "1",
         }
         started = time.monotonic()
-        process = subprocess.Popen(
-            [python, *argv] if python else [sys.executable, "-m", *argv],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        try:
-            out, err = process.communicate(timeout=left_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            out, err = process.communicate()
-        row = {"case": case, "rc": process.returncode, "seconds": time.monotonic() - started}
-        lines = [] if python else [line for line in out.splitlines() if line.startswith(b"{")]
-        said = list(map(json.loads, lines))
-        if process.returncode:
-            tail = err.decode("utf-8", "replace").strip()[-1500:]
-            row |= {"said": said[-1:], "stderr": tail}
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [python, *argv] if python else [sys.executable, "-m", *argv],
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # so that those that it starts end with it
+            )
+            timer = threading.Timer(left_s, lambda: os.killpg(process.pid, signal.SIGKILL))
+            timer.start()
+            said = []
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(b"{") and not python:
+                    said.append({**json.loads(line), "at_s": round(time.monotonic() - started, 1)})
+            process.wait()
+            timer.cancel()
+            row = {"case": case, "rc": process.returncode, "seconds": time.monotonic() - started}
+            if process.returncode:
+                errors.seek(0)
+                tail = errors.read().decode("utf-8", "replace").strip()[-1500:]
+                row |= {"said": said[-_LAST_SAID:], "stderr": tail}
         return row, said
 
 

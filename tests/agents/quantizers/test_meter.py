@@ -32,6 +32,15 @@ def test_each_phase_has_its_own_peaks(tmp_path):
     assert weigh_folder(tmp_path / "made") == 0
 
 
+def test_what_is_there_for_a_blink_is_seen_by_who_looks(tmp_path):
+    meter = Meter(tmp_path, "blink")
+    (tmp_path / "gone").write_bytes(b"1" * MIB)
+    meter.look()
+    (tmp_path / "gone").unlink()
+    (phase,) = meter.end()
+    assert phase.disk_bytes >= MIB
+
+
 def test_memory_of_processes_that_were_started_counts(tmp_path):
     meter = Meter(tmp_path, "alone")
     time.sleep(0.25)
