@@ -155,7 +155,7 @@ class _Work:
         ram = base + rates.MERGE_RAM_BYTES + int(whole * adapted / self.shape.num_parameters)
         return (
             _phase("check", rates.START_S + whole / rates.HASH_BYTES_PER_S, 20_000_000),
-            _phase("load", rates.IMPORT_S + whole / rates.READ_BYTES_PER_S, base),
+            _phase("load", rates.IMPORT_S[self._device] + whole / rates.READ_BYTES_PER_S, base),
             _phase("merge", rates.PEFT_S + adapted / rates.MERGED_WEIGHTS_PER_S, ram),
             _phase("write", whole / rates.WRITE_BYTES_PER_S, ram),
         )
@@ -170,7 +170,11 @@ class _Work:
 
     def make_phases(self) -> tuple[PhaseForecast, ...]:
         return (
-            _phase("texts", rates.START_S + rates.IMPORT_S, rates.LOADED_RAM_BYTES[self._device]),
+            _phase(
+                "texts",
+                rates.START_S + rates.IMPORT_S[self._device],
+                rates.LOADED_RAM_BYTES[self._device],
+            ),
             self._original(),
             self._control(),
             self._quantize(),
@@ -268,7 +272,11 @@ class _Work:
         if not self.bench.is_gpu:
             seconds += self.shape.num_quantized / rates.NF4_WEIGHTS_PER_S
         vram = size + 2 * self._widest * 2
-        ram = self._base_ram + rates.NF4_RAM_BYTES + (size if not self.bench.is_gpu else size // 2)
+        ram = (
+            self._base_ram
+            + rates.NF4_RAM_BYTES
+            + (min(size, rates.SHARD_BYTES) if self.bench.is_gpu else size)
+        )
         return self._on("quantize", seconds, ram, vram)
 
     def _quantize_awq(self) -> PhaseForecast:
@@ -310,12 +318,13 @@ class _Work:
 
     def _quantize_gptq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
-        columns = sum(n * one.num_inputs for layer, n in shape.kinds for one in layer.linears)
+        linears = [(one, n) for layer, n in shape.kinds for one in layer.linears]
+        columns = sum(n * one.num_inputs for one, n in linears)
         tokens = self.texts.calibration_tokens
         flops = 2.0 * 3 * shape.num_quantized * tokens / (0.4 * bench.flops_per_s)
-        seconds = (
-            rates.GPTQMODEL_S + columns * rates.GPTQ_COLUMN_S[self._device] + flops + self._io_s()
-        )
+        seconds = rates.GPTQMODEL_S + flops + self._io_s()
+        seconds += columns * rates.GPTQ_COLUMN_S[self._device]
+        seconds += sum(n for _, n in linears) * rates.GPTQ_LINEAR_S[self._device]
         kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
         ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
         return self._on(
@@ -330,30 +339,32 @@ class _Work:
         return 3 * 2 * max(layer.num_parameters for layer in self.shape.layers)
 
     def _pack_ram(self) -> int:
-        return self._base_ram + rates.PACK_RAM_BYTES[self._device] + self.made.merged_bytes
+        held = int(rates.PACKED_SHARE[self._device] * self.made.merged_bytes)
+        return self._base_ram + rates.PACK_RAM_BYTES[self._device] + held
 
     def _predicted_bytes(self) -> int:
         rows = min(rates.ROWS_AT_ONCE, self.texts.calibration_rows)
         return rows * self.texts.longest_tokens * self.shape.vocab * rates.LOGIT_BYTES
 
     def _quantize_gguf(self) -> PhaseForecast:
-        whole, seconds = self.made.merged_bytes, 0.0
+        seconds = 0.0
         if not any(kind in ("F16", "Q8_0") for kind, _ in self.made.files):
-            seconds = (
-                rates.CONVERT_S + whole / rates.CONVERTED_BYTES_PER_S
-            )  # F16, which they are made of
+            seconds = self._convert_s()  # F16, which they are made of
         for kind, size in self.made.files:
             if kind in ("F16", "Q8_0"):
-                seconds += rates.CONVERT_S + whole / rates.CONVERTED_BYTES_PER_S
+                seconds += self._convert_s()
             else:
                 seconds += self.shape.num_parameters / (
                     rates.K_WEIGHTS_PER_S * self.bench.num_cores
                 )
             seconds += size / rates.WRITE_BYTES_PER_S
-        ram = 2 * rates.LOADED_RAM_BYTES[self._device] + 4 * 4 * max(
-            self._widest, self.shape.num_embedding
-        )
+        ram = self._base_ram + rates.LOADED_RAM_BYTES[self._device]
+        ram += 4 * 4 * max(self._widest, self.shape.num_embedding)
         return self._on("quantize", seconds, ram, 0)
+
+    def _convert_s(self) -> float:
+        whole = self.made.merged_bytes
+        return rates.CONVERT_S[self._device] + whole / rates.CONVERTED_BYTES_PER_S
 
     def _proof(self) -> PhaseForecast:
         size, ram = self.made.final_bytes, self._base_ram
@@ -378,7 +389,7 @@ class _Work:
         if not on_gpu:
             seconds += self.shape.num_quantized / rates.UNPACKED_WEIGHTS_PER_S
         tokens = self._answer_passes + rates.ANSWER_TOKENS + 1
-        layer_s = rates.NF4_LAYER_S if self.method == "nf4" else rates.LAYER_S
+        layer_s = rates.MADE_LAYER_S[self.method]
         seconds += self._answer_s(size, tokens, on_gpu=on_gpu, layer_s=layer_s)
         vram = size + self._logits_bytes() + rates.UNPACK_BYTES[self.method] * self._widest
         ram += self._logits_bytes(rates.COMPARE_BYTES)

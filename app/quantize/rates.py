@@ -1,16 +1,20 @@
 """What the programs that quantize were measured to do in a second, and to take.
 
 Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch 2.13,
-gptqmodel 7.6, llama.cpp b10605), memory of GPTQ and AWQ on GPUs to two on an H200; other constants
-for GPUs were held against nothing yet. Where there are two, `cpu` and `gpu` are the device of the
-job.
+gptqmodel 7.6, llama.cpp b10605); those for a GPU to six on an H200 that two other jobs used as well
+(tests/app/quantize/measured_on_gpus.jsonl): memory, and less surely seconds. Where there are two,
+`cpu` and `gpu` are the device of the job.
 """
 
 from __future__ import annotations
 
 PROMPTS, ANSWER_TOKENS = 8, 32
-IMPORT_S, PEFT_S, BITSANDBYTES_S, GPTQMODEL_S, CONVERT_S = 3.4, 2.8, 1.0, 6.0, 5.0
-"""PyTorch with Transformers, and what comes later, from a disk that has just read them."""
+IMPORT_S = {"cpu": 3.4, "gpu": 14.0}
+"""PyTorch as it is built for either, with Transformers, from a disk that has just read them."""
+PEFT_S, BITSANDBYTES_S, GPTQMODEL_S = 2.8, 1.0, 6.0
+"""The same, of what comes later."""
+CONVERT_S = {"cpu": 5.0, "gpu": 15.0}
+"""For llama.cpp's converter to start."""
 PROVE_S = 2.5
 """To load the result."""
 START_S = 0.5
@@ -18,8 +22,10 @@ READ_BYTES_PER_S, WRITE_BYTES_PER_S = 1.5e9, 0.6e9
 HASH_BYTES_PER_S = 1.2e9
 MERGED_WEIGHTS_PER_S = 0.3e9
 """Of one core: float32 there and back."""
-LAYER_S, NF4_LAYER_S = 0.0012, 0.0022
+LAYER_S = 0.0012
 """Of a decoder layer for one token on a GPU: starting its kernels."""
+MADE_LAYER_S = {"nf4": 0.0022, "gptq": 0.0022, "awq": 0.0049}
+"""The same of a result, whose weights are unpacked."""
 KEEP_VALUES_PER_S = 45e6
 """Log-probabilities that become half precision, or are compared, on the processor."""
 ROUNDED_WEIGHTS_PER_S = {"cpu": 0.1e9, "gpu": 20e9}
@@ -44,8 +50,10 @@ BLOCKS_AT_ONCE = 8
 UNRETURNED_SHARE = 0.5
 """Of those, which the process holds still when the result is loaded."""
 AWQ_LAYER_S = 2.0
-GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.0e-3}
+GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.7e-4}
 """Columns are rounded one after the other."""
+GPTQ_LINEAR_S = {"cpu": 0.0, "gpu": 0.75}
+"""Of a layer of weights, to be packed and written."""
 ROWS_AT_ONCE, LOGIT_BYTES = 8, 4
 """Of calibration, whose predictions gptqmodel makes before it leaves them alone."""
 CONVERTED_BYTES_PER_S = 0.25e9
@@ -61,8 +69,12 @@ MERGE_RAM_BYTES = 180_000_000
 """PEFT."""
 LOADED_RAM_BYTES = {"cpu": 281_000_000, "gpu": 572_000_000}
 """Python, PyTorch as it is built for either, and Transformers, while no GPU is used."""
-PACK_RAM_BYTES = {"cpu": 310_000_000, "gpu": 830_000_000}
+PACK_RAM_BYTES = {"cpu": 310_000_000, "gpu": 1_150_000_000}
 """gptqmodel with what it imports."""
+PACKED_SHARE = {"cpu": 1.0, "gpu": 0.33}
+"""Of the model, that it has in memory of its own."""
+SHARD_BYTES = 5_000_000_000
+"""Of a result, which come from the GPU to be written."""
 PACK_VRAM_BYTES = 130_000_000
 """That gptqmodel takes of a GPU beside the layer and what goes through it."""
 UNPACK_BYTES = {"nf4": 4, "awq": 24, "gptq": 24}
