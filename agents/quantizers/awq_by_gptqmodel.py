@@ -7,9 +7,9 @@ wide layer of a 7B model needs 3 GB for it. The same sums are products of matric
 
 Scales are float16, as the classic layout has them; gptqmodel writes them in the model's own type,
 and takes no layers back then that an earlier job has kept. It packs a whole layer at once, on the
-processor and in 64-bit words: 1.1 GB for the widest of a 7B, and several are packed side by side.
-One group of inputs after the other gives the same words, with 0.03 GB and in 0.6 of the time
-(11,008 x 4,096 weights, one core).
+processor, column by column and in 64-bit words: 1.1 GB for the widest of a 7B, and several are
+packed side by side. One group of inputs after the other gives the same words, with 0.03 GB, and on
+the GPU of the job where there is one.
 
 Texts come in blocks of one length (`texts.split_blocks`). Of each batch of them gptqmodel keeps one
 row of positions and joins those rows, which are as many as batches then and not as blocks; where a
@@ -26,7 +26,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,15 +38,22 @@ _MOST_TOKENS = 512
 _ROWS_AT_ONCE = 256
 Round = Callable[[Tensor, Tensor], Any]
 """Writes the first tensor, (O, G, K), rounded as it will be stored, to the second."""
+Pack = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""Returns the words of codes (K, O) and of zeros (1, O), of so many bits each."""
 
 
 @contextmanager
-def mended_awq() -> Iterator[None]:
-    """Let gptqmodel try clippings by products, write scales in float16, and join no positions."""
+def mended_awq(device: str) -> Iterator[None]:
+    """Let gptqmodel try clippings by products, write scales in float16, and join no positions.
+
+    Args:
+        device: of the job, where weights are packed.
+    """
     from gptqmodel.looper.awq_processor import AWQProcessor
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
+    from gptqmodel.quantization.awq.utils.packing_utils import pack_awq
 
-    pack, join = AwqTorchLinear.pack, AWQProcessor._feature_kwargs_from_batch_indices
+    join = AWQProcessor._feature_kwargs_from_batch_indices
     run = AWQProcessor._iter_module_forward_outputs
 
     def find(self: Any, w: Tensor, input_feat: Tensor) -> Tensor:
@@ -56,7 +62,7 @@ def mended_awq() -> Iterator[None]:
 
     def pack_all(self: Any, linear: Any, scales: Tensor, zeros: Tensor, **rest: Any) -> None:
         del rest  # an order of the inputs, which AWQ has not
-        pack_by_groups(pack, self, linear, scales.half(), zeros)
+        pack_by_groups(pack_awq, self, linear, scales.half(), zeros, device)
 
     def join_other(self: Any, batch_indices: list[int | None]) -> dict[str, Any]:
         found: dict[str, Any] = join(self, batch_indices)
@@ -77,46 +83,40 @@ def mended_awq() -> Iterator[None]:
         yield
 
 
-class _Group:
-    """What `AwqTorchLinear.pack` sees of a layer: the inputs of one group."""
-
-    def __init__(self, bits: int, num_inputs: int) -> None:
-        self.bits = bits
-        self.in_features = self.group_size = num_inputs
-        self.buffers: dict[str, Tensor] = {}
-        self.bias: Tensor | None = None
-
-    def register_buffer(self, name: str, value: Tensor) -> None:
-        self.buffers[name] = value
-        setattr(self, name, value)
-
-
 def pack_by_groups(
-    pack: Callable[..., None], layer: Any, linear: Any, scales_OG: Tensor, zeros_OG: Tensor
+    pack: Pack, layer: Any, linear: Any, scales_OG: Tensor, zeros_OG: Tensor, device: str
 ) -> None:
-    """Give `layer` the buffers that gptqmodel's `pack` makes, for one group of inputs at a time.
+    """Give `layer` the buffers that `AwqTorchLinear.pack` makes, for one group of inputs at a time.
 
     Args:
-        pack: `AwqTorchLinear.pack`.
+        pack: `pack_awq` of gptqmodel.
         layer: its group size divides its inputs.
         linear: with the weights to round and pack, and perhaps a bias.
         scales_OG: of each group of each output.
         zeros_OG: the integer that stands for zero there.
+        device: where this is computed; the buffers come to the weights.
     """
-    groups = []
-    weights = linear.weight.data.split(layer.group_size, dim=1)
+    here = linear.weight.device
+    scales_GO, zeros_GO = scales_OG.t().contiguous(), zeros_OG.t().contiguous()
+    words, zero_words = [], []
     for weight_OK, *rounding in zip(
-        weights, scales_OG.split(1, dim=1), zeros_OG.split(1, dim=1), strict=True
+        linear.weight.data.split(layer.group_size, dim=1), scales_GO, zeros_GO, strict=True
     ):
-        group = _Group(layer.bits, weight_OK.shape[1])
-        pack(group, SimpleNamespace(weight=weight_OK, bias=linear.bias), *rounding)
-        groups.append(group)
-    for name in ("qweight", "qzeros", "scales"):
-        layer.register_buffer(name, torch.cat([group.buffers[name] for group in groups]))
-    if linear.bias is not None:
-        layer.register_buffer("bias", groups[0].buffers["bias"])
-    else:
+        scale_O, zero_O = (value.to(device) for value in rounding)
+        steps_KO = (weight_OK.to(device).t() + zero_O * scale_O) / scale_O
+        codes_KO = torch.round(steps_KO).to(torch.int32).contiguous()
+        packed, packed_zeros = pack(codes_KO, zero_O[None].to(torch.int32), layer.bits)
+        words.append(packed.to(here))
+        zero_words.append(packed_zeros.to(here))
+    layer.register_buffer("qweight", torch.cat(words))
+    layer.register_buffer("qzeros", torch.cat(zero_words))
+    layer.register_buffer("scales", scales_GO.clone())
+    if linear.bias is None:
         layer.bias = None
+    else:
+        is_narrow = linear.bias.dtype in (torch.float16, torch.bfloat16)
+        bias = linear.bias.clone().to(linear.bias.dtype if is_narrow else scales_GO.dtype)
+        layer.register_buffer("bias", bias)
 
 
 def _find_rotary(rotary_on: Callable[[Any], Any], attention: Any, device: Any) -> Any:

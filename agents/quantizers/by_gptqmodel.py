@@ -122,7 +122,7 @@ class Gptqmodel:
         )
         refuse_divided(self.model, quantized.model)
         quantized.layer_callback = self.layers
-        with mended_awq(), keeping(place, self.layers.total) as more:
+        with mended_awq(self.job.device), keeping(place, self.layers.total) as more:
             quantized.quantize(
                 calibration=rows,
                 batch_size=_ROWS_AT_ONCE,

@@ -110,12 +110,19 @@ class AwqTorchLinear:
     def pack(self) -> None: ...
 
 
+def keep_codes(codes: Tensor, zeros: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Stand in for its `pack_awq`: a row of words for each row of codes, which stay as they are."""
+    assert bits == 4
+    return codes, zeros
+
+
 @pytest.fixture
 def gptqmodel(stand_in):
     stand_in(
         {
             "gptqmodel.looper.awq_processor": {"AWQProcessor": AWQProcessor},
             "gptqmodel.nn_modules.qlinear.torch_awq": {"AwqTorchLinear": AwqTorchLinear},
+            "gptqmodel.quantization.awq.utils.packing_utils": {"pack_awq": keep_codes},
         }
     )
 
@@ -123,7 +130,7 @@ def gptqmodel(stand_in):
 @pytest.mark.usefixtures("gptqmodel")
 def test_no_rows_of_positions_are_joined():
     """They would be as many as batches; what is read from a mask is as many as blocks."""
-    with mended_awq():
+    with mended_awq("cpu"):
         assert AWQProcessor()._feature_kwargs_from_batch_indices([0, 1]) == {
             "attention_mask": "mask"
         }
@@ -149,7 +156,7 @@ class TwoKinds(torch.nn.Module):
 )
 def test_queries_are_turned_as_the_kind_of_their_layer_says(rotary, expected):
     attention = SimpleNamespace(layer_type="sliding_attention")
-    with mended_awq():
+    with mended_awq("cpu"):
         found = AWQProcessor(rotary)._iter_module_forward_outputs("x", attention, {})
         assert list(found) == [expected]
 
@@ -170,22 +177,26 @@ class Packed(torch.nn.Module):
         ]  # fmt: skip
         self.register_buffer("scales", steps)
         if linear.bias is not None:
-            self.register_buffer("bias", linear.bias.clone().half())
+            self.register_buffer("bias", linear.bias.clone())
         else:
             self.bias = None
         self.register_buffer("qweight", torch.stack(columns).int())
         self.register_buffer("qzeros", whole.int())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_groups_packed_one_by_one_are_the_whole(has_bias):
+def test_groups_packed_one_by_one_are_the_whole(has_bias, dtype, device):
+    if device != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     torch.manual_seed(5)
-    linear = torch.nn.Linear(96, 40, bias=has_bias, dtype=torch.float16)
-    scales = (torch.rand(40, 3) * 0.01 + 0.001).half()
-    zeros = torch.randint(0, 15, (40, 3)).half()
+    linear = torch.nn.Linear(96, 4000, bias=has_bias, dtype=dtype)
+    scales = (torch.rand(4000, 3) * 0.01 + 0.001).half()
+    zeros = torch.randint(0, 15, (4000, 3)).half()
     whole, divided = Packed(), Packed()
     whole.pack(linear, scales, zeros)
-    pack_by_groups(Packed.pack, divided, linear, scales, zeros)
+    pack_by_groups(keep_codes, divided, linear, scales, zeros, device)
     assert divided.state_dict().keys() == whole.state_dict().keys()
     for name, value in whole.state_dict().items():
         assert torch.equal(divided.state_dict()[name], value), name
