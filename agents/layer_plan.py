@@ -18,8 +18,6 @@ MOST_TOKENS = 16384
 """At once, whatever fits."""
 MEMORY_SHARE = 0.95
 """Of what the card may give; the rest is for pieces that fit nothing."""
-OPTIMIZER_COPIES = 5
-"""Two moments and what a step needs beside them, of the size of the trained values."""
 SHARE_SLACK = 2
 """A rank may get this many times its equal share of a batch."""
 LEAST_GAIN = 0.02

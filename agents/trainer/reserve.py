@@ -13,10 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
-from agents.layer_plan import OPTIMIZER_COPIES
 from agents.spec import OptimizerKind
 from agents.trainer.flat import FlatParameters
 from agents.trainer.optimizer import export_state
+
+OPTIMIZER_COPIES = 5
+"""Two moments and what a step needs beside them, of the size of the trained values."""
 
 
 class Reserve:

@@ -255,6 +255,7 @@ class Tuner:
             is_recorded = self._is_recorded
             if seconds is not None and not is_recorded:
                 with self._computer.not_replaying():
+                    self._computer.try_gradients(part)  # after a try to record, all is taken anew
                     before = count_retries(self._device)
                     plain_s = self._time(part, passes=1)
                     is_roomy = count_retries(self._device) == before

@@ -114,6 +114,11 @@ def count_trained(shape: ModelShape, spec: RunSpec) -> int:
     return shape.count_adapter(adapter.rank, adapter.targets, dora=adapter.dora)
 
 
+def count_state_bytes(shape: ModelShape, spec: RunSpec) -> int:
+    """Return what the optimizer keeps on the GPU."""
+    return int(_STATE_BYTES[spec.optimizer] * count_trained(shape, spec))
+
+
 def count_rest_bytes(shape: ModelShape, spec: RunSpec, gpu: GpuMemory) -> int:
     """Return what is there at all times but the optimizer's state and communication."""
     weights, constants = _weights(shape, spec, choose_width(spec, gpu))
@@ -168,7 +173,7 @@ def estimate_memory(
     moments.append(find_step_moment(spec, trained))
     moment = max(moments, key=lambda one: one.sum_bytes)
     communication = 0 if ranks == 1 or spec.compression == "none" else 4 * trained
-    state = int(_STATE_BYTES[spec.optimizer] * trained)
+    state = count_state_bytes(shape, spec)
     rest = count_rest_bytes(shape, spec, gpu) + communication + state
     slack_share = _SLACK_SHARE if gpu.pieces_grow else _SLACK_SHARE_FIXED
     return MemoryForecast(

@@ -12,7 +12,6 @@ from agents.layer_plan import (
     LEAST_GAIN,
     MEMORY_SHARE,
     MOST_TOKENS,
-    OPTIMIZER_COPIES,
     SHARE_SLACK,
     Needs,
     choose_plan,
@@ -24,7 +23,7 @@ from app.planning.memory import (
     MemoryForecast,
     Setting,
     count_rest_bytes,
-    count_trained,
+    count_state_bytes,
     estimate_memory,
 )
 from app.planning.model_shape import ModelShape
@@ -128,10 +127,9 @@ class _Search:
 
     def _room_bytes(self) -> float:
         """Return what the passes may take beside what is there at rest, as the trainer counts."""
-        trained_bytes = 4 * count_trained(self.shape, self.spec)
         rest_bytes = count_rest_bytes(self.shape, self.spec, self.gpu)
         most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
-        return most * MEMORY_SHARE - rest_bytes - OPTIMIZER_COPIES * trained_bytes
+        return most * MEMORY_SHARE - rest_bytes - count_state_bytes(self.shape, self.spec)
 
     def _try(self, needs: Needs, room_bytes: float, tokens: int) -> Setting | None:
         """Return the faster of moving and not moving; None: the card is too small."""

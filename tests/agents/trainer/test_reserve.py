@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agents.layer_plan import OPTIMIZER_COPIES
-from agents.trainer.reserve import Reserve
+from agents.trainer.reserve import OPTIMIZER_COPIES, Reserve
 
 NUM_VALUES = 1000
 FLAT_BYTES = 4 * NUM_VALUES
