@@ -107,8 +107,8 @@ class Tuner:
 
     def choose(self) -> Setting:
         """Return the fastest setting found."""
-        self._deadline_s = time.monotonic() + _SEARCH_S
         needs = self._measure()
+        self._deadline_s = time.monotonic() + _SEARCH_S  # compiling comes before
         best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
         if best is None:
             return Setting(micro_tokens=needs.tokens, num_recomputed=self._most_recomputed)
