@@ -27,11 +27,12 @@ MISSING_BYTES = 0.2 * GIB
 class Card:
     """A GPU with a computer on it, as far as the search sees them."""
 
-    def __init__(self, limit_gib, *, tidy_share=1.0, start_s=START_S, can_replay=True):
+    def __init__(self, limit_gib, *, tidy_share=1.0, start_s=START_S, can_replay=True, slowness=1):
         self.limit_bytes = limit_gib * GIB
         self.tidy_share = tidy_share
         """Of the memory that pieces can fill before free ones are too small for anything."""
         self.start_s = start_s
+        self.slowness = slowness
         self.clock_s = 0.0
         self.retries = 0
         self.peak_bytes = 0.0
@@ -95,7 +96,7 @@ class Card:
                 self.retries += 1
         self.last = (rows, self.plan)
         self.retries += 0 if is_tidy else 5
-        seconds = rows * (LAYERS * LAYER_S + num_recomputed * AGAIN_S)
+        seconds = self.slowness * rows * (LAYERS * LAYER_S + num_recomputed * AGAIN_S)
         seconds += (LAYERS - self.unpacked_bytes / (0.4 * GIB)) * UNPACK_S
         if not self.held_bytes:
             seconds = max(seconds, self.start_s)
@@ -121,7 +122,7 @@ class Card:
 
 @pytest.fixture
 def play(monkeypatch):
-    def play(card, **settings):
+    def play(card):
         def choose(tokens):
             rows = max(1, tokens // ROW)
             return Part(examples=[SimpleNamespace(num_tokens=ROW)] * rows, places=[], positions=[])
@@ -149,7 +150,6 @@ def play(monkeypatch):
             step_tokens=16.0 * ROW,
             recompute="auto",
             reserve=card.reserve,
-            **settings,
         )
         return tuner, tuner.choose(), choose
 
@@ -184,9 +184,7 @@ def test_where_the_host_is_slow_memory_is_left_to_record(play):
     assert stuck.tokens_per_s < slow.tokens_per_s
 
 
-def test_a_slow_card_is_not_kept_busy_for_long(play, monkeypatch):
-    monkeypatch.setattr("tests.agents.trainer.test_search.LAYER_S", 17 * LAYER_S)
-    monkeypatch.setattr("tests.agents.trainer.test_search.AGAIN_S", 17 * AGAIN_S)
-    card = Card(8)
+def test_a_slow_card_is_not_kept_busy_for_long(play):
+    card = Card(8, slowness=17)
     play(card)
     assert card.clock_s < 400
