@@ -31,6 +31,8 @@ from agents.trainer.reducer import Reducer
 from agents.trainer.replay import Replayer
 
 Warn = Callable[[str, str], None]
+_MOST_HELD_BYTES = 1 << 28
+"""Gradients of one micro-batch that may be held until its end."""
 _LESS_MEMORY = (
     "use adapter: {kind: qlora} or a lower adapter.rank, close other programs on that PC, or leave "
     "that node out"
@@ -144,7 +146,8 @@ class Computer:
                     continue
                 if reducer is not None and group is groups[-1]:
                     reducer.arm()
-                self._add(batch, picked.places)
+                is_awaited = reducer is not None and reducer.is_armed
+                self._add(batch, picked.places, is_awaited=is_awaited)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -261,14 +264,21 @@ class Computer:
             self.layers.begin()
             raise
 
-    def _add(self, batch: MicroBatch, places: Sequence[int]) -> None:
+    def _add(self, batch: MicroBatch, places: Sequence[int], *, is_awaited: bool = False) -> None:
         """Add the gradients of one micro-batch and what it sums to.
+
+        Those of adapters are many and small: they are added at the end, a few hundred by one
+        kernel, unless a reducer waits for each of them. The sums are the same.
 
         Whatever is made on the way is gone when this returns: a graph could not be recorded while
         an earlier pass still holds what gathers a parameter's gradients.
         """
         loss, sums = self._objective.compute(batch, places, self.gradient_scale)
-        loss.backward()
+        if is_awaited or self._flat.gradients.nbytes > _MOST_HELD_BYTES:
+            loss.backward()
+        else:
+            trained = list(self._flat.parameters.values())
+            self._flat.add(torch.autograd.grad(loss, trained, allow_unused=True))
         self.sums += sums
 
 

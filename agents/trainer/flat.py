@@ -70,6 +70,13 @@ class FlatParameters:
         least = max(1, least_bucket_bytes // dtype.itemsize, -(-num_values // _MOST_BUCKETS))
         self.buckets = cut_buckets(sizes, least)
 
+    def add(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add what a backward pass has found for each of `parameters`; None: nothing."""
+        pairs = zip(self.parameters.values(), gradients, strict=True)
+        found = [(parameter.grad, new) for parameter, new in pairs if new is not None]
+        if found:
+            torch._foreach_add_([into for into, _ in found], [new for _, new in found])
+
     def groups(self, weight_decay: float) -> list[dict[str, object]]:
         """Return the optimizer's parameter groups: one flat parameter for each kind of decay."""
         cuts = ((slice(0, self.num_decayed), weight_decay), (slice(self.num_decayed, None), 0.0))

@@ -11,13 +11,13 @@ one adapter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agents.trainer import nf4
+from agents.trainer import low_rank, nf4
 
 
 @torch.library.custom_op("rackless::joined_product", mutates_args=())  # type: ignore[untyped-decorator]
@@ -48,13 +48,12 @@ def multiply(
             layer, 0 for one without an adapter.
         scale: by which `ups` are multiplied already.
     """
+    started = [] if low_MR is None else _expand(low_MR, ups)
     found = []
-    for number, (low_MQ, up_OQ) in enumerate(_pair(low_MR, ups, sizes)):
+    for number, rank in enumerate(sizes[3::2]):
         weight_IO = _weight(number, weights, sizes, x_MI.dtype).T
-        if low_MQ is None or up_OQ is None:
-            found.append(x_MI @ weight_IO)
-        else:
-            found.append((low_MQ @ up_OQ.T).addmm_(x_MI, weight_IO))
+        is_adapted = low_MR is not None and rank
+        found.append(started.pop(0).addmm_(x_MI, weight_IO) if is_adapted else x_MI @ weight_IO)
     return found
 
 
@@ -75,28 +74,25 @@ def _pull_back(
     sizes: list[int],
     scale: float,
     dtype: torch.dtype,
+    wants_input: bool,
 ) -> list[Tensor]:
     """Return the gradients of x, of `down` (or of `low`), and of each of `ups`.
 
-    Those of parameters are of `dtype`. The input is needed for that of `down` alone.
+    Those of parameters are of `dtype`; that of x is empty if it is not wanted. The input is needed
+    for that of `down` alone.
     """
     found_MI = None
     more: list[Tensor] = []
     if low_MR is not None:
-        low_gradient_MR = torch.empty_like(low_MR)
-        parts = _pair(low_gradient_MR, ups, sizes)
-        for gradient_MO, (part_MQ, up_OQ) in zip(gradients, parts, strict=True):
-            if part_MQ is not None:
-                torch.mm(gradient_MO, up_OQ, out=part_MQ)
-        parts = _pair(low_MR if scale == 1.0 else low_MR * scale, ups, sizes)
-        for gradient_MO, (low_MQ, _) in zip(gradients, parts, strict=True):
-            if low_MQ is not None:
-                more.append(_multiply_wide(gradient_MO.T, low_MQ, dtype))
+        adapted = [g for g, rank in zip(gradients, sizes[3::2], strict=True) if rank]
+        low_gradient_MR, more = _differentiate_adapters(adapted, low_MR, ups, scale, dtype)
         if x_MI is None or down_RI is None:
             more.insert(0, low_gradient_MR)
         else:
             more.insert(0, _multiply_wide(low_gradient_MR.T, x_MI, dtype))
-            found_MI = low_gradient_MR @ down_RI
+            found_MI = low_gradient_MR @ down_RI if wants_input else None
+    if not wants_input:
+        return [gradients[0].new_empty((0, sizes[0])), *more]
     for number, gradient_MO in enumerate(gradients):
         weight_OI = _weight(number, weights, sizes, gradient_MO.dtype)
         if found_MI is None:
@@ -118,8 +114,10 @@ def _pull_back_shape(
     sizes: list[int],
     scale: float,
     dtype: torch.dtype,
+    wants_input: bool,
 ) -> list[Tensor]:
-    found = [gradients[0].new_empty((gradients[0].shape[0], sizes[0]))]
+    num_tokens = gradients[0].shape[0] if wants_input else 0
+    found = [gradients[0].new_empty((num_tokens, sizes[0]))]
     if low_MR is not None:
         is_taken = down_RI is None
         found.append(
@@ -127,6 +125,32 @@ def _pull_back_shape(
         )
         found += [torch.empty_like(up_OQ, dtype=dtype) for up_OQ in ups]
     return found
+
+
+def _expand(low_MR: Tensor, ups: list[Tensor]) -> list[Tensor]:
+    """Return low @ up.T (M, O) of each adapter."""
+    if low_rank.can_do(low_MR, ups):
+        return low_rank.expand(low_MR, ups)
+    return [low_MQ @ up_OQ.T for low_MQ, up_OQ in zip(_split(low_MR, ups), ups, strict=True)]
+
+
+def _differentiate_adapters(
+    gradients: list[Tensor], low_MR: Tensor, ups: list[Tensor], scale: float, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of `low`, and of each of `ups` in another type.
+
+    Args:
+        gradients: (M, O) of the outputs of each adapter.
+    """
+    if len(ups) > 1 and low_rank.can_do(low_MR, ups):  # one alone has little to save
+        of_low_MR = low_rank.shrink(gradients, ups, low_MR.shape[1])
+        return of_low_MR, low_rank.gather(gradients, low_MR, ups, scale, dtype)
+    of_low_MR, of_ups = torch.empty_like(low_MR), []
+    parts = _split(of_low_MR, ups), _split(low_MR if scale == 1.0 else low_MR * scale, ups)
+    for gradient_MO, up_OQ, of_low_MQ, low_MQ in zip(gradients, ups, *parts, strict=True):
+        torch.mm(gradient_MO, up_OQ, out=of_low_MQ)
+        of_ups.append(_multiply_wide(gradient_MO.T, low_MQ, dtype))
+    return of_low_MR, of_ups
 
 
 def _multiply_wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -151,8 +175,9 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     weights, saved = saved[: ctx.num_weights], saved[ctx.num_weights :]
     ups, saved = saved[: ctx.num_ups], saved[ctx.num_ups :]
     low_MR, down_RI, x_MI = (saved.pop(0) if has else None for has in ctx.has)
+    wants_input = ctx.needs_input_grad[0]  # the first layer's input comes from fixed embeddings
     found_MI, *more = _pull_back(
-        gradients, x_MI, low_MR, down_RI, ups, weights, ctx.sizes, ctx.scale, ctx.dtype
+        gradients, x_MI, low_MR, down_RI, ups, weights, ctx.sizes, ctx.scale, ctx.dtype, wants_input
     )
     first = more.pop(0) if low_MR is not None else None
     of_trained, start = [], 0
@@ -165,7 +190,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     of_trained += [found[:, :rank] for found, (_, rank) in zip(more, up_sizes, strict=True)]
     of_low = first if down_RI is None else None
     nothing = [None] * len(ups), of_trained, [None] * len(weights), None, None
-    return found_MI, of_low, None, *nothing
+    return found_MI if wants_input else None, of_low, None, *nothing
 
 
 multiply.register_autograd(_differentiate, setup_context=_keep)
@@ -186,14 +211,6 @@ def _weight(number: int, weights: list[Tensor], sizes: list[int], dtype: torch.d
     return weight_OI
 
 
-def _pair(
-    low_MR: Tensor | None, ups: list[Tensor], sizes: list[int]
-) -> Iterator[tuple[Tensor, Tensor] | tuple[None, None]]:
-    """Yield each layer's columns of `low` and its own of `ups`."""
-    place = start = 0
-    for rank in sizes[3::2]:
-        if low_MR is None or not rank:
-            yield None, None
-            continue
-        yield low_MR[:, start : start + rank], ups[place]
-        place, start = place + 1, start + rank
+def _split(low_MR: Tensor, ups: list[Tensor]) -> Iterable[Tensor]:
+    """Return each adapter's own columns of `low`."""
+    return low_MR.split([up_OQ.shape[1] for up_OQ in ups], dim=1)

@@ -56,6 +56,7 @@ class Layers:
             if isinstance(module, GradientCheckpointingLayer)
         ]
         self._plain = [layer.forward for layer in self._layers]
+        self._norms = [*_find_norms(model.module, self._layers)]
         self._modes: list[Mode] = []
         self._unpacked: list[nn.Module] = []
         self.offloader = offloader
@@ -86,6 +87,10 @@ class Layers:
         for place, layer in enumerate(self._layers):
             plain = not self.compiled and self._modes[place] == "keep"
             layer.forward = self._plain[place] if plain else partial(self._run, place)
+        for norm in self._norms:
+            norm.__dict__.pop("forward", None)
+            if self.compiled:
+                norm.forward = partial(self._run_norm, norm)
 
     @property
     def can_unpack(self) -> bool:
@@ -168,11 +173,9 @@ class Layers:
             mode = "keep"
         others = [*_tensors((args, kwargs))]
         if self.compiled:
-            if torch.is_grad_enabled() and not hidden.requires_grad:
-                hidden = hidden.detach().requires_grad_()  # or the first layer is compiled apart
             tokens = self._clock.tokens_BT1
             for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
-                _mark(tensor)  # after `detach`, which makes a tensor without the mark
+                _mark(tensor)
         with self._moving(place, mode, others):
             try:
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
@@ -181,6 +184,19 @@ class Layers:
                     raise
                 self.stop_compiling(error)
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
+
+    def _run_norm(self, norm: nn.Module, hidden: Tensor) -> Any:
+        """Compute the norm behind the last layer: a dozen passes over memory by themselves."""
+        if not torch.is_grad_enabled():
+            return type(norm).forward(norm, hidden)
+        _mark(hidden)
+        try:
+            return self._once(norm, hidden, (), {})
+        except TorchDynamoException as error:
+            if not self.compiled or "out of memory" in str(error):
+                raise
+            self.stop_compiling(error)
+            return norm(hidden)
 
     def _choose(self, place: int, mode: Mode) -> Callable[..., Any]:
         if self.compiled:
@@ -209,6 +225,16 @@ class Layers:
         tokens = self._clock.tokens_BT1
         shared = others if tokens is None else [*others, tokens]
         return self.offloader.around(place, shared, is_whole=mode == "move")
+
+
+def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:
+    """Yield the norms outside of the layers that are of a class which the layers have, too."""
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    kinds = {type(module) for layer in layers for module in layer.modules()}
+    for module in model.modules():
+        is_norm = type(module).__name__.endswith("Norm") and "forward" not in vars(module)
+        if is_norm and id(module) not in inside and type(module) in kinds:
+            yield module
 
 
 def _compute(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -111,6 +111,11 @@ class Reducer:
         """Say that the next backward pass is the last one of this try."""
         self._armed = self._shared and self._wire.overlaps
 
+    @property
+    def is_armed(self) -> bool:
+        """Whether the hooks on the parameters wait for their gradients."""
+        return self._armed
+
     def finish(self) -> None:
         """Send what is not sent yet, and wait until the flat buffer holds the sums.
 

@@ -126,14 +126,25 @@ def test_no_rows_give_no_gradient(make_computer):
     assert loss == 0.0
 
 
+def test_gradients_added_at_the_end_of_a_pass_are_those_added_one_by_one(
+    make_computer, monkeypatch
+):
+    together, loss = gradients(make_computer(micro_tokens=30))
+    monkeypatch.setattr(compute_module, "_MOST_HELD_BYTES", 0)
+    one_by_one, same_loss = gradients(make_computer(micro_tokens=30))
+    assert together.any()
+    assert torch.equal(together, one_by_one)
+    assert loss == same_loss
+
+
 def limit_memory(monkeypatch, fits):
     """Let a micro-batch run out of memory unless `fits` says otherwise."""
     add = compute_module.Computer._add
 
-    def limited(self, batch, places):
+    def limited(self, batch, places, **more):
         if not fits(self, batch.lengths):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        add(self, batch, places)
+        add(self, batch, places, **more)
 
     monkeypatch.setattr(compute_module.Computer, "_add", limited)
 
@@ -207,7 +218,7 @@ def test_a_model_that_does_not_fit_is_told_in_words():
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(make_computer, monkeypatch):
-    def broken(self, batch, places):
+    def broken(self, batch, places, **more):
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr(compute_module.Computer, "_add", broken)

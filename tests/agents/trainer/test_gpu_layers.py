@@ -10,7 +10,7 @@ import torch
 
 from agents.layer_plan import LayerPlan
 from agents.spec import AdapterSpec
-from agents.trainer import compiling, nf4
+from agents.trainer import compiling, low_rank, nf4
 from agents.trainer.compute import Computer, Part
 from agents.trainer.examples import Example, Segment
 from agents.trainer.flat import FlatParameters
@@ -191,6 +191,32 @@ def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, num_words, sc
     assert torch.equal(logits, kept)
     assert torch.allclose(take_losses(logits, label, scale, 128.0).double(), losses, atol=1e-5)
     assert torch.allclose(logits.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rank", [8, 16, 24])
+@pytest.mark.parametrize("widths", [(512, 256, 256), (1408, 1408), (520,)], ids=str)
+def test_thin_products_by_the_kernels_are_those_of_plain_operations(dtype, rank, widths):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    draw = torch.Generator("cuda").manual_seed(2)
+
+    def make(*size):
+        return torch.randn(size, generator=draw, device="cuda").to(dtype)
+
+    low, ups = make(300, rank * len(widths)), [make(width, rank) for width in widths]
+    gradients = [make(300, width) for width in widths]
+    assert low_rank.can_do(low, ups)
+    parts = low.double().split(rank, dim=1)
+    expected = [part @ up.double().T for part, up in zip(parts, ups, strict=True)]
+    for found, exact in zip(low_rank.expand(low, ups), expected, strict=True):
+        assert difference(found, exact) < torch.finfo(dtype).eps
+    exact = [g.double() @ up.double() for g, up in zip(gradients, ups, strict=True)]
+    shrunk = low_rank.shrink(gradients, ups, low.shape[1])
+    assert difference(shrunk, torch.cat(exact, 1)) < torch.finfo(dtype).eps
+    of_ups = low_rank.gather(gradients, low, ups, 2.0, torch.float32)
+    for found, gradient, part in zip(of_ups, gradients, parts, strict=True):
+        assert difference(found, 2 * gradient.double().T @ part) < 1e-5
 
 
 def test_moving_leaves_less_on_the_card(make_computer):
