@@ -51,12 +51,15 @@ class LayerPlan:
     def modes(self, num_layers: int) -> list[Mode]:
         """Return the mode of each layer, in order.
 
+        Those that move are spread so that each has the time of as many others behind it: what the
+        last one moves is out when the forward pass ends, and back when it is needed.
+
         >>> LayerPlan(num_recomputed=2, num_moved=1).modes(5)
-        ['recompute', 'recompute', 'move', 'keep', 'keep']
+        ['move', 'recompute', 'recompute', 'keep', 'keep']
         """
         num_recomputed = min(self.num_recomputed, num_layers)
         num_moved = min(self.num_moved, num_layers - num_recomputed)
-        moved = {(2 * i + 1) * num_layers // (2 * num_moved) for i in range(num_moved)}
+        moved = {i * num_layers // num_moved for i in range(num_moved)}
         others: Iterator[Mode] = chain(repeat("recompute", num_recomputed), repeat("keep"))
         return ["move" if place in moved else next(others) for place in range(num_layers)]
 

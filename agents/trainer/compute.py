@@ -274,6 +274,7 @@ class Computer:
         an earlier pass still holds what gathers a parameter's gradients.
         """
         loss, sums = self._objective.compute(batch, places, self.gradient_scale)
+        self.layers.turn()
         if is_awaited or self._flat.gradients.nbytes > _MOST_HELD_BYTES:
             loss.backward()
         else:

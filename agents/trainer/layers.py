@@ -102,6 +102,13 @@ class Layers:
         """Memory of the GPU that holds 4-bit weights unpacked."""
         return sum(nf4.count_bytes(linear) for linear in self._unpacked)
 
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that the other 4-bit weights would take unpacked."""
+        every = [linear for layer in self._layers for linear in layer.modules()]
+        packed = [linear for linear in every if nf4.is_packed(linear)]
+        return sum(nf4.count_bytes(linear) for linear in packed) - self.unpacked_bytes
+
     def unpack(self, most_bytes: float) -> None:
         """Keep 4-bit weights unpacked in so much memory, first those that are needed most often.
 
@@ -161,6 +168,11 @@ class Layers:
         """Get ready for a micro-batch."""
         if self.offloader is not None:
             self.offloader.begin()
+
+    def turn(self) -> None:
+        """Get ready for the backward pass, when the forward pass has ended."""
+        if self.offloader is not None:
+            self.offloader.turn()
 
     def end(self) -> None:
         """Let go of everything, also after an error."""

@@ -251,6 +251,12 @@ class Offloader:
             saved.back = None
         return found
 
+    def turn(self) -> None:
+        """Begin to fetch what the backward pass needs first: the forward pass has ended."""
+        while self._under_way:
+            self._wait_for_oldest()
+        self._fetch_ahead()
+
     def _come_to(self, layer: int) -> None:
         """Wait for what the layer has saved, and fetch the next ones up to a whole one."""
         while self._under_way:
@@ -259,6 +265,9 @@ class Offloader:
             self._fetch(layer)
         self._line.wait(self._arrived[layer])
         del self._order[self._order.index(layer) :]
+        self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
         nearest = self._order[: -_LAYERS_AHEAD - 1 : -1]
         if self.is_sparing:
             near = nearest[1:_WHOLE_AHEAD]

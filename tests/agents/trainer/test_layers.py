@@ -113,10 +113,10 @@ def test_what_cannot_be_compiled_after_all_is_computed_as_it_is(tiny_model, monk
     [
         (LayerPlan(), "kkkk"),
         (LayerPlan(num_recomputed=4), "rrrr"),
-        (LayerPlan(num_moved=2), "kmkm"),
+        (LayerPlan(num_moved=2), "mkmk"),
         (LayerPlan(num_moved=4), "mmmm"),
-        (LayerPlan(num_recomputed=2, num_moved=1), "rrmk"),
-        (LayerPlan(num_recomputed=2, num_moved=2), "rmrm"),
+        (LayerPlan(num_recomputed=2, num_moved=1), "mrrk"),
+        (LayerPlan(num_recomputed=2, num_moved=2), "mrmr"),
         (LayerPlan(num_recomputed=9, num_moved=9), "rrrr"),
     ],
 )

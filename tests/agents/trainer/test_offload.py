@@ -113,6 +113,24 @@ def test_few_layers_are_on_their_way_at_once(
     assert max(most[2:]) == most_whole
 
 
+def test_what_the_backward_pass_needs_first_is_on_its_way_when_it_begins(tmp_path, monkeypatch):
+    model = make_tiny_model(tmp_path / "deep", num_layers=12)
+    moving, _ = make_computer(model, LayerPlan(), compiled=False)
+    plan = LayerPlan(num_moved=4)
+    offloader = with_offloader(moving, plan).layers.offloader
+    turn, seen = offloader.turn, []
+
+    def look():
+        turn()
+        seen.append((list(offloader._arrived), len(offloader._under_way)))
+
+    monkeypatch.setattr(offloader, "turn", look)
+    moving.add_gradients(make_part(30, 5))
+    last = max(place for place, mode in enumerate(plan.modes(12)) if mode == "move")
+    assert seen == [([last], 0)]
+    assert last < 11
+
+
 def test_the_arena_gives_out_pieces_that_do_not_overlap():
     arena = Arena(2 << 29, is_pinned=False)
     sizes = [300 << 20, 100 << 20, 200 << 20, 7]

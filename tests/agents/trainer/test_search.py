@@ -18,7 +18,7 @@ GIB = 1 << 30
 LAYERS = 32
 ROW = 2048
 REST_BYTES = 3.8 * GIB
-LAYER_S, AGAIN_S, UNPACK_S, START_S = 3.3e-3, 1.3e-3, 0.2e-3, 0.3
+LAYER_S, AGAIN_S, UNPACK_S, START_S = 3.3e-3, 1.3e-3, 0.3e-3, 0.3
 """Of a row through a layer, of its second forward pass, of a layer's weights, and of all kernels
 of a micro-batch that are started one by one."""
 MISSING_BYTES = 0.2 * GIB
@@ -27,12 +27,23 @@ MISSING_BYTES = 0.2 * GIB
 class Card:
     """A GPU with a computer on it, as far as the search sees them."""
 
-    def __init__(self, limit_gib, *, tidy_share=1.0, start_s=START_S, can_replay=True, slowness=1):
+    def __init__(
+        self,
+        limit_gib,
+        *,
+        tidy_share=1.0,
+        start_s=START_S,
+        can_replay=True,
+        slowness=1,
+        moving_s=0.0,
+    ):
         self.limit_bytes = limit_gib * GIB
         self.tidy_share = tidy_share
         """Of the memory that pieces can fill before free ones are too small for anything."""
         self.start_s = start_s
         self.slowness = slowness
+        self.moving_s = moving_s
+        """Of a row of a layer that moves."""
         self.clock_s = 0.0
         self.retries = 0
         self.peak_bytes = 0.0
@@ -59,6 +70,10 @@ class Card:
     def unpack(self, most_bytes):
         layer_bytes = 0.4 * GIB
         self.unpacked_bytes = max(0, min(LAYERS, most_bytes // layer_bytes)) * layer_bytes
+
+    @property
+    def packed_bytes(self):
+        return LAYERS * 0.4 * GIB - self.unpacked_bytes
 
     def forget_replay(self):
         self.held_bytes, self.last = 0, None
@@ -97,6 +112,7 @@ class Card:
         self.last = (rows, self.plan)
         self.retries += 0 if is_tidy else 5
         seconds = self.slowness * rows * (LAYERS * LAYER_S + num_recomputed * AGAIN_S)
+        seconds += rows * num_moved * self.moving_s
         seconds += (LAYERS - self.unpacked_bytes / (0.4 * GIB)) * UNPACK_S
         if not self.held_bytes:
             seconds = max(seconds, self.start_s)
@@ -167,6 +183,21 @@ def test_what_is_chosen_is_the_fastest_of_all_that_was_tried(play, limit_gib, ti
     assert retries == 0
     assert rate == pytest.approx(chosen.tokens_per_s, rel=0.02)
     assert card.peak_bytes <= MEMORY_SHARE * card.limit_bytes + 1
+
+
+def test_layers_move_where_that_makes_room_for_weights(play, monkeypatch):
+    moving, staying = Card(24), Card(24)
+    _, chosen, choose = play(moving)
+    rate, _ = moving.rate(chosen, choose(chosen.micro_tokens))
+    assert chosen.num_recomputed == 0 < chosen.num_moved
+    monkeypatch.setattr(Tuner, "_move_for_weights", lambda self, needs, best: best)
+    other = play(staying)[1]
+    assert other.num_moved == 0
+    assert rate > other.tokens_per_s
+
+
+def test_where_moving_costs_more_than_it_brings_nothing_moves(play):
+    assert play(Card(24, moving_s=0.01))[1].num_moved == 0
 
 
 def test_memory_that_cannot_be_filled_is_left_and_costs_nothing_else(play):
