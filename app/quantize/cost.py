@@ -135,7 +135,8 @@ class _Work:
         vram, ram, whole = self.bench.vram_bytes, self.bench.ram_bytes, self.made.merged_bytes
         if vram is None or self._original_on_gpu or not self.bench.is_gpu:
             return None
-        resident = vram - rates.STREAM_SPARE_BYTES
+        half = 2 * max(layer.num_parameters for layer in self.shape.layers) // 2
+        resident = vram - rates.STREAM_SPARE_BYTES - half  # whole layers stay
         fits_ram = ram is None or whole * rates.GPU_SPARE <= ram
         return resident if resident >= rates.LEAST_RESIDENT_BYTES and fits_ram else None
 
@@ -221,7 +222,7 @@ class _Work:
         seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=True)
         seconds += self._answer_s(resident, self._answer_passes, on_gpu=True)
         seconds += self._stream_s(resident, self._rows + self._answer_passes)
-        ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES) + whole - resident
+        ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES)  # the rest is mapped
         vram = resident + self._logits_bytes() + 2 * self._widest
         return self._on("original", seconds, ram, vram)
 
@@ -230,8 +231,8 @@ class _Work:
         rounded = self.shape.num_quantized + self._rows * come / 2
         seconds = rounded / rates.ROUNDED_WEIGHTS_PER_S["gpu"]
         seconds += self._judge_s(self._tokens, on_gpu=True) + self._stream_s(resident, self._rows)
-        ram = self._base_ram + self._logits_bytes(rates.COMPARE_BYTES) + come
-        vram = resident + max(4 * 6 * self._widest, self._logits_bytes())
+        ram = self._base_ram + self._logits_bytes(rates.COMPARE_BYTES)
+        vram = resident + max(rates.ROUND_BYTES * self._widest, self._logits_bytes())
         return self._on("control", seconds, ram, vram)
 
     def _wide_bytes(self) -> int:
@@ -249,7 +250,8 @@ class _Work:
             rate = rates.ROUNDED_WEIGHTS_PER_S["cpu"] * self.bench.num_cores
         seconds = self.shape.num_quantized / rate + self._judge_s(self._tokens, on_gpu=on_gpu)
         extra = 4 * 6 * self._widest
-        vram = self.made.merged_bytes + max(extra, self._logits_bytes()) if on_gpu else 0
+        rounded = rates.ROUND_BYTES * self._widest
+        vram = self.made.merged_bytes + max(rounded, self._logits_bytes()) if on_gpu else 0
         compared = self._logits_bytes(rates.COMPARE_BYTES)
         ram = self._base_ram + compared
         if not on_gpu:
@@ -304,6 +306,10 @@ class _Work:
             4 * shape.hidden + 3 * shape.ffn
         )
         vram = self._layer_bytes() + 2 * int(moved + at_once) + rates.PACK_VRAM_BYTES
+        more = 2 * int(tokens * (max(shape.hidden, shape.ffn) + shape.hidden)) + 4 * self._widest
+        has_room = vram + more + rates.WORKSPACE_BYTES < (bench.vram_bytes or 0)
+        if self.engine == "gptqmodel" and has_room:
+            vram += more  # inputs, outputs and weights, which are copied for each scale elsewhere
         return self._on("quantize", seconds, self._pack_ram() + kept, vram)
 
     def _count_values(self) -> int:

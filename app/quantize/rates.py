@@ -44,7 +44,7 @@ ROUNDINGS = 31
 KEPT_PRODUCTS_PER_S, KEPT_PRODUCT_BYTES = 1.5e9, 4
 """AutoAWQ writes and reads each product of its clippings: what two cores do, and what the memory
 of a GPU moves of each."""
-AWQ_VALUE_BYTES = {"cpu": 8.0, "gpu": 2.2}
+AWQ_VALUE_BYTES = {"cpu": 8.0, "gpu": 1.5}
 """Of what goes into each layer, as it is kept in RAM: on a CPU it is held against in float32."""
 BLOCKS_AT_ONCE = 8
 """Of the search, on a GPU."""
@@ -64,6 +64,8 @@ LLAMA_TOKEN_S, LLAMA_WORD_S, LLAMA_WORDS = 0.002, 4e-6, 1000
 """To ask llama.cpp for a token, and to hand over each of a thousand likely words."""
 BASE_RAM_BYTES = {"cpu": 281_000_000, "gpu": 1_250_000_000}
 """Python, PyTorch and Transformers, on a GPU with CUDA's libraries."""
+ROUND_BYTES = 10
+"""Of a weight, while a GPU rounds it for the control."""
 WORKSPACE_BYTES = 34_000_000
 """That cuBLAS takes of a GPU at the first product."""
 MERGE_RAM_BYTES = 180_000_000
@@ -72,7 +74,7 @@ LOADED_RAM_BYTES = {"cpu": 281_000_000, "gpu": 572_000_000}
 """Python, PyTorch as it is built for either, and Transformers, while no GPU is used."""
 PACK_RAM_BYTES = {"cpu": 310_000_000, "gpu": 1_150_000_000}
 """gptqmodel with what it imports."""
-PACKED_SHARE = {"cpu": 1.0, "gpu": 0.33}
+PACKED_SHARE = {"cpu": 1.0, "gpu": 0.26}
 """Of the model, that it has in memory of its own."""
 SHARD_BYTES = 5_000_000_000
 """Of a result, which come from the GPU to be written."""

@@ -1,4 +1,4 @@
-"""Clippings are found as by AWQ's own formula, of which every product is kept here."""
+"""Scales and clippings are found as by AWQ's own formulas, as they are written down here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from agents.quantizers.awq_by_gptqmodel import find_clips, mended_awq, pack_by_groups
+from agents.quantizers import awq_by_gptqmodel as module
+from agents.quantizers.awq_by_gptqmodel import (
+    find_clips,
+    find_scales,
+    mended_awq,
+    pack_by_groups,
+)
 from agents.quantizers.control import round_to_nearest
 from agents.quantizers.patching import replaced
 
@@ -94,6 +100,9 @@ class AWQProcessor:
 
     def _compute_best_clip(self) -> None: ...
 
+    def _compute_best_scale(self, x: Any, *given: Any) -> tuple[Any, float]:
+        return x, 0.5
+
     def _feature_kwargs_from_batch_indices(self, batch_indices: list[int]) -> dict[str, Any]:
         return {"position_ids": [[0, 1]] * len(batch_indices), "attention_mask": "mask"}
 
@@ -134,6 +143,111 @@ def test_no_rows_of_positions_are_joined():
         assert AWQProcessor()._feature_kwargs_from_batch_indices([0, 1]) == {
             "attention_mask": "mask"
         }
+
+
+class Gated(torch.nn.Module):
+    """As the middle of a decoder layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(96, 64, bias=False) for _ in range(2))
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(self.gate(x)) * self.up(x)
+
+
+class Searcher:
+    """Stands in for gptqmodel's processor, as far as a search asks it."""
+
+    duo_scaling = True
+
+    def __init__(self, hint: float | None) -> None:
+        self._scale_context = SimpleNamespace(prev_scale=hint)
+
+    def _pseudo_quantize_tensor_into(self, source: Tensor, target: Tensor) -> None:
+        round_into(source, target)
+
+    def _iter_module_forward_outputs(self, x: Tensor, module: Any, kwargs: Any) -> Iterator[Tensor]:
+        yield from map(module, x.split(2))
+
+    def _iter_reference_output_chunks(self, x: Tensor, wanted: Any) -> Iterator[Tensor]:
+        yield from wanted
+
+
+def try_scales(block: Gated, x: Tensor, sizes: Tensor, weights: Tensor) -> tuple[Tensor, float]:
+    """As `_compute_best_scale` of gptqmodel 7.6 does it (arXiv:2306.00978, equation 5)."""
+    wanted, found = block(x), []
+    for step in range(20):
+        scale = (sizes ** (step / 20) / (weights ** (1 - step / 20) + 1e-4)).clamp(min=1e-4)
+        scale = scale / (scale.max() * scale.min()).sqrt()
+        other = Gated()
+        for mine, its in ((other.gate, block.gate), (other.up, block.up)):
+            round_into(its.weight * scale, mine.weight)
+            mine.weight /= scale
+        found.append((float((other(x) - wanted).double().square().mean()), scale))
+    error, scale = min(found, key=lambda pair: pair[0])
+    return scale, error
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("hint", [None, 0.5])
+def test_scales_are_those_of_the_formula(hint, device):
+    if device != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.manual_seed(4)
+    block, x = Gated(), torch.randn(7, 11, 96)
+    x[..., ::13] *= 20
+    sizes, weights = x.abs().mean((0, 1)), torch.rand(96) + 0.1
+    before = {name: value.clone() for name, value in block.state_dict().items()}
+    expected, error = try_scales(block, x, sizes, weights * (hint or 1.0))
+    wanted = [chunk.clone() for chunk in block(x).split(2)]
+    block.to(device)
+    found, least = find_scales(
+        Searcher(hint), x, weights, sizes, block, [block.gate, block.up], wanted, {}
+    )
+    assert torch.allclose(found, expected, rtol=1e-4)
+    assert least == pytest.approx(error, rel=1e-3)
+    for name, value in block.state_dict().items():
+        assert torch.equal(value.cpu(), before[name])
+
+
+@pytest.mark.usefixtures("gptqmodel")
+def test_where_there_is_no_room_scales_are_tried_as_by_gptqmodel(monkeypatch):
+    asked = []
+
+    def find(processor: Any, x: Any, *given: Any) -> tuple[Any, float]:
+        asked.append(x)
+        if x == "large":
+            raise torch.OutOfMemoryError
+        return "found", 0.1
+
+    monkeypatch.setattr(module, "find_scales", find)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with mended_awq("cuda:0"):
+        assert AWQProcessor()._compute_best_scale("small", 1) == ("found", 0.1)
+        assert AWQProcessor()._compute_best_scale("large", 1) == ("large", 0.5)
+    with mended_awq("cpu"):
+        assert AWQProcessor()._compute_best_scale("small", 1) == ("small", 0.5)
+    assert asked == ["small", "large"]
+
+
+def test_weights_are_as_before_when_memory_runs_out():
+    block = Gated()
+    before = block.gate.weight.clone()
+
+    def fail(source: Tensor, target: Tensor) -> None:
+        target.zero_()
+        raise torch.OutOfMemoryError
+
+    processor = Searcher(None)
+    processor._pseudo_quantize_tensor_into = fail
+    x = torch.randn(2, 3, 96)
+    with pytest.raises(torch.OutOfMemoryError):
+        find_scales(
+            processor, x, torch.ones(96), torch.ones(96), block, [block.gate], [block(x)], {}
+        )
+    assert torch.equal(block.gate.weight, before)
 
 
 class OneKind(torch.nn.Module):
