@@ -197,18 +197,18 @@ class Layers:
                 self.stop_compiling(error)
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
 
-    def _run_norm(self, norm: nn.Module, hidden: Tensor) -> Any:
+    def _run_norm(self, norm: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Compute the norm behind the last layer: a dozen passes over memory by themselves."""
         if not torch.is_grad_enabled():
-            return type(norm).forward(norm, hidden)
+            return type(norm).forward(norm, hidden, *args, **kwargs)
         _mark(hidden)
         try:
-            return self._once(norm, hidden, (), {})
+            return self._once(norm, hidden, args, kwargs)
         except TorchDynamoException as error:
             if not self.compiled or "out of memory" in str(error):
                 raise
             self.stop_compiling(error)
-            return norm(hidden)
+            return norm(hidden, *args, **kwargs)
 
     def _choose(self, place: int, mode: Mode) -> Callable[..., Any]:
         if self.compiled:
