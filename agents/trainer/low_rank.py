@@ -2,9 +2,10 @@
 
 An adapter of rank 16 beside a layer of 4,096 features is a matrix product with almost no
 arithmetic: what it costs is one pass over the layer's outputs, or over their gradients. Libraries
-choose tiles for arithmetic, start one kernel for each layer and add up in two; on an H200 they
-took three times as long as the memory does. Only on GPUs for which Triton can compile, in half
-precision, and for up to three layers of one rank, as queries, keys and values are.
+choose tiles for arithmetic, start one kernel for each layer and add up in two: 20 to 28 us for
+queries, keys and values of 2,048 tokens on an H200, where its memory needs 12 and these kernels 13
+to 15. Only on GPUs for which Triton can compile, in half precision, and for up to three layers of
+one rank, as queries, keys and values are.
 
 Shape letters: M tokens, O outputs of one layer, R ranks of all adapters of a set, Q of one.
 """
