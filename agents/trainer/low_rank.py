@@ -14,6 +14,8 @@ Shape letters: M tokens, O outputs of one layer, R ranks of all adapters of a se
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,10 +37,13 @@ _LEAST_RANK = 16
 """Of the tiles that tensor cores multiply."""
 _EXPAND = {"tokens": 32, "size": 256, "num_warps": 4}
 """Tile of the outputs."""
-_SHRINK = {"tokens": 32, "size": 128, "num_warps": 4, "num_stages": 5}
+_SHRINK = {"tokens": 32, "size": 128, "num_warps": 4}
 """Tile of the gradient. Few tokens, so that 2,048 are enough work for a large card."""
-_GATHER = {"tokens": 64, "size": 64, "num_warps": 4, "num_stages": 5}
+_GATHER = {"tokens": 64, "size": 64, "num_warps": 4}
 """The same."""
+_STAGES = {16: 5, 32: 3, 64: 2}
+"""Tiles on their way at once, by rank: with more they do not fit what consumer cards have of shared
+memory."""
 
 if triton is not None:
 
@@ -205,7 +210,25 @@ def can_do(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
         and low_MR.is_contiguous()
         and len(low_MR) > 0
         and is_usable(low_MR.device)
+        and _works(low_MR.device, low_MR.dtype, ups[0].shape[1])
     )
+
+
+@functools.cache
+def _works(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
+    """Tell whether the card takes such tiles: they were chosen on one kind of cards."""
+    try:
+        ups = [torch.zeros(rank, rank, dtype=dtype, device=device) for _ in range(2)]
+        low_MR = torch.zeros(1, 2 * rank, dtype=dtype, device=device)
+        outs = expand(low_MR, ups)
+        gather(outs, shrink(outs, ups, 2 * rank), ups, 1.0, torch.float32)
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - Triton and its compilers fail in many ways
+        print(f"Adapters are computed by PyTorch's products: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def expand(low_MR: Tensor, ups: Sequence[Tensor]) -> list[Tensor]:
@@ -233,7 +256,7 @@ def shrink(gradients: Sequence[Tensor], ups: Sequence[Tensor], num_ranks: int) -
     low_MR = gradients[0].new_empty((num_tokens, num_ranks))
     _shrink_kernel[(triton.cdiv(num_tokens, _SHRINK["tokens"]), len(ups))](
         *_three(gradients), *_three(ups), low_MR, *low_MR.shape, *_three([len(u) for u in ups], 0),
-        **_rank(ups), **_SHRINK,
+        **_rank(ups), **_stages(ups), **_SHRINK,
     )  # fmt: skip
     return low_MR
 
@@ -256,7 +279,7 @@ def gather(
     num_tiles = sum(triton.cdiv(width, _GATHER["size"]) for width in widths)
     _gather_kernel[(num_tiles,)](
         *_three(gradients), low_MR, *_three(outs), *low_MR.shape, *_three(widths, 0), scale,
-        **_rank(ups), **_GATHER,
+        **_rank(ups), **_stages(ups), **_GATHER,
     )  # fmt: skip
     return outs
 
@@ -270,3 +293,7 @@ def _three(values: Sequence[Any], filling: Any = None) -> list[Any]:
 def _rank(ups: Sequence[Tensor]) -> dict[str, int]:
     rank = ups[0].shape[1]
     return {"rank": rank, "padded": max(_LEAST_RANK, triton.next_power_of_2(rank))}
+
+
+def _stages(ups: Sequence[Tensor]) -> dict[str, int]:
+    return {"num_stages": _STAGES[_rank(ups)["padded"]]}

@@ -194,7 +194,7 @@ def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, num_words, sc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rank", [8, 16, 24])
+@pytest.mark.parametrize("rank", [8, 16, 24, 64])
 @pytest.mark.parametrize("widths", [(512, 256, 256), (1408, 1408), (520,)], ids=str)
 def test_thin_products_by_the_kernels_are_those_of_plain_operations(dtype, rank, widths):
     if not torch.cuda.is_available():

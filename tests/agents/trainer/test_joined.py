@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agents.layer_plan import LayerPlan
 from agents.spec import AdapterSpec
-from agents.trainer import joined, nf4
+from agents.trainer import joined, low_rank, nf4
 from agents.trainer.forward import Forward
 from agents.trainer.layers import Layers
 from agents.trainer.micro import build_micro_batch
@@ -131,6 +131,23 @@ def test_layers_of_which_the_numbers_would_change_are_left(tiny, monkeypatch):
     monkeypatch.undo()
     assert not any(isinstance(m, joined._FromSet) for m in model.module.modules())
     check_same(differentiate(model, forward), expected)
+
+
+def test_a_card_that_does_not_take_the_kernels_does_without_them(monkeypatch, capsys):
+    asked = []
+
+    def refuse(*given):
+        asked.append(given)
+        raise ValueError("out of resource: shared memory")
+
+    monkeypatch.setattr(low_rank, "is_usable", lambda device: True)
+    monkeypatch.setattr(low_rank, "expand", refuse)
+    low, up = torch.zeros(5, 8, dtype=torch.float16), torch.zeros(24, 8, dtype=torch.float16)
+    assert not low_rank.can_do(low, [up])
+    assert not low_rank.can_do(low, [up])
+    assert len(asked) == 1
+    assert "PyTorch's products: out of resource" in capsys.readouterr().err
+    low_rank._works.cache_clear()
 
 
 class Packed(nn.Module):
