@@ -143,7 +143,7 @@ def _differentiate_adapters(
         gradients: (M, O) of the outputs of each adapter.
     """
     if len(ups) > 1 and low_rank.can_do(low_MR, ups):  # one alone has little to save
-        of_low_MR = low_rank.shrink(gradients, ups, low_MR.shape[1])
+        of_low_MR = low_rank.shrink(gradients, ups)
         return of_low_MR, low_rank.gather(gradients, low_MR, ups, scale, dtype)
     of_low_MR, of_ups = torch.empty_like(low_MR), []
     parts = _split(of_low_MR, ups), _split(low_MR if scale == 1.0 else low_MR * scale, ups)

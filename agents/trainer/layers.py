@@ -14,7 +14,7 @@ gradient needs, such as the last product of the block.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -95,7 +95,7 @@ class Layers:
     @property
     def can_unpack(self) -> bool:
         """Whether there are 4-bit weights that are unpacked for each pass."""
-        return any(nf4.is_packed(linear) for layer in self._layers for linear in layer.modules())
+        return any(True for _ in _find_packed(self._layers))
 
     @property
     def unpacked_bytes(self) -> int:
@@ -105,9 +105,8 @@ class Layers:
     @property
     def packed_bytes(self) -> int:
         """Memory that the other 4-bit weights would take unpacked."""
-        every = [linear for layer in self._layers for linear in layer.modules()]
-        packed = [linear for linear in every if nf4.is_packed(linear)]
-        return sum(nf4.count_bytes(linear) for linear in packed) - self.unpacked_bytes
+        all_bytes = sum(nf4.count_bytes(linear) for linear in _find_packed(self._layers))
+        return all_bytes - self.unpacked_bytes
 
     def unpack(self, most_bytes: float) -> None:
         """Keep 4-bit weights unpacked in so much memory, first those that are needed most often.
@@ -116,15 +115,12 @@ class Layers:
         """
         self.pack()
         order = sorted(range(self.most_layers), key=lambda i: self._modes[i] != "recompute")
-        for place in order:
-            for linear in self._layers[place].modules():
-                if not nf4.is_packed(linear):
-                    continue
-                most_bytes -= nf4.count_bytes(linear)
-                if most_bytes < 0:
-                    return
-                nf4.keep_whole(linear)
-                self._unpacked.append(linear)
+        for linear in _find_packed(self._layers[place] for place in order):
+            most_bytes -= nf4.count_bytes(linear)
+            if most_bytes < 0:
+                return
+            nf4.keep_whole(linear)
+            self._unpacked.append(linear)
 
     def pack(self) -> None:
         """Keep all weights as they were loaded."""
@@ -192,9 +188,7 @@ class Layers:
             try:
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
             except TorchDynamoException as error:
-                if not self.compiled or "out of memory" in str(error):
-                    raise
-                self.stop_compiling(error)
+                self._go_on_without(error)
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
 
     def _run_norm(self, norm: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -205,10 +199,14 @@ class Layers:
         try:
             return self._once(norm, hidden, args, kwargs)
         except TorchDynamoException as error:
-            if not self.compiled or "out of memory" in str(error):
-                raise
-            self.stop_compiling(error)
+            self._go_on_without(error)
             return norm(hidden, *args, **kwargs)
+
+    def _go_on_without(self, error: TorchDynamoException) -> None:
+        """Stop compiling; raise what has not to do with it."""
+        if not self.compiled or "out of memory" in str(error):
+            raise error
+        self.stop_compiling(error)
 
     def _choose(self, place: int, mode: Mode) -> Callable[..., Any]:
         if self.compiled:
@@ -241,12 +239,18 @@ class Layers:
 
 def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:
     """Yield the norms outside of the layers that are of a class which the layers have, too."""
-    inside = {id(module) for layer in layers for module in layer.modules()}
-    kinds = {type(module) for layer in layers for module in layer.modules()}
+    inside = {module for layer in layers for module in layer.modules()}
+    kinds = {type(module) for module in inside}
     for module in model.modules():
         is_norm = type(module).__name__.endswith("Norm") and "forward" not in vars(module)
-        if is_norm and id(module) not in inside and type(module) in kinds:
+        if is_norm and module not in inside and type(module) in kinds:
             yield module
+
+
+def _find_packed(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the linear layers inside whose weights are in 4 bits."""
+    for layer in layers:
+        yield from filter(nf4.is_packed, layer.modules())
 
 
 def _compute(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:

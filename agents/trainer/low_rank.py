@@ -221,7 +221,7 @@ def _works(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
         ups = [torch.zeros(rank, rank, dtype=dtype, device=device) for _ in range(2)]
         low_MR = torch.zeros(1, 2 * rank, dtype=dtype, device=device)
         outs = expand(low_MR, ups)
-        gather(outs, shrink(outs, ups, 2 * rank), ups, 1.0, torch.float32)
+        gather(outs, shrink(outs, ups), ups, 1.0, torch.float32)
         torch.cuda.synchronize(device)
     except torch.OutOfMemoryError:
         raise
@@ -243,17 +243,16 @@ def expand(low_MR: Tensor, ups: Sequence[Tensor]) -> list[Tensor]:
     return outs
 
 
-def shrink(gradients: Sequence[Tensor], ups: Sequence[Tensor], num_ranks: int) -> Tensor:
+def shrink(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Tensor:
     """Return the gradient of what the adapters take from the input (M, R).
 
     Args:
         gradients: (M, O) of the outputs of each adapter.
         ups: (O, Q) of each of them.
-        num_ranks: R.
     """
     gradients = [gradient_MO.contiguous() for gradient_MO in gradients]
     num_tokens = len(gradients[0])
-    low_MR = gradients[0].new_empty((num_tokens, num_ranks))
+    low_MR = gradients[0].new_empty((num_tokens, sum(up_OQ.shape[1] for up_OQ in ups)))
     _shrink_kernel[(triton.cdiv(num_tokens, _SHRINK["tokens"]), len(ups))](
         *_three(gradients), *_three(ups), low_MR, *low_MR.shape, *_three([len(u) for u in ups], 0),
         **_rank(ups), **_stages(ups), **_SHRINK,

@@ -166,7 +166,7 @@ class Tuner:
 
         Those leave room for all weights unpacked, or for a part of those that are not yet.
         """
-        missing_bytes = self._packed_bytes[setting]
+        missing_bytes, num_moved = self._packed_bytes[setting], math.inf
         for share in _SHARES_UNPACKED if self._recompute == "auto" and missing_bytes else ():
             self._computer.forget_replay()
             self._computer.layers.pack()
@@ -182,8 +182,9 @@ class Tuner:
             if (
                 plan is not None
                 and plan.num_recomputed <= setting.num_recomputed
-                and plan.num_moved > setting.num_moved
+                and setting.num_moved < plan.num_moved < num_moved
             ):
+                num_moved = plan.num_moved
                 yield plan
 
     @property

@@ -135,10 +135,11 @@ class _Work:
         vram, ram, whole = self.bench.vram_bytes, self.bench.ram_bytes, self.made.merged_bytes
         if vram is None or self._original_on_gpu or not self.bench.is_gpu:
             return None
-        half = 2 * max(layer.num_parameters for layer in self.shape.layers) // 2
-        resident = vram - rates.STREAM_SPARE_BYTES - half  # whole layers stay
+        room = vram - rates.STREAM_SPARE_BYTES
         fits_ram = ram is None or whole * rates.GPU_SPARE <= ram
-        return resident if resident >= rates.LEAST_RESIDENT_BYTES and fits_ram else None
+        if room < rates.LEAST_RESIDENT_BYTES or not fits_ram:
+            return None
+        return room - self._layer_bytes() // 2  # whole layers stay
 
     def _stream_s(self, resident_bytes: int, passes: int) -> float:
         come_bytes = self.made.merged_bytes - resident_bytes
@@ -249,13 +250,12 @@ class _Work:
         if not on_gpu:
             rate = rates.ROUNDED_WEIGHTS_PER_S["cpu"] * self.bench.num_cores
         seconds = self.shape.num_quantized / rate + self._judge_s(self._tokens, on_gpu=on_gpu)
-        extra = 4 * 6 * self._widest
         rounded = rates.ROUND_BYTES * self._widest
         vram = self.made.merged_bytes + max(rounded, self._logits_bytes()) if on_gpu else 0
         compared = self._logits_bytes(rates.COMPARE_BYTES)
         ram = self._base_ram + compared
         if not on_gpu:
-            ram = self._base_ram + self._wide_bytes() + max(extra, compared)
+            ram = self._base_ram + self._wide_bytes() + max(4 * 6 * self._widest, compared)
         return self._on("control", seconds, ram, vram)
 
     def _quantize(self) -> PhaseForecast:
@@ -305,7 +305,7 @@ class _Work:
         at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS) * (
             4 * shape.hidden + 3 * shape.ffn
         )
-        vram = self._layer_bytes() + 2 * int(moved + at_once) + rates.PACK_VRAM_BYTES
+        vram = 3 * self._layer_bytes() + 2 * int(moved + at_once) + rates.PACK_VRAM_BYTES
         more = 2 * int(tokens * (max(shape.hidden, shape.ffn) + shape.hidden)) + 4 * self._widest
         has_room = vram + more + rates.WORKSPACE_BYTES < (bench.vram_bytes or 0)
         if self.engine == "gptqmodel" and has_room:
@@ -334,7 +334,7 @@ class _Work:
         kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
         ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
         return self._on(
-            "quantize", seconds, ram, self._layer_bytes() + kept + rates.PACK_VRAM_BYTES
+            "quantize", seconds, ram, 3 * self._layer_bytes() + kept + rates.PACK_VRAM_BYTES
         )
 
     def _io_s(self) -> float:
@@ -342,7 +342,7 @@ class _Work:
         return whole / rates.READ_BYTES_PER_S + (whole + size) / rates.WRITE_BYTES_PER_S
 
     def _layer_bytes(self) -> int:
-        return 3 * 2 * max(layer.num_parameters for layer in self.shape.layers)
+        return 2 * max(layer.num_parameters for layer in self.shape.layers)
 
     def _pack_ram(self) -> int:
         held = int(rates.PACKED_SHARE[self._device] * self.made.merged_bytes)

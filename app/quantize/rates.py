@@ -1,10 +1,10 @@
 """What the programs that quantize were measured to do in a second, and to take.
 
 Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch 2.13,
-gptqmodel 7.6, llama.cpp b10605); those for a GPU to six on an H200 that two other jobs used as well
-(tests/app/quantize/measured_on_gpus.jsonl): memory, and less surely seconds. What merging takes
-there, and originals that fit no card, were held against nothing yet. Where there are two, `cpu` and
-`gpu` are the device of the job.
+gptqmodel 7.6, llama.cpp b10605); those for a GPU to six on an H200 that two other jobs used as
+well, and one whose original did not fit (tests/app/quantize/measured_on_gpus.jsonl): memory, and
+less surely seconds. What merging takes there was held against nothing yet. Where there are two,
+`cpu` and `gpu` are the device of the job.
 """
 
 from __future__ import annotations

@@ -79,9 +79,8 @@ def compare_scales(engine: Any, args: argparse.Namespace) -> tuple[Measured, Mea
     """Return what either took for the scales of two layers, and whether they are the same."""
     torch.manual_seed(1)
     block = Gated(args.inputs, args.outputs).to(args.device, torch.bfloat16).requires_grad_(False)
-    x = torch.randn(
-        -(-args.tokens // ROW), ROW, args.inputs
-    ).bfloat16()  # in host memory, as theirs
+    num_rows = -(-args.tokens // ROW)
+    x = torch.randn(num_rows, ROW, args.inputs).bfloat16()  # in host memory, as theirs
     x[..., ::13] *= 20
     with torch.inference_mode():
         wanted = [one.cpu() for one in engine._iter_module_forward_outputs(x, block, {})]

@@ -59,7 +59,7 @@ def compare(widths: tuple[int, ...], num_tokens: int, rank: int) -> None:
             lambda: [part @ up.T for part, up in zip(parts, ups, strict=True)],
             lambda: low_rank.expand(low, ups),
         ),
-        "shrink": (shrink, lambda: low_rank.shrink(gradients, ups, low.shape[1])),
+        "shrink": (shrink, lambda: low_rank.shrink(gradients, ups)),
         "gather": (
             lambda: [
                 torch.mm(gradient.T, part, out_dtype=wide)
