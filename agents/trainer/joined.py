@@ -67,10 +67,9 @@ def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
     trained = [layer.lora_A["default"].weight for layer in adapted] if down_RI is not None else []
     trained += [layer.lora_B["default"].weight for layer in adapted]
     ups = [layer.joined_up for layer in adapted]
-    sizes = [bases[0].in_features, bases[0].nf4_group_blocks if is_packed else 0]
-    weights: list[Tensor] = []
+    weights = [nf4.name_of(base) if is_packed else base.weight for base in bases]
+    sizes = [bases[0].in_features]
     for layer, base in zip(layers, bases, strict=True):
-        weights += nf4.read_parts(base) if is_packed else [base.weight]
         sizes += [base.out_features, len(layer.joined_down) if _is_on(layer) else 0]
     scale = adapted[0].scaling["default"] if adapted else 1.0
     found = multiply(x_MI, low_MR, down_RI, ups, trained, weights, sizes, scale)
@@ -161,12 +160,16 @@ def install(model: nn.Module, rehearse: Callable[[], object]) -> None:
         model: whose 4-bit layers `nf4.install` has seen.
         rehearse: passes a few tokens through all of it, once.
     """
+    adapted = {id(_base(module)) for module in model.modules() if isinstance(module, LoraLayer)}
     for layers in _find(model, rehearse):
         joined = Joined(layers)
         _make_copies([layer for layer in layers if isinstance(layer, LoraLayer)])
         for place, layer in enumerate(layers):
             layer.joined, layer.joined_place = joined, place
             layer.__class__ = _subclass(type(layer))
+            if nf4.is_packed(_base(layer)):
+                is_whole = isinstance(layer, LoraLayer) or id(layer) not in adapted
+                nf4.say_who_reads(_base(layer), is_alone=is_whole)
     collect(model).refresh()
 
 
@@ -193,6 +196,8 @@ def uninstall(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _FromSet):
             module.__class__ = type(module).__bases__[1]
+            if nf4.is_packed(_base(module)):
+                nf4.say_who_reads(_base(module), is_alone=False)
 
 
 def _find(model: nn.Module, rehearse: Callable[[], object]) -> Iterator[list[Any]]:
@@ -210,7 +215,7 @@ def _find(model: nn.Module, rehearse: Callable[[], object]) -> Iterator[list[Any
     sets: dict[object, list[Any]] = {}
     for layer, x in once:
         base: Any = _base(layer)
-        kind = (base.nf4_dtype, base.nf4_group_blocks) if nf4.is_packed(base) else base.weight.dtype
+        kind = nf4.is_packed(base), _arithmetic(base)
         sets.setdefault((id(x), x._version, kind), []).append(layer)
     yield from sets.values()
     heard = {id(layer) for layer, _ in once}

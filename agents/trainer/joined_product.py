@@ -43,15 +43,14 @@ def multiply(
         ups: (O, Q) of each layer with an adapter.
         trained: parameters of which `ups`, and `down` before them, are copies: what gets the
             gradients, (Q, I) and (O, Q).
-        weights: tensors that the weights consist of, layer by layer.
-        sizes: inputs; blocks in a group of packed weights, or 0; then outputs and rank of each
-            layer, 0 for one without an adapter.
+        weights: (O, I) of each layer, or the name of its packed ones; see `nf4.name_of`.
+        sizes: inputs, then outputs and rank of each layer, 0 for one without an adapter.
         scale: by which `ups` are multiplied already.
     """
     started = [] if low_MR is None else _expand(low_MR, ups)
     found = []
-    for number, rank in enumerate(sizes[3::2]):
-        weight_IO = _weight(number, weights, sizes, x_MI.dtype).T
+    for weight, rank in zip(weights, sizes[2::2], strict=True):
+        weight_IO = _read(weight).T
         is_adapted = low_MR is not None and rank
         found.append(started.pop(0).addmm_(x_MI, weight_IO) if is_adapted else x_MI @ weight_IO)
     return found
@@ -60,7 +59,7 @@ def multiply(
 @multiply.register_fake  # type: ignore[untyped-decorator]
 def _multiply_shape(x_MI: Tensor, *others: Any) -> list[Tensor]:
     sizes = others[-2]
-    return [x_MI.new_empty((x_MI.shape[0], width)) for width in sizes[2::2]]
+    return [x_MI.new_empty((x_MI.shape[0], width)) for width in sizes[1::2]]
 
 
 @torch.library.custom_op("rackless::joined_gradient", mutates_args=())  # type: ignore[untyped-decorator]
@@ -84,7 +83,7 @@ def _pull_back(
     found_MI = None
     more: list[Tensor] = []
     if low_MR is not None:
-        adapted = [g for g, rank in zip(gradients, sizes[3::2], strict=True) if rank]
+        adapted = [g for g, rank in zip(gradients, sizes[2::2], strict=True) if rank]
         low_gradient_MR, more = _differentiate_adapters(adapted, low_MR, ups, scale, dtype)
         if x_MI is None or down_RI is None:
             more.insert(0, low_gradient_MR)
@@ -93,8 +92,8 @@ def _pull_back(
             found_MI = low_gradient_MR @ down_RI if wants_input else None
     if not wants_input:
         return [gradients[0].new_empty((0, sizes[0])), *more]
-    for number, gradient_MO in enumerate(gradients):
-        weight_OI = _weight(number, weights, sizes, gradient_MO.dtype)
+    for gradient_MO, weight in zip(gradients, weights, strict=True):
+        weight_OI = _read(weight)
         if found_MI is None:
             found_MI = gradient_MO @ weight_OI
         else:
@@ -196,19 +195,9 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
 multiply.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _weight(number: int, weights: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Tensor:
+def _read(weight: Tensor) -> Tensor:
     """Return the weights (O, I) of one layer, unpacked if they are packed."""
-    num_inputs, group_blocks = sizes[:2]
-    if not group_blocks:
-        return weights[number]
-    parts = weights[number * nf4.NUM_PARTS : (number + 1) * nf4.NUM_PARTS]
-    whole_OI = nf4.find_whole(parts)
-    if whole_OI is not None:
-        return whole_OI
-    size = (sizes[2 + 2 * number], num_inputs)
-    weight_OI = torch.empty(size, dtype=dtype, device=weights[0].device)
-    nf4.unpack_into(weight_OI, parts, group_blocks)
-    return weight_OI
+    return nf4.read(weight) if weight.dtype == torch.uint8 else weight
 
 
 def _split(low_MR: Tensor, ups: list[Tensor]) -> Iterable[Tensor]:

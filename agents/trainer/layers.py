@@ -99,28 +99,34 @@ class Layers:
 
     @property
     def unpacked_bytes(self) -> int:
-        """Memory of the GPU that holds 4-bit weights unpacked."""
+        """Memory of the GPU that 4-bit weights take more because they are unpacked."""
         return sum(nf4.count_bytes(linear) for linear in self._unpacked)
 
     @property
     def packed_bytes(self) -> int:
-        """Memory that the other 4-bit weights would take unpacked."""
+        """Memory that the other 4-bit weights would take more."""
         all_bytes = sum(nf4.count_bytes(linear) for linear in _find_packed(self._layers))
         return all_bytes - self.unpacked_bytes
 
     def unpack(self, most_bytes: float) -> None:
-        """Keep 4-bit weights unpacked in so much memory, first those that are needed most often.
+        """Keep 4-bit weights unpacked in so much more memory, first those needed most often.
 
-        They are unpacked for each pass otherwise; the numbers are the same.
+        They are unpacked for each pass otherwise; the numbers are the same. Where there turns out
+        to be less memory, fewer are.
         """
         self.pack()
         order = sorted(range(self.most_layers), key=lambda i: self._modes[i] != "recompute")
         for linear in _find_packed(self._layers[place] for place in order):
             most_bytes -= nf4.count_bytes(linear)
             if most_bytes < 0:
-                return
-            nf4.keep_whole(linear)
+                break
+            try:
+                nf4.keep_whole(linear)
+            except torch.OutOfMemoryError:
+                break
             self._unpacked.append(linear)
+        if self._unpacked:
+            torch.cuda.empty_cache()  # where they were packed, nothing else may fit in
 
     def pack(self) -> None:
         """Keep all weights as they were loaded."""

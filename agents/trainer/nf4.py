@@ -5,8 +5,9 @@ the kernel here does both at once at the speed of the memory. The numbers are th
 NormalFloat-4 values times the constants of blocks of 64, which are 8-bit values times those of
 groups of 256 blocks, plus one offset (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, section 3).
 
-Layers keep their class's parameters as they were; `joined` multiplies with what is unpacked. On a
-CPU, and without Triton, nothing is done.
+`joined` multiplies with what is unpacked. Layers keep their class's parameters as they were; where
+weights are kept unpacked, there may be no memory behind the packed ones: they are found again from
+the others. On a CPU, and without Triton, nothing is done.
 
 Shape letters: O outputs, I inputs of the layer.
 """
@@ -16,6 +17,7 @@ Shape letters: O outputs, I inputs of the layer.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,6 @@ except ImportError:  # torch for CPUs comes without
     triton = None
 
 _PARTS = ("packed", "scale8", "code", "group", "offset", "values")
-NUM_PARTS = len(_PARTS)
 """Tensors that a layer's weights consist of."""
 _BYTES_AT_ONCE = 2048
 
@@ -51,62 +52,104 @@ if triton is not None:
         target = block[:, None] * (2 * block_bytes) + tl.arange(0, 2 * block_bytes)[None, :]
         tl.store(out + target, both, mask=inside[:, None])
 
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _pack_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+        packed, scale8, code, group, offset, values, whole, num_blocks,
+        block_bytes: tl.constexpr, group_blocks: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        """Find the values that are equal once unpacked; those of one block are all unlike."""
+        block = tl.program_id(0) * size + tl.arange(0, size)
+        inside = block < num_blocks
+        index = tl.load(scale8 + block, mask=inside, other=0).to(tl.int32)
+        scale = tl.load(group + block // group_blocks, mask=inside, other=0.0)
+        scale = (tl.load(code + index) * scale + tl.load(offset))[:, None]
+        place = block[:, None] * block_bytes + tl.arange(0, block_bytes)[None, :]
+        first = tl.load(whole + 2 * place, mask=inside[:, None], other=0.0)
+        second = tl.load(whole + 2 * place + 1, mask=inside[:, None], other=0.0)
+        pair = tl.zeros([size, block_bytes], tl.int32)
+        for number in range(16):
+            value = (tl.load(values + number) * scale).to(whole.dtype.element_ty)
+            pair = tl.where(first == value, (pair & 15) | (number << 4), pair)
+            pair = tl.where(second == value, (pair & 240) | number, pair)
+        tl.store(packed + place, pair.to(tl.uint8), mask=inside[:, None])
+
 
 def is_packed(layer: nn.Module) -> bool:
     """Tell whether `install` has seen these weights."""
     return hasattr(layer, "nf4_packed")
 
 
-def read_parts(layer: nn.Module) -> list[Tensor]:
-    """Return what the weights of such a layer consist of."""
-    return [getattr(layer, f"nf4_{name}") for name in _PARTS]
+_layers: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+"""By the address of what `name_of` returns, which stays where it is."""
 
 
-_whole: dict[int, tuple[Tensor, Tensor]] = {}
-"""What is packed and the same unpacked, by the address of the former: an operation gets tensors,
-not layers. What is here keeps its address."""
+def name_of(layer: Any) -> Tensor:
+    """Return a tensor that stands for such a layer where an operation gets tensors, not layers."""
+    found: Tensor = layer.nf4_scale8
+    return found
+
+
+def read(name: Tensor) -> Tensor:
+    """Return the weights (O, I) of the layer that a tensor stands for."""
+    layer: Any = _layers[name.data_ptr()]
+    return unpack(layer) if layer.nf4_whole is None else layer.nf4_whole
+
+
+def say_who_reads(layer: Any, *, is_alone: bool) -> None:
+    """Say whether `read` alone is asked for the weights of such a layer from now on.
+
+    Adapters of some kinds look at the packed ones themselves.
+    """
+    packed = layer.nf4_packed
+    layer.nf4_has_one_reader = is_alone and packed.untyped_storage().nbytes() == packed.nbytes
 
 
 def keep_whole(layer: Any) -> None:
-    """Keep the weights of such a layer unpacked as well, until `let_go`."""
-    _whole[layer.nf4_packed.data_ptr()] = layer.nf4_packed, unpack(layer)
+    """Keep the weights of such a layer unpacked until `let_go`.
+
+    Where `read` alone is asked for them, they are no longer packed then.
+    """
+    layer.nf4_whole = unpack(layer)
+    if layer.nf4_has_one_reader:
+        layer.nf4_packed.untyped_storage().resize_(0)
 
 
 def let_go(layer: Any) -> None:
-    """Keep the weights of such a layer packed only."""
-    _whole.pop(layer.nf4_packed.data_ptr(), None)
-
-
-def find_whole(parts: list[Tensor]) -> Tensor | None:
-    """Return the weights (O, I) that `read_parts` returned packed, if they are kept unpacked."""
-    found = _whole.get(parts[0].data_ptr())
-    return found[1] if found else None
+    """Keep the weights of such a layer packed again; unpacked, they are the same to the bit."""
+    packed = layer.nf4_packed
+    if not packed.untyped_storage().nbytes():
+        packed.untyped_storage().resize_(packed.nbytes)
+        _pack_kernel[_grid(layer)](*_arguments(layer, layer.nf4_whole), **_constants(layer))
+    layer.nf4_whole = None
 
 
 def count_bytes(layer: Any) -> int:
-    """Return what the weights of such a layer take unpacked."""
-    return int(layer.out_features * layer.in_features * layer.nf4_dtype.itemsize)
+    """Return how much more memory such a layer takes with its weights unpacked."""
+    whole_bytes = layer.out_features * layer.in_features * layer.nf4_dtype.itemsize
+    return int(whole_bytes - (layer.nf4_packed.nbytes if layer.nf4_has_one_reader else 0))
 
 
 def unpack(layer: Any) -> Tensor:
-    """Return the weights (O, I) of such a layer."""
-    device = layer.nf4_packed.device
+    """Return the weights (O, I) of such a layer, from what is packed."""
     size = (layer.out_features, layer.in_features)
-    weight_OI = torch.empty(size, dtype=layer.nf4_dtype, device=device)
-    unpack_into(weight_OI, read_parts(layer), layer.nf4_group_blocks)
+    weight_OI = torch.empty(size, dtype=layer.nf4_dtype, device=layer.nf4_scale8.device)
+    _unpack_kernel[_grid(layer)](*_arguments(layer, weight_OI), **_constants(layer))
     return weight_OI
 
 
-def unpack_into(weight_OI: Tensor, parts: list[Tensor], group_blocks: int) -> None:
-    """Fill the rows of a matrix with what `read_parts` returned; groups are of so many blocks."""
-    packed, scale8, code, group, offset, values = parts
-    num_blocks = scale8.numel()
-    block_bytes = packed.numel() // num_blocks
+def _arguments(layer: Any, weight_OI: Tensor) -> list[Any]:
+    parts = [getattr(layer, f"nf4_{name}") for name in _PARTS]
+    return [*parts, weight_OI, layer.nf4_scale8.numel()]
+
+
+def _constants(layer: Any) -> dict[str, int]:
+    block_bytes = layer.nf4_packed.numel() // layer.nf4_scale8.numel()
     size = max(1, _BYTES_AT_ONCE // block_bytes)
-    _unpack_kernel[(triton.cdiv(num_blocks, size),)](
-        packed, scale8, code, group, offset, values, weight_OI, num_blocks,
-        block_bytes=block_bytes, group_blocks=group_blocks, size=size,
-    )  # fmt: skip
+    return {"block_bytes": block_bytes, "group_blocks": layer.nf4_group_blocks, "size": size}
+
+
+def _grid(layer: Any) -> tuple[int]:
+    return (triton.cdiv(layer.nf4_scale8.numel(), _constants(layer)["size"]),)
 
 
 def install(model: nn.Module) -> int:
@@ -129,6 +172,8 @@ def install(model: nn.Module) -> int:
         for name, tensor in parts.items():
             module.register_buffer(f"nf4_{name}", tensor, persistent=False)
         module.nf4_dtype, module.nf4_group_blocks = state.dtype, state.state2.blocksize
+        module.nf4_whole, module.nf4_has_one_reader = None, False
+        _layers[state.absmax.data_ptr()] = module
         count += 1
     return count
 

@@ -66,11 +66,11 @@ def make_computer(wide_model):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
 
-    def make(kind, plan, *, compiled=True, fast=True, precision="bf16"):
+    def make(kind, plan, *, compiled=True, fast=True, precision="bf16", dora=False):
         device = torch.device("cuda", 0)
         if kind == "qlora":
             pytest.importorskip("bitsandbytes")
-        adapter = AdapterSpec(kind=kind, rank=8, dropout=0.1)
+        adapter = AdapterSpec(kind=kind, rank=8, dropout=0.1, dora=dora)
         spec = make_spec(precision=precision, adapter=adapter)
         tokenizer, plain = load_tokenizer(wide_model)
         base = load_model(spec, wide_model, tokenizer, device)
@@ -165,13 +165,29 @@ def test_weights_are_unpacked_to_the_same_bits(make_computer):
 def test_weights_that_stay_unpacked_give_the_same_bits(make_computer):
     computer = make_computer("qlora", PLANS["mixed"])
     expected = gradients(computer, EQUAL)
+    layers = [m for m in computer._model.module.modules() if nf4.is_packed(m)]
+    packed = [layer.nf4_packed.clone() for layer in layers]
     before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        computer.layers.unpack(20 << 20)
+        assert 0 < computer.layers.unpacked_bytes <= 20 << 20
+        more = torch.cuda.memory_allocated() - before
+        assert abs(more - computer.layers.unpacked_bytes) < 1 << 20
+        assert not layers[0].nf4_packed.untyped_storage().nbytes()
+        assert torch.equal(gradients(computer, EQUAL), expected)
+        computer.layers.pack()
+        assert torch.cuda.memory_allocated() <= before
+        assert torch.equal(gradients(computer, EQUAL), expected)
+        assert all(torch.equal(m.nf4_packed, old) for m, old in zip(layers, packed, strict=True))
+
+
+def test_weights_that_adapters_look_at_stay_there_packed(make_computer):
+    computer = make_computer("qlora", LayerPlan(), compiled=False, dora=True)
+    layers = [m for m in computer._model.module.modules() if nf4.is_packed(m)]
+    expected = gradients(computer, EQUAL)
     computer.layers.unpack(20 << 20)
-    assert 0 < computer.layers.unpacked_bytes <= 20 << 20
-    assert torch.cuda.memory_allocated() > before
-    assert torch.equal(gradients(computer, EQUAL), expected)
-    computer.layers.pack()
-    assert torch.cuda.memory_allocated() <= before
+    assert computer.layers.unpacked_bytes > 0
+    assert all(layer.nf4_packed.untyped_storage().nbytes() for layer in layers)
     assert torch.equal(gradients(computer, EQUAL), expected)
 
 

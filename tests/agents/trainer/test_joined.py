@@ -154,7 +154,37 @@ class Packed(nn.Module):
     """Stands for 4-bit weights of 10 values of 2 bytes."""
 
     out_features, in_features, nf4_dtype = 5, 2, torch.bfloat16
-    nf4_packed = None
+    nf4_packed, nf4_has_one_reader = torch.zeros(5, dtype=torch.uint8), False
+
+
+def pretend_packed(model):
+    """Let linear layers of the decoder look like 4-bit ones that are kept unpacked."""
+    found = []
+    for name, module in model.module.named_modules():
+        if ".layers." in name and type(module) is nn.Linear and "lora_" not in name:
+            module.nf4_packed = torch.zeros(1, dtype=torch.uint8)
+            module.nf4_scale8 = torch.zeros(1, dtype=torch.uint8)
+            module.nf4_dtype, module.nf4_has_one_reader = module.weight.dtype, False
+            module.nf4_whole = module.weight.data
+            nf4._layers[module.nf4_scale8.data_ptr()] = module
+            found.append(module)
+    return found
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_packed_weights_have_one_reader_unless_an_adapter_looks_at_them(tiny, dora):
+    model, forward = make_forward(
+        tiny, AdapterSpec(rank=4, targets=("q_proj", "o_proj"), dora=dora)
+    )
+    expected = differentiate(model, forward)
+    layers = pretend_packed(model)
+    assert len(layers) == 14
+    forward.join()
+    check_same(differentiate(model, forward), expected)
+    alone = [layer.nf4_has_one_reader for layer in layers]
+    assert alone == [not dora or number % 7 not in (0, 3) for number in range(14)]
+    joined.uninstall(model.module)
+    assert not any(layer.nf4_has_one_reader for layer in layers)
 
 
 def test_weights_are_kept_unpacked_where_they_are_needed_most_often(tiny, monkeypatch):
@@ -179,4 +209,23 @@ def test_weights_are_kept_unpacked_where_they_are_needed_most_often(tiny, monkey
     assert layers.unpacked_bytes == 0
     layers.set(LayerPlan())
     layers.unpack(19)
+    assert kept == []
+
+
+def test_weights_stay_unpacked_as_far_as_memory_goes(tiny, monkeypatch):
+    model, _ = make_forward(tiny, AdapterSpec(rank=4))
+    layers = Layers(model)
+    layers._layers[0].packed = nn.ModuleList([Packed(), Packed(), Packed()])
+    kept = []
+
+    def keep_whole(layer):
+        if len(kept) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        kept.append(layer)
+
+    monkeypatch.setattr(nf4, "keep_whole", keep_whole)
+    monkeypatch.setattr(nf4, "let_go", kept.remove)
+    layers.unpack(1000)
+    assert (layers.unpacked_bytes, layers.packed_bytes) == (40, 20)
+    layers.pack()
     assert kept == []
