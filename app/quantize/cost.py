@@ -296,8 +296,10 @@ class _Work:
             seconds += products * rates.KEPT_PRODUCT_BYTES / bench.memory_bytes_per_s
         else:
             seconds += products / (rates.KEPT_PRODUCTS_PER_S * bench.num_cores / 2)
-        layers = rates.AWQ_LAYER_S * shape.num_layers if bench.is_gpu else 0.0
-        seconds += rates.GPTQMODEL_S + layers + self._io_s()
+        if bench.is_gpu:
+            seconds += rates.AWQ_LAYER_S * shape.num_layers
+            seconds += shape.num_quantized / rates.AWQ_WEIGHTS_PER_S
+        seconds += rates.GPTQMODEL_S + self._io_s()
         kept = self._kept_value_bytes()
         if not bench.is_gpu:  # of little text, loading takes more than what is kept of it
             kept = max(kept, self._predicted_bytes())
@@ -395,17 +397,19 @@ class _Work:
         if not on_gpu:
             seconds += self.shape.num_quantized / rates.UNPACKED_WEIGHTS_PER_S
         tokens = self._answer_passes + rates.ANSWER_TOKENS + 1
+        moved = size
+        if on_gpu:
+            moved += rates.MADE_WEIGHT_BYTES[self.method] * self.shape.num_quantized
         layer_s = rates.MADE_LAYER_S[self.method]
-        seconds += self._answer_s(size, tokens, on_gpu=on_gpu, layer_s=layer_s)
+        seconds += self._answer_s(moved, tokens, on_gpu=on_gpu, layer_s=layer_s)
         vram = size + self._logits_bytes() + rates.UNPACK_BYTES[self.method] * self._widest
-        ram += self._logits_bytes(rates.COMPARE_BYTES)
-        ram += rates.NF4_RAM_BYTES if self.method == "nf4" else rates.UNPACK_RAM_BYTES[self.engine]
-        if not on_gpu:
-            ram += self._loaded_bytes()
-        elif self.method != "nf4":  # gptqmodel gives little back of what it took
-            ram += self._pack_ram() - self._base_ram - rates.UNPACK_RAM_BYTES[self.engine]
-            ram += rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0
+        if on_gpu and self.method != "nf4":  # gptqmodel gives little back of what it took
+            ram = self._pack_ram() + (rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0)
             vram += rates.PACK_VRAM_BYTES
+        else:
+            is_nf4 = self.method == "nf4"
+            ram += rates.NF4_RAM_BYTES if is_nf4 else rates.UNPACK_RAM_BYTES[self.engine]
+            ram += self._logits_bytes(rates.COMPARE_BYTES) + (0 if on_gpu else self._loaded_bytes())
         return self._on("proof", seconds, ram, vram)
 
     def _loaded_bytes(self) -> int:

@@ -1,10 +1,10 @@
 """What the programs that quantize were measured to do in a second, and to take.
 
 Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch 2.13,
-gptqmodel 7.6, llama.cpp b10605); those for a GPU to six on an H200 that two other jobs used as
-well, and one whose original did not fit (tests/app/quantize/measured_on_gpus.jsonl): memory, and
-less surely seconds. What merging takes there was held against nothing yet. Where there are two,
-`cpu` and `gpu` are the device of the job.
+gptqmodel 7.6, llama.cpp b10605); those for a GPU to 13 on H200s
+(tests/app/quantize/measured_on_gpus.jsonl): memory to all, seconds to the seven whose GPU and
+cores nothing else used. GGUF is not among these. Where there are two, `cpu` and `gpu` are the
+device of the job.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ CONVERT_S = {"cpu": 5.0, "gpu": 15.0}
 PROVE_S = 2.5
 """To load the result."""
 START_S = 0.5
-READ_BYTES_PER_S, WRITE_BYTES_PER_S = 1.5e9, 0.6e9
+READ_BYTES_PER_S, WRITE_BYTES_PER_S = 2.5e9, 1.2e9
 HASH_BYTES_PER_S = 1.2e9
 MERGED_WEIGHTS_PER_S = 0.3e9
 """Of one core: float32 there and back."""
 LAYER_S = 0.0012
 """Of a decoder layer for one token on a GPU: starting its kernels."""
-MADE_LAYER_S = {"nf4": 0.0022, "gptq": 0.0022, "awq": 0.0049}
+MADE_LAYER_S = {"nf4": 0.0022, "gptq": 0.007, "awq": 0.007}
 """The same of a result, whose weights are unpacked."""
+MADE_WEIGHT_BYTES = {"nf4": 0, "gptq": 120, "awq": 120}
+"""That the memory of a GPU moves for each weight of it: PyTorch's own operations unpack it."""
 KEEP_VALUES_PER_S = 45e6
 """Log-probabilities that become half precision, or are compared, on the processor."""
 ROUNDED_WEIGHTS_PER_S = {"cpu": 0.1e9, "gpu": 20e9}
@@ -36,7 +38,7 @@ NF4_WEIGHTS_PER_S, UNPACKED_WEIGHTS_PER_S = 70e6, 60e6
 GRID, CLIPS, CLIP_TOKENS = 26, 11, 512
 """AWQ tries 20 scales for each group of layers, by products of all that the group feeds
 (arXiv:2306.00978), and ten clippings of each on 512 tokens."""
-SEARCH_SHARE = {"cpu": 1.05, "gpu": 0.4}
+SEARCH_SHARE = {"cpu": 1.05, "gpu": 0.1}
 """Of the rate of long products that those of the search reach: on a CPU that of float32 is known,
 and the search is in bfloat16."""
 ROUNDINGS = 31
@@ -50,10 +52,11 @@ BLOCKS_AT_ONCE = 8
 """Of the search, on a GPU."""
 UNRETURNED_SHARE = 0.5
 """Of those, which the process holds still when the result is loaded."""
-AWQ_LAYER_S = 2.0
+AWQ_LAYER_S, AWQ_WEIGHTS_PER_S = 1.1, 50e6
+"""On a GPU: of a decoder layer, and what its weights add to that."""
 GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.7e-4}
 """Columns are rounded one after the other."""
-GPTQ_LINEAR_S = {"cpu": 0.0, "gpu": 0.75}
+GPTQ_LINEAR_S = {"cpu": 0.0, "gpu": 0.5}
 """Of a layer of weights, to be packed and written."""
 ROWS_AT_ONCE, LOGIT_BYTES = 8, 4
 """Of calibration, whose predictions gptqmodel makes before it leaves them alone."""

@@ -26,7 +26,9 @@ ROWS = read_rows("measured_exports.jsonl")
 GPU_ROWS = read_rows("measured_on_gpus.jsonl")
 """Of `bench_quantize --parts quality,1b,13b` on an H200 that three jobs used at once, so that their
 seconds say little; prompts were still answered one by one, and the disk of kept layers and result
-together was not looked at in its moment. And of `--parts 7b --rows 128` with 12 GiB of it."""
+together was not looked at in its moment. Those that are quiet are of `--parts 1b`, `--parts 3b` and
+`--parts 7b --rows 128`, with 12 GiB of the card, on 16 cores of their own."""
+QUIET_ROWS = [row for row in GPU_ROWS if row["is_quiet"]]
 COMPILES = ("60m gptq:8-bit",)
 """PyTorch compiles its kernel, which takes longer than the job."""
 BLINKS = ("130m awq",)
@@ -69,7 +71,16 @@ def test_memory_of_jobs_on_a_gpu_was_foretold(row):
     said = foretell(row, row["machine"])
     for name, least, most in (("ram_bytes", 0.9, 1.1), ("vram_bytes", 0.88, 1.12)):
         taken = max(one[name] or 0 for one in row["phases"])
-        assert least < taken / max(getattr(one, name) or 0 for one in said) < most
-    if row["method"] in ("nf4", "gguf") or row["case"] == "7b awq@12":
+        foretold = max(getattr(one, name) or 0 for one in said)
+        if foretold:
+            assert least < taken / foretold < most
+        else:  # merging adds up one matrix after the other there
+            assert taken < row["bytes"] / 100
+    if row["is_quiet"] or row["method"] in ("nf4", "gguf"):
         disk = max(one["disk_bytes"] for one in row["phases"])
-        assert 0.98 < disk / foretell_disk(row) < 1.02
+        assert 0.98 <= disk / foretell_disk(row) < 1.02
+
+
+@pytest.mark.parametrize("row", QUIET_ROWS, ids=[row["case"] for row in QUIET_ROWS])
+def test_seconds_of_quiet_jobs_on_a_gpu_were_foretold(row):
+    assert 0.8 < ratio_of_seconds(row) < 1.2
