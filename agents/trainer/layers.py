@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,8 @@ class Layers:
         self._norms = [*_find_norms(model.module, self._layers)]
         self._modes: list[Mode] = []
         self._unpacked: list[nn.Module] = []
+        self._way_back: Tensor | None = None
+        """Memory to pack one of them in, whatever else takes that of the GPU meanwhile."""
         self.offloader = offloader
         self.compiled = compiled
         self._once = torch.compile(_compute, fullgraph=True)
@@ -116,20 +118,22 @@ class Layers:
         """
         self.pack()
         order = sorted(range(self.most_layers), key=lambda i: self._modes[i] != "recompute")
-        for linear in _find_packed(self._layers[place] for place in order):
-            most_bytes -= nf4.count_bytes(linear)
-            if most_bytes < 0:
-                break
-            try:
+        linears = [*_find_packed(self._layers[place] for place in order)]
+        with suppress(torch.OutOfMemoryError):
+            self._way_back = nf4.make_room(linears)
+            for linear in linears:
+                most_bytes -= nf4.count_bytes(linear)
+                if most_bytes < 0:
+                    break
                 nf4.keep_whole(linear)
-            except torch.OutOfMemoryError:
-                break
-            self._unpacked.append(linear)
-        if self._unpacked:
-            torch.cuda.empty_cache()  # where they were packed, nothing else may fit in
+                self._unpacked.append(linear)
+        if not self._unpacked:
+            self._way_back = None
+        torch.cuda.empty_cache()  # where they were packed, nothing else may fit in
 
     def pack(self) -> None:
         """Keep all weights as they were loaded."""
+        self._way_back = None
         for linear in self._unpacked:
             nf4.let_go(linear)
         self._unpacked = []

@@ -16,6 +16,7 @@ Shape letters: O outputs, I inputs of the layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -112,6 +113,12 @@ def keep_whole(layer: Any) -> None:
     layer.nf4_whole = unpack(layer)
     if layer.nf4_has_one_reader:
         layer.nf4_packed.untyped_storage().resize_(0)
+
+
+def make_room(layers: Iterable[Any]) -> Tensor | None:
+    """Return memory in which the weights of any such layer could be packed; None: there is none."""
+    largest = max((layer.nf4_packed for layer in layers), key=lambda one: one.nbytes, default=None)
+    return None if largest is None else torch.empty_like(largest)
 
 
 def let_go(layer: Any) -> None:

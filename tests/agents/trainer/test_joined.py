@@ -223,9 +223,14 @@ def test_weights_stay_unpacked_as_far_as_memory_goes(tiny, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         kept.append(layer)
 
+    def let_go(layer):
+        assert layers._way_back is None, "the first one is packed in its place"
+        kept.remove(layer)
+
     monkeypatch.setattr(nf4, "keep_whole", keep_whole)
-    monkeypatch.setattr(nf4, "let_go", kept.remove)
+    monkeypatch.setattr(nf4, "let_go", let_go)
     layers.unpack(1000)
     assert (layers.unpacked_bytes, layers.packed_bytes) == (40, 20)
+    assert layers._way_back.nbytes == 5
     layers.pack()
     assert kept == []
