@@ -202,7 +202,9 @@ def _read_turn(place: int, message: Any) -> Turn:
     if not isinstance(message, dict):
         raise ValueError(f"message {place} should be an object, but is {_name(message)}")
     role = message.get("role", message.get("from"))
-    role = _ROLE_NAMES.get(role, role) if isinstance(role, str) else role
+    if isinstance(role, str):
+        plain = role.lower()
+        role = _ROLE_NAMES.get(plain, plain if plain in ROLES else role)
     if role is None:
         raise ValueError(f"message {place} has no role")
     if role not in ROLES:

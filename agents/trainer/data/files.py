@@ -1,8 +1,9 @@
 """Cut data files into rows, one after the other, without ever holding a whole file.
 
-`.jsonl`, `.json` (a list, or one object after the other), `.csv`, `.tsv`, `.txt` with one row per
-line, and `.parquet` by way of pyarrow. Bytes that are no UTF-8 become lone surrogates here, and
-whoever reads the text finds them: so one bad byte costs its row, not the file.
+`.jsonl`, `.json` (a list, one object after the other, or one around a list, which alone is held as
+a whole), `.csv`, `.tsv`, `.txt` with one row per line, and `.parquet` by way of pyarrow. Bytes that
+are no UTF-8 become lone surrogates here, and whoever reads the text finds them: so one bad byte
+costs its row, not the file.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
             if kind == "jsonl":
                 yield from _read_json_lines(file)
             elif kind == "json":
-                yield from _read_json(path, file)
+                yield from _unfold(_read_json(path, file))
             elif kind == "text":
                 yield from _read_text(file)
         if kind == "csv":
@@ -141,7 +142,7 @@ def _parse(text: str) -> Any:
 
 def _say(error: ValueError | RecursionError) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.colno}"
+        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
@@ -156,6 +157,28 @@ def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
         yield from _read_json_lines(file)
     elif line:
         yield from _read_json_values(path, line, file)
+
+
+def _unfold(rows: Iterator[Raw]) -> Iterator[Raw]:
+    """Yield the rows inside of objects such as {"version": 1, "data": [{...}, {...}]}."""
+    num_inside = 0
+    for number, value in rows:
+        inside = _find_inside(value)
+        if inside is None:
+            yield number, value
+            continue
+        for row in inside:
+            num_inside += 1
+            yield num_inside, row
+
+
+def _find_inside(value: Any) -> list[Any] | None:
+    """Return the only list of objects that an object holds, unless it is a row itself."""
+    if not isinstance(value, dict) or KNOWN_KEYS.intersection(value):
+        return None
+    lists = [one for one in value.values() if isinstance(one, list) and one]
+    lists = [one for one in lists if all(isinstance(row, dict) for row in one)]
+    return lists[0] if len(lists) == 1 else None
 
 
 def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterator[Raw]:

@@ -46,11 +46,12 @@ def test_chat_lines_become_turns(tmp_path):
     assert found.rows[0].turns == turns
 
 
-def test_sharegpt_names_and_text_parts_are_understood(tmp_path):
+@pytest.mark.parametrize("names", [("human", "gpt"), ("Human", "GPT"), ("USER", "Assistant")])
+def test_sharegpt_names_and_text_parts_are_understood(tmp_path, names):
     row = {
         "conversations": [
-            {"from": "human", "value": "Hi"},
-            {"from": "gpt", "value": [{"type": "text", "text": "Ho"}]},
+            {"from": names[0], "value": "Hi"},
+            {"from": names[1], "value": [{"type": "text", "text": "Ho"}]},
         ]
     }
     found = read_rows(write(tmp_path, "a.jsonl", json.dumps(row)), "auto")
@@ -293,6 +294,20 @@ def test_a_list_of_json_objects_is_read_as_a_stream(tmp_path, monkeypatch):
         assert len(found.rows) in (40, 1)
     assert "row 2: not valid JSON" in refuse(write(tmp_path, "a.json", '[{"text": "a"}, {"te'))
     assert "the list has no end" in refuse(write(tmp_path, "a.json", '[{"text": "a"}'))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_rows_inside_of_an_object_are_read(tmp_path, indent):
+    rows = [{"text": "one"}, {"text": ""}, {"text": "three"}]
+    text = json.dumps({"version": [1, 2], "data": rows, "none": []}, indent=indent)
+    found = read_rows(write(tmp_path, "a.json", text), "auto")
+    assert [row.number for row in found.rows] == [1, 3]
+    assert [item.row for item in found.skipped] == [2]
+    two = json.dumps({"train": rows, "test": rows}, indent=indent)
+    assert "'test', 'train'" in refuse(write(tmp_path, "a.json", two))
+    chat = read_rows(write(tmp_path, "a.json", json.dumps(CHAT, indent=indent)), "auto")
+    assert chat.format == "chat"
+    assert len(chat.rows) == 1
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
