@@ -79,6 +79,7 @@ async def start_loopback(
     except (TimeoutError, ValueError) as error:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        await process.wait()
         raise UserError(
             f"The SSH server for {home} did not start",
             f"See what it says: {sys.executable} -m app.nodes.loopback {' '.join(place)}",

@@ -38,11 +38,12 @@ async def loopback_node(
     """A node whose home is `folder/name`; pulled from the mains at the end."""
     key = make_key(folder)
     home = folder / name
+    server = await start_loopback(home, key.with_name("key.pub"), options=options, port=port)
     try:
-        server = await start_loopback(home, key.with_name("key.pub"), options=options, port=port)
         yield server
     finally:
         await asyncio.to_thread(power_cut, home)
+        await server.process.wait()  # or it may be closed when its event loop is gone
 
 
 def address_of(server: LoopbackNode, key: Path | None = None) -> SshAddress:
