@@ -36,15 +36,22 @@ _BYTES_AT_ONCE = 2048
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _read_scale(  # type: ignore[no-untyped-def, unused-ignore]
+        scale8, code, group, offset, block, inside, group_blocks: tl.constexpr
+    ):
+        """Return the constants of blocks, as a column."""
+        index = tl.load(scale8 + block, mask=inside, other=0).to(tl.int32)
+        scale = tl.load(group + block // group_blocks, mask=inside, other=0.0)
+        return (tl.load(code + index) * scale + tl.load(offset))[:, None]
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _unpack_kernel(  # type: ignore[no-untyped-def, unused-ignore]
         packed, scale8, code, group, offset, values, out, num_blocks,
         block_bytes: tl.constexpr, group_blocks: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
         block = tl.program_id(0) * size + tl.arange(0, size)
         inside = block < num_blocks
-        index = tl.load(scale8 + block, mask=inside, other=0).to(tl.int32)
-        scale = tl.load(group + block // group_blocks, mask=inside, other=0.0)
-        scale = (tl.load(code + index) * scale + tl.load(offset))[:, None]
+        scale = _read_scale(scale8, code, group, offset, block, inside, group_blocks)
         place = block[:, None] * block_bytes + tl.arange(0, block_bytes)[None, :]
         pair = tl.load(packed + place, mask=inside[:, None], other=0).to(tl.int32)
         first = tl.load(values + (pair >> 4)) * scale
@@ -61,9 +68,7 @@ if triton is not None:
         """Find the values that are equal once unpacked; those of one block are all unlike."""
         block = tl.program_id(0) * size + tl.arange(0, size)
         inside = block < num_blocks
-        index = tl.load(scale8 + block, mask=inside, other=0).to(tl.int32)
-        scale = tl.load(group + block // group_blocks, mask=inside, other=0.0)
-        scale = (tl.load(code + index) * scale + tl.load(offset))[:, None]
+        scale = _read_scale(scale8, code, group, offset, block, inside, group_blocks)
         place = block[:, None] * block_bytes + tl.arange(0, block_bytes)[None, :]
         first = tl.load(whole + 2 * place, mask=inside[:, None], other=0.0)
         second = tl.load(whole + 2 * place + 1, mask=inside[:, None], other=0.0)
@@ -126,7 +131,7 @@ def let_go(layer: Any) -> None:
     packed = layer.nf4_packed
     if not packed.untyped_storage().nbytes():
         packed.untyped_storage().resize_(packed.nbytes)
-        _pack_kernel[_grid(layer)](*_arguments(layer, layer.nf4_whole), **_constants(layer))
+        _start(_pack_kernel, layer, layer.nf4_whole)
     layer.nf4_whole = None
 
 
@@ -140,23 +145,20 @@ def unpack(layer: Any) -> Tensor:
     """Return the weights (O, I) of such a layer, from what is packed."""
     size = (layer.out_features, layer.in_features)
     weight_OI = torch.empty(size, dtype=layer.nf4_dtype, device=layer.nf4_scale8.device)
-    _unpack_kernel[_grid(layer)](*_arguments(layer, weight_OI), **_constants(layer))
+    _start(_unpack_kernel, layer, weight_OI)
     return weight_OI
 
 
-def _arguments(layer: Any, weight_OI: Tensor) -> list[Any]:
+def _start(kernel: Any, layer: Any, weight_OI: Tensor) -> None:
+    """Start a kernel over all blocks of a layer's weights."""
     parts = [getattr(layer, f"nf4_{name}") for name in _PARTS]
-    return [*parts, weight_OI, layer.nf4_scale8.numel()]
-
-
-def _constants(layer: Any) -> dict[str, int]:
-    block_bytes = layer.nf4_packed.numel() // layer.nf4_scale8.numel()
+    num_blocks = layer.nf4_scale8.numel()
+    block_bytes = layer.nf4_packed.numel() // num_blocks
     size = max(1, _BYTES_AT_ONCE // block_bytes)
-    return {"block_bytes": block_bytes, "group_blocks": layer.nf4_group_blocks, "size": size}
-
-
-def _grid(layer: Any) -> tuple[int]:
-    return (triton.cdiv(layer.nf4_scale8.numel(), _constants(layer)["size"]),)
+    kernel[(triton.cdiv(num_blocks, size),)](
+        *parts, weight_OI, num_blocks,
+        block_bytes=block_bytes, group_blocks=layer.nf4_group_blocks, size=size,
+    )  # fmt: skip
 
 
 def install(model: nn.Module) -> int:
