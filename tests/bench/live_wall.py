@@ -21,7 +21,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.card import HEIGHT_PX
 from app.gui.widgets.wall import GAP_PX, HEAD_PX
 from tests.fakes.core import FakeCore, make_node
-from tests.gui.real_stage import waited_for_cpu_s
+from tests.gui.real_stage import CpuWait
 from tests.gui.stage import Stage
 
 GPUS_PER_NODE = 8
@@ -75,10 +75,10 @@ def measure_live(num_gpus: int, seconds: float) -> Live:
     timer.timeout.connect(tick)
     timer.start()
     QTimer.singleShot(round(seconds * 1000), stage.application.quit)
-    began_s, began_cpu_s, waited_s = time.perf_counter(), time.process_time(), waited_for_cpu_s()
+    began_s, began_cpu_s, wait = time.perf_counter(), time.process_time(), CpuWait()
     stage.application.exec()
     took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-    waited_s = waited_for_cpu_s() - waited_s
+    waited_s = wait.seconds()
     timer.stop()
     stage.end()
     return Live(ticks / took_s, cpu_s / took_s, waited_s / took_s)

@@ -26,19 +26,32 @@ PAUSE_S = 0.005
 Kind = TypeVar("Kind", bound=QWidget)
 
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+class CpuWait:
+    """Measures how long this thread is ready to run and has no core, from now on.
 
-
-def waited_for_cpu_s() -> float:
-    """Return how long this thread was ready to run and did not get a core, since it began.
-
-    A virtual machine may be without its own cores meanwhile, of which the mean counts: other
-    machines of its host have them ("steal" of proc_stat(5)).
+    The core of a virtual machine may be away meanwhile, when other machines of its host have it
+    ("steal" of proc_stat(5)). That counts as long as the thread stays on one core, so that another
+    core's loss excuses nothing.
     """
-    waited_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    with open("/proc/stat", encoding="ascii") as file:
-        stolen = int(file.readline().split()[8])
-    return waited_s + stolen / _TICKS_PER_S / (os.cpu_count() or 1)
+
+    def __init__(self) -> None:
+        self._core, self._waited_s, self._stolen_s = _read_cpu()
+
+    def seconds(self) -> float:
+        """Return how long it was until now."""
+        core, waited_s, stolen_s = _read_cpu()
+        stolen_s = stolen_s - self._stolen_s if core == self._core else 0.0
+        return waited_s - self._waited_s + stolen_s
+
+
+def _read_cpu() -> tuple[int, float, float]:
+    """Return this thread's core, its seconds of waiting, and those that its core was away."""
+    thread = Path("/proc/thread-self")
+    core = int((thread / "stat").read_text().rpartition(")")[2].split()[36])
+    waited_s = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    ticks = next(line.split()[8] for line in lines if line.startswith(f"cpu{core} "))
+    return core, waited_s, int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 class RealStage:
@@ -103,11 +116,11 @@ class RealStage:
 
     def turn(self, deed: Callable[[], object] | None = None) -> None:
         """Do `deed` and let all events pass that wait now; the time it took is kept."""
-        began_s, waited_s = time.perf_counter(), waited_for_cpu_s()
+        began_s, wait = time.perf_counter(), CpuWait()
         if deed is not None:
             deed()
         self.application.processEvents()
-        waited_s = waited_for_cpu_s() - waited_s
+        waited_s = wait.seconds()
         self.turns.append(max(0.0, time.perf_counter() - began_s - waited_s))
 
     # ------------------------------------------------------------ hands
