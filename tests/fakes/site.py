@@ -6,8 +6,10 @@ import contextlib
 import getpass
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from tests.fakes.ssh import make_key
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "resources" / "demo"
+_HELD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,43 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float = 90.0) -
         assert time.monotonic() < end_s, f"{what}: not within {limit_s:.0f} s"
         time.sleep(0.05)
     return value
+
+
+@contextlib.contextmanager
+def slowed(run_id: str) -> Iterator[None]:
+    """Let the run train for a fifth of the time only, as on PCs that are busy otherwise.
+
+    However late commands come to it on a busy machine, it is not over by then.
+    """
+    is_over = threading.Event()
+
+    def slow_down() -> None:
+        while not is_over.is_set():
+            held = [one for one in tagged_processes(run_id) if _is_rank(one)]
+            _signal(held, signal.SIGSTOP)
+            is_over.wait(_HELD_S)
+            _signal(held, signal.SIGCONT)
+            is_over.wait(_HELD_S / 4)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _is_rank(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"agents.trainer" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    return False
+
+
+def _signal(processes: list[int], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def tagged_processes(run_id: str) -> list[int]:
