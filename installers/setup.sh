@@ -300,7 +300,7 @@ run_tests() {
         [ "$workers" -le 4 ] || workers=4
         run_check "tests" -m pytest -m 'not campaign and not alone' \
             --numprocesses "$workers" --dist loadfile --no-loadscope-reorder
-        run_check "tests against a clock" -m pytest -m 'alone and not campaign' --reruns 1
+        run_check "tests against a clock" -m pytest -m 'alone and not campaign'
     fi
     say ""
     say "== types"
