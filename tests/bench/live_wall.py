@@ -21,7 +21,7 @@ from app.gui.theme import Theme
 from app.gui.widgets.card import HEIGHT_PX
 from app.gui.widgets.wall import GAP_PX, HEAD_PX
 from tests.fakes.core import FakeCore, make_node
-from tests.gui.real_stage import CpuWait
+from tests.gui.cpu_wait import CpuWait
 from tests.gui.stage import Stage
 
 GPUS_PER_NODE = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,39 +18,12 @@ from app.gui.context import Context
 from app.gui.theme import Theme
 from app.gui.window_state import WindowState
 from app.gui.windows.main_window import MainWindow
+from tests.gui.cpu_wait import TurnTime
 
 PATIENCE_S = 120.0
 """Ends a test that hangs; three ranks take half a minute to start where all cores are busy."""
 PAUSE_S = 0.005
 Kind = TypeVar("Kind", bound=QWidget)
-
-
-class CpuWait:
-    """Measures how long this thread is ready to run and has no core, from now on.
-
-    The core of a virtual machine may be away meanwhile, when other machines of its host have it
-    ("steal" of proc_stat(5)). That counts as long as the thread stays on one core, so that another
-    core's loss excuses nothing.
-    """
-
-    def __init__(self) -> None:
-        self._core, self._waited_s, self._stolen_s = _read_cpu()
-
-    def seconds(self) -> float:
-        """Return how long it was until now."""
-        core, waited_s, stolen_s = _read_cpu()
-        stolen_s = stolen_s - self._stolen_s if core == self._core else 0.0
-        return waited_s - self._waited_s + stolen_s
-
-
-def _read_cpu() -> tuple[int, float, float]:
-    """Return this thread's core, its seconds of waiting, and those that its core was away."""
-    thread = Path("/proc/thread-self")
-    core = int((thread / "stat").read_text().rpartition(")")[2].split()[36])
-    waited_s = int((thread / "schedstat").read_text().split()[1]) / 1e9
-    lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
-    ticks = next(line.split()[8] for line in lines if line.startswith(f"cpu{core} "))
-    return core, waited_s, int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 class RealStage:
@@ -61,8 +33,7 @@ class RealStage:
         self.application = application
         self.crashes: list[str] = []
         self.turns: list[float] = []
-        """Seconds for which the Qt thread was not free, one for each turn of its loop, less what
-        it spent waiting for a core that other processes had."""
+        """Seconds for which the Qt thread was not free, one for each turn of its loop."""
         self._failure: AssertionError | None = None
         self.bridge = Bridge(core_opener(home))
         self.bridge.crashed.connect(self.crashes.append)
@@ -116,12 +87,11 @@ class RealStage:
 
     def turn(self, deed: Callable[[], object] | None = None) -> None:
         """Do `deed` and let all events pass that wait now; the time it took is kept."""
-        began_s, wait = time.perf_counter(), CpuWait()
+        turn = TurnTime()
         if deed is not None:
             deed()
         self.application.processEvents()
-        waited_s = wait.seconds()
-        self.turns.append(max(0.0, time.perf_counter() - began_s - waited_s))
+        self.turns.append(turn.seconds())
 
     # ------------------------------------------------------------ hands
 

@@ -2,8 +2,8 @@
 
 A watchdog measures each turn of the Qt loop, and so how late a click would be answered. Waiting for
 a core that other processes have is left out, since three training ranks share two cores here and
-the window has no part in that. The limit for the worst turn is twice that of 99 in 100, because the
-core's thread shares Python's lock with this one: it can lose its core while it holds the lock.
+the window has no part in that; so is waiting for a thread that has lost its core with Python's lock
+in hand. The limit for the worst turn is twice that of 99 in 100.
 """
 
 from __future__ import annotations
