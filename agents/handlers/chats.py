@@ -11,6 +11,7 @@ from agents.channel import Call
 from agents.chats import Chat
 from agents.errors import UserError
 from agents.handlers.jobs import job_environ
+from agents.program import command
 from agents.state import Home, write_json
 from agents.supervisor.leases import find_holder
 from agents.wire import from_wire, read_said, to_wire
@@ -31,7 +32,7 @@ def open_chat(call: Call) -> ChatOpened:
             file,
             {**to_wire(job), "device": place.device, "in_4_bits": job.in_4_bits and on_gpu},
         )
-        argv = [job.python, "-m", "agents.quantizers.chat", str(file)]
+        argv = command(job.python, "agents.quantizers.chat", str(file))
         chat.start(call.children, argv, job_environ(call.home, packages), read_said)
         said = _wait_for(chat, call, "opened")
     if said is None:

@@ -27,6 +27,7 @@ from agents.files import (
     remove_layers,
     split_destination,
 )
+from agents.program import command
 from agents.protocol import CalibrationJob, MergeJob, PreviewJob
 from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import lease_devices, release
@@ -50,7 +51,7 @@ def export_merged(call: Call) -> dict[str, Any]:
         job_file, {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
     )
     try:
-        argv = [job.python, "-m", "agents.quantizers.merge", str(job_file)]
+        argv = command(job.python, "agents.quantizers.merge", str(job_file))
         _run(call, argv, f"The merge of {job.run_id}")
     finally:
         job_file.unlink(missing_ok=True)
@@ -69,7 +70,7 @@ def export_made(call: Call) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
         job_file = Path(name, "job.json")
         write_json(job_file, to_wire(job))
-        argv = [job.python, "-m", "agents.quantizers.make", str(job_file)]
+        argv = command(job.python, "agents.quantizers.make", str(job_file))
         try:
             _run(call, argv, f"Making {job.method} of {job.origin.run_id}", packages)
         finally:
@@ -106,11 +107,11 @@ def _report(
     job: dict[str, Any],
     what: str,
 ) -> dict[str, Any]:
-    """Run `PYTHON -m MODULE JOB.json REPORT.json` and return the report."""
+    """Run a program, `MODULE JOB.json REPORT.json`, and return the report."""
     with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
         job_file, report = Path(name, "job.json"), Path(name, "report.json")
         write_json(job_file, job)
-        _run(call, [python, "-m", module, str(job_file), str(report)], what)
+        _run(call, command(python, module, str(job_file), str(report)), what)
         found: dict[str, Any] = json.loads(report.read_bytes())
         return found
 

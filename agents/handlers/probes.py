@@ -11,6 +11,7 @@ from agents.channel import Call
 from agents.errors import UserError
 from agents.probes import LinkProbe, answer_probe, open_listener, probe_link
 from agents.probes import choose_port as choose_free_port
+from agents.program import command
 from agents.protocol import AllReduceProbe
 from agents.state import archive_path
 from agents.wire import from_wire, to_wire
@@ -60,7 +61,7 @@ def connect(call: Call) -> LinkProbe:
 def allreduce(call: Call) -> dict[str, Any]:
     """Take part in one all-reduce, in the training environment's own process."""
     probe = from_wire(AllReduceProbe, call.args, "args")
-    argv = [probe.python, "-m", "agents.trainer.allreduce", json.dumps(to_wire(probe))]
+    argv = command(probe.python, "agents.trainer.allreduce", json.dumps(to_wire(probe)))
     environ = {"PYTHONPATH": archive_path(), "OMP_NUM_THREADS": "1"}
     if probe.interface:
         environ["GLOO_SOCKET_IFNAME"] = probe.interface

@@ -1,4 +1,4 @@
-"""Keep a model loaded for a conversation: `python -m agents.quantizers.chat JOB.json`.
+"""Keep a model loaded for a conversation: `agents.program agents.quantizers.chat JOB.json`.
 
 Turns come in on stdin as JSON lines (`ask` with a turn, `stop`), and each answer goes out piece by
 piece. The end of stdin ends the program at once, whatever it does: whoever talked to it is gone.
@@ -13,7 +13,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from agents.artifacts import ChatJob, ChatTurn
 from agents.errors import UserError
@@ -82,8 +82,8 @@ def read_job(path: Path) -> tuple[ChatJob, str]:
     return job, str(plain.get("device", "cpu"))
 
 
-def main(argv: list[str]) -> int:
-    """Hold one conversation and return the exit code."""
+def main(argv: list[str]) -> NoReturn:
+    """Hold one conversation and end this process: llama.cpp's threads do not always end."""
 
     def work(path: Path, progress: Progress) -> None:
         job, device = read_job(path)
@@ -93,10 +93,7 @@ def main(argv: list[str]) -> int:
         progress.say("opened", **told)
         converse(speaker, inbox, job.idle_s, progress)
 
-    return run_job(argv, "python -m agents.quantizers.chat JOB.json", work)
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    usage = "python -m agents.program agents.quantizers.chat JOB.json"
+    code = run_job(argv, usage, work)
     sys.stderr.flush()
-    os._exit(code)  # llama.cpp's threads do not always end
+    os._exit(code)

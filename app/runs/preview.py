@@ -150,7 +150,7 @@ async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess
     environ = {**os.environ, "PYTHONPATH": root, "RACKLESS_AGENT_HOME": str(home)}
     with (folder / "stderr").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agents.trainer.data.preview"),
+            *(sys.executable, "-m", "agents.program", "agents.trainer.data.preview"),
             *(str(folder / "job.json"), str(folder / "report.json")),
             env=environ,
             limit=1 << 20,

@@ -176,7 +176,7 @@ def merge(bench: Bench, case: str, model: Path) -> dict[str, Any]:
     }
     path = bench.folder / "job.json"
     path.write_text(json.dumps(job))
-    row, _ = bench.run(case, ["agents.quantizers.merge", str(path)])
+    row, _ = bench.run(case, ["agents.program", "agents.quantizers.merge", str(path)])
     row |= {"method": "merged", "types": (), **describe_input(model)}
     if row.get("rc") == 0:
         about = json.loads((destination / "rackless.json").read_bytes())

@@ -169,7 +169,7 @@ def wait_until(condition: Callable[[], Any], what: str, limit_s: float = 90.0) -
 
 @contextlib.contextmanager
 def slowed(run_id: str) -> Iterator[None]:
-    """Let the run train for a fifth of the time only, as on PCs that are busy otherwise.
+    """Let the run train for a third of the time only, as on PCs that are busy otherwise.
 
     However late commands come to it on a busy machine, it is not over by then.
     """
@@ -181,7 +181,7 @@ def slowed(run_id: str) -> Iterator[None]:
             _signal(held, signal.SIGSTOP)
             is_over.wait(_HELD_S)
             _signal(held, signal.SIGCONT)
-            is_over.wait(_HELD_S / 4)
+            is_over.wait(_HELD_S / 2)
 
     thread = threading.Thread(target=slow_down)
     thread.start()

@@ -1,7 +1,7 @@
 """Show what a run will learn: what the data was taken for, its sizes, and three rendered rows.
 
-Before a run the agent starts this as `python -m agents.trainer.data.preview JOB.json REPORT.json`;
-it prints JSON lines of kind `progress`, and one of kind `failed` when it cannot. All rows are
+Before a run the agent starts it: `agents.program agents.trainer.data.preview JOB.json REPORT.json`.
+It prints JSON lines of kind `progress`, and one of kind `failed` when it cannot. All rows are
 tokenized into the cache that the run takes them from, so the time is not lost. A run's first rank
 writes the same report into its journal.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -177,8 +176,9 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
     return describe(examples, tokenizer, job.spec, plain_template=plain)
 
 
-def main(job_path: Path, report_path: Path) -> int:
-    """Write the report of a job; return the exit status."""
+def main(argv: list[str]) -> int:
+    """Write the report of a job; return the exit code."""
+    job_path, report_path = map(Path, argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         job = from_wire(PreviewJob, json.loads(job_path.read_bytes()), "job")
@@ -191,7 +191,3 @@ def main(job_path: Path, report_path: Path) -> int:
         _print("failed", message=error.message, hint=error.hint)
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -165,8 +165,8 @@ def test_checkpoints_over_the_wire(agent: Agent, node: Node) -> None:
 
 MERGE = """#!{python}
 import json, os, sys
-assert sys.argv[1:3] == ["-m", "agents.quantizers.merge"], sys.argv
-job = json.load(open(sys.argv[3]))
+assert sys.argv[1:4] == ["-m", "agents.program", "agents.quantizers.merge"], sys.argv
+job = json.load(open(sys.argv[4]))
 print("a warning of some library", flush=True)
 print(json.dumps({{"kind": "progress", "message": "loading the model"}}), flush=True)
 if job["model_path"] == "missing":
@@ -220,13 +220,13 @@ def test_failed_merge_says_why(agent: Agent, node: Node, merge: str) -> None:
 
 PREVIEW = """#!{python}
 import json, sys
-assert sys.argv[1:3] == ["-m", "agents.trainer.data.preview"], sys.argv
-job = json.load(open(sys.argv[3]))
+assert sys.argv[1:4] == ["-m", "agents.program", "agents.trainer.data.preview"], sys.argv
+job = json.load(open(sys.argv[4]))
 print(json.dumps({{"kind": "progress", "message": "1,000 rows"}}), flush=True)
 if job["train_path"] == "missing":
     print(json.dumps({{"kind": "failed", "message": "No data there.", "hint": "Bring it"}}))
     sys.exit(1)
-json.dump({{"format": "text", "rows": job["spec"]["batch_sequences"]}}, open(sys.argv[4], "w"))
+json.dump({{"format": "text", "rows": job["spec"]["batch_sequences"]}}, open(sys.argv[5], "w"))
 """
 
 
@@ -250,10 +250,10 @@ def test_preview_runs_in_the_environment_and_leaves_nothing(
 
 CALIBRATION = """#!{python}
 import json, os, sys
-assert sys.argv[1:3] == ["-m", "agents.trainer.calibration"], sys.argv
+assert sys.argv[1:4] == ["-m", "agents.program", "agents.trainer.calibration"], sys.argv
 assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-job = json.load(open(sys.argv[3]))
-json.dump({{"card": job["device"], "matrix_flops_per_s": 5e13}}, open(sys.argv[4], "w"))
+job = json.load(open(sys.argv[4]))
+json.dump({{"card": job["device"], "matrix_flops_per_s": 5e13}}, open(sys.argv[5], "w"))
 """
 
 

@@ -5,6 +5,7 @@ The packages are installed from the lock that ships, beside this environment.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from agents import packages
 from agents.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
 from agents.children import Children
 from agents.errors import UserError
+from agents.program import command
 from agents.quantizers import autoawq, calibrated
 from agents.quantizers.by_gptqmodel import Gptqmodel
 from agents.quantizers.calibrated import choose_group
@@ -90,7 +92,7 @@ def start(
     path = home / "job.json"
     path.write_text(json.dumps({**to_wire(job), "agent_home": str(home)}))
     return subprocess.Popen(
-        [sys.executable, "-m", module, str(path)],
+        command(sys.executable, module, str(path)),
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(beside)))},
         stdout=subprocess.PIPE,
         stderr=(home / "stderr").open("w"),
@@ -107,6 +109,21 @@ def run(
         out, _ = process.communicate(timeout=400)
     said = (home / "stderr").read_text()
     return subprocess.CompletedProcess(process.args, process.returncode, out, said)
+
+
+@pytest.fixture(scope="module")
+def made(learned, beside, tmp_path_factory):
+    """Return what makes each artifact once: the folder of a job that was done in one go."""
+
+    @functools.cache
+    def make(method: str, types: tuple[str, ...], engine: str = "gptqmodel") -> Path:
+        folder = tmp_path_factory.mktemp("made")
+        job = job_for(learned, method, *types, engine=engine)
+        done = run(job, folder, beside, watched_make.__name__)
+        assert done.returncode == 0, done.stdout[-600:] + done.stderr[-1500:]
+        return folder
+
+    return make
 
 
 def job_for(model: Path, method: str, *types: str, engine: str = "gptqmodel") -> MakeJob:
@@ -136,29 +153,25 @@ def job_for(model: Path, method: str, *types: str, engine: str = "gptqmodel") ->
     ],
     ids=["awq", "autoawq", "gptq-4", "gptq-8"],
 )
-def test_it_loads_and_is_nearer_than_rounding(
-    learned, beside, tmp_path, method, engine, types, share, layout
-):
-    job = job_for(learned, method, *types, engine=engine)
-    done = run(job, tmp_path, beside, watched_make.__name__)
-    assert done.returncode == 0, done.stdout[-600:] + done.stderr[-1500:]
-    (proof,) = json.loads((tmp_path / method / PROOF_FILE).read_bytes())["proofs"]
+def test_it_loads_and_is_nearer_than_rounding(learned, made, method, engine, types, share, layout):
+    folder = made(method, types, engine)
+    (proof,) = json.loads((folder / method / PROOF_FILE).read_bytes())["proofs"]
     assert proof["distance"]["kl"] < share * proof["control"]["kl"]
     assert proof["distance"]["top1"] > 0.97
     ratio = proof["distance"]["perplexity"] / proof["original_perplexity"]
     assert ratio == pytest.approx(1, abs=0.03)
     assert proof["keep"]
-    config = json.loads((tmp_path / method / "config.json").read_bytes())
+    config = json.loads((folder / method / "config.json").read_bytes())
     said = config["quantization_config"]
     assert {key: said[key] for key in layout} == layout
-    assert (tmp_path / method / "tokenizer.json").exists()
-    assert not (tmp_path / method / ".scratch").exists()
+    assert (folder / method / "tokenizer.json").exists()
+    assert not (folder / method / ".scratch").exists()
     print(
         f"\n{proof['name']}: KL {proof['distance']['kl']:.2e}, rounded {proof['control']['kl']:.2e}"
     )
 
     if (method, engine) == ("awq", "gptqmodel"):
-        lines = (tmp_path / watched_make.SEARCHED_FILE).read_text().splitlines()
+        lines = (folder / watched_make.SEARCHED_FILE).read_text().splitlines()
         texts = read_texts(TRAIN, EVALUATION, load_tokenizer(learned)[0]).calibration
         blocks = split_blocks(texts)
         assert {tuple(json.loads(line)[:2]) for line in lines} == {(len(blocks), len(blocks[0]))}
@@ -233,7 +246,7 @@ def test_only_awq_has_a_second_engine():
     ("method", "types"),
     [("awq", ()), pytest.param("gptq", ("4-bit",), marks=pytest.mark.campaign)],
 )
-def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, tmp_path, method, types):
+def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, made, tmp_path, method, types):
     """Of GPTQ by hand: pytest -m campaign tests/agents/quantizers/test_calibrated.py."""
     model = tmp_path / "exports" / "merged-1"
     shutil.copytree(learned, model)
@@ -247,12 +260,10 @@ def test_a_killed_job_goes_on_behind_its_last_layer(learned, beside, tmp_path, m
     assert not (model.parent / f"{method}-1").exists()
     told = run(job, tmp_path, beside).stdout
     assert "Going on after" in told
-    first = load_file(model.parent / f"{method}-1" / "model.safetensors")
-    shutil.rmtree(model.parent / f"{method}-1")
-    assert "Going on after" not in run(job, tmp_path, beside).stdout
-    straight = load_file(model.parent / f"{method}-1" / "model.safetensors")
-    assert first.keys() == straight.keys()
-    assert all(torch.equal(first[name], straight[name]) for name in first)
+    resumed = load_file(model.parent / f"{method}-1" / "model.safetensors")
+    straight = load_file(made(method, types) / method / "model.safetensors")
+    assert resumed.keys() == straight.keys()
+    assert all(torch.equal(resumed[name], straight[name]) for name in resumed)
     if method == "awq":
         scales = [value for name, value in straight.items() if name.endswith(".scales")]
         assert {value.dtype for value in scales} == {torch.float16}, "the classic layout"

@@ -12,6 +12,7 @@ import pytest
 
 from agents.artifacts import ChatJob, ChatMessage, ChatTurn
 from agents.errors import UserError
+from agents.program import command
 from agents.quantizers.answering import load_speaker
 from agents.quantizers.gguf import convert
 from agents.spec import AdapterSpec
@@ -117,7 +118,7 @@ def test_a_model_in_4_bits_answers_nearly_the_same(demo):
 def test_it_runs_as_a_program_that_agents_talk_to(tmp_path):
     job = ChatJob(chat="c", python=sys.executable, model=str(DEMO / "model"), idle_s=0.2)
     (tmp_path / "job.json").write_text(json.dumps({**to_wire(job), "agent_home": str(tmp_path)}))
-    argv = [sys.executable, "-m", "agents.quantizers.chat", str(tmp_path / "job.json")]
+    argv = command(sys.executable, "agents.quantizers.chat", str(tmp_path / "job.json"))
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:

@@ -14,6 +14,7 @@ import pytest
 from agents.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.errors import UserError
 from agents.files import remove_abandoned
+from agents.program import command
 from agents.quantizers import gguf, nf4
 from agents.quantizers.make import make, read_job
 from agents.quantizers.models import load_model, widen
@@ -173,7 +174,7 @@ def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
     (tmp_path / "t").unlink()
     assert read_job(path)[0].train.path == "t", "what is not there may be of the hub"
     done = subprocess.run(
-        [sys.executable, "-m", "agents.quantizers.make", str(path)],
+        command(sys.executable, "agents.quantizers.make", str(path)),
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 3
@@ -189,7 +190,7 @@ def test_what_a_killed_job_left_goes_before_the_next(tmp_path):
     job = job_for(tmp_path, "nf4")
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**to_wire(job), "agent_home": str(tmp_path)}))
-    argv = [sys.executable, "-m", "agents.quantizers.make", str(path)]
+    argv = command(sys.executable, "agents.quantizers.make", str(path))
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         for line in process.stdout:

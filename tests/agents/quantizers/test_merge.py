@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agents.errors import UserError
+from agents.program import command
 from agents.quantizers.merge import merge, read_job
 from agents.quantizers.work import Progress
 from agents.spec import AdapterSpec
@@ -151,7 +152,7 @@ def test_full_fine_tuning_is_exported_too(tmp_path, tiny_model):
 def test_the_command_prints_json_lines_and_says_what_went_wrong(run, tmp_path):
     path = job_file(run, tmp_path / "out", model_path=str(tmp_path / "none"))
     done = subprocess.run(
-        [sys.executable, "-m", "agents.quantizers.merge", path],
+        command(sys.executable, "agents.quantizers.merge", path),
         capture_output=True,
         check=False,
         env=dict(os.environ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from agents.artifacts import TextSource
@@ -25,3 +28,15 @@ def test_a_file_of_ones_own_calibrates_and_the_run_still_judges(tmp_path):
     file.write_text("only three words\n")
     with pytest.raises(UserError, match=r"own\.txt has only"):
         read_texts(TRAIN, None, tokenizer, TextSource(path=str(file)))
+
+
+def test_pairs_and_conversations_calibrate_runs_of_either_objective(tmp_path):
+    tokenizer, _ = load_tokenizer(DEMO / "model")
+    pairs, plain = tmp_path / "pairs.jsonl", tmp_path / "own.txt"
+    text = "The river runs through the valley."
+    pair = {"prompt": "What runs there?", "chosen": text, "rejected": "Nothing."}
+    pairs.write_text(f"{json.dumps(pair)}\n" * 40)
+    plain.write_text(f"{text}\n" * 40)
+    dpo = replace(TRAIN, path=str(pairs), objective="dpo")
+    assert len(read_texts(TRAIN, None, tokenizer, TextSource(path=str(pairs))).calibration) == 40
+    assert len(read_texts(dpo, None, tokenizer, TextSource(path=str(plain))).calibration) == 40

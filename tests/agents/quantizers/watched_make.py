@@ -1,12 +1,11 @@
 """The job of a node, which leaves beside itself by what inputs gptqmodel has searched AWQ's scales.
 
-python -m tests.agents.quantizers.watched_make JOB.json
+python -m agents.program tests.agents.quantizers.watched_make JOB.json
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ SEARCHED_FILE = "searched.jsonl"
 """A line with the shape of each search's inputs: blocks, tokens, width."""
 
 
-def main(job: Path) -> int:
+def main(argv: list[str]) -> int:
+    job = Path(argv[0])
     let_few_cores_work()
     from gptqmodel.looper.awq_processor import AWQProcessor
 
@@ -29,8 +29,4 @@ def main(job: Path) -> int:
         return search(self, x, *rest, **more)
 
     AWQProcessor._compute_best_scale = tell
-    return make.main([str(job)])
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    return make.main(argv)

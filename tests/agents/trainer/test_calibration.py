@@ -18,7 +18,7 @@ def test_cpu_is_measured_and_the_report_is_written(
 ) -> None:
     job = CalibrationJob(python="", device="cpu", device_id="cpu", seconds=0.4)
     (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
-    assert main(str(tmp_path / "job.json"), str(tmp_path / "report.json")) == 0
+    assert main([str(tmp_path / "job.json"), str(tmp_path / "report.json")]) == 0
     found = from_wire(Calibration, json.loads((tmp_path / "report.json").read_bytes()))
     assert found.matrix_flops_per_s is not None
     assert found.matrix_flops_per_s > 1e8
@@ -35,7 +35,7 @@ def test_a_gpu_that_is_not_there_is_told(
 ) -> None:
     job = CalibrationJob(python="", device="cuda:3", device_id="x", seconds=0.1)
     (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
-    assert main(str(tmp_path / "job.json"), str(tmp_path / "report.json")) == 1
+    assert main([str(tmp_path / "job.json"), str(tmp_path / "report.json")]) == 1
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["kind"] == "failed"
     assert "does not see cuda:3 (it sees 0 GPUs)" in last["message"]

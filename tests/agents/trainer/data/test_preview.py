@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from agents.program import command
 from agents.protocol import DataPreview, NamedRow, PreviewJob
 from agents.spec import DataSpec, RunSpec
 from agents.trainer.data import preview
@@ -77,7 +78,7 @@ def run_command(tmp_path, job):
     (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
     report = tmp_path / "report.json"
     done = subprocess.run(
-        [sys.executable, "-m", preview.__name__, str(tmp_path / "job.json"), str(report)],
+        command(sys.executable, preview.__name__, str(tmp_path / "job.json"), str(report)),
         env={**os.environ, "RACKLESS_AGENT_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
