@@ -541,7 +541,7 @@ class ShownConversation:
     num_targets: int
     """Tokens that are learned."""
     parts: tuple[ShownPart, ...]
-    """The text in order, as the model reads it; the end of a long one is left out."""
+    """The text in order, as the model reads it; of a long one parts are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,6 +65,8 @@ class AdapterSpec:
             raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
         if not self.targets:
             raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
+        if isinstance(self.targets, str) and self.targets != "all-linear":
+            object.__setattr__(self, "targets", (self.targets,))
         for name in ("rslora", "dora"):
             if self.kind == "full" and getattr(self, name):
                 raise ValueError(f"{name} is true; it must be false with kind full")

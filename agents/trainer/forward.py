@@ -2,7 +2,8 @@
 
 What a model class can do is found out once, on a few tokens: its own attention and its own logits
 are compared with ours. A class whose attention does not go through Transformers' registry (or that
-carries a state from token to token) gets one segment at a time; one whose logits are made in a way
+carries a state from token to token, or turns positions by the length of the input) gets one segment
+at a time; one whose logits are made in a way
 that `head` does not know makes them itself. Both are slower and as correct.
 
 Shape letters: M tokens of the flat row, N tokens that count, H hidden features, V words.
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.trainer import attention, joined
+from agents.trainer import attention, joined, positions
 from agents.trainer.examples import Example, Segment
 from agents.trainer.head import Head, OwnHead, find_head
 from agents.trainer.micro import MicroBatch, build_micro_batch
@@ -34,11 +35,15 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, to
 class Forward:
     """Runs the model over micro-batches, the best way that its class allows."""
 
-    def __init__(self, model: TrainedModel, device: torch.device) -> None:
+    def __init__(
+        self, model: TrainedModel, device: torch.device, most_tokens: int | None = None
+    ) -> None:
+        """Find out how; `most_tokens` is the length of the longest segment that will come."""
         self._model = model
         self._device = device
         self._causal: Any = model.module if model.lora is None else model.module.get_base_model()
         self._body: nn.Module = self._causal.base_model
+        self._turns = positions.find_turns(self._body, most_tokens)
         self.flat = False
         """Whether several segments go through the model at once."""
         self.head: Head | OwnHead = OwnHead()
@@ -89,6 +94,7 @@ class Forward:
         """Return the outputs of all segments (M, .), each made in a forward pass of its own."""
         outputs = []
         for start, stop in pairwise(batch.segments.bounds):
+            positions.forget(self._turns)
             with self._model.clock.only(start, stop):
                 outputs.append(self._run(replace(batch, ids_1M=batch.ids_1M[:, start:stop]))[0])
         return torch.cat(outputs)
@@ -108,7 +114,7 @@ class Forward:
     def _can_be_flat(self, batch: MicroBatch, expected_MV: Tensor) -> bool:
         config = self._causal.config
         usual = config._attn_implementation
-        if not self._routes():
+        if self._turns or not self._routes():
             return False
         attention.register()
         self._causal.set_attn_implementation(attention.NAME)

@@ -7,6 +7,7 @@ stream that depends on the split of the batch. The adapter's dropout is `dropout
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from agents.errors import UserError
 from agents.spec import AdapterSpec, RunSpec
@@ -30,6 +32,7 @@ _DTYPES = {
     "fp64": torch.float64,
 }
 _NARROW = (torch.bfloat16, torch.float16)
+_LEARNED_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
 _ADAPTER = ".default."
 """PEFT puts the adapter's name into every parameter's name, and takes it out in files."""
 
@@ -75,7 +78,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
-def load_model(spec: RunSpec, path: Path, tokenizer: Any, device: torch.device) -> nn.Module:
+def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     """Return the base model on the device, every parameter frozen.
 
     Raises:
@@ -83,6 +86,8 @@ def load_model(spec: RunSpec, path: Path, tokenizer: Any, device: torch.device) 
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
+    if full:
+        _refuse_quantized(path)
     if full and dtype in _NARROW:
         dtype = torch.float32  # trained in full precision, computed in the narrow one (autocast)
     settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
@@ -101,15 +106,49 @@ def load_model(spec: RunSpec, path: Path, tokenizer: Any, device: torch.device) 
         ) from error
     model.eval()
     model.requires_grad_(False)
-    if spec.adapter.kind == "qlora":
-        _keep_layout(model)
-    num_words = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > num_words:
+    _keep_layout(model)
+    _refuse_long_rows(model, spec.sequence_tokens, path)
+    return model
+
+
+def _refuse_long_rows(model: nn.Module, sequence_tokens: int, path: Path) -> None:
+    """Check that a model whose positions are learned has enough of them."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _LEARNED_POSITIONS:
+            most = getattr(model.config, "max_position_embeddings", module.num_embeddings)
+            if sequence_tokens > most:
+                raise UserError(
+                    f"The model in {path} has learned {most:,} positions, and sequence_tokens is "
+                    f"{sequence_tokens:,}.",
+                    f"Set sequence_tokens to {most}",
+                )
+
+
+def _refuse_quantized(path: Path) -> None:
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return  # said in better words when the model is loaded
+    if config.get("quantization_config"):
         raise UserError(
-            f"The tokenizer in {path} knows {len(tokenizer)} words, the model only {num_words}.",
+            f"The model in {path} is quantized already, so its weights cannot be trained in full.",
+            "Use adapter: {kind: lora}, or give the model that it was made from",
+        )
+
+
+def refuse_unknown_words(model: nn.Module, num_words: int, path: Path) -> None:
+    """Check that the model knows every token of the data; a tokenizer may know more.
+
+    Raises:
+        UserError: it does not.
+    """
+    num_known = model.get_input_embeddings().num_embeddings
+    if num_words > num_known:
+        raise UserError(
+            f"The tokenizer in {path} made token {num_words - 1} of the data, and the model knows "
+            f"only {num_known:,}, from 0 on.",
             "Give the model its own tokenizer, or enlarge its embeddings first",
         )
-    return model
 
 
 def _nf4(dtype: torch.dtype) -> Any:
@@ -195,16 +234,19 @@ def _lora_config(adapter: AdapterSpec) -> LoraConfig:
 
 
 def _add_adapter(model: nn.Module, lora: LoraConfig, spec: RunSpec) -> nn.Module:
+    layers = [name for name, one in model.named_modules() if isinstance(one, (nn.Linear, Conv1D))]
+    usable = sorted({name.rpartition(".")[2] for name in layers})
+    hint = f"Use all-linear, or names out of {', '.join(usable)}"
+    if spec.adapter.targets != "all-linear":
+        for name in spec.adapter.targets:
+            if not any(f".{layer}".endswith(f".{name}") for layer in layers):
+                raise UserError(f"adapter.targets: this model has no linear layer {name!r}.", hint)
     try:
         peft_model: nn.Module = get_peft_model(model, lora)
     except ValueError as error:
-        linear = {
-            n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)
-        }
-        raise UserError(
-            f"adapter.targets {spec.adapter.targets!r} does not fit this model: {_first(error)}.",
-            f"Use all-linear, or names out of {sorted(linear)}",
-        ) from error
+        if "lora_dropout" in str(error):
+            hint = "Set adapter.dropout to 0: layers of experts have none"
+        raise UserError(f"The adapter does not fit this model: {_first(error)}.", hint) from error
     return peft_model
 
 

@@ -38,7 +38,13 @@ from agents.trainer.flat import FlatParameters, Layout
 from agents.trainer.forward import Forward
 from agents.trainer.group import Group
 from agents.trainer.loading import Loading
-from agents.trainer.model import TrainedModel, load_model, load_tokenizer, make_trained
+from agents.trainer.model import (
+    TrainedModel,
+    load_model,
+    load_tokenizer,
+    make_trained,
+    refuse_unknown_words,
+)
 from agents.trainer.objectives import Objective, make_objective
 from agents.trainer.optimizer import make_optimizer
 from agents.trainer.reducer import Wire
@@ -214,9 +220,12 @@ def _load(
             evaluation, _ = _load_data(intent.eval_path, attempt, tokenizer, loading)
         if loading is not None:
             loading.end()
-        base = load_model(spec, folder, tokenizer, device)
+        base = load_model(spec, folder, device)
+        for examples in (train, evaluation):
+            if examples is not None:
+                refuse_unknown_words(base, examples.num_words, folder)
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
-        forward = Forward(model, device)
+        forward = Forward(model, device, spec.sequence_tokens)
         if compiling.why_not(device) is None and model.lora is not None:
             nf4.install(model.module)
             forward.join()

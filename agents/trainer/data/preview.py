@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agents.errors import UserError
 from agents.protocol import (
     DataPreview,
@@ -40,6 +42,8 @@ NUM_SHOWN = 3
 _NUM_READ = 64
 _MOST_TOKENS = 256
 """Shown of one conversation; the rest is counted."""
+_FEWEST_LEARNED = 32
+"""Of them, from the first token that is learned on."""
 _TELL_S = 1.0
 
 
@@ -131,7 +135,19 @@ def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
 
 
 def _cut_parts(tokenizer: Any, segment: Segment) -> tuple[ShownPart, ...]:
-    ids, is_target = segment.ids[:_MOST_TOKENS], segment.is_target[:_MOST_TOKENS]
+    """Return the beginning, and where nothing of it is learned, the first that is, too."""
+    first = int(np.argmax(segment.is_target))
+    if first <= _MOST_TOKENS - _FEWEST_LEARNED:
+        return _part(tokenizer, segment, 0, _MOST_TOKENS)
+    half = _MOST_TOKENS // 2
+    begin = first - half + _FEWEST_LEARNED
+    left_out = ShownPart(text=f"\n[{begin - half:,} tokens are not shown]\n", learned=False)
+    head = _part(tokenizer, segment, 0, half)
+    return (*head, left_out, *_part(tokenizer, segment, begin, begin + half))
+
+
+def _part(tokenizer: Any, segment: Segment, begin: int, end: int) -> tuple[ShownPart, ...]:
+    ids, is_target = segment.ids[begin:end], segment.is_target[begin:end]
     changes = [i for i in range(1, len(ids)) if is_target[i] != is_target[i - 1]]
     ends = [*changes, len(ids)]
     return tuple(

@@ -129,11 +129,11 @@ class RowReader:
 
     def skip(self, skipped: Skipped) -> None:
         """Count a row that is left out, with the name of its file where there are several."""
-        self._tally.skip(self._name_file(skipped))
+        self._tally.skip(self._name_file(skipped), skipped.row)
 
     def cut(self, row: int, num_tokens: int) -> None:
         """Count a row that loses its end, with its whole length."""
-        self._tally.cut(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")))
+        self._tally.cut(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")), row)
 
     def _name_file(self, named: Skipped) -> Skipped:
         if len(self._files.paths) == 1:

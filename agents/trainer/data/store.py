@@ -56,6 +56,8 @@ class ExampleSet:
         self.folder = folder
         self.format: str = about["format"]
         """`chat`, `alpaca`, `text` or `preference`: as asked for, or as found."""
+        self.num_words: int = sizes["words"]
+        """Largest token id + 1: the model must know so many."""
         self.num_rows: int = about["num_rows"]
         """Rows of the data, with those left out."""
         self.num_skipped: int = about["num_skipped"]
@@ -122,7 +124,7 @@ class _Column:
 def write_examples(
     folder: Path, rows: Iterator[Tokenized], *, capacity: int | None
 ) -> dict[str, int]:
-    """Write all arrays into the new `folder`; return the size of each.
+    """Write all arrays into the new `folder`; return the size of each, and `words` (`num_words`).
 
     Args:
         rows: what becomes the examples.
@@ -152,7 +154,7 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
     columns = {name: _Column(folder, name) for name in names}
     columns["starts"].add(0)
     columns["first"].add(0)
-    num_segments = 0
+    num_segments, num_words = 0, 0
     for row in rows:
         for segment in row.segments:
             ids = segment.ids
@@ -160,11 +162,12 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
             columns["starts"].add(columns["tokens"].size)
             columns["rows"].add(segment.row)
             num_segments += 1
+            num_words = max(num_words, int(ids.max(initial=-1)) + 1)
         columns["first"].add(num_segments)
         columns["num_targets"].add(sum(segment.num_targets for segment in row.segments))
     for column in columns.values():
         column.close()
-    return {name: column.size for name, column in columns.items()}
+    return {"words": num_words, **{name: column.size for name, column in columns.items()}}
 
 
 def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -> None:

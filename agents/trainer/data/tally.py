@@ -8,6 +8,7 @@ be cut into rows at all (an open quote in a CSV file, say) is refused by its rea
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 
 from agents.errors import UserError
@@ -37,6 +38,25 @@ class Skipped:
         return f"{self.file}: {self.reason}" if self.file else self.reason
 
 
+class First:
+    """Keeps the first rows in their order, though they come out of it.
+
+    Whether a row can be read is known before the rows ahead of it are tokenized.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.rows: list[Skipped] = []
+        self._places: list[int] = []
+        self._most = most
+
+    def add(self, row: Skipped, place: int) -> None:
+        """Take in a row, unless all that are kept come before it."""
+        at = bisect.bisect(self._places, place)
+        self.rows.insert(at, row)
+        self._places.insert(at, place)
+        del self.rows[self._most :], self._places[self._most :]
+
+
 @dataclass(slots=True)
 class Tally:
     """Counts the rows of one set of data while they are read."""
@@ -50,27 +70,33 @@ class Tally:
     """Rows left out that are nothing but a line's end."""
     num_truncated: int = 0
     """Rows that were longer than the longest sequence and lost their end."""
-    named: list[Skipped] = field(default_factory=list)
-    """The first that were left out."""
-    truncated: list[Skipped] = field(default_factory=list)
-    """The first that lost their end; the reason is their length."""
-    first_malformed: Skipped | None = None
+    _skipped: First = field(default_factory=lambda: First(NUM_NAMED))
+    _truncated: First = field(default_factory=lambda: First(NUM_NAMED))
+    _malformed: First = field(default_factory=lambda: First(1))
 
-    def skip(self, skipped: Skipped) -> None:
-        """Count a row that is left out."""
+    @property
+    def named(self) -> list[Skipped]:
+        """The first that were left out."""
+        return self._skipped.rows
+
+    @property
+    def truncated(self) -> list[Skipped]:
+        """The first that lost their end; the reason is their length."""
+        return self._truncated.rows
+
+    def skip(self, skipped: Skipped, place: int) -> None:
+        """Count a row that is left out; `place` is its number among the rows of all files."""
         self.num_skipped += 1
         self.num_blank += skipped.reason == BLANK
         if skipped.malformed:
             self.num_malformed += 1
-            self.first_malformed = self.first_malformed or skipped
-        if len(self.named) < NUM_NAMED:
-            self.named.append(skipped)
+            self._malformed.add(skipped, place)
+        self._skipped.add(skipped, place)
 
-    def cut(self, named: Skipped) -> None:
+    def cut(self, named: Skipped, place: int) -> None:
         """Count a row that loses its end."""
         self.num_truncated += 1
-        if len(self.truncated) < NUM_NAMED:
-            self.truncated.append(named)
+        self._truncated.add(named, place)
 
     def judge(self, num_kept: int) -> None:
         """Check at the end that what is left is worth training on.
@@ -79,7 +105,7 @@ class Tally:
             UserError: no row is left, or too many are malformed.
         """
         too_many = max(MOST_MALFORMED, MOST_MALFORMED_SHARE * self.num_rows)
-        first = self.first_malformed
+        first = next(iter(self._malformed.rows), None)
         if first is not None and self.num_malformed > too_many and num_kept:
             raise UserError(
                 f"{self.name}: {self.num_malformed} of {self.num_rows} rows are malformed, the "

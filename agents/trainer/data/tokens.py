@@ -4,15 +4,17 @@ A conversation is rendered by the tokenizer's own chat template, or by a plain o
 none, and only the assistant's answers are learned. They are found as character ranges: the text up
 to a question (with the opening of an answer) and the text up to its answer are both beginnings of
 the whole text. Some templates write earlier answers differently (reasoning is left out, say); there
-the answer is searched for. In a preference pair both conversations are rendered like this, and what
-they have in common is not learned. The whole text is tokenized once, so the ids are exactly those
-that a chat with the model would produce. Plain text is learned wholly.
+the conversation is rendered again with another answer, and what differs is the answer. In a
+preference pair both conversations are rendered like this, and what they have in common is not
+learned. The whole text is tokenized once, so the ids are exactly those that a chat with the model
+would produce. Plain text is learned wholly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -33,6 +35,13 @@ PLAIN_TEMPLATE = (
 )
 """For tokenizers without a template: the wording of Stanford Alpaca."""
 _ROWS_AT_ONCE = 512
+_OTHER_ANSWER = "another-answer-in-its-place"
+_DAY = datetime(2024, 7, 26)
+_SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
+_WRITTEN = "".join(f" | replace('%{one}', '{_DAY.strftime('%' + one)}')" for one in _SIGNS)
+_STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
+"""For templates that write today's date: the same day on every node and after every resume, the one
+that those of Llama 3 write where they are told none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +116,18 @@ def _draw_row(tokenizer: Any, row: Row) -> list[tuple[str, list[range]]] | Skipp
     """Return the text of each conversation of a row, and the parts of it that are learned."""
     try:
         if not row.turns:
-            text = f"{tokenizer.bos_token or ''}{row.text}{tokenizer.eos_token or ''}"
+            text = _enclose(row.text, tokenizer.bos_token or "", tokenizer.eos_token or "")
             return [(text, [range(len(text))])]
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
         return [_draw(tokenizer, turns, row.num_common) for turns in sides]
     except ValueError as error:
         return Skipped(row=row.number, reason=str(error), malformed=True)
+
+
+def _enclose(text: str, begin: str, end: str) -> str:
+    """Return the text with both tokens, which data that was rendered before has already."""
+    begin = "" if text.startswith(begin) else begin
+    return f"{begin}{text}" if text.endswith(end) and end else f"{begin}{text}{end}"
 
 
 def _draw(tokenizer: Any, turns: tuple[Turn, ...], num_common: int) -> tuple[str, list[range]]:
@@ -122,49 +137,56 @@ def _draw(tokenizer: Any, turns: tuple[Turn, ...], num_common: int) -> tuple[str
     spans: list[range] = []
     for place, turn in enumerate(folded):
         if turn.role == "assistant" and turn.content.strip() and place >= num_common:
-            start = spans[-1].stop if spans else 0
-            spans.append(_find_answer(tokenizer, folded, place, text, start))
+            spans.append(_find_answer(tokenizer, folded, place, text))
     return text, spans
 
 
-def _find_answer(
-    tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str, start: int
-) -> range:
+def _find_answer(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str) -> range:
     asked = _render(tokenizer, turns[:place], ask=True) if place else ""
     is_last = place == len(turns) - 1
     answered = text if is_last else _render(tokenizer, turns[: place + 1], ask=False)
     if text.startswith(answered) and answered.startswith(asked):
         return range(len(asked), len(answered))
-    content = turns[place].content.strip()
-    found = text.find(content, start)
-    if found < 0:
+    other = (*turns[:place], replace(turns[place], content=_OTHER_ANSWER), *turns[place + 1 :])
+    before, found, after = _render(tokenizer, other, ask=False).partition(_OTHER_ANSWER)
+    start, end = len(before), len(text) - len(after)
+    if not (found and start < end and text.startswith(before) and text.endswith(after)):
         raise ValueError(
             "the chat template of this model changes the assistant's answer, "
             "so it cannot be told what should be learned"
         )
-    end = found + len(content)
-    eos = tokenizer.eos_token or ""
-    return range(found, end + len(eos) if eos and text.startswith(eos, end) else end)
+    alone = _render(tokenizer, other[: place + 1], ask=False)
+    for closing in (alone.partition(_OTHER_ANSWER)[2], tokenizer.eos_token):
+        if closing and after.startswith(closing):
+            return range(start, end + len(closing))
+    return range(start, end)
 
 
 def _fold_system(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """Return the turns; a system turn moves into the first question where templates refuse it."""
+    """Return the turns; a system turn that the template refuses or drops begins the question."""
     if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
         return turns
     try:
-        _render(tokenizer, turns, ask=False)
+        if _render(tokenizer, turns, ask=False) != _render(tokenizer, turns[1:], ask=False):
+            return turns
     except ValueError:
-        first = Turn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
-        return (first, *turns[2:])
-    return turns
+        pass
+    first = Turn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
+    return (first, *turns[2:])
 
 
 def _render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str:
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    template = tokenizer.get_chat_template()
+    if "strftime_now" in template:
+        template = _STOPPED_CLOCK + template
     try:
         text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=ask
+            messages,
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=ask,
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError, ArithmeticError) as error:
         raise ValueError(f"the chat template of this model refuses it: {error}") from error
     return text

@@ -41,7 +41,7 @@ def make_computer(tiny_model):
     ):
         spec = make_spec(precision="fp64", adapter=AdapterSpec(rank=4, dropout=0.2))
         tokenizer, plain = load_tokenizer(tiny_model)
-        base = load_model(spec, tiny_model, tokenizer, CPU)
+        base = load_model(spec, tiny_model, CPU)
         model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
         flat = FlatParameters(model.named_parameters(), CPU)
         flat.values.add_(0.01)

@@ -111,6 +111,33 @@ def test_packed_rows_are_those_of_the_model_itself(kind):
     assert (found - expected_gradients).abs().max() < 1e-4 * expected_gradients.abs().max()
 
 
+TURNS = {
+    "phi3": {
+        "max_position_embeddings": 64,
+        "original_max_position_embeddings": 16,
+        "rope_scaling": {
+            "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+        },
+    },
+    "llama": {
+        "max_position_embeddings": 16, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_angles_that_depend_on_the_length_are_those_of_each_row_alone(kind):
+    parts = [segment(1, 40), segment(2, 12), segment(3, 30)]
+    expected = sum(expected_loss(make(kind, TURNS[kind]), [part]).item() for part in parts)
+    forward = Forward(wrap(make(kind, TURNS[kind])), CPU, 40)
+    assert not forward.flat
+    batch = build_micro_batch([Example(tuple(parts))], CPU)
+    for _ in range(2):
+        loss = forward.head.sum_loss(forward.features(batch), batch.label_N)
+        assert loss.item() == pytest.approx(expected, rel=2e-6)
+    assert Forward(wrap(make(kind, TURNS[kind])), CPU, 16).flat, "no row is long enough"
+
+
 def test_a_head_of_unknown_making_is_left_to_the_model():
     model = make("llama", {})
     plain = model.forward

@@ -73,7 +73,7 @@ def make_computer(wide_model):
         adapter = AdapterSpec(kind=kind, rank=8, dropout=0.1, dora=dora)
         spec = make_spec(precision=precision, adapter=adapter)
         tokenizer, plain = load_tokenizer(wide_model)
-        base = load_model(spec, wide_model, tokenizer, device)
+        base = load_model(spec, wide_model, device)
         model = make_trained(spec, base, tokenizer, plain_template=plain, device=device)
         forward = Forward(model, device)
         if fast:

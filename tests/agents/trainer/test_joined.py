@@ -36,7 +36,7 @@ def tiny(tmp_path_factory):
 def make_forward(folder, adapter):
     spec = make_spec(precision="fp64", adapter=adapter)
     tokenizer, plain = load_tokenizer(folder)
-    base = load_model(spec, folder, tokenizer, CPU)
+    base = load_model(spec, folder, CPU)
     model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
     draw = torch.Generator().manual_seed(3)
     for _, parameter in model.named_parameters():

@@ -42,7 +42,7 @@ class Apart(Forward):
 def make_computer(tiny_model, plan, *, compiled, kind=Forward, joins=False, dropout=0.2):
     spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=dropout))
     tokenizer, plain = load_tokenizer(tiny_model)
-    base = load_model(spec, tiny_model, tokenizer, CPU)
+    base = load_model(spec, tiny_model, CPU)
     model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
     flat = FlatParameters(model.named_parameters(), CPU)
     draw = torch.Generator().manual_seed(3)

@@ -115,7 +115,7 @@ def assert_the_same_elsewhere(run: Run, base: Path, made: Path) -> None:
     with torch.no_grad():
         elsewhere = load_elsewhere(run.spec, base, made)(input_ids=ids).logits[0]
         tokenizer, plain = load_tokenizer(base)
-        loaded = load_model(run.spec, base, tokenizer, CPU)
+        loaded = load_model(run.spec, base, CPU)
         model = make_trained(run.spec, loaded, tokenizer, plain_template=plain, device=CPU)
         forward = Forward(model, CPU)
         untrained = logits_of(forward, part)

@@ -52,7 +52,7 @@ class Pairs:
 def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dpo"):
     spec = make_spec(precision="fp64", objective=objective, dpo_beta=BETA, adapter=adapter)
     tokenizer, plain = load_tokenizer(tiny_model)
-    base = load_model(spec, tiny_model, tokenizer, CPU)
+    base = load_model(spec, tiny_model, CPU)
     model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
     forward = Forward(model, CPU)
     flat = FlatParameters(model.named_parameters(), CPU)
@@ -180,7 +180,7 @@ def test_dora_starts_as_the_base_model(tiny_model):
     adapter = AdapterSpec(rank=4, dropout=0.0, dora=True)
     spec = make_spec(precision="fp64", adapter=adapter)
     tokenizer, plain = load_tokenizer(tiny_model)
-    base = load_model(spec, tiny_model, tokenizer, CPU)
+    base = load_model(spec, tiny_model, CPU)
     ids = torch.arange(20)[None]
     expected = base(input_ids=ids).logits
     model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
@@ -195,7 +195,7 @@ def test_weights_of_four_bits_give_the_gradient_of_what_they_stand_for():
 
     spec = make_spec(precision="fp32", adapter=AdapterSpec(kind="qlora", rank=4, dropout=0.0))
     tokenizer, plain = load_tokenizer(DEMO / "model")
-    base = load_model(spec, DEMO / "model", tokenizer, CPU)
+    base = load_model(spec, DEMO / "model", CPU)
     model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
     Forward(model, CPU)  # tries the model without gradients first
     layer = base.model.layers[1].mlp.up_proj.base_layer

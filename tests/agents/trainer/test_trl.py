@@ -63,7 +63,7 @@ def same_start(spec, model_path: Path) -> Any:
     tokenizer, plain = load_tokenizer(model_path)
     ours = make_trained(
         spec,
-        load_model(spec, model_path, tokenizer, device),
+        load_model(spec, model_path, device),
         tokenizer,
         plain_template=plain,
         device=device,

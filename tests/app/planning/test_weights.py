@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from agents.spec import AdapterSpec, DataSpec, RunSpec
-from agents.trainer.model import load_model, load_tokenizer
+from agents.trainer.model import load_model
 from app.planning.memory import GIB, GpuMemory, Setting, estimate_memory
 from app.planning.model_shape import read_shape
 from tests.agents.trainer.ranks import make_tiny_model
@@ -49,7 +49,7 @@ def test_weights_and_constants_are_those_that_are_loaded(name, kind, folders):
     )
     folder = folders[name]
     shape = read_shape(json.loads((folder / "config.json").read_text()))
-    model = load_model(spec, folder, load_tokenizer(folder)[0], torch.device("cpu"))
+    model = load_model(spec, folder, torch.device("cpu"))
     memory = estimate_memory(
         shape,
         spec,

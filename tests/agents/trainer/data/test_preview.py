@@ -18,7 +18,7 @@ from tests.agents.trainer.ranks import DEMO
 
 
 def make_job(path, *, whole=True, **changes):
-    spec = RunSpec(model="m", data=DataSpec(train=str(path)), sequence_tokens=64, **changes)
+    spec = RunSpec(model="m", data=DataSpec(train=str(path)), **{"sequence_tokens": 64, **changes})
     return PreviewJob(
         python="", spec=spec, model_path=str(DEMO / "model"), train_path=str(path), whole=whole
     )
@@ -72,6 +72,28 @@ def test_pairs_are_shown_with_both_answers(tmp_path):
         [part.text for part in one.parts if part.learned] for one in found.rows[0].conversations
     ]
     assert learned == [["Ho<|end|>"], ["No<|end|>"]]
+
+
+def test_of_a_long_question_its_answer_is_shown(tmp_path):
+    question = " ".join(f"river {place}" for place in range(400))
+    path = write_rows(tmp_path / "a.jsonl", [json.dumps({"prompt": question, "completion": "Ho"})])
+    found = preview.preview(make_job(path, sequence_tokens=4096), tmp_path)
+    ((conversation,),) = [row.conversations for row in found.rows]
+    assert conversation.num_tokens > 400
+    *read, answer = conversation.parts
+    assert (answer.text, answer.learned) == ("Ho<|end|>", True)
+    assert "tokens are not shown]" in read[1].text
+    assert read[0].text.startswith("<|begin|><|user|>river 0 river 1")
+    assert read[2].text.endswith("river 399<|end|><|assistant|>")
+    assert not any(part.learned for part in read)
+
+
+def test_rows_left_out_are_named_in_their_order(tmp_path):
+    """The template refuses the first when those behind it are read already."""
+    rows = [json.dumps({"prompt": "Hi", "completion": " "})] * 3 + ["[1"] * 2
+    rows += [json.dumps({"prompt": "Hi", "completion": "Ho"})] * 20
+    found = preview.preview(make_job(write_rows(tmp_path / "a.jsonl", rows)), tmp_path)
+    assert [row.row for row in found.skipped] == [1, 2, 3, 4, 5]
 
 
 def run_command(tmp_path, job):

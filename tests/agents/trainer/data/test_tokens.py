@@ -29,6 +29,18 @@ def learned(tokenizer, row, max_tokens=500):
     return tokenizer.decode(sample.ids[sample.is_target]), tokenizer.decode(sample.ids)
 
 
+def marked(tokenizer, row):
+    """Return what is learned, and the whole with marks around it."""
+    part, _ = learned(tokenizer, row)
+    (tokenized,) = tokenize_rows(tokenizer, [row], 500)
+    (sample,) = tokenized.segments
+    whole, before = "", False
+    for token, is_target in zip(sample.ids, sample.is_target, strict=True):
+        whole += "" if is_target == before else "[[" if is_target else "]]"
+        whole, before = whole + tokenizer.decode([token]), is_target
+    return part, f"{whole}]]" if before else whole
+
+
 def test_only_answers_and_their_ends_are_learned(tokenizer):
     row = chat("Hi there", "Hello you", "And now?", "Bye.", system="Be kind")
     part, whole = learned(tokenizer, row)
@@ -45,6 +57,11 @@ def test_plain_text_is_learned_wholly_but_for_its_first_token(tokenizer):
     assert part == "The river.<|end|>"
 
 
+def test_text_that_was_rendered_before_keeps_one_begin_and_end(tokenizer):
+    for text in ("<|begin|>The river.<|end|>", "<|begin|>The river.", "The river.<|end|>"):
+        assert learned(tokenizer, Row(number=1, text=text))[1] == "<|begin|>The river.<|end|>"
+
+
 def test_without_a_template_the_plain_one_serves(tokenizer):
     tokenizer.chat_template = PLAIN_TEMPLATE
     part, whole = learned(tokenizer, chat("Add", "Three", "More", "Four", system="Be kind"))
@@ -59,8 +76,68 @@ def test_an_answer_that_a_template_writes_otherwise_is_still_found(tokenizer):
         "<think></think>{% endif %}{{ m.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    part, _ = learned(tokenizer, chat("Say Yes", "Yes", "Really", "No"))
+    part, whole = marked(tokenizer, chat("Say Yes", "Yes", "Really, No", "No"))
     assert part == "Yes<|end|><think></think>No<|end|>"
+    assert whole == (
+        "<|user|>Say Yes<|end|><|assistant|>[[Yes<|end|>]]<|user|>Really, No<|end|>"
+        "<|assistant|>[[<think></think>No<|end|>]]"
+    )
+
+
+def test_an_answer_whose_thoughts_a_template_leaves_out_is_learned_without_them(tokenizer):
+    # As DeepSeek-R1's distillates do, and open another thought than is in the data.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}"
+        "<|assistant|>{{ m.content.split('</think>')[-1] | trim }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+    )
+    row = chat("Is it yes or no?", "<think>hm, yes</think>\n\nyes", "Really no?", "no")
+    _, whole = marked(tokenizer, row)
+    assert whole == (
+        "<|user|>Is it yes or no?<|assistant|>[[yes<|end|>]]"
+        "<|user|>Really no?<|assistant|>[[no<|end|>]]"
+    )
+
+
+def test_an_answer_that_a_template_drops_is_named(tokenizer):
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    (found,) = tokenize_rows(tokenizer, [chat("yes", "yes")], 100)
+    assert isinstance(found, Skipped)
+    assert "changes the assistant's answer" in found.reason
+
+
+def test_a_system_turn_that_a_template_drops_begins_the_question(tokenizer):
+    # As Mistral's does, which writes it with a last question, never in front of an answer.
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
+        "{% set messages = messages[1:] %}{% endif %}{{ bos_token }}{% for m in messages %}"
+        "{% if m.role == 'user' %}[INST] {% if loop.last and s is defined %}{{ s }}\n\n{% endif %}"
+        "{{ m.content }}[/INST]{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    row = chat("Red or Blue", "Blue", "Again Red or Blue", "Red", system="Classify")
+    _, whole = marked(tokenizer, row)
+    assert whole == (
+        "<|begin|>[INST] Classify\n\nRed or Blue[/INST][[ Blue<|end|>]]"
+        "[INST] Again Red or Blue[/INST][[ Red<|end|>]]"
+    )
+
+
+def test_a_template_that_writes_the_date_writes_the_same_every_day(tokenizer):
+    tokenizer.chat_template = (
+        "{{ strftime_now('%d %b %Y, %A, %-m/%y') }}|" + tokenizer.chat_template
+    )
+    _, whole = learned(tokenizer, chat("Hi", "Ho"))
+    assert whole.startswith("26 Jul 2024, Friday, 7/24|<|begin|>")
+
+
+def test_a_template_that_fails_on_a_row_names_it(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content + 1 }}{% endfor %}"
+    (found,) = tokenize_rows(tokenizer, [chat("Hi", "Ho")], 100)
+    assert isinstance(found, Skipped)
+    assert found.reason.startswith("the chat template of this model refuses it: ")
 
 
 def test_a_template_without_system_gets_it_in_the_first_question(tokenizer):
