@@ -511,6 +511,8 @@ class PreviewJob:
     model_path: str
     """Folder on this node (its tokenizer is enough), or the hub id."""
     train_path: str
+    held_out_from: str | None = None
+    """The run's training data, where `train_path` is what it is evaluated with."""
     whole: bool = True
     """Tokenize all rows, and keep the tokens for the run; False: look at the first rows only."""
 

@@ -41,6 +41,10 @@ class DataSpec:
             raise ValueError("train is empty; it must name a file or a hub dataset")
 
 
+PATTERN_SIGNS = frozenset("*^$|()[]\\+?")
+"""A text with one of these names layers by a regular expression."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSpec:
     kind: AdapterKind = "lora"
@@ -51,7 +55,8 @@ class AdapterSpec:
     dropout: float = 0.05
     """Share of the adapter's input zeroed in training, 0 to below 1."""
     targets: str | tuple[str, ...] = "all-linear"
-    """`all-linear`, or the names of the linear layers that get an adapter."""
+    """`all-linear`, the names of the linear layers that get an adapter, or a regular expression for
+    their whole names, such as `.*layers[.][01][.].*q_proj`."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732)."""
     dora: bool = False
@@ -65,7 +70,8 @@ class AdapterSpec:
             raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
         if not self.targets:
             raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
-        if isinstance(self.targets, str) and self.targets != "all-linear":
+        is_word = isinstance(self.targets, str) and self.targets != "all-linear"
+        if is_word and not PATTERN_SIGNS.intersection(self.targets):
             object.__setattr__(self, "targets", (self.targets,))
         for name in ("rslora", "dora"):
             if self.kind == "full" and getattr(self, name):

@@ -52,19 +52,20 @@ def read_texts(
         train: the run's training data.
         evaluation: its evaluation data; None: it has none.
         tokenizer: of the model.
-        own: data to calibrate with instead of the run's; held-out rows stay the run's.
+        own: data to calibrate with instead of the run's, of any format whatever the run's
+            objective is; held-out rows stay the run's.
 
     Raises:
         UserError: the data cannot be read or is too short to say anything.
     """
     rows = _read(train, tokenizer)
     if evaluation is not None:
-        calibration, held_out = rows, _read(evaluation, tokenizer)
+        calibration, held_out = rows, _read(evaluation, tokenizer, held_out_from=train.path)
     else:
         apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4))
         calibration, held_out = rows[:-apart], rows[-apart:]
     if own is not None:
-        calibration = _read(own, tokenizer)
+        calibration = _read(own, tokenizer, of_any_objective=True)
     calibration, held_out = _spread(calibration, CALIBRATION_ROWS), _spread(held_out, HELD_OUT_ROWS)
     for kept, source in ((calibration, own or train), (held_out, evaluation or train)):
         if sum(map(len, kept)) < LEAST_TOKENS:
@@ -97,10 +98,17 @@ def split_blocks(rows: Sequence[Sequence[int]]) -> list[list[int]]:
     return [joined[at : at + length] for at in range(0, len(joined) - length + 1, length)]
 
 
-def _read(source: TextSource, tokenizer: Any) -> list[tuple[int, ...]]:
-    files = find_data(source.path)
+def _read(
+    source: TextSource,
+    tokenizer: Any,
+    *,
+    of_any_objective: bool = False,
+    held_out_from: str | None = None,
+) -> list[tuple[int, ...]]:
+    files = find_data(source.path, held_out_from=held_out_from)
     tally = Tally(name=files.name)
-    reader = RowReader(files, source.format, source.objective, tally)
+    objective = "" if of_any_objective else source.objective  # which the reader expects nothing of
+    reader = RowReader(files, source.format, objective, tally)
     rows: list[tuple[int, ...]] = []
     for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), MOST_TOKENS):
         if isinstance(row, Skipped):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -234,13 +236,24 @@ def _lora_config(adapter: AdapterSpec) -> LoraConfig:
 
 
 def _add_adapter(model: nn.Module, lora: LoraConfig, spec: RunSpec) -> nn.Module:
-    layers = [name for name, one in model.named_modules() if isinstance(one, (nn.Linear, Conv1D))]
+    modules = dict(model.named_modules())
+    layers = {name for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
     usable = sorted({name.rpartition(".")[2] for name in layers})
     hint = f"Use all-linear, or names out of {', '.join(usable)}"
-    if spec.adapter.targets != "all-linear":
-        for name in spec.adapter.targets:
-            if not any(f".{layer}".endswith(f".{name}") for layer in layers):
-                raise UserError(f"adapter.targets: this model has no linear layer {name!r}.", hint)
+    targets = spec.adapter.targets
+    if targets != "all-linear":
+        for target in (targets,) if isinstance(targets, str) else targets:
+            meant = _find_meant(target, modules, is_pattern=isinstance(targets, str), hint=hint)
+            if not meant & layers:
+                raise UserError(
+                    f"adapter.targets: this model has no linear layer {target!r}.", hint
+                )
+            for other in sorted(meant - layers):
+                raise UserError(
+                    f"adapter.targets: {target!r} means {other or 'the model'!r}, too, which is no "
+                    "linear layer.",
+                    hint,
+                )
     try:
         peft_model: nn.Module = get_peft_model(model, lora)
     except ValueError as error:
@@ -248,6 +261,18 @@ def _add_adapter(model: nn.Module, lora: LoraConfig, spec: RunSpec) -> nn.Module
             hint = "Set adapter.dropout to 0: layers of experts have none"
         raise UserError(f"The adapter does not fit this model: {_first(error)}.", hint) from error
     return peft_model
+
+
+def _find_meant(
+    target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool, hint: str
+) -> set[str]:
+    """Return the modules that a regular expression, or the end of a name, means to PEFT."""
+    if not is_pattern:
+        return {name for name in modules if f".{name}".endswith(f".{target}")}
+    try:
+        return {name for name in modules if re.fullmatch(target, name)}
+    except re.error as error:
+        raise UserError(f"adapter.targets: {target!r} is no pattern: {error}.", hint) from error
 
 
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:

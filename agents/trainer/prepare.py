@@ -217,7 +217,9 @@ def _load(
         train, data_sha256 = _load_data(intent.train_path, attempt, tokenizer, loading)
         evaluation = None
         if intent.eval_path is not None:
-            evaluation, _ = _load_data(intent.eval_path, attempt, tokenizer, loading)
+            evaluation, _ = _load_data(
+                intent.eval_path, attempt, tokenizer, loading, held_out_from=intent.train_path
+            )
         if loading is not None:
             loading.end()
         base = load_model(spec, folder, device)
@@ -272,10 +274,14 @@ def _load(
 
 
 def _load_data(
-    path: str, attempt: Attempt, tokenizer: Any, loading: Loading | None
+    path: str,
+    attempt: Attempt,
+    tokenizer: Any,
+    loading: Loading | None,
+    held_out_from: str | None = None,
 ) -> tuple[ExampleSet, str]:
-    """Return the examples of a file, and the hash of its content."""
-    files = find_data(path)
+    """Return the examples of a file, and the hash of its content; see `find_data`."""
+    files = find_data(path, held_out_from=held_out_from)
     sha256 = hash_files(files.paths, attempt.hashes_folder)
     tell = partial(loading.tell, "tokenizing") if loading is not None else None
     spec, cache = attempt.intent.spec, attempt.tokens_folder

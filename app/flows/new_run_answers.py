@@ -6,19 +6,16 @@ is lost.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.spec import PATTERN_SIGNS, AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.flows.field import NO, YES
 from app.text import show_exponent
 
 Read = TypeVar("Read")
 ALL_NODES = "all"
-_PATTERN = re.compile(r"[*^$|()\[\]\\+?]")
-"""A text with one of these is a pattern for names of layers, as PEFT takes it, not a list."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +218,7 @@ def read_shares(text: str) -> tuple[float, ...]:
 
 def read_targets(text: str) -> str | tuple[str, ...]:
     """Return `all-linear`, a pattern, or the names in a text with commas between them."""
-    if _PATTERN.search(text):
+    if PATTERN_SIGNS.intersection(text):
         return text.strip()
     names = split_names(text)
     return names[0] if names == ("all-linear",) else names

@@ -11,6 +11,7 @@ layers: they get no adapter, and nothing quantizes them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -202,11 +203,25 @@ class ModelShape:
 
 
 def choose_targets(layer: LayerShape, targets: str | tuple[str, ...]) -> tuple[Linear, ...]:
-    """Return the linear layers that get an adapter."""
+    """Return the linear layers that get an adapter.
+
+    A regular expression is tried on the names that they have in the first decoder layer; of what is
+    wrong with one the trainer tells.
+    """
     if targets == "all-linear":
         return layer.linears
-    names = (targets,) if isinstance(targets, str) else targets
-    return tuple(one for one in layer.linears if one.name in names)
+    if isinstance(targets, str):
+        try:
+            pattern = re.compile(targets)
+        except re.error:
+            return ()
+        places = [f"model.layers.0.{part}." for part in ("self_attn", "mlp")]
+        return tuple(
+            one
+            for one in layer.linears
+            if any(pattern.fullmatch(f"{place}{one.name}") for place in places)
+        )
+    return tuple(one for one in layer.linears if one.name in targets)
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:

@@ -60,6 +60,7 @@ async def preview_data(
     """
     tell = progress or (lambda text: None)
     name = spec.data.train if part == "train" else spec.data.eval or ""
+    held_out_from = None if part == "train" else spec.data.train
     data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
     model = await asyncio.to_thread(find_tokenizer, spec.model, services.hashes)
     if node is None and model.root is not None and _can_run_here():
@@ -68,13 +69,14 @@ async def preview_data(
             spec=spec,
             model_path=model.root,
             train_path=data.value,
+            held_out_from=held_out_from,
             whole=whole,
         )
         tell(f"looking {name} over on this PC")
         return await _run_here(job, services.paths.home, tell)
     chosen, python = await _choose_node(services, spec, node)
     tell(f"looking {name} over on {chosen}")
-    return await _run_there(services, chosen, python, spec, model, data, whole, tell)
+    return await _run_there(services, chosen, python, spec, model, data, held_out_from, whole, tell)
 
 
 def _can_run_here() -> bool:
@@ -104,6 +106,7 @@ async def _run_there(
     spec: RunSpec,
     model: Source,
     data: Source,
+    held_out_from: str | None,
     whole: bool,
     tell: Progress,
 ) -> DataPreview:
@@ -112,6 +115,7 @@ async def _run_there(
         spec=spec,
         model_path=await send(services, node, model, tell, "the model's files"),
         train_path=await send(services, node, data, tell, "the data"),
+        held_out_from=held_out_from,
         whole=whole,
     )
     return await services.cluster.agent(node).preview_data(job, tell)

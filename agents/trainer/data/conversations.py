@@ -2,7 +2,8 @@
 
 Every shape that people's files have becomes one of the three. Instruction rows (Alpaca) become a
 conversation of one question and one answer, so that there is one way to turn rows into tokens. In a
-preference pair both conversations begin alike, and only what differs is learned.
+preference pair both conversations begin alike, and only what differs is learned. What a row asks
+for and nobody does here (calls of tools, answers that weigh less) costs the row, with its reason.
 """
 
 from __future__ import annotations
@@ -26,6 +27,16 @@ KNOWN_KEYS = frozenset(
     | {"chosen", "rejected"}
 )
 """Names of columns that mean something here."""
+TOOL_KEYS = frozenset({"tools", "functions"})
+"""Columns that offer tools to a conversation; no such row is trained."""
+_CALL_KEYS = ("tool_calls", "function_call", "function_calls")
+_NOTHING = ("", "[]", "{}", "null")
+_MOST_QUOTED_CHARS = 40
+_MOST_QUOTED_KEYS = 20
+
+
+class _NotTrained(ValueError):
+    """A row is well made, but asks for what is not trained here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +70,12 @@ def choose_format(value: Any) -> str:
         return "preference"
     if "messages" in keys or "conversations" in keys:
         return "chat"
-    if _first(keys, _QUESTION_KEYS) and _first(keys, _ANSWER_KEYS):
-        return "alpaca"
+    asked = _first(keys, _QUESTION_KEYS)
+    if asked and _first(keys, _ANSWER_KEYS):
+        return "chat" if isinstance(value[asked], (list, dict)) else "alpaca"
     if "text" in keys:
         return "text"
-    raise ValueError(f"the row has the keys {sorted(keys)}, but {_SHAPES}")
+    raise ValueError(f"the row has the keys {_quote_keys(keys)}, but {_SHAPES}")
 
 
 def read_row(number: int, value: Any, data_format: str) -> Row | str:
@@ -73,14 +85,17 @@ def read_row(number: int, value: Any, data_format: str) -> Row | str:
         ValueError: it does not have the shape of its format.
     """
     keys = _keys(value)
+    if data_format == "text":
+        text = _text(value, "text", keys)
+        return Row(number=number, text=text) if text.strip() else "the text is empty"
+    for key in sorted(keys & TOOL_KEYS):
+        if _holds(value[key]):
+            raise _NotTrained(f"'{key}' offers tools, which is not trained")
     if data_format == "preference":
         return _read_pair(number, value, keys)
     if data_format == "chat":
         return _read_chat(number, value, keys)
-    if data_format == "alpaca":
-        return _read_instruction(number, value, keys)
-    text = _text(value, "text", keys)
-    return Row(number=number, text=text) if text.strip() else "the text is empty"
+    return _read_instruction(number, value, keys)
 
 
 def _keys(value: Any) -> set[str]:
@@ -94,13 +109,33 @@ def _name(value: Any) -> str:
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an object")
 
 
+def _quote(text: str) -> str:
+    short = text if len(text) <= _MOST_QUOTED_CHARS else f"{text[:_MOST_QUOTED_CHARS]}..."
+    return repr(short)
+
+
+def _quote_keys(keys: set[str]) -> str:
+    quoted = ", ".join(_quote(key) for key in sorted(keys)[:_MOST_QUOTED_KEYS])
+    more = len(keys) - _MOST_QUOTED_KEYS
+    return f"[{quoted} and {more} more]" if more > 0 else f"[{quoted}]"
+
+
+def _holds(value: Any) -> bool:
+    """Return whether there is anything in it; a table writes nothing in several ways."""
+    if isinstance(value, str):
+        return value.strip() not in _NOTHING
+    if isinstance(value, dict):  # Parquet may keep the fields of an object that is not there
+        return any(field is not None for field in value.values())
+    return bool(value)
+
+
 def _first(keys: set[str], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in keys), None)
 
 
 def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
     if key not in keys:
-        raise ValueError(f"'{key}' is missing; the row has the keys {sorted(keys)}")
+        raise ValueError(f"'{key}' is missing; the row has the keys {_quote_keys(keys)}")
     if not isinstance(value[key], str):
         raise ValueError(f"'{key}' should be a string, but is {_name(value[key])}")
     return _whole(value[key], key)
@@ -123,6 +158,8 @@ def _whole(text: str, key: str) -> str:
 def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
     asked = _first(keys, _QUESTION_KEYS) or _QUESTION_KEYS[0]
     answered = _first(keys, _ANSWER_KEYS) or _ANSWER_KEYS[0]
+    if _is_conversation(value, asked, answered):
+        return _read_prompted(number, value, asked, answered, keys)
     question, answer = _text(value, asked, keys), _text(value, answered, keys)
     if value.get("input"):
         question = f"{question}\n\n{_text(value, 'input', keys)}"
@@ -136,16 +173,41 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Row
     return Row(number=number, turns=tuple(turns))
 
 
+def _is_conversation(value: dict[str, Any], asked: str, answered: str) -> bool:
+    """Return whether question and answer are messages instead of texts."""
+    parts = (value.get(asked), value.get(answered))
+    if any(isinstance(part, (list, dict)) for part in parts):
+        return True
+    return all(_find_turns(part, key) for part, key in zip(parts, (asked, answered), strict=True))
+
+
+def _read_prompted(
+    number: int, value: dict[str, Any], asked: str, answered: str, keys: set[str]
+) -> Row | str:
+    prompt = _add_system(value, _read_side(value, asked, "user", keys), keys)
+    completion = _read_side(value, answered, "assistant", keys)
+    if not _has_answer(completion):
+        return f"'{answered}' has no answer of the assistant"
+    return Row(number=number, turns=_join(prompt, completion))
+
+
 def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
-    key = "messages" if "messages" in keys else "conversations"
-    if key not in keys:
-        raise ValueError(f"'messages' is missing; the row has the keys {sorted(keys)}")
+    key = _first(keys, ("messages", "conversations"))
+    if key is None:
+        asked, answered = _first(keys, _QUESTION_KEYS), _first(keys, _ANSWER_KEYS)
+        if asked and answered and _is_conversation(value, asked, answered):
+            return _read_prompted(number, value, asked, answered, keys)
+        raise ValueError(f"'messages' is missing; the row has the keys {_quote_keys(keys)}")
     turns = _read_turns(value[key], key)
     if not turns:
         return "the conversation is empty"
-    if not any(turn.role == "assistant" and turn.content.strip() for turn in turns):
+    if not _has_answer(turns):
         return "the conversation has no answer of the assistant"
     return Row(number=number, turns=turns)
+
+
+def _has_answer(turns: tuple[Turn, ...]) -> bool:
+    return any(turn.role == "assistant" and turn.content.strip() for turn in turns)
 
 
 def _read_turns(messages: Any, key: str) -> tuple[Turn, ...]:
@@ -164,38 +226,69 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
     prompt: tuple[Turn, ...] = ()
     if asked is not None and value[asked]:
         prompt = _read_side(value, asked, "user", keys)
-    if value.get("system"):
-        prompt = (Turn(role="system", content=_text(value, "system", keys)), *prompt)
-    chosen = _read_side(value, "chosen", "assistant", keys)
-    rejected = _read_side(value, "rejected", "assistant", keys)
-    if prompt and chosen[: len(prompt)] != prompt:
-        chosen, rejected = prompt + chosen, prompt + rejected
+    prompt = _add_system(value, prompt, keys)
+    chosen = _join(prompt, _read_side(value, "chosen", "assistant", keys))
+    rejected = _join(prompt, _read_side(value, "rejected", "assistant", keys))
     if chosen == rejected:
         return "'chosen' and 'rejected' are the same"
     both = zip(chosen, rejected, strict=False)
     num_common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
     if not num_common:
-        raise ValueError("there is no 'prompt', and 'chosen' and 'rejected' do not begin alike")
+        missing = "" if prompt else "there is no 'prompt', and "
+        raise ValueError(f"{missing}'chosen' and 'rejected' do not begin alike")
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
-        if not any(t.role == "assistant" and t.content.strip() for t in turns[num_common:]):
+        if not _has_answer(turns[num_common:]):
             return f"'{name}' is empty"
     return Row(number=number, turns=chosen, rejected=rejected, num_common=num_common)
 
 
+def _add_system(value: dict[str, Any], turns: tuple[Turn, ...], keys: set[str]) -> tuple[Turn, ...]:
+    """Return the turns behind the row's 'system', unless they begin with a system turn."""
+    if not value.get("system") or _split_system(turns)[0]:
+        return turns
+    return (Turn(role="system", content=_text(value, "system", keys)), *turns)
+
+
+def _split_system(turns: tuple[Turn, ...]) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
+    size = 1 if turns and turns[0].role == "system" else 0
+    return turns[:size], turns[size:]
+
+
+def _join(prompt: tuple[Turn, ...], side: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """Return the side behind the prompt, or as it is where it begins with the prompt already.
+
+    White space around a text makes no difference there, nor do system turns; of these the side's
+    own is kept.
+    """
+    system, asked = _split_system(prompt)
+    own, rest = _split_system(side)
+    if [_bare(turn) for turn in rest[: len(asked)]] != [_bare(turn) for turn in asked]:
+        rest = asked + rest
+    return (own or system) + rest
+
+
+def _bare(turn: Turn) -> tuple[str, str]:
+    return turn.role, turn.content.strip()
+
+
 def _read_side(value: dict[str, Any], key: str, role: str, keys: set[str]) -> tuple[Turn, ...]:
-    """Return a part of a pair as turns: it is a text, one message, or a list of messages."""
-    part = value.get(key)
-    if isinstance(part, dict):
-        part = [part]
-    if isinstance(part, list):
-        return _read_turns(part, key)
-    text = _text(value, key, keys)
-    if text.lstrip().startswith("[{"):  # a column of a CSV file
-        try:
-            return _read_turns(text, key)
-        except ValueError:
-            return (Turn(role=role, content=text),)
-    return (Turn(role=role, content=text),)
+    """Return a part of a row as turns: it is a text, one message, or a list of messages."""
+    turns = _find_turns(value.get(key), key)
+    return (Turn(role=role, content=_text(value, key, keys)),) if turns is None else turns
+
+
+def _find_turns(part: Any, key: str) -> tuple[Turn, ...] | None:
+    """Return the turns of one message or of a list of them; None: it is something else."""
+    if isinstance(part, (dict, list)):
+        return _read_turns([part] if isinstance(part, dict) else part, key)
+    if not isinstance(part, str) or not part.lstrip().startswith("[{"):
+        return None
+    try:
+        return _read_turns(part, key)  # a column of a CSV file
+    except _NotTrained:
+        raise
+    except ValueError:
+        return None
 
 
 def _read_turn(place: int, message: Any) -> Turn:
@@ -208,7 +301,13 @@ def _read_turn(place: int, message: Any) -> Turn:
     if role is None:
         raise ValueError(f"message {place} has no role")
     if role not in ROLES:
-        raise ValueError(f"message {place} has the role {role!r}; it must be one of {list(ROLES)}")
+        known = f"it must be one of {list(ROLES)}"
+        raise ValueError(f"message {place} has the role {_quote(str(role))}; {known}")
+    if any(_holds(message.get(key)) for key in _CALL_KEYS):
+        raise _NotTrained(f"message {place} calls a tool, which is not trained")
+    weight = message.get("weight")
+    if role == "assistant" and weight not in (None, 1):  # that of others says nothing here
+        raise _NotTrained(f"message {place} has the weight {weight!r:.40}; only 1 is trained")
     content = message.get("content", message.get("value"))
     if isinstance(content, list):
         content = _join_parts(place, content)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError, explain_os_error
-from agents.trainer.data.conversations import KNOWN_KEYS
+from agents.trainer.data.conversations import KNOWN_KEYS, TOOL_KEYS
 
 Raw = tuple[int, Any]
 """Line or place from 1, and the value: an object, None for an empty line, or ValueError."""
@@ -143,7 +143,9 @@ def _parse(text: str) -> Any:
 def _say(error: ValueError | RecursionError) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.removesuffix(' at')} at character {error.colno}"
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return "a number has too many digits"  # https://docs.python.org/3/library/json.html#json.loads
 
 
 def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
@@ -193,13 +195,14 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
         place = _GAP.match(text, place).end()  # type: ignore[union-attr] # it matches nothing, too
         if (is_list and text.startswith("]", place)) or (ended and place == len(text)):
             if is_list and place == len(text):
-                raise _broken(path, number + 1, ValueError("the list has no end"))
+                raise _broken(path, number + 1, "the list has no end")
             return
         try:
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            if ended or isinstance(error, RecursionError) or len(text) - place > _MOST_CHARS:
-                raise _broken(path, number + 1, error) from error
+            may_go_on = isinstance(error, json.JSONDecodeError) and not ended
+            if not may_go_on or len(text) - place > _MOST_CHARS:
+                raise _broken(path, number + 1, _say(error)) from error
             block = file.read(max(_BLOCK_CHARS, len(text) - place))
             text, place, ended = text[place:] + block, 0, not block
             continue
@@ -211,18 +214,16 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
         yield number, value
 
 
-def _broken(path: Path, number: int, error: ValueError | RecursionError) -> UserError:
+def _broken(path: Path, number: int, reason: str) -> UserError:
     return UserError(
-        f"{path}, row {number}: not valid JSON: {_say(error)}.",
+        f"{path}, row {number}: not valid JSON: {reason}.",
         "Correct it there; what follows cannot be told apart. Nothing was trained",
     )
 
 
 def _read_csv(path: Path, reading: Reading) -> Iterator[Raw]:
     csv.field_size_limit(_MAX_CSV_FIELD)
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        header = file.readline()
-    delimiter = max(",;\t", key=header.count)
+    delimiter = _find_delimiter(path)
     names: list[str] = []
     start = 1
     with _open(path, reading, newline="") as file:
@@ -246,6 +247,14 @@ def _read_csv(path: Path, reading: Reading) -> Iterator[Raw]:
             ) from error
 
 
+def _find_delimiter(path: Path) -> str:
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        header = file.readline()
+    return max(",;\t", key=header.count)
+
+
 def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -258,6 +267,7 @@ def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
                     f"{path} has no column to learn from; it has {file.schema_arrow.names}.",
                     "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
                 )
+            names += [name for name in file.schema_arrow.names if name in TOOL_KEYS]
             number, before, size = 0, reading.done_bytes, path.stat().st_size
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names):
                 for value in batch.to_pylist():

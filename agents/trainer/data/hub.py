@@ -1,9 +1,8 @@
 """Find data and models: paths on this node, else fetched from the Hugging Face hub.
 
-Of a data set it is the training split, as files. The hub keeps most data sets as Parquet, too
-(revision `refs/convert/parquet`, files `CONFIG/train/0000.parquet`), which needs no code of the
-data set; else its own files are taken.
-https://huggingface.co/docs/dataset-viewer/parquet
+Of a data set it is the files of one split: those to train on, or to evaluate with. The hub keeps
+most data sets as Parquet, too (revision `refs/convert/parquet`, files `CONFIG/train/0000.parquet`),
+which needs no code of the data set; else its own files are taken.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from typing import Any
 
 from agents.errors import UserError
 from agents.trainer.data.files import KINDS
-from agents.trainer.data.rows import DataFiles, find_files, one_kind
+from agents.trainer.data.rows import DataFiles, find_files, list_files, one_kind
+from agents.trainer.data.splits import HELD_OUT, choose_split
 
 _CONVERTED = "refs/convert/parquet"
-_CONVERTED_FILES = ["*/train/*.parquet", "*/partial-train/*.parquet"]
+_STARTS = ("", "partial-")
 _OWN_FILES = [f"*{suffix}" for suffix in KINDS if suffix != ".md"]
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _HUB = "https://huggingface.co"
@@ -75,28 +75,57 @@ def _explain(name: str, kind: str, page: str, error: Exception) -> UserError:
     )
 
 
-def find_data(name: str, download: Download | None = None) -> DataFiles:
+def find_data(
+    name: str, download: Download | None = None, *, held_out_from: str | None = None
+) -> DataFiles:
     """Return the files of a path on this node, or of a data set `org/name` or `org/name:config`.
 
+    Args:
+        name: the path or data set.
+        download: fetches from the hub; None: the hub's own function.
+        held_out_from: the training data, where `name` is what a run is evaluated with: its
+            validation split is taken, else its test split, else all of it.
+
     Raises:
-        UserError: there is neither.
+        UserError: there is neither, or nothing of the training data set is held out.
     """
+    held_out = held_out_from is not None
     path = Path(name)
     plain = name.count("/") != 1 or name.startswith((".", "~")) or path.suffix.lower() in KINDS
     if path.exists() or path.is_absolute() or plain:
-        return find_files(path)
+        return find_files(path, held_out=held_out)
     download = download or _download
-    dataset, _, config = name.partition(":")
-    converted = _try_converted(dataset, download)
+    converted = _find_converted(name, download, held_out=True) if held_out else ()
     if converted:
-        return DataFiles(name=name, paths=_choose_config(name, config, converted))
+        return DataFiles(name=name, paths=converted)
+    converted = _find_converted(name, download, held_out=False)
+    if converted:
+        _refuse_same(name, held_out_from)
+        return DataFiles(name=name, paths=converted)
+    folder, found = _fetch_own(name, download)
+    chosen = choose_split(folder, found, held_out=True) if held_out else []
+    if not chosen:
+        _refuse_same(name, held_out_from)
+        chosen = choose_split(folder, found, held_out=False) or found
+    return DataFiles(name=name, paths=one_kind(name, chosen))
+
+
+def _refuse_same(name: str, held_out_from: str | None) -> None:
+    if name == held_out_from:
+        raise UserError(
+            f"{name} holds out nothing to evaluate with: it has neither a validation nor a "
+            "test split.",
+            "Give other data as data.eval, or none",
+        )
+
+
+def _fetch_own(name: str, download: Download) -> tuple[Path, list[Path]]:
+    dataset, _, config = name.partition(":")
     try:
         folder = Path(download(dataset, repo_type="dataset", allow_patterns=_OWN_FILES))
     except Exception as error:
         raise _explain(name, "file or folder", f"{_HUB}/datasets/{dataset}", error) from error
-    found = list(find_files(folder / config if config else folder).paths)
-    train = [file for file in found if "train" in file.relative_to(folder).as_posix().lower()]
-    return DataFiles(name=name, paths=one_kind(name, train or found))
+    return folder / config, list_files(folder / config)
 
 
 def _download(dataset: str, **options: Any) -> str:
@@ -105,16 +134,27 @@ def _download(dataset: str, **options: Any) -> str:
     return str(snapshot_download(dataset, **options))
 
 
-def _try_converted(dataset: str, download: Download) -> list[Path]:
+def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[Path, ...]:
+    dataset, _, config = name.partition(":")
+    files = _try_converted(dataset, download, held_out=held_out)
+    if held_out:  # what another part holds out is of no use
+        files = [file for file in files if config in ("", file.parent.parent.name)]
+    if not files:
+        return ()
+    chosen = _choose_config(name, config, files)
+    return tuple(choose_split(chosen[0].parent.parent, chosen, held_out=held_out))
+
+
+def _try_converted(dataset: str, download: Download, *, held_out: bool) -> list[Path]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    splits = [start + word for word in (HELD_OUT if held_out else ["train"]) for start in _STARTS]
+    wanted = [f"*/{split}/*.parquet" for split in splits]
     try:
-        folder = download(
-            dataset, repo_type="dataset", revision=_CONVERTED, allow_patterns=_CONVERTED_FILES
-        )
+        folder = download(dataset, repo_type="dataset", revision=_CONVERTED, allow_patterns=wanted)
     except (HfHubHTTPError, LocalEntryNotFoundError):
         return []  # not every data set was converted
-    return sorted(Path(folder).glob("*/*train/*.parquet"))
+    return sorted(file for one in wanted for file in Path(folder).glob(one))
 
 
 def _choose_config(name: str, config: str, files: list[Path]) -> tuple[Path, ...]:

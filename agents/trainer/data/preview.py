@@ -29,7 +29,7 @@ from agents.protocol import (
 from agents.spec import RunSpec
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.hub import find_data, find_tokenizer
-from agents.trainer.data.rows import RowReader
+from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokenizer import load_tokenizer
@@ -73,14 +73,13 @@ def describe(
 
 
 def describe_first(
-    spec: RunSpec, tokenizer: Any, path: str, *, plain_template: bool
+    spec: RunSpec, tokenizer: Any, files: DataFiles, *, plain_template: bool
 ) -> DataPreview:
     """Return the same of the first rows alone: as quick for ten million of them.
 
     Raises:
         UserError: the data cannot be read, or none of its first rows is of use.
     """
-    files = find_data(path)
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
     kept: list[Tokenized] = []
@@ -183,9 +182,9 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
         UserError: the tokenizer or the data is of no use.
     """
     tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
+    files = find_data(job.train_path, held_out_from=job.held_out_from)
     if not job.whole:
-        return describe_first(job.spec, tokenizer, job.train_path, plain_template=plain)
-    files = find_data(job.train_path)
+        return describe_first(job.spec, tokenizer, files, plain_template=plain)
     sha256 = hash_files(files.paths, home / "hashes")
     cache = home / "cache" / "tokens"
     examples = load_examples(files, sha256, job.spec, tokenizer, cache, _Progress().tell)

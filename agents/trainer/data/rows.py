@@ -1,6 +1,8 @@
-"""Read the rows of data: of a file, or of all files of a folder, one after the other.
+"""Read the rows of data: of a file, or of the files of a folder, one after the other.
 
-Rows are numbered through all files. What is left out goes to the tally, which holds the rule.
+Of a folder with files for training (`train.jsonl`) beside some that are held out (`test.jsonl`,
+`validation.jsonl`) only one sort is read; of any other folder all are. Rows are numbered through
+all files. What is left out goes to the tally, which holds the rule.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from agents.errors import UserError
 from agents.trainer.data.conversations import Row, choose_format, read_row
 from agents.trainer.data.files import KINDS, Reading, read_file
+from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 
 _NOT_DATA = ("readme", "license", "dataset_info", "manifest.json", "state.json")
@@ -28,18 +31,37 @@ class DataFiles:
     paths: tuple[Path, ...]
 
 
-def find_files(path: Path) -> DataFiles:
+def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
     """Return the file, or the data files in and below the folder in the order of their names.
+
+    Args:
+        path: the file or folder.
+        held_out: of a folder with files for training and others that are held out, take the
+            latter; False: take the former. See `splits` for how they are told apart.
 
     Raises:
         UserError: there is none, or those of a folder are of several kinds.
     """
+    found = list_files(path)
+    if path.is_dir():
+        train, other = (choose_split(path, found, held_out=side) for side in (False, True))
+        if train and other:
+            found = other if held_out else train
+        return DataFiles(name=str(path), paths=one_kind(str(path), found))
+    return DataFiles(name=str(path), paths=tuple(found))
+
+
+def list_files(path: Path) -> list[Path]:
+    """Return the file, or all data files in and below the folder in the order of their names.
+
+    Raises:
+        UserError: there is neither.
+    """
     if not path.exists():
         raise UserError(f"{path} does not exist.", "Check data.train of the run file")
     if not path.is_dir():
-        return DataFiles(name=str(path), paths=(path,))
-    found = [file for file in sorted(path.rglob("*")) if _is_data(file.relative_to(path), file)]
-    return DataFiles(name=str(path), paths=one_kind(str(path), found))
+        return [path]
+    return [file for file in sorted(path.rglob("*")) if _is_data(file.relative_to(path), file)]
 
 
 def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:

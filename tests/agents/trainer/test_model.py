@@ -34,12 +34,23 @@ def test_named_layers_get_an_adapter_and_no_others(tiny_model):
     }  # fmt: skip
 
 
+def test_a_pattern_means_whole_names(tiny_model):
+    found = train_adapter(tiny_model, targets=r".*layers\.1\..*[qk]_proj")
+    places = {name.partition(".lora_")[0] for name, _ in found.named_parameters()}
+    below = "base_model.model.model.layers.1.self_attn"
+    assert places == {f"{below}.q_proj", f"{below}.k_proj"}
+    with pytest.raises(UserError, match="means 'the model', too, which is no linear layer"):
+        train_adapter(tiny_model, targets=".*")
+    with pytest.raises(UserError, match=r"'q_proj\(' is no pattern: missing \)"):
+        train_adapter(tiny_model, targets="q_proj(")
+
+
 def test_one_name_is_that_layer():
     assert AdapterSpec(targets="q_proj").targets == ("q_proj",)
     assert AdapterSpec(targets="all-linear").targets == "all-linear"
 
 
-@pytest.mark.parametrize("name", ["k_prj", "proj", ".*_proj", "embed_tokens", "input_layernorm"])
+@pytest.mark.parametrize("name", ["k_prj", "proj", "embed_tokens", "input_layernorm"])
 def test_a_name_that_is_no_linear_layer_is_refused(tiny_model, name):
     with pytest.raises(UserError) as caught:
         train_adapter(tiny_model, targets=("q_proj", name))

@@ -5,7 +5,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from app.errors import UserError
-from app.planning.model_shape import read_shape
+from app.planning.model_shape import choose_targets, read_shape
 
 SMALL = {
     "vocab_size": 640, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4,
@@ -111,3 +111,14 @@ def test_an_unknown_family_is_read_as_a_llama():
 def test_a_config_without_sizes_is_refused(value):
     with pytest.raises(UserError, match="hidden_size"):
         read_shape({**SMALL, "model_type": "llama", "hidden_size": value})
+
+
+def test_layers_are_named_by_all_linear_by_names_or_by_a_pattern():
+    ((layer, _),) = read_shape({"model_type": "llama", **SMALL}).kinds
+    every = [one.name for one in choose_targets(layer, "all-linear")]
+    assert len(every) == 7
+    assert [one.name for one in choose_targets(layer, ("v_proj", "up_proj"))] == [
+        name for name in every if name in ("v_proj", "up_proj")
+    ]
+    found = choose_targets(layer, r".*self_attn\.[qv]_proj|.*mlp\.down_proj")
+    assert {one.name for one in found} == {"q_proj", "v_proj", "down_proj"}

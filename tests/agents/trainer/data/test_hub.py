@@ -9,6 +9,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import filter_repo_objects
 
 from agents.errors import UserError
 from agents.trainer.data.hub import find_data, find_model
@@ -19,7 +20,7 @@ def fake_download(folder, names, *, converted):
         assert (dataset, repo_type) == ("org/name", "dataset")
         if (revision is not None) != converted:
             raise LocalEntryNotFoundError("404 Not Found")
-        for name in names:
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("x")
         return str(folder)
@@ -49,6 +50,54 @@ def test_else_the_files_of_the_data_set_are_taken(tmp_path):
     names = ["data/train.jsonl", "data/test.jsonl", "README.md"]
     found = find_data("org/name", fake_download(tmp_path, names, converted=False))
     assert names_of(found, tmp_path) == ["data/train.jsonl"]
+
+
+def find_held_out(folder, names, *, converted, train="org/name", name="org/name"):
+    download = fake_download(folder, names, converted=converted)
+    return names_of(find_data(name, download, held_out_from=train), folder)
+
+
+@pytest.mark.parametrize("converted", [True, False])
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        (["train", "test", "validation"], "validation"),
+        (["train", "test"], "test"),
+        (["dev", "partial-train"], "dev"),
+    ],
+)
+def test_evaluation_takes_the_split_that_is_held_out(tmp_path, splits, expected, converted):
+    names = [f"default/{split}/0000.parquet" for split in splits]
+    download = fake_download(tmp_path, names, converted=converted)
+    for _ in range(2):  # the second time the files of both splits lie there
+        trained = names_of(find_data("org/name", download), tmp_path)
+        assert trained == [name for name in names if "train" in name]
+        found = find_held_out(tmp_path, names, converted=converted)
+        assert found == [f"default/{expected}/0000.parquet"]
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_a_data_set_that_holds_out_nothing_cannot_evaluate_itself(tmp_path, converted):
+    names = ["default/train/0000.parquet"]
+    with pytest.raises(UserError, match="org/name holds out nothing to evaluate with") as caught:
+        find_held_out(tmp_path, names, converted=converted)
+    assert "data.eval" in caught.value.hint
+    found = find_held_out(tmp_path, names, converted=converted, train="other/set")
+    assert found == names
+
+
+def test_what_another_part_holds_out_is_not_taken(tmp_path):
+    names = ["de/test/0.parquet", "de/train/0.parquet", "en/train/0.parquet"]
+    with pytest.raises(UserError, match="org/name:en holds out nothing"):
+        find_held_out(tmp_path, names, converted=True, train="org/name:en", name="org/name:en")
+    found = find_held_out(tmp_path, names, converted=True, name="org/name:de")
+    assert found == names[:1]
+
+
+def test_other_kinds_beside_the_training_files_do_no_harm(tmp_path):
+    names = ["train.jsonl", "test.jsonl", "requirements.txt"]
+    download = fake_download(tmp_path, names, converted=False)
+    assert names_of(find_data("org/name", download), tmp_path) == names[:1]
 
 
 def test_what_cannot_be_fetched_is_said():

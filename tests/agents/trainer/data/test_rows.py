@@ -80,6 +80,8 @@ def test_instructions_become_one_question_and_one_answer(tmp_path, question, ans
         ("a.csv", "text\none\ntwo\n"),
         ("a.csv", "\ufeffid;text\r\n1;one\r\n2;two\r\n"),
         ("a.tsv", "text\tid\none\t1\ntwo\t2"),
+        ("a.tsv", "text\none\ntwo\n"),
+        ("a.TSV", "text\tsome, more; or less, notes\none\t1\ntwo\t2"),
         ("a.txt", "one\ntwo\n"),
         ("a.data", '{"text": "one"}\n{"text": "two"}'),
     ],
@@ -119,6 +121,35 @@ def test_a_chat_without_an_answer_is_left_out(tmp_path):
     rows = [CHAT, {"messages": [{"role": "user", "content": "Hi"}]}, {"messages": []}]
     path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert [item.row for item in read_rows(path, "chat").skipped] == [2, 3]
+
+
+def test_a_table_of_tabs_with_one_column_may_hold_commas(tmp_path):
+    found = read_rows(write(tmp_path, "a.tsv", "text\none, two; three\n"), "auto")
+    assert [row.text for row in found.rows] == ["one, two; three"]
+
+
+TOO_LONG = "not valid JSON: a number has too many digits"
+
+
+def test_a_number_without_end_costs_its_row_in_our_words(tmp_path):
+    row = '{"text": "two", "id": ' + "1" * 5000 + "}"
+    path = write(tmp_path, "a.jsonl", f'{{"text": "one"}}\n{row}\n{{"text": "three"}}\n')
+    found = read_rows(path, "auto")
+    assert [row.number for row in found.rows] == [1, 3]
+    assert [(item.row, item.reason, item.malformed) for item in found.skipped] == [
+        (2, TOO_LONG, True)
+    ]
+    message = refuse(write(tmp_path, "a.json", f'[{{"text": "one"}}, {row}]'))
+    assert message == f"{tmp_path / 'a.json'}, row 2: {TOO_LONG}."
+
+
+def test_a_number_without_end_is_found_before_the_rest_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_BLOCK_CHARS", 1 << 13)
+    path = write(tmp_path, "a.json", "[" + "1" * 5000 + ', {"text": "one"}' * 10_000 + "]")
+    reading = files.Reading()
+    with pytest.raises(UserError, match=f"row 1: {TOO_LONG}"):
+        list(files.read_file(path, reading))
+    assert reading.done_bytes < path.stat().st_size / 4
 
 
 @pytest.mark.parametrize(
@@ -180,6 +211,95 @@ def test_a_broken_message_is_named(tmp_path, message, reason):
     assert reason in refuse(write(tmp_path, "a.jsonl", json.dumps(row)), "chat")
 
 
+def test_what_is_quoted_is_short(tmp_path):
+    row = {"messages": [{"role": "x" * 300_000, "content": "c"}]}
+    message = refuse(write(tmp_path, "a.jsonl", json.dumps(row)), "chat")
+    assert f"message 1 has the role '{'x' * 40}...'; it must be one of" in message
+    assert len(message) < 400
+    keys = json.dumps({"k" * 300_000: 1, **{f"y{i:03}": i for i in range(500)}})
+    for data_format in ("auto", "text", "chat"):
+        message = refuse(write(tmp_path, "a.jsonl", keys), data_format)
+        assert f"['{'k' * 40}...', 'y000', 'y001'," in message
+        assert "'y018' and 481 more]" in message
+        assert len(message) < 800
+
+
+CALL = {"type": "function", "function": {"name": "sky", "arguments": "{}"}}
+CALLS = "message 2 calls a tool, which is not trained"
+
+
+@pytest.mark.parametrize(
+    ("answer", "columns", "reason"),
+    [
+        ({"content": "", "tool_calls": [CALL]}, {}, CALLS),
+        ({"content": "I look", "tool_calls": [CALL]}, {}, CALLS),
+        ({"content": None, "tool_calls": [CALL]}, {}, CALLS),
+        ({"tool_calls": [CALL]}, {}, CALLS),
+        ({"content": "Blue", "tool_calls": json.dumps([CALL])}, {}, CALLS),
+        ({"content": None, "function_call": CALL["function"]}, {}, CALLS),
+        ({"content": "Blue", "function_calls": "sky()"}, {}, CALLS),
+        ({"content": "Blue"}, {"tools": [CALL]}, "'tools' offers tools, which is not trained"),
+        ({"content": "Blue"}, {"tools": json.dumps([CALL])}, "'tools' offers tools"),
+        ({"content": "Blue"}, {"functions": [CALL]}, "'functions' offers tools"),
+        ({"content": "Blue", "weight": 0}, {}, "message 2 has the weight 0; only 1 is trained"),
+        ({"content": "Blue", "weight": 0.5}, {}, "message 2 has the weight 0.5"),
+        ({"content": "Blue", "weight": "x" * 9999}, {}, f"the weight '{'x' * 39}; only 1"),
+    ],
+)
+@pytest.mark.parametrize("shape", ["messages", "prompt", "chosen"])
+def test_what_is_not_trained_costs_its_row_and_is_named(tmp_path, answer, columns, reason, shape):
+    turns = [{"role": "user", "content": "Sky?"}, {"role": "assistant", **answer}]
+    after = [{"role": "tool", "content": "blue"}, {"role": "assistant", "content": "Blue"}]
+    rows = {
+        "messages": {"messages": turns + after},
+        "prompt": {"prompt": turns, "completion": after},
+        "chosen": {"chosen": turns, "rejected": [turns[0], after[1]]},
+    }
+    path = write(tmp_path, "a.jsonl", json.dumps({**rows[shape], **columns}))
+    objective = "dpo" if shape == "chosen" else "sft"
+    tally = Tally(name="a")
+    assert not list(RowReader(find_files(path), "auto", objective, tally))
+    (skipped,) = tally.named
+    assert reason in skipped.reason
+    assert skipped.malformed
+
+
+@pytest.mark.parametrize("nothing", [None, [], "", "[]", "null", {}])
+def test_empty_calls_and_tools_and_a_weight_of_one_say_nothing(tmp_path, nothing):
+    calls = {"tool_calls": nothing, "function_call": nothing}
+    asked = {**CHAT["messages"][0], **calls, "weight": 0}  # a question is never learned
+    for weight in (None, 1, 1.0):
+        answer = {**CHAT["messages"][1], **calls, "weight": weight}
+        row = {"messages": [asked, answer], "tools": nothing}
+        found = read_rows(write(tmp_path, "a.jsonl", json.dumps(row)), "auto")
+        assert [turn.content for turn in found.rows[0].turns] == ["Hi", "Ho"]
+
+
+def test_tools_of_parquet_and_csv_cost_their_row(tmp_path):
+    calls = [None, [{"name": "sky"}], None]
+    rows = [
+        {"messages": [CHAT["messages"][0], {**CHAT["messages"][1], "tool_calls": call}]}
+        for call in calls
+    ]
+    table = pa.Table.from_pylist(rows).append_column("tools", pa.array(["[]", "", "[{}]"]))
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = read_rows(tmp_path / "a.parquet", "auto")
+    assert [row.number for row in found.rows] == [1]
+    assert [item.reason for item in found.skipped] == [
+        CALLS,
+        "'tools' offers tools, which is not trained",
+    ]
+    sides = [json.dumps([USER, {**GOOD, "tool_calls": [CALL]}]), json.dumps([USER, BAD])]
+    quoted = ['"' + side.replace('"', '""') + '"' for side in sides]
+    path = write(tmp_path, "a.csv", "chosen,rejected\n" + ",".join(quoted))
+    assert CALLS in refuse(path, objective="dpo")
+
+
+def test_text_that_names_tools_is_learned_all_the_same(tmp_path):
+    row = {"text": "one", "tools": [CALL]}
+    assert read_rows(write(tmp_path, "a.jsonl", json.dumps(row)), "auto").rows[0].text == "one"
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
 def test_bytes_that_are_no_text_cost_only_their_row(tmp_path, name):
     rows = {"a.jsonl": b'{"text": "one"}\n{"text": "\xff"}\n{"text": "three"}'}
@@ -225,6 +345,45 @@ def test_a_folder_of_nothing_or_of_several_kinds_is_refused(tmp_path):
     assert "several kinds: 1 csv, 1 jsonl" in refuse(folder)
 
 
+SPLITS = ("dev", "test", "train", "train-00001-of-00002", "validation")
+
+
+def make_folder(tmp_path, names):
+    folder = tmp_path / "d"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(folder, name, json.dumps({"text": name}))
+    return folder
+
+
+def test_of_a_folder_of_splits_only_the_training_files_are_read(tmp_path):
+    folder = make_folder(tmp_path, [f"{name}.jsonl" for name in (*SPLITS, "more")])
+    texts = [row.text for row in read_rows(folder, "auto").rows]
+    assert texts == ["train-00001-of-00002.jsonl", "train.jsonl"]
+    held_out = find_files(folder, held_out=True).paths
+    assert [path.name for path in held_out] == ["dev.jsonl", "validation.jsonl"]
+
+
+def test_files_that_are_held_out_may_be_of_another_kind(tmp_path):
+    folder = make_folder(tmp_path, ["train/0.jsonl", "test/0.csv", "notes.txt"])
+    assert find_files(folder).paths == (folder / "train" / "0.jsonl",)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["dev.jsonl", "test.jsonl"],
+        ["more.jsonl", "train.jsonl"],
+        ["latest.jsonl", "train.jsonl"],
+        ["constraints.jsonl", "test.jsonl"],
+    ],
+)
+def test_a_folder_without_both_sorts_of_files_is_read_whole(tmp_path, names):
+    folder = make_folder(tmp_path, names)
+    assert [row.text for row in read_rows(folder, "auto").rows] == names
+    assert find_files(folder, held_out=True) == find_files(folder)
+
+
 def test_parquet_is_read_and_only_the_columns_that_mean_something(tmp_path):
     columns = {
         "messages": [CHAT["messages"], None, CHAT["messages"]],
@@ -248,6 +407,7 @@ def test_parquet_without_a_known_column_is_refused(tmp_path):
 USER = {"role": "user", "content": "Hi"}
 GOOD = {"role": "assistant", "content": "good"}
 BAD = {"role": "assistant", "content": "bad"}
+SYSTEM = {"role": "system", "content": "Be kind"}
 
 
 @pytest.mark.parametrize(
@@ -267,6 +427,99 @@ def test_pairs_of_every_shape_are_the_same(tmp_path, row):
     assert [turn.content for turn in pair.turns] == ["Hi", "good"]
     assert [turn.content for turn in pair.rejected] == ["Hi", "bad"]
     assert pair.num_common == 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"system": "Be kind", "prompt": "Hi", "chosen": "good", "rejected": "bad"},
+        {"system": "Be kind", "prompt": "Hi", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"system": "Be kind", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": "Hi", "chosen": [SYSTEM, USER, GOOD], "rejected": [SYSTEM, USER, BAD]},
+        {"prompt": " Hi\n", "chosen": [SYSTEM, USER, GOOD], "rejected": [SYSTEM, USER, BAD]},
+        {"prompt": [SYSTEM, USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": [SYSTEM, USER], "chosen": [SYSTEM, USER, GOOD], "rejected": [BAD]},
+        {"prompt": [USER], "chosen": [SYSTEM, GOOD], "rejected": [SYSTEM, BAD]},
+        {"system": "Be cruel", "prompt": [SYSTEM, USER], "chosen": [GOOD], "rejected": [BAD]},
+        {
+            "system": "Be cruel",
+            "prompt": "Hi ",
+            "chosen": [SYSTEM, USER, GOOD],
+            "rejected": [SYSTEM, USER, BAD],
+        },
+    ],
+)
+def test_neither_prompt_nor_system_turn_of_a_pair_is_doubled(tmp_path, row):
+    (pair,) = read_rows(write(tmp_path, "a.jsonl", json.dumps(row)), "auto", "dpo").rows
+    assert [turn.content for turn in pair.turns] == ["Be kind", "Hi", "good"]
+    assert [turn.content for turn in pair.rejected] == ["Be kind", "Hi", "bad"]
+    assert [turn.role for turn in pair.turns] == ["system", "user", "assistant"]
+    assert pair.num_common == 2
+
+
+def test_a_prompt_that_only_resembles_the_beginning_stays(tmp_path):
+    row = {"prompt": "Hi", "chosen": "Hi", "rejected": [USER, BAD, USER]}
+    (pair,) = read_rows(write(tmp_path, "a.jsonl", json.dumps(row)), "auto", "dpo").rows
+    assert [turn.role for turn in pair.turns] == ["user", "assistant"]
+    assert [turn.role for turn in pair.rejected] == ["user", "assistant", "user"]
+    row = {"prompt": "Hi", "chosen": [SYSTEM, USER, GOOD], "rejected": "bad"}
+    message = refuse(write(tmp_path, "a.jsonl", json.dumps(row)), objective="dpo")
+    assert "row 1: 'chosen' and 'rejected' do not begin alike)" in message
+
+
+MORE = {"role": "user", "content": "More"}
+
+
+@pytest.mark.parametrize(
+    ("row", "contents"),
+    [
+        ({"prompt": [USER], "completion": [GOOD]}, ["Hi", "good"]),
+        ({"prompt": [SYSTEM, USER], "completion": GOOD}, ["Be kind", "Hi", "good"]),
+        (
+            {"prompt": [USER, BAD, MORE], "completion": [GOOD, MORE, GOOD]},
+            ["Hi", "bad", "More", "good", "More", "good"],
+        ),
+        ({"prompt": [USER], "completion": "good", "system": "Be kind"}, ["Be kind", "Hi", "good"]),
+        ({"prompt": [USER], "completion": [USER, GOOD]}, ["Hi", "good"]),
+    ],
+)
+def test_a_prompt_and_a_completion_of_messages_are_one_conversation(tmp_path, row, contents):
+    path = write(tmp_path, "a.jsonl", json.dumps(row))
+    for data_format, name in (("auto", "chat"), ("chat", "chat"), ("alpaca", "alpaca")):
+        found = read_rows(path, data_format)
+        assert found.format == name
+        assert [turn.content for turn in found.rows[0].turns] == contents
+        assert (found.rows[0].rejected, found.rows[0].num_common) == ((), 0)
+    rows = pa.Table.from_pylist([{"id": 1, **row}])
+    pq.write_table(rows, tmp_path / "a.parquet")
+    (read,) = read_rows(tmp_path / "a.parquet", "auto").rows
+    assert [turn.content for turn in read.turns] == contents
+
+
+def test_messages_of_a_prompt_are_read_from_csv_and_texts_stay_texts(tmp_path):
+    fields = [json.dumps([USER]), json.dumps([GOOD]), json.dumps([{"role": "cook"}])]
+    quoted = ['"' + field.replace('"', '""') + '"' for field in fields]
+    lines = ["prompt,completion", f"{quoted[0]},{quoted[1]}", f"List them,{quoted[1]}"]
+    lines += [f"{quoted[2]},{quoted[1]}"]
+    found = read_rows(write(tmp_path, "a.csv", "\n".join(lines)), "auto")
+    contents = [[turn.content for turn in row.turns] for row in found.rows]
+    assert contents == [["Hi", "good"], ["List them", fields[1]], [fields[2], fields[1]]]
+
+
+def test_a_completion_of_messages_without_an_answer_is_left_out(tmp_path):
+    rows = [
+        {"prompt": [USER], "completion": [GOOD]},
+        {"prompt": [USER, BAD], "completion": []},
+        {"prompt": [USER, BAD], "completion": [MORE]},
+        {"prompt": "Hi", "completion": "Ho"},
+    ]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    found = read_rows(path, "auto")
+    assert [(item.row, item.reason) for item in found.skipped[:2]] == [
+        (2, "'completion' has no answer of the assistant"),
+        (3, "'completion' has no answer of the assistant"),
+    ]
+    assert found.skipped[2].reason.startswith("'messages' is missing; the row has the keys")
 
 
 def test_pairs_that_teach_nothing_or_do_not_belong_together_are_left_out(tmp_path):
