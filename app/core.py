@@ -877,7 +877,7 @@ class Core:
         """Ask models the prompts that are kept for their project, and keep what they answer.
 
         Raises:
-            UserError: there are no prompts, or a model cannot be loaded.
+            UserError: there are no prompts, or no model can be loaded.
         """
         from app.runs.compare import compare_models
 

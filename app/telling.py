@@ -121,7 +121,7 @@ def describe_lineage(artifact: ArtifactSnapshot) -> list[tuple[str, str]]:
         return [("made of", "not known: it was made elsewhere")]
     return [
         ("base", _with_hash(origin.base, origin.base_sha256)),
-        ("licence", origin.licence or "its folder does not say"),
+        ("licence", origin.licence or "not known"),
         ("data", _with_hash(origin.data, origin.data_sha256)),
         ("run", f"{origin.run_name} ({origin.run_id}), step {origin.step}"),
         ("checkpoint", artifact.checkpoint or ""),

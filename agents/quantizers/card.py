@@ -120,7 +120,7 @@ def _facts(origin: Origin) -> list[str]:
     return [
         f"- Base: `{origin.base}`, sha256 `{origin.base_sha256 or '-'}`",
         f"- Trained on: `{origin.data}`, sha256 `{origin.data_sha256 or '-'}`",
-        f"- Licence of the base: {origin.licence or 'its folder does not say'}",
+        f"- Licence of the base: {origin.licence or 'not known'}",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -69,11 +70,36 @@ async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
 def _check(args: argparse.Namespace) -> None:
     if args.prompt is not None and not args.prompt.strip():
         raise UsageError("--prompt is empty", "Ask something, or leave it out for a conversation.")
-    if args.max_tokens < 1 or args.temperature < 0 or not 0 < args.top_p <= 1:
+    check_limits(args.max_tokens, args.temperature, args.top_p)
+    expect_text(args.system, "--system")
+    expect_text(args.prompt or "", "--prompt")
+
+
+def check_limits(max_tokens: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
+    """Expect what a model can be asked with.
+
+    Raises:
+        UsageError: one of them is out of its limits.
+    """
+    is_warm = temperature >= 0 and math.isfinite(temperature)
+    if max_tokens < 1 or not is_warm or not 0 < top_p <= 1:
         raise UsageError(
             "that cannot be asked",
-            "--max-tokens is at least 1, --temperature at least 0, --top-p above 0 up to 1.",
+            "--max-tokens is at least 1, --temperature a number from 0 up, --top-p above 0 up to "
+            "1.",
         )
+
+
+def expect_text(text: str, what: str) -> None:
+    """Expect what can be sent to a node: bytes of a terminal that are no UTF-8 cannot.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is not text in UTF-8", "Write it in UTF-8.") from None
 
 
 async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output) -> None:
@@ -89,6 +115,7 @@ async def _converse(core: Core, key: int, args: argparse.Namespace, out: Output)
             said.clear()
         elif prompt:
             try:
+                expect_text(prompt, "this line")
                 out.line(await _ask(core, key, args, out, said, prompt))
             except UserError as error:
                 out.note(f"{error} {error.hint}".strip())

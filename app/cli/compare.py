@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.cli.chat import check_limits
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 
@@ -35,6 +36,7 @@ def add_parser(commands: Commands) -> None:
 async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.conversation import Subject, to_markdown
 
+    check_limits(args.max_tokens)
     first = args.what[0]
     base = [Subject(what=first, of_base=True, node=args.node)] if args.base else []
     subjects = (*base, *(Subject(what=what, node=args.node) for what in args.what))
@@ -46,4 +48,4 @@ async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
         core.write_compared(project, found, args.out)
     out.document(found)
     out.text(str(args.out) if args.out is not None else to_markdown(project, found))
-    return 0
+    return 1 if any(not any(one.answers) for one in found.models) else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import METHODS, PROOF_FILE, Origin
+from agents.artifacts import METHODS, PROOF_FILE, TYPES, Origin
 from agents.wire import from_wire
 from app.artifact import Verdict
 from app.errors import UserError
@@ -28,7 +28,7 @@ class Artifact:
     method: str
     """`merged`, or one of `agents.artifacts.METHODS`."""
     types: tuple[str, ...] = ()
-    """Of GGUF: those whose files are there."""
+    """Of GGUF: those whose files are there; of GPTQ what its proof says."""
 
     def file_of(self, kind: str | None) -> Path:
         """Return the GGUF file of a type, or the first one.
@@ -58,8 +58,9 @@ def read_artifact(folder: Path) -> Artifact:
         about = json.loads((folder / PROOF_FILE).read_bytes())
         method, proofs = about["method"], about["proofs"]
         if method in METHODS:
-            types = tuple(str(one["name"]) for one in proofs) if method == "gguf" else ()
-            return Artifact(folder=folder, method=method, types=types)
+            names = [str(one["name"]).removeprefix(f"{method} ") for one in proofs]
+            types = [name for name in names if method == "gguf" or name in TYPES[method]]
+            return Artifact(folder=folder, method=method, types=tuple(types))
     raise UserError(
         f"{folder} is no artifact: it has neither {PROOF_FILE} nor config.json",
         "Name a folder that rackless export made, or a run.",

@@ -5,6 +5,7 @@ Only safetensors weights are sent: a pickle can run code on every node that open
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def find_tokenizer(name: str, hashes: HashStore) -> Source:
     files = [p for p in folder.iterdir() if p.suffix in suffixes and p.is_file()]
     visible = [p for p in files if not p.name.startswith(".")]
     return make_bundle("models", f"{folder.name}-tokenizer", folder, visible, hashes)
+
+
+def weigh_weights(name: str) -> int | None:
+    """Return the bytes of the weights in a model's folder on this PC; None: they are not here."""
+    folder = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
+    try:
+        sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    except OSError:
+        return None
+    return sum(sizes) if sizes else None
 
 
 def _bundle_of(folder: Path, hashes: HashStore) -> Source:

@@ -37,7 +37,7 @@ async def _check(
 ) -> ArtifactCopy:
     try:
         if copy.kind == "folder":
-            actual = await asyncio.to_thread(_hash_folder, Path(copy.place), artifact.files)
+            actual = await asyncio.to_thread(hash_folder, Path(copy.place), artifact.files)
         elif copy.kind == "node":
             actual = await services.cluster.agent(copy.place).hash_artifact(copy.path)
         else:
@@ -49,7 +49,8 @@ async def _check(
     return replace(copy, state=state, problem=problem, checked_s=time.time())
 
 
-def _hash_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+def hash_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+    """Return those of `files` that are in a folder, as they are there. Reads them whole."""
     found = []
     for entry in files:
         path = folder / entry.path

@@ -14,7 +14,7 @@ from app.errors import UsageError, UserError
 from app.library.bundles import Source, safe_name
 from app.nodes.local_copy import copy_folder
 from app.registry import hub
-from app.registry.record import bundle_whole
+from app.registry.checking import compare_files, hash_folder
 from app.runs.services import Services
 from app.storage.artifacts import content_sha256
 from app.telling import say_bytes
@@ -119,8 +119,8 @@ async def _copy_to_folder(
         await copy_folder(Path(source.place), folder, artifact.files, progress)
     else:
         await services.cluster.fetch(source.place, source.path, folder)
-        arrived = await asyncio.to_thread(bundle_whole, services, artifact.name, folder)
-        if content_sha256(arrived.files) != content_sha256(artifact.files):
+        arrived = await asyncio.to_thread(hash_folder, folder, artifact.files)
+        if compare_files(artifact.files, arrived)[0] != "whole":
             await asyncio.to_thread(shutil.rmtree, folder)
             services.artifacts.save_copy(artifact, replace(source, state="damaged"))
             raise UserError(

@@ -1,6 +1,7 @@
 """Delete copies of artifacts, with a warning before the last one goes.
 
-Deleting touches only the files that the registry knows; whatever else lies in a folder stays.
+Deleting touches only the files that the registry knows and the Modelfiles that we have written
+beside them; whatever else lies in a folder stays.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from agents.protocol import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.errors import UserError
-from app.registry.record import missing_files
+from app.registry.record import MODELFILES, missing_files
 from app.runs.services import Services
 from app.text import show_list
 
@@ -100,6 +101,8 @@ def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
         for entry in here:
             (folder / entry.path).unlink()
             freed += entry.size_bytes
+        for modelfile in folder.glob(MODELFILES) if here else ():
+            modelfile.unlink()
         for below in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
             if not any(below.iterdir()):
                 below.rmdir()

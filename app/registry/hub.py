@@ -1,7 +1,8 @@
 """Bring an artifact to the Hugging Face hub, with the token that the user's own tools keep.
 
 The token is never asked for, shown or passed on: huggingface_hub finds it (`hf auth login`, or
-HF_TOKEN). The proof stays here, since it names files of this PC; the card goes, with its figures.
+HF_TOKEN). The proof stays here, since it names files of this PC; the card goes, with its figures,
+and with no more than the names of those files.
 https://huggingface.co/docs/huggingface_hub/guides/upload
 """
 
@@ -18,6 +19,13 @@ from agents.protocol import FileEntry
 from app.errors import UsageError, UserError
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_PLACE = r"((?:[/~\\]|[A-Za-z]:)[^`\"\n]*)"
+_PLACES = {
+    "README.md": re.compile(rf"^(- (?:Base|Trained on): `){_PLACE}(`)", re.MULTILINE),
+    "adapter/adapter_config.json": re.compile(rf'("base_model_name_or_path": "){_PLACE}(")'),
+}
+"""Files that name places on this PC, and where in them; the card first, since the hub refuses some
+before hours of weights."""
 _LOGIN = "Make one with write access at https://huggingface.co/settings/tokens, then: hf auth login"
 
 
@@ -36,13 +44,39 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
     api, token = _connect()
     with _translated(hub_id, token):
         address = str(api.create_repo(hub_id, private=private, exist_ok=True))
+        sent = [entry.path for entry in pushed(files)]
+        for path in [path for path in _PLACES if path in sent]:
+            sent.remove(path)
+            text = hide_places(path, (folder / path).read_text(encoding="utf-8"))
+            api.upload_file(
+                repo_id=hub_id,
+                path_or_fileobj=text.encode("utf-8"),
+                path_in_repo=path,
+                commit_message=f"Add {path}",
+            )
         api.upload_folder(
             repo_id=hub_id,
             folder_path=folder,
-            allow_patterns=[_escape(entry.path) for entry in pushed(files)],
+            allow_patterns=[_escape(path) for path in sent],
             commit_message="Add the model",
         )
     return address
+
+
+def hide_places(path: str, text: str) -> str:
+    """Return a file that names base and data on this PC by the last part of their paths.
+
+    >>> card = "- Base: `org/base`\\n- Trained on: `/home/anna/x.jsonl`, sha256 `2`"
+    >>> print(hide_places("README.md", card))
+    - Base: `org/base`
+    - Trained on: `x.jsonl`, sha256 `2`
+    """
+    return _PLACES[path].sub(_name_only, text)
+
+
+def _name_only(found: re.Match[str]) -> str:
+    parts = [part for part in re.split(r"[/\\]", found[2]) if part]
+    return f"{found[1]}{parts[-1] if parts else ''}{found[3]}"
 
 
 def pushed(files: Sequence[FileEntry]) -> list[FileEntry]:
@@ -53,7 +87,8 @@ def pushed(files: Sequence[FileEntry]) -> list[FileEntry]:
 def read_files(hub_id: str, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
     """Return the files that the hub has, as far as it tells their hashes.
 
-    Of small files it tells the size only: those of the expected size count as what they were.
+    Of small files it tells the size only: those of the expected size count as what they were, and
+    so do those that were pushed without places; the card may be written on there, too.
 
     Raises:
         UserError: it cannot be asked.
@@ -65,7 +100,8 @@ def read_files(hub_id: str, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]
     found = []
     for one in told:
         expected = known.get(one.rfilename)
-        same = expected.sha256 if expected and expected.size_bytes == one.size else ""
+        is_same = expected and (expected.size_bytes == one.size or one.rfilename in _PLACES)
+        same = expected.sha256 if expected and is_same else ""
         sha256 = one.lfs.sha256 if one.lfs else same
         found.append(FileEntry(path=one.rfilename, size_bytes=one.size or 0, sha256=sha256))
     return tuple(found)

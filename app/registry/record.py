@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from app.text import show_list
 CARD_FILE = "README.md"
 LINEAGE_FILE = "rackless.json"
 """In a merged model: hashes of what it comes from."""
+MODELFILES = "Modelfile-*"
+"""What Ollama is given; they are written when somebody asks how to serve the artifact."""
 
 
 def folder_here(artifact: ArtifactSnapshot) -> Path:
@@ -89,12 +92,16 @@ def record_export(
     """Enter what an export has put into `folder`, with all that its files say of it.
 
     Args:
+        types: that were asked for; its proof says what it has.
         measured: what is kept beside that which the job has measured itself.
     """
     told = _read_about(folder)
     own = told.pop("measured") or _read_json(folder / LINEAGE_FILE).get("measured") or {}
     told["measured"] = {**own, **(measured or {})} or None
     traced = told.pop("origin") or _trace(folder, origin)
+    if (folder / PROOF_FILE).exists():
+        with suppress(UserError):  # a proof that says nothing
+            types = read_artifact(folder).types
     card = folder / CARD_FILE
     if to == "merged" and not card.exists():
         card.write_text(describe_merged(traced), encoding="utf-8")
@@ -139,9 +146,19 @@ def add_folder(services: Services, folder: Path, name: str | None = None) -> Art
 
 
 def bundle_whole(services: Services, name: str, folder: Path) -> Source:
-    """Return all files of a folder, with their hashes."""
+    """Return all files of a folder that are of the artifact, with their hashes.
+
+    Modelfiles are not, which `write_modelfile` puts there, nor is what is hidden, which is left by
+    file managers and the hub's tools.
+    """
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    return make_bundle("artifacts", name, folder, files, services.hashes)
+    own = [path for path in files if _is_own(path.relative_to(folder))]
+    return make_bundle("artifacts", name, folder, own, services.hashes)
+
+
+def _is_own(path: Path) -> bool:
+    is_hidden = any(part.startswith(".") for part in path.parts)
+    return not is_hidden and not (len(path.parts) == 1 and path.match(MODELFILES))
 
 
 def _enter(services: Services, found: ArtifactSnapshot, folder: Path) -> ArtifactSnapshot:

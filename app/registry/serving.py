@@ -80,10 +80,23 @@ def _tgi(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
         runtime="tgi",
         title="Text Generation Inference",
         command="docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:8080:80 "
-        f"-v {shlex.quote(folder.path)}:/model:ro "
+        f"--mount {shlex.quote(_mount(folder.path))} "
         f"ghcr.io/huggingface/text-generation-inference:latest --model-id /model{quantize}",
         notes=(NOT_TRIED,),
     )
+
+
+def _mount(path: str) -> str:
+    """Return what Docker mounts, as one line of CSV, which it reads it as.
+
+    >>> _mount("/m/poems: 2"), _mount("/m/a,b")
+    ('type=bind,src=/m/poems: 2,dst=/model,readonly', 'type=bind,"src=/m/a,b",dst=/model,readonly')
+    """
+    source = f"src={path}"
+    if "," in path or '"' in path:
+        quoted = source.replace('"', '""')
+        source = f'"{quoted}"'
+    return f"type=bind,{source},dst=/model,readonly"
 
 
 def _llama_cpp(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from agents.artifacts import ChatAnswer, ChatMessage, ChatTurn
 from app.conversation import Compared, Comparison, Subject
-from app.errors import UsageError, UserError
+from app.errors import RacklessError, UsageError, UserError
 from app.runs.chat import Chats
 
 
@@ -21,27 +21,43 @@ async def compare_models(
 ) -> Comparison:
     """Return what each model answers to each prompt by itself.
 
-    Only one model is loaded at a time, so that speeds can be compared on one node.
+    Only one model is loaded at a time, so that speeds can be compared on one node. One that cannot
+    be loaded answers nothing, and its title says why.
 
     Raises:
-        UserError: there are no prompts, or a model cannot be loaded.
+        UserError: there are no prompts, or no model can be loaded.
     """
     if not prompts:
         raise UsageError(
             "there are no prompts to compare by", "Give a file with one per line: --prompts FILE"
         )
-    models = []
+    models, problems = [], list[RacklessError]()
     for subject in subjects:
-        loaded = await chats.open(subject, tell)
         try:
-            answers = [
-                await _ask(chats, loaded.key, prompt, max_tokens, tell) for prompt in prompts
-            ]
-        finally:
-            await chats.close(loaded.key)
-        title = f"{loaded.title}, on {loaded.node}"
-        models.append(Compared(title=title, answers=tuple(answers)))
+            models.append(await _compare(chats, subject, prompts, max_tokens, tell))
+        except RacklessError as error:
+            problems.append(error)
+            title = f"{subject.what}{', base' if subject.of_base else ''}, not loaded: {error}"
+            tell(f"{title} {getattr(error, 'hint', '')}".strip())
+            models.append(Compared(title=title, answers=(None,) * len(prompts)))
+    if problems and len(problems) == len(models):
+        raise problems[0]
     return Comparison(time_s=time.time(), prompts=tuple(prompts), models=tuple(models))
+
+
+async def _compare(
+    chats: Chats,
+    subject: Subject,
+    prompts: Sequence[str],
+    max_tokens: int,
+    tell: Callable[[str], None],
+) -> Compared:
+    loaded = await chats.open(subject, tell)
+    try:
+        answers = [await _ask(chats, loaded.key, prompt, max_tokens, tell) for prompt in prompts]
+    finally:
+        await chats.close(loaded.key)
+    return Compared(title=f"{loaded.title}, on {loaded.node}", answers=tuple(answers))
 
 
 async def _ask(

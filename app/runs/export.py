@@ -32,6 +32,7 @@ from app.errors import RacklessError, UsageError, UserError
 from app.events import Exported
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
+from app.library.licence import find_licence
 from app.nodes.environment import read_lock
 from app.quantize.forecast import describe_forecast
 from app.quantize.learning import maker_of
@@ -39,6 +40,7 @@ from app.quantize.plan import ExportPlan, describe_place
 from app.registry.record import record_export
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
+from app.runs.export_place import claim_name, expect_room, free_place
 from app.runs.export_plan import keep_forecast, plan_export
 from app.runs.inputs import Inputs, recall_inputs, send
 from app.runs.readiness import python_of
@@ -75,14 +77,14 @@ async def export_run(
         engine: what makes AWQ.
 
     Raises:
-        UserError: `out` is in use, there is no whole checkpoint to export, or the node could not
-            make it.
+        UserError: `out` is in use or cannot take it, there is no whole checkpoint to export, or the
+            node could not make it.
     """
     tell = progress or (lambda text: None)
     types = choose_types(to, types)
     if engine != ENGINES[0] and to != "awq":
         raise UsageError(f"{engine} makes awq, and not {to}", "Leave --engine out.")
-    out = await asyncio.to_thread(_free_place, out)
+    out = await asyncio.to_thread(free_place, out)
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     own = await asyncio.to_thread(_find_calibration, services, to, calibration)
@@ -90,6 +92,7 @@ async def export_run(
     names = services.cluster.names() if node is None else (node,)
     whole = await find_whole(services, run_id, names, checkpoint)
     plan = await plan_export(services, run, to, types, checkpoint, whole, engine)
+    await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
     facts = await services.cluster.agent(copy.node).facts()
     agent = services.cluster.agent(copy.node)
@@ -105,18 +108,21 @@ async def export_run(
         ),
         tell,
     )
-    made = exported.path
-    if to in METHODS:
-        made = await _make(
-            services, run, inputs, copy, facts, exported.path, to, types, tell, own, engine
-        )
-    tell(f"fetching it from {copy.node}")
-    await services.cluster.fetch(copy.node, made, out)
-    if made != exported.path:  # the merged model stays, for the next format
-        with suppress(RacklessError):
-            await agent.delete_artifact(made)
+    origin = await asyncio.to_thread(origin_of, run, copy.info.step)
+    with claim_name(services, run_id, _name_result(to, copy.info.step, types, engine)) as name:
+        made = exported.path
+        if to in METHODS:
+            made = await _make(
+                services, run, inputs, copy, facts, made, name, origin, to, types, tell, own, engine
+            )
+        tell(f"fetching it from {copy.node}")
+        try:
+            await services.cluster.fetch(copy.node, made, out)
+        finally:
+            if made != exported.path:  # the merged model stays, for the next format
+                with suppress(RacklessError):
+                    await agent.delete_artifact(made)
     services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
-    origin = origin_of(run, copy.info.step)
     chosen = next(place for place in plan.places if place.node == copy.node)
     measured = keep_forecast(chosen, maker_of(to, engine))
     made_of = await asyncio.to_thread(record_export, services, out, to, types, origin, measured)
@@ -124,11 +130,20 @@ async def export_run(
 
 
 def origin_of(run: RunRecord, step: int) -> Origin:
-    """Return where the model of a checkpoint comes from."""
+    """Return where the model of a checkpoint comes from. Reads the base's card."""
     spec = run.spec
     return Origin(
-        base=spec.model, data=spec.data.train, run_id=run.run_id, run_name=run.name, step=step
+        base=spec.model,
+        data=spec.data.train,
+        run_id=run.run_id,
+        run_name=run.name,
+        step=step,
+        licence=find_licence(spec.model),
     )
+
+
+def _name_result(to: str, step: int, types: Sequence[str], engine: Engine) -> str:
+    return "-".join((to, str(step), *types, *((engine,) if engine != ENGINES[0] else ())))
 
 
 async def _make(
@@ -138,13 +153,15 @@ async def _make(
     copy: Copy,
     facts: NodeFacts,
     merged: str,
+    name: str,
+    origin: Origin,
     to: str,
     types: tuple[str, ...],
     tell: Progress,
     own: Source | None,
     engine: Engine,
 ) -> str:
-    """Quantize the merged model on the node that has it; return the folder there."""
+    """Quantize the merged model on the node that has it; return the folder `name` there."""
     agent = services.cluster.agent(copy.node)
     python = python_of(copy.node, facts)
     packages = await bring_packages(agent, python, to, tell, engine)
@@ -158,17 +175,15 @@ async def _make(
     if inputs.eval is not None:
         evaluation = replace(train, path=await send(services, copy.node, inputs.eval))
     calibration = None
-    if own is not None:
-        calibration = TextSource(
-            path=await send(services, copy.node, own), objective=spec.objective
-        )
+    if own is not None:  # of any kind: what its rows are is seen there
+        calibration = TextSource(path=await send(services, copy.node, own))
     job = MakeJob(
         python=python,
         packages=packages,
         model=merged,
         method=cast(Method, to),
-        destination=f"runs/{run.run_id}/exports/{to}-{copy.info.step}",
-        origin=origin_of(run, copy.info.step),
+        destination=f"runs/{origin.run_id}/exports/{name}",
+        origin=origin,
         train=train,
         evaluation=evaluation,
         calibration=calibration,
@@ -249,32 +264,17 @@ def choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
     return chosen or USUAL_TYPES.get(to, ())
 
 
-def _free_place(out: Path) -> Path:
-    """Return the absolute place of a new folder; an empty one that stands there is taken away."""
-    out = out.expanduser().absolute()
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty", "Name a new or empty folder with --out.")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file", "Name a new or empty folder with --out.")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.is_dir():
-            out.rmdir()
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written: {error.strerror}", "Name another folder with --out."
-        ) from error
-    return out
-
-
 async def find_whole(
     services: Services, run_id: str, nodes: Sequence[str], checkpoint: int | None = None
 ) -> tuple[Copy, ...]:
     """Return the copies of the newest whole checkpoint, or of one that is named, on some nodes.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or no such node.
     """
+    for name in nodes:
+        if name not in services.cluster.names():
+            raise UsageError(f"there is no node {name}", "Look at them: rackless nodes list")
     copies = await find_copies(services, run_id, nodes)
     good = await choose_checkpoint(services, run_id, copies, checkpoint)
     if not good:

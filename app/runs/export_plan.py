@@ -11,6 +11,7 @@ from agents.artifacts import CONVERTED_TYPES, Engine
 from agents.protocol import NodeFacts
 from app.artifact import ArtifactSnapshot
 from app.errors import RacklessError, UserError
+from app.library.models import weigh_weights
 from app.planning.cluster import make_cluster
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.rates import find_rates
@@ -24,6 +25,9 @@ from app.runs.planner import find_data_size
 from app.runs.readiness import python_of
 from app.runs.services import Services
 from app.storage.runs import RunRecord
+
+_VALUE_BYTES = {"float64": 8.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_USUAL_VALUE_BYTES = 2.0
 
 
 async def plan_export(
@@ -49,11 +53,13 @@ async def plan_export(
     steps = {one.info.step for one in copies if checkpoint in (None, one.info.step)}
     step = max(steps, default=None)
     holders = {one.node for one in copies if one.info.step == step}
-    shape = await asyncio.to_thread(_find_shape, services, run.spec.model)
+    shape, value_bytes = await asyncio.to_thread(_find_shape, services, run.spec.model)
     data, _ = await asyncio.to_thread(find_data_size, services.planning, run.spec)
     texts = size_texts(data.num_rows, data.mean_tokens, data.longest_tokens)
     made = (
-        None if shape is None else forecast_artifact(shape, to, types, texts=texts, engine=engine)
+        None
+        if shape is None
+        else forecast_artifact(shape, to, types, value_bytes, texts=texts, engine=engine)
     )
     places = await asyncio.gather(*(_look(services, one, holders, to, types) for one in names))
     outcomes = read_outcomes(await asyncio.to_thread(services.artifacts.all))
@@ -117,14 +123,42 @@ def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
     return max((int(one.get(name) or 0) for one in phases), default=0)
 
 
-def _find_shape(services: Services, model: str) -> ModelShape | None:
+def _find_shape(services: Services, model: str) -> tuple[ModelShape | None, float]:
+    """Return the sizes of a model, and the bytes of one of its values; None: they are not known."""
     found = services.configs.find_here(model)
     if found is None:
-        return None
+        return None, _USUAL_VALUE_BYTES
     try:
-        return read_shape(found.config)
+        shape = read_shape(found.config)
     except UserError:  # an architecture that is counted by nobody; the export itself may know it
-        return None
+        return None, _USUAL_VALUE_BYTES
+    return shape, find_value_bytes(found.config, weigh_weights(model), shape.num_parameters)
+
+
+def find_value_bytes(
+    config: Mapping[str, Any], weights_bytes: int | None, num_parameters: int
+) -> float:
+    """Return how many bytes a value takes once the model is loaded as its config says.
+
+    Args:
+        config: of the model.
+        weights_bytes: of its files; None: they are not here. They count where the config says
+            nothing: then the type of the files is kept.
+        num_parameters: in those files.
+
+    >>> find_value_bytes({"torch_dtype": "float32"}, None, 1), find_value_bytes({}, None, 1)
+    (4.0, 2.0)
+    >>> find_value_bytes({}, 4_001_000, 1_000_000)
+    4.0
+    """
+    text = config.get("text_config")
+    for about in (config, text if isinstance(text, Mapping) else {}):
+        named = str(about.get("dtype") or about.get("torch_dtype") or "")
+        if (known := _VALUE_BYTES.get(named.removeprefix("torch."))) is not None:
+            return known
+    if weights_bytes is not None and weights_bytes > 3 * num_parameters:
+        return 4.0
+    return _USUAL_VALUE_BYTES
 
 
 async def _look(

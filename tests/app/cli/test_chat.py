@@ -54,9 +54,10 @@ def chat(monkeypatch: pytest.MonkeyPatch, typed: str, *options: str) -> tuple[Co
 
 
 def test_turns_build_on_each_other_until_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = "one\n\ntwo\nfail\n/new\nthree\n/quit\nnever\n"
+    typed = "one\n\ntwo\nfail\n\udcff\n/new\nthree\n/quit\nnever\n"
     core, out, err = chat(monkeypatch, typed, "--system", "Be short", "--top-p", "0.5")
     assert out.split("\n") == ["heard 2", "heard 4", "heard 2", ""]
+    assert "this line is not text in UTF-8" in err
     assert "the conversation is too long Begin a new one." in err
     assert [turn.top_p for turn in core.turns] == [0.5] * 4
     assert [one.role for one in core.turns[1].messages] == ["system", "user", "assistant", "user"]

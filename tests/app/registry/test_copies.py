@@ -162,6 +162,7 @@ def test_deleting_leaves_what_is_not_of_the_artifact(
 ) -> None:
     notes = tmp_path / "out" / "notes.txt"
     notes.write_text("mine")
+    (tmp_path / "out" / "Modelfile-Q8_0").write_text("FROM ./poems-Q8_0.gguf\n")
     done = delete(services, made, None, even_last=True)
     assert list((tmp_path / "out").rglob("*")) == [notes]
     assert done.left == (f"{tmp_path / 'out'} holds other files too, which stay",)

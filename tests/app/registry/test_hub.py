@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,28 @@ def test_a_push_is_private_and_leaves_the_proof_here(
     copy = find_artifact(services, made.label).copies[-1]
     assert (copy.kind, copy.place) == ("hub", "anna/poems")
     assert copy.path == f"{hub.address}/anna/poems"
+
+
+def test_an_artifact_goes_without_the_places_of_this_pc(
+    services: Services, tmp_path: Path, hub: FakeHub
+) -> None:
+    origin = replace(ORIGIN, base="/home/a/models/llama")
+    folder = make_folder(tmp_path / "merged", origin, "merged")
+    adapter = folder / "adapter" / "adapter_config.json"
+    adapter.parent.mkdir()
+    adapter.write_text(json.dumps({"base_model_name_or_path": origin.base, "r": 4}, indent=2))
+    made = record_export(services, folder, "merged", (), origin)
+    push(services, made, "anna/merged")
+    card = hub.models["anna/merged"]["README.md"].decode()
+    assert "`llama`" in card
+    assert "`x.jsonl`" in card
+    assert "/home" not in card
+    sent = json.loads(hub.models["anna/merged"]["adapter/adapter_config.json"])
+    assert sent == {"base_model_name_or_path": "llama", "r": 4}
+    assert "/home/a/models/llama" in (folder / "README.md").read_text()
+    found = find_artifact(services, made.label)
+    asyncio.run(check_artifact(services, found, lambda text: None))
+    assert [one.state for one in find_artifact(services, made.label).copies] == ["whole", "whole"]
 
 
 def test_copies_on_the_hub_are_checked_and_stay_when_the_rest_is_deleted(

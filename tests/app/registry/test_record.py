@@ -141,3 +141,26 @@ def test_a_broken_proof_says_nothing_and_breaks_nothing(services: Services, tmp_
     assert (made.verdicts, made.measured) == ((), None)
     shutil.rmtree(folder)
     assert look_at_folders(made).copies[0].state == "missing"
+
+
+def test_the_types_are_those_that_the_proof_says(services: Services, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "out", ORIGIN, "gguf", "Q4_K_M")
+    assert record_export(services, folder, "gguf", ("Q8_0",), ORIGIN).types == ("Q4_K_M",)
+    folder = make_folder(tmp_path / "four", ORIGIN, "gptq", "gptq 8-bit")
+    assert record_export(services, folder, "gptq", ("4-bit",), ORIGIN).types == ("8-bit",)
+
+
+def test_a_moved_folder_is_the_same_with_what_programs_have_left_in_it(
+    services: Services, tmp_path: Path
+) -> None:
+    made = record_export(
+        services, make_folder(tmp_path / "out", ORIGIN, "gguf", "Q8_0"), "gguf", ("Q8_0",), ORIGIN
+    )
+    folder = (tmp_path / "out").rename(tmp_path / "moved")
+    (folder / "Modelfile-Q8_0").write_text("FROM ./poems-Q8_0.gguf\n")
+    (folder / ".DS_Store").write_bytes(b"1")
+    (folder / ".cache" / "huggingface").mkdir(parents=True)
+    (folder / ".cache" / "huggingface" / "x").write_bytes(b"1")
+    found = add_folder(services, folder)
+    assert (found.label, found.files) == (made.label, made.files)
+    assert str(folder) in {one.place for one in found.copies}

@@ -128,6 +128,14 @@ def test_what_vllm_would_refuse_is_said(kind: str, change: dict[str, Any], probl
     assert problem in found
 
 
+def test_a_colon_in_a_path_is_no_end_of_it_for_docker(tmp_path: Path) -> None:
+    services = make_services(tmp_path / "home", FakeCluster())
+    folder = make_folder(tmp_path / "poems: one", ORIGIN, "merged")
+    made = look_at_folders(record_export(services, folder, "merged", (), ORIGIN))
+    words = shlex.split(hand_off(made)[1].command)
+    assert words[words.index("--mount") + 1] == f"type=bind,src={folder},dst=/model,readonly"
+
+
 def test_models_without_what_vllm_needs() -> None:
     assert "no architecture" in check_vllm_config("merged", {})[0]
     assert "has no quantization_config" in check_vllm_config("awq", {"architectures": ["X"]})[0]

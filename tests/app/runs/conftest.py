@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from app.runs.launch import start_run
 from app.runs.reconcile import reconcile_run
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+
+
+@pytest.fixture(autouse=True)
+def free_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is free on this PC's disk, as exports see it; a test changes it."""
+    free = [1 << 40]
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("app.runs.export_place.disk_usage", lambda path: usage(1 << 41, 0, free[0]))
+    return free
 
 
 @pytest.fixture

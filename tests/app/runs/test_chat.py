@@ -163,6 +163,21 @@ def test_models_are_compared_one_after_the_other(
         read_prompt_file(tmp_path / "nothing")
 
 
+def test_a_model_that_cannot_be_loaded_keeps_the_answers_of_the_others(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    told = list[str]()
+    good, bad = Subject(what=interrupted), Subject(what=interrupted, checkpoint=7, node="beta")
+    found = asyncio.run(compare_models(Chats(services), (good, bad, good), ("Who?",), told.append))
+    first, second, third = found.models
+    assert [one.answers[0] and one.answers[0].text for one in (first, third)] == ["Forty-two."] * 2
+    assert second.answers == (None,)
+    assert second.title.startswith(f"{interrupted}, not loaded: ")
+    assert any(line.startswith(second.title) for line in told), "with what to do next"
+    with pytest.raises(UserError):
+        asyncio.run(compare_models(Chats(services), (bad,), ("Who?",), told.append))
+
+
 def test_an_artifact_is_sent_to_a_node(
     services: Services, cluster: FakeCluster, tmp_path: Path
 ) -> None:

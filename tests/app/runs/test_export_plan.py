@@ -123,3 +123,24 @@ def test_each_engine_learns_from_its_own_exports(
     assert after.learned == f"1 past run of autoawq on {after.node}"
     assert (after.seconds or 0) > 1.2 * (before.seconds or 0)
     assert "autoawq" not in other.learned
+
+
+def test_a_base_of_wide_values_takes_twice_the_disk(
+    services: Services, interrupted: str, two_unlike: FakeCluster, spec: RunSpec
+) -> None:
+    def merged_bytes() -> int:
+        found = plan(services, interrupted, "awq").made
+        assert found is not None
+        return found.merged_bytes
+
+    usual, config = merged_bytes(), Path(spec.model, "config.json")
+    assert usual == 2 * 6_738_415_616
+    for said in ({"dtype": "float32"}, {"torch_dtype": "float32"}):
+        config.write_text(json.dumps({**LLAMA_7B, **said}))
+        assert merged_bytes() == 2 * usual
+    config.write_text(json.dumps({**LLAMA_7B, "torch_dtype": "bfloat16"}))
+    assert merged_bytes() == usual
+    config.write_text(json.dumps(LLAMA_7B))
+    with Path(spec.model, "model.safetensors").open("wb") as file:
+        file.truncate(2 * usual)  # with nothing in it
+    assert merged_bytes() == 2 * usual

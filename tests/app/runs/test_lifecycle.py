@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -555,7 +556,7 @@ def test_export_quantizes_what_it_has_merged_where_that_lies(
     assert third.packages is None, "the training environment has what NF4 needs"
     assert first.origin.run_id == interrupted
     assert first.train.path.startswith("/agent/data/")
-    assert third.destination == f"runs/{interrupted}/exports/nf4-10"
+    assert re.fullmatch(f"runs/{interrupted}/exports/nf4-10-[0-9a-f]{{8}}", third.destination)
     assert not node.artifacts, "what was fetched is not left on the node"
 
 

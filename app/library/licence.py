@@ -1,0 +1,62 @@
+"""The licence of a model, as its own card says it: `license` in the front matter of README.md.
+
+https://huggingface.co/docs/hub/model-cards#model-card-metadata
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from agents.hub import hub_cache
+from app.library.configs import is_hub_id
+
+_CARD = "README.md"
+_MOST_CHARACTERS = 1 << 20
+_FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
+_LICENCE = re.compile(
+    r"""^license:[ \t]*(["']?)([A-Za-z0-9][\w.+-]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE
+)
+"""One licence by its id, which may stand in another card as it is."""
+
+
+def find_licence(model: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the licence of a folder, or of a hub id that was fetched before; None: not known.
+
+    Args:
+        model: as a run file names it.
+        environ: tells where the hub's cache is; None: that of this process.
+    """
+    folder = _find_folder(model, os.environ if environ is None else environ)
+    try:
+        with (folder / _CARD).open(encoding="utf-8-sig") as file:
+            return read_licence(file.read(_MOST_CHARACTERS))
+    except (OSError, ValueError):
+        return None
+
+
+def read_licence(card: str) -> str | None:
+    """Return the licence that a card names; None: it names none, or several.
+
+    >>> read_licence("---\\nlicense: apache-2.0  # as its base\\n---\\n# Poems")
+    'apache-2.0'
+    >>> read_licence("# Poems\\nlicense: mit") is None
+    True
+    """
+    front = _FRONT.match(card)
+    found = _LICENCE.search(front[1]) if front else None
+    return found[2] if found else None
+
+
+def _find_folder(model: str, environ: Mapping[str, str]) -> Path:
+    folder = Path(os.path.expanduser(model))  # unlike Path's it takes any text for a name
+    if folder.is_dir() or not is_hub_id(model):
+        return folder
+    cached = hub_cache(environ) / f"models--{model.replace('/', '--')}"
+    try:
+        revision = (cached / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return folder
+    return cached / "snapshots" / Path(revision).name

@@ -1,0 +1,83 @@
+"""Where an export is made on a node, and where it comes to on this PC: nobody else's folder, with
+room, and known to take it before any node works.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
+
+from app.errors import UserError
+from app.filelock import try_locked
+from app.paths import private_folder
+from app.quantize.plan import ExportPlan
+from app.runs.services import Services
+from app.text import show_bytes
+
+_ANOTHER = "Name another folder with --out."
+_ID_BYTES = 4
+
+
+def free_place(out: Path) -> Path:
+    """Return the absolute place of a new folder; an empty one that stands there is taken away.
+
+    Raises:
+        UserError: it is in use, or nothing can be written there.
+    """
+    out = out.expanduser().absolute()
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty", "Name a new or empty folder with --out.")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file", "Name a new or empty folder with --out.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Named as the folder is while it comes, so that a name that is too long is found too.
+        with tempfile.NamedTemporaryFile(
+            prefix=f".{out.name}.", suffix=".part", dir=out.parent
+        ) as probe:
+            probe.write(b"\0")
+        if out.is_dir():
+            out.rmdir()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+    return out
+
+
+def expect_room(plan: ExportPlan, out: Path) -> None:
+    """Expect the disk of `out` to have room for what is made, where its size is known.
+
+    Raises:
+        UserError: it has not.
+    """
+    free_bytes = disk_usage(out.parent).free
+    if plan.made is not None and plan.made.final_bytes > free_bytes:
+        raise UserError(
+            f"{out} needs {show_bytes(plan.made.final_bytes)}, and {show_bytes(free_bytes)} are "
+            "free on that disk",
+            f"Free some room there. {_ANOTHER}",
+        )
+
+
+@contextmanager
+def claim_name(services: Services, run_id: str, stem: str) -> Iterator[str]:
+    """Give the name of a folder on the node that no other export uses until the block ends.
+
+    It ends with a random id, that of another master differs. One that is free is taken again, so
+    that the node finds by it what an export that was killed has left, and clears that away.
+    """
+    folder = private_folder(services.paths.run(run_id) / "exports")
+    known = sorted(folder.glob(f"{stem}-{'?' * 2 * _ID_BYTES}.lock"))
+    for path in (*known, folder / f"{stem}-{secrets.token_hex(_ID_BYTES)}.lock"):
+        handle = try_locked(path)
+        if handle is not None:
+            try:
+                yield path.stem
+            finally:
+                os.close(handle)
+            return
+    raise UserError(f"{folder} is in use by other exports", "Export again.")

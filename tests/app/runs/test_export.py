@@ -1,0 +1,123 @@
+"""Exports of one run do not meet, and what cannot come here is known before a node works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from agents.artifacts import MakeJob
+from agents.spec import RunSpec
+from app.errors import UsageError, UserError
+from app.runs.export import export_run
+from app.runs.services import Services
+from tests.fakes.cluster import Exported, FakeCluster
+
+LLAMA_7B = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32,
+}  # fmt: skip
+
+
+def test_two_exports_at_once_have_a_folder_each_and_the_next_takes_one_again(
+    services: Services,
+    interrupted: str,
+    cluster: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, plain = cluster["alpha"], cluster["alpha"].export_made
+    both = asyncio.Barrier(2)
+
+    async def together(job: MakeJob, *told: object) -> Exported:
+        await both.wait()
+        return await plain(job)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(node, "export_made", together)
+        await asyncio.gather(
+            export_run(services, interrupted, "gguf", tmp_path / "x"),
+            export_run(services, interrupted, "gguf", tmp_path / "y"),
+        )
+        monkeypatch.setattr(node, "export_made", plain)
+        await export_run(services, interrupted, "gguf", tmp_path / "z")
+        await export_run(services, interrupted, "gguf", tmp_path / "u", types=["F16"])
+        await export_run(services, interrupted, "awq", tmp_path / "v", engine="autoawq")
+
+    asyncio.run(scenario())
+    first, second, third, fourth, fifth = (Path(job.destination).name for job in node.made)
+    assert first != second
+    assert third in (first, second), "what a killed one has left is found by its name"
+    assert first.startswith("gguf-10-Q8_0-")
+    assert fourth.startswith("gguf-10-F16-")
+    assert fifth.startswith("awq-10-autoawq-")
+
+
+def test_a_place_that_takes_nothing_is_refused_before_a_node_works(
+    services: Services, interrupted: str, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    out = tmp_path / ("x" * 250)  # may be made, but nothing may be put beside it
+    with pytest.raises(UserError, match="cannot be written: File name too long"):
+        asyncio.run(export_run(services, interrupted, "merged", out))
+    assert not cluster["alpha"].merges
+    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "out"))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_disk_that_is_too_full_is_refused_before_a_node_works(
+    services: Services,
+    interrupted: str,
+    cluster: FakeCluster,
+    spec: RunSpec,
+    tmp_path: Path,
+    free_bytes: list[int],
+) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps(LLAMA_7B))
+    free_bytes[0] = 6 << 30
+    with pytest.raises(UserError, match=r"x needs 6\.7 GiB, and 6\.0 GiB are free on that disk"):
+        asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x"))
+    assert not cluster["alpha"].merges
+    free_bytes[0] = 7 << 30
+    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x"))
+
+
+def test_what_cannot_be_fetched_does_not_stay_on_the_node(
+    services: Services,
+    interrupted: str,
+    cluster: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail(*asked: object) -> None:
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(cluster, "fetch", fail)
+    with pytest.raises(UserError, match="the disk is full"):
+        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x"))
+    assert len(cluster["alpha"].made) == 1
+    assert cluster["alpha"].artifacts == {}
+
+
+def test_the_licence_of_the_base_goes_along(
+    services: Services, interrupted: str, cluster: FakeCluster, spec: RunSpec, tmp_path: Path
+) -> None:
+    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "x"))
+    card = (tmp_path / "x" / "README.md").read_text()
+    assert "license:" not in card
+    assert "- Licence of the base: not known\n" in card
+    Path(spec.model, "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "y"))
+    asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "z"))
+    card = (tmp_path / "y" / "README.md").read_text()
+    assert card.startswith("---\nlicense: apache-2.0\n")
+    assert "- Licence of the base: apache-2.0\n" in card
+    assert cluster["alpha"].made[0].origin.licence == "apache-2.0"
+
+
+def test_a_node_that_there_is_not_is_named(
+    services: Services, interrupted: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="there is no node nope"):
+        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x", node="nope"))
