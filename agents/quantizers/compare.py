@@ -11,6 +11,7 @@ Shape letters: B one row, T tokens of a row, N tokens of all rows, V words.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.errors import UserError, explain_os_error
 from agents.quantizers.models import find_device
 
 _IMPOSSIBLE = 1e-9
@@ -83,6 +85,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
 
     Raises:
         ValueError: no row has two tokens.
+        UserError: the model predicts numbers that are not finite.
     """
     num_tokens = sum(max(0, len(row) - 1) for row in rows)
     if not num_tokens:
@@ -90,9 +93,15 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
     kept_NV: np.memmap[Any, Any] | None = None
     place, loss = 0, 0.0
     for targets_T, logs_TV in _walk(predictor, rows):
+        if logs_TV.isnan().any():
+            raise UserError(
+                "The model that is to be quantized predicts numbers that are not finite.",
+                "The training has diverged, or its base is damaged: export an earlier checkpoint",
+            )
         if kept_NV is None:
             shape = (num_tokens, logs_TV.shape[1])
-            kept_NV = np.memmap(path, dtype=np.float16, mode="w+", shape=shape)
+            _reserve(path, 2 * num_tokens * logs_TV.shape[1])
+            kept_NV = np.memmap(path, dtype=np.float16, mode="r+", shape=shape)
         kept_NV[place : place + len(targets_T)] = logs_TV.half().numpy()
         loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
@@ -106,12 +115,30 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
     )
 
 
+def _reserve(path: Path, num_bytes: int) -> None:
+    """Take room on the disk: a map of a file with holes ends the process where there is none."""
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        raise explain_os_error(error, f"writing the original's predictions to {path}") from error
+
+
 def measure(predictor: Predictor, rows: Sequence[Sequence[int]], reference: Reference) -> Distance:
-    """Return how far another model is from the remembered one over the same rows."""
+    """Return how far another model is from the remembered one over the same rows.
+
+    Raises:
+        UserError: it predicts numbers that are not finite.
+    """
     shape = (reference.num_tokens, reference.num_words)
     kept_NV = np.memmap(reference.logits, dtype=np.float16, mode="r", shape=shape)
     place, kl, same, loss = 0, 0.0, 0, 0.0
     for targets_T, logs_TV in _walk(predictor, rows):
+        if logs_TV.isnan().any():
+            raise UserError(
+                "The quantized model predicts numbers that are not finite, so it is of no use.",
+                "Choose another format; the merged model predicts as it should",
+            )
         taken = torch.from_numpy(np.array(kept_NV[place : place + len(targets_T)]))
         words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
         kept_TV = taken.float().log_softmax(-1)[:, :words]

@@ -141,7 +141,6 @@ def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Pro
 
 def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> Any:
     """Return the base model with every adapted weight replaced."""
-    import torch
     from peft import PeftModel
     from peft.tuners.lora import LoraLayer
 
@@ -151,14 +150,30 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> An
         weight = layer.get_base_layer().weight
         for adapter in layer.active_adapters:
             merged = weight.float() + layer.get_delta_weight(adapter).float()
-            if not torch.isfinite(merged).all():
-                raise UserError(
-                    f"The merged weight of {name} holds numbers that are not finite.",
-                    "The training has diverged: export an earlier checkpoint",
-                )
+            if adapter in layer.lora_magnitude_vector:
+                merged = _lengthen(merged, layer, adapter)
+            _refuse_diverged(name, merged)
             weight.copy_(merged)
         progress.tell(f"Merged {index} of {len(layers)} layers", done=index, total=len(layers))
     return adapted.unload()
+
+
+def _refuse_diverged(name: str, weight: Any) -> None:
+    if not weight.isfinite().all():
+        raise UserError(
+            f"The merged weight of {name} holds numbers that are not finite.",
+            "The training has diverged: export an earlier checkpoint",
+        )
+
+
+def _lengthen(merged: Any, layer: Any, adapter: str) -> Any:
+    """Give each output's weights the length that DoRA has learned (Liu et al. 2024, equation 5)."""
+    import torch
+
+    rows_OI = merged.T if layer.fan_in_fan_out else merged
+    lengths_O = layer.lora_magnitude_vector[adapter].weight.float()
+    rows_OI = rows_OI * (lengths_O / torch.linalg.norm(rows_OI, dim=1))[:, None]
+    return rows_OI.T if layer.fan_in_fan_out else rows_OI
 
 
 def has_adapter(checkpoint: Checkpoint) -> bool:
@@ -167,12 +182,17 @@ def has_adapter(checkpoint: Checkpoint) -> bool:
 
 
 def copy_values(model: Any, checkpoint: Checkpoint) -> None:
-    """Put the weights of a full checkpoint into a model."""
+    """Put the weights of a full checkpoint into a model.
+
+    Raises:
+        UserError: they are not finite.
+    """
     from agents.trainer.shards import find_shards, read_shards
     from agents.trainer.snapshot import FULL_STEM
 
     parameters = dict(model.named_parameters())
     for name, value in read_shards(find_shards(checkpoint.path, FULL_STEM)):
+        _refuse_diverged(name, value)
         parameters[name].copy_(value)
 
 

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+from agents.errors import UserError
 from agents.quantizers.compare import ModelPredictor, measure, remember
 from agents.quantizers.control import round_to_nearest, round_weights
 from agents.quantizers.models import continue_prompts, find_device
 from agents.quantizers.proof import Proof
+from tests.agents.small_disk import small_disk
 from tests.agents.trainer.ranks import DEMO
 
 ROWS = [(1, 4, 9, 33, 2), (1, 7), (5,)]
@@ -47,6 +49,24 @@ def test_words_that_a_format_adds_do_not_count(tmp_path):
 def test_nothing_to_predict_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no row of two tokens"):
         remember(Table(1.0), [(1,), ()], tmp_path / "logits")
+
+
+def test_numbers_that_are_not_finite_are_no_prediction(tmp_path):
+    rows, broken = [(0, 1, 1)], Table(math.nan, 0.5)
+    with pytest.raises(UserError, match="to be quantized predicts numbers that are not finite"):
+        remember(broken, rows, tmp_path / "broken")
+    reference = remember(Table(0.5, 0.5), rows, tmp_path / "logits")
+    with pytest.raises(UserError, match="The quantized model predicts numbers that are not"):
+        measure(broken, rows, reference)
+
+
+def test_a_full_disk_is_told_and_does_not_end_the_process(tmp_path):
+    words = Table(*[1e-6] * 1_000_000)
+    with (
+        small_disk(tmp_path / "disk", 1 << 20) as disk,
+        pytest.raises(UserError, match="disk is full"),
+    ):
+        remember(words, [(0, 1, 1)], disk / "logits")
 
 
 def test_coarser_weights_are_further_away(tmp_path):

@@ -58,10 +58,21 @@ def logits(model) -> torch.Tensor:
         return model.eval()(input_ids=IDS_BT).logits.double()
 
 
-def test_the_result_is_base_and_adapter_together(run, tmp_path):
+@pytest.fixture(scope="module")
+def odd_run(tmp_path_factory, tiny_model) -> Run:
+    """Learns lengths as well, and scales by the root of the rank, on weights in 4 bits."""
+    adapter = AdapterSpec(kind="qlora", rank=4, alpha=8, dropout=0.1, dora=True, rslora=True)
+    spec = make_spec(max_steps=4, adapter=adapter)
+    run = Run(tmp_path_factory.mktemp("odd") / "home", tiny_model, spec)
+    run.train_to_end()
+    return run
+
+
+@pytest.mark.parametrize("kind", ["run", "odd_run"])
+def test_the_result_is_base_and_adapter_together(kind, request, tmp_path):
     from peft import PeftModel
 
-    out = tmp_path / "out"
+    run, out = request.getfixturevalue(kind), tmp_path / "out"
     told = merge_to(run, out)
     merged = logits(AutoModelForCausalLM.from_pretrained(out))
     base = AutoModelForCausalLM.from_pretrained(run.model)
