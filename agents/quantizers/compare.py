@@ -25,6 +25,16 @@ from agents.errors import UserError, explain_os_error
 from agents.quantizers.models import find_device
 
 _IMPOSSIBLE = 1e-9
+_MOST_LOSS = 700.0
+"""Nats per token: e to the power of more is beyond a float, and a model beyond use."""
+_BROKEN_ORIGINAL = (
+    "The model that is to be quantized predicts numbers that are not finite.",
+    "The training has diverged, or its base is damaged: export an earlier checkpoint",
+)
+_BROKEN_RESULT = (
+    "The quantized model predicts numbers that are not finite, so it is of no use.",
+    "Choose another format; the merged model predicts as it should",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +104,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
     place, loss = 0, 0.0
     for targets_T, logs_TV in _walk(predictor, rows):
         if logs_TV.isnan().any():
-            raise UserError(
-                "The model that is to be quantized predicts numbers that are not finite.",
-                "The training has diverged, or its base is damaged: export an earlier checkpoint",
-            )
+            raise UserError(*_BROKEN_ORIGINAL)
         if kept_NV is None:
             shape = (num_tokens, logs_TV.shape[1])
             _reserve(path, 2 * num_tokens * logs_TV.shape[1])
@@ -106,6 +113,8 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
         loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
     assert kept_NV is not None
+    if not loss / num_tokens < _MOST_LOSS:
+        raise UserError(*_BROKEN_ORIGINAL)
     kept_NV.flush()
     return Reference(
         logits=path,
@@ -135,10 +144,7 @@ def measure(predictor: Predictor, rows: Sequence[Sequence[int]], reference: Refe
     place, kl, same, loss = 0, 0.0, 0, 0.0
     for targets_T, logs_TV in _walk(predictor, rows):
         if logs_TV.isnan().any():
-            raise UserError(
-                "The quantized model predicts numbers that are not finite, so it is of no use.",
-                "Choose another format; the merged model predicts as it should",
-            )
+            raise UserError(*_BROKEN_RESULT)
         taken = torch.from_numpy(np.array(kept_NV[place : place + len(targets_T)]))
         words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
         kept_TV = taken.float().log_softmax(-1)[:, :words]
@@ -146,6 +152,8 @@ def measure(predictor: Predictor, rows: Sequence[Sequence[int]], reference: Refe
         same += int((kept_TV.argmax(1) == logs_TV.argmax(1)).sum())
         loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
+    if not (math.isfinite(kl) and loss / place < _MOST_LOSS):
+        raise UserError(*_BROKEN_RESULT)
     return Distance(
         kl=max(0.0, kl / place),
         top1=same / place,

@@ -12,6 +12,7 @@ the finished file.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -26,6 +27,8 @@ from agents.program import command
 from agents.quantizers.work import Progress
 
 QUANTIZER = "llama-quantize"
+_FULL_DISK = (os.strerror(errno.ENOSPC), "requested and")
+"""Signs of one: the system's words, and numpy's for a file of which only a part was written."""
 _GPT2_SPLIT = "gpt-2"
 _SPLITS = {
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+"
@@ -122,11 +125,10 @@ def name_split(model: Path) -> str | None:
     except (OSError, ValueError):
         return None
     steps = rule.get("pretokenizers", [rule])
-    for step in steps:
-        if step.get("type") == "Split":
-            return _SPLITS.get(step.get("pattern", {}).get("Regex", ""))
-    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
-    return _GPT2_SPLIT if byte_level and byte_level[0].get("use_regex", True) else None
+    kinds = [step.get("type") for step in steps]
+    if kinds[:1] == ["Split"] and kinds[1:] in ([], ["ByteLevel"]):
+        return _SPLITS.get(steps[0].get("pattern", {}).get("Regex", ""))
+    return _GPT2_SPLIT if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) else None
 
 
 def _call(argv: list[str], what: str) -> None:
@@ -134,6 +136,10 @@ def _call(argv: list[str], what: str) -> None:
     if done.returncode == 0:
         return
     lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    if any(sign in line for line in lines for sign in _FULL_DISK):
+        raise UserError(
+            f"{what} failed: the disk is full.", "Free some room on this node and try again"
+        )
     last = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
     raise UserError(f"{what} failed: {last[-300:]}", "Choose another format")
 

@@ -109,7 +109,7 @@ class LlamaCpp:
         for place in range(1, len(row)):
             answer = self._complete(row[:place], 1, **asked)
             (first, *_) = answer["choices"][0]["logprobs"]["content"]
-            found = {int(one["id"]): float(one["logprob"]) for one in first["top_logprobs"]}
+            found = {int(one["id"]): _read_number(one["logprob"]) for one in first["top_logprobs"]}
             left = max(1e-12, 1.0 - sum(map(math.exp, found.values())))
             others = max(1, self._num_words - len(found))
             logs_V = logs_TV[place - 1].fill_(math.log(left / others))
@@ -139,3 +139,8 @@ class LlamaCpp:
         if not isinstance(answer, dict) or "choices" not in answer:
             raise RuntimeError(f"llama.cpp answered {str(answer)[:300]}")
         return answer
+
+
+def _read_number(told: float | None) -> float:
+    """Return what JSON, which has no NaN, tells as null where a model is broken."""
+    return math.nan if told is None else float(told)

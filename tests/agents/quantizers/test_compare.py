@@ -60,6 +60,17 @@ def test_numbers_that_are_not_finite_are_no_prediction(tmp_path):
         measure(broken, rows, reference)
 
 
+@pytest.mark.parametrize("logit", [-math.inf, -1e4])
+def test_what_holds_the_text_for_impossible_is_no_prediction(tmp_path, logit):
+    rows, sure = [(0, 1, 1)], Table(1.0, 1.0)
+    sure.logs_V = torch.tensor([0.0, logit])
+    with pytest.raises(UserError, match="to be quantized predicts numbers that are not finite"):
+        remember(sure, rows, tmp_path / "sure")
+    reference = remember(Table(0.5, 0.5), rows, tmp_path / "logits")
+    with pytest.raises(UserError, match="The quantized model predicts numbers that are not"):
+        measure(sure, rows, reference)
+
+
 def test_a_full_disk_is_told_and_does_not_end_the_process(tmp_path):
     words = Table(*[1e-6] * 1_000_000)
     with (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from agents.errors import UserError
+from agents.quantizers import llama_cpp
 from agents.quantizers.gguf import convert
 from agents.quantizers.llama_cpp import LlamaCpp, open_server
 from agents.quantizers.models import continue_prompts
@@ -48,6 +51,16 @@ def test_probabilities_are_told_within_characters(learned):
     assert (found.exp() - wanted.exp()).abs().max() < 0.01
     likeliest = [made.answer(row[:place], 1)[0] for place in range(1, len(row))]
     assert likeliest == wanted.argmax(1).tolist()
+
+
+def test_a_model_that_predicts_no_numbers_is_not_taken_for_a_bug(monkeypatch, tmp_path):
+    """llama.cpp tells NaN as null."""
+    content = [{"top_logprobs": [{"id": 1, "logprob": None}]}]
+    told = {"choices": [{"logprobs": {"content": content}}]}
+    server = SimpleNamespace(handle_completions=lambda asked: told)
+    monkeypatch.setattr(llama_cpp, "open_server", lambda *args, **more: server)
+    made = LlamaCpp(tmp_path / "broken.gguf", num_words=4, context_tokens=8)
+    assert made.predict([0, 1, 2]).isnan().all()
 
 
 def test_an_answer_has_all_its_tokens(learned):

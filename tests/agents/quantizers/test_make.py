@@ -233,5 +233,8 @@ def test_how_text_is_split_is_read_from_the_tokenizer(tmp_path):
     bytes_only = {"type": "ByteLevel", "use_regex": False}
     assert write({"type": "Sequence", "pretokenizers": [split, bytes_only]}) == "llama-bpe"
     assert write({"type": "Split", "pattern": {"Regex": "other"}}) is None
+    digits = {"type": "Digits", "individual_digits": True}  # llama.cpp would leave that out
+    assert write({"type": "Sequence", "pretokenizers": [digits, {"type": "ByteLevel"}]}) is None
+    assert write({"type": "Sequence", "pretokenizers": [split, split, bytes_only]}) is None
     assert write(bytes_only) is None
     assert write(None) is None

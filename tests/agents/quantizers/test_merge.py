@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agents.errors import UserError
 from agents.program import command
-from agents.quantizers.merge import merge, read_job
+from agents.quantizers.merge import copy_values, merge, read_job
 from agents.quantizers.work import Progress
 from agents.spec import AdapterSpec
+from agents.trainer.shards import write_shards
+from agents.trainer.snapshot import FULL_STEM
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import Run, make_spec
 
@@ -158,6 +161,14 @@ def test_full_fine_tuning_is_exported_too(tmp_path, tiny_model):
     assert not torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
                            logits(base))  # fmt: skip
     assert not (tmp_path / "out" / "adapter").exists()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_full_weights_that_are_not_finite_are_refused(tmp_path, number):
+    layer = torch.nn.Linear(2, 2)
+    write_shards({"weight": torch.full((2, 2), number)}, tmp_path, FULL_STEM)
+    with torch.no_grad(), pytest.raises(UserError, match="weight holds numbers that are not fin"):
+        copy_values(layer, SimpleNamespace(path=tmp_path))
 
 
 def test_the_command_prints_json_lines_and_says_what_went_wrong(run, tmp_path):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from agents.quantizers import reuse
 from agents.quantizers.reuse import LINEAGE_FILE, make_room, using
 from tests.agents.quantizers.test_make import job_for
 from tests.agents.quantizers.test_make import run as make
@@ -39,6 +40,13 @@ def test_another_checkpoint_is_never_taken_for_it(run, tmp_path):
     out = tmp_path / "merged-4"
     merge_to(run, out)
     assert MERGED_BEFORE not in messages(merge_to(run, out, step=2))
+
+
+def test_what_was_merged_without_the_lengths_of_dora_is_merged_again(run, tmp_path, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(reuse, "_WAY", 1)
+        merge_to(run, tmp_path / "merged-4")
+    assert MERGED_BEFORE not in messages(merge_to(run, tmp_path / "merged-4"))
 
 
 def test_one_merged_model_of_a_run_is_kept_unless_a_job_works_with_it(tmp_path):
