@@ -34,7 +34,11 @@ async def find_copies(
     answers = await asyncio.gather(*(_list_on(services.cluster, node, run_id) for node in nodes))
     copies = [copy for answer in answers for copy in answer]
     starts = {run: starts_of(services, run) for run in {copy.info.run_id for copy in copies}}
-    return tuple(copy for copy in copies if counts(copy.info, starts[copy.info.run_id]))
+    return tuple(
+        copy
+        for copy in copies
+        if counts(copy.info.step, copy.info.attempt, starts[copy.info.run_id])
+    )
 
 
 async def _list_on(cluster: Cluster, node: str, run_id: str | None) -> list[Copy]:
@@ -58,9 +62,9 @@ def starts_of(services: Services, run_id: str) -> dict[int, int]:
     return {**stored, **told}
 
 
-def counts(info: CheckpointInfo, starts: Mapping[int, int]) -> bool:
-    """Tell whether no later attempt went on from before this checkpoint."""
-    return all(info.step <= start for attempt, start in starts.items() if attempt > info.attempt)
+def counts(step: int, saved_in: int, starts: Mapping[int, int]) -> bool:
+    """Tell whether no attempt after `saved_in` went on from before its checkpoint of `step`."""
+    return all(step <= start for attempt, start in starts.items() if attempt > saved_in)
 
 
 async def verify(cluster: Cluster, copies: Iterable[Copy]) -> tuple[Copy, ...]:

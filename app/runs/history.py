@@ -105,6 +105,8 @@ class AttemptHistory:
     """By step."""
     checkpoints: dict[int, SaveTimes] = field(default_factory=dict)
     """By step."""
+    holders: dict[int, set[str]] = field(default_factory=dict)
+    """Nodes that saved a checkpoint, or began from one that lay there, by its step."""
     failed_saves: dict[int, str] = field(default_factory=dict)
     """Why, by step."""
     wishes: dict[str, int] = field(default_factory=dict)
@@ -217,6 +219,7 @@ class RunHistory:
         if rank is not None:
             known = attempt.ranks.setdefault(rank, RankHistory())
             _take_rank_line(line, attempt, known, number)
+            _take_holder(line, attempt, node)
             trace = read_trace(line, rank, self._folder / "attempts" / str(number) / node)
             if trace is not None:
                 attempt.traces.append(trace)
@@ -274,6 +277,12 @@ def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
         seconds=max(before.seconds, number_of(line, "seconds") or 0.0),
         stall_s=max(before.stall_s, number_of(line, "stall_s") or 0.0),
     )
+
+
+def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
+    step = whole_of(line, "step")
+    if step and line["kind"] in ("checkpoint", "started"):
+        attempt.holders.setdefault(step, set()).add(node)
 
 
 def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int) -> None:

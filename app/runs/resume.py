@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
+from app.runs.beginning import expect_no_checkpoint
 from app.runs.checkpoints import Copy, find_copies, verify
 from app.runs.cluster import Progress
 from app.runs.inputs import recall_inputs, send_inputs
@@ -46,8 +47,8 @@ async def resume_run(
         tell: hears what it is at.
 
     Raises:
-        UserError: the run is active or done, no node answers, the checkpoint is not there, or too
-            few steps are logged after it.
+        UserError: the run is active or done, no node answers, the checkpoint is not there, too few
+            steps are logged after it, or checkpoints were saved and none can be had.
     """
     if verify_steps is not None:
         expect_possible(verify_steps)
@@ -152,7 +153,7 @@ async def _prepare_checkpoint(
     answering: Sequence[str],
     verify_steps: int | None,
 ) -> int | None:
-    """Choose the step to go on from and bring it to all `nodes`; None: from the beginning."""
+    """Choose the step to go on from and bring it to all `nodes`; None: none was ever saved."""
     copies = await find_copies(services, run_id, answering)
     fitting = copies
     if verify_steps is not None:
@@ -161,10 +162,10 @@ async def _prepare_checkpoint(
         fitting = tuple(copy for copy in copies if copy.info.step in starts)
     good = await choose_checkpoint(services, run_id, fitting, wanted)
     if not good:
+        expect_no_checkpoint(services, run_id, fitting, answering, verify_steps)
         services.book.tell(
             run_id, "warning", "there is no checkpoint yet: it starts from the beginning"
         )
-        await _delete_void(services, copies)
         return None
     step = good[0].info.step
     keep = {(copy.node, copy.info.step) for copy in good}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
+from agents.errors import UserError as AgentError
+from agents.trainer.data.rows import RowReader, find_files
+from agents.trainer.data.tally import Tally
 from app.errors import UserError
 from app.library.data import check_form, find_data
 from app.library.models import find_model
@@ -101,6 +105,13 @@ GOOD = {
     "f.txt": "one row\n",
     "g.ndjson": '\ufeff{"text": "x"}\n',
     "h.JSONL": '{"text": "x"}\r\n',
+    "i.json": '{\n  "text": "x"\n}\n{\n  "text": "y"\n}\n',
+    "j.json": '{"text": "x"}{"text": "y"}',
+    "k.json": '\ufeff\n{"text": "x"},\n{"text": "y"},\n',
+    "l.json": '[{"text": "x"}, {"text": "y"},]\n',
+    "m.json": '{\n "version": 1,\n "data": [{"text": "x"}]\n}',
+    "chats": '{"text": "x"}\n{"text": "y"}\n',
+    "chats.data": ' [{"text": "x"}]',
 }
 
 
@@ -127,6 +138,21 @@ BAD = [
     ("a.json", '{"a": 1}\n' + '{"a": \n' * 11, "line 2: not valid JSON"),
     ("a.json", '"text"', "holds no list of rows"),
     ("a.json", "[]", "is empty"),
+    (
+        "a.json",
+        '{\n "a": 1\n}\n{\n "a": \n}\n',
+        "line 6: not valid JSON: Expecting value at character",
+    ),
+    ("a.json", '{"a": 1}{"a": }', "line 1: not valid JSON: Expecting value at character 15"),
+    ("a.json", '[{"a": 1},\n{"a": 2}\n', "line 3: not valid JSON: the list has no end"),
+    ("a.json", '[{"a": 1},\n' + "3,\n" * 11 + "]", "line 2: a row is not an object"),
+    ("a.json", "[1]", "line 1: a row is not an object"),
+    ("a.json", "[" * 100_000, "line 1: not valid JSON: nested too deeply"),
+    ("a.json", "[\n" + "9" * 5000 + "]", "line 2: not valid JSON: a number has too many digits"),
+    ("a.json", " \n", "is empty"),
+    ("a", '{"a": 1}\n' + '{"a": \n' * 11, "line 2: not valid JSON"),
+    ("a", '[{"a": 1}', "line 1: not valid JSON: the list has no end"),
+    ("a", "", "'' is not a kind of data file"),
     ("a.csv", "a,b\n1,2\n" + "3\n" * 11, "line 3: 1 fields, but the first line names 2 columns"),
     ("a.csv", 'a,b\n"1,2\n', "line 2: not valid CSV"),
     ("a.csv", "a,b\n", "is empty"),
@@ -144,6 +170,75 @@ def test_bad_data_is_told_with_its_line(tmp_path: Path, name: str, text: str, me
         check_form(path)
     assert message in refused.value.message
     assert str(path) in refused.value.message
+
+
+def trains(path: Path) -> bool:
+    """Tell whether a node would train on the file."""
+    tally = Tally(name=str(path))
+    try:
+        rows = sum(1 for _ in RowReader(find_files(path), "auto", "sft", tally))
+        tally.judge(rows)
+    except AgentError:
+        return False
+    return True
+
+
+def passes(path: Path) -> bool:
+    try:
+        check_form(path)
+    except UserError:
+        return False
+    return True
+
+
+PIECES = [
+    *('{"text": "x"}', '{"text": "x"}', '{\n "text": "x"\n}', '{"text": "x"}\n' * 30),
+    *("\n", "\n", "\r\n", " ", ",", "[", "]", "{", "3", '"', "\u00a0", "\ufeff", "\n" * 300),
+    *('{"text": \n' * 11, "1" * 5000),
+]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a"])
+def test_what_a_node_can_read_passes_and_nothing_else(tmp_path: Path, name: str) -> None:
+    chance = random.Random(7)
+    path = tmp_path / name
+    passed = 0
+    for _ in range(800):
+        text = "".join(chance.choices(PIECES, k=chance.randint(1, 5)))
+        text = f"[{text}]" if chance.random() < 0.3 else text
+        path.write_text(text, encoding="utf-8", newline="")
+        assert passes(path) == trains(path), text
+        passed += passes(path)
+    assert 50 < passed < 750
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", " " * (1 << 20) + '{"text": "x"}\n{broken\n'),
+        ("a.json", '{"text": "' + "x" * (1 << 20) + '"}\n{broken\n'),
+        ("a.json", '{"text": "x"}\n{broken\n'),
+        ("a.json", '[{"text": "x"}] and more'),
+        ("a.jsonl", '{"text":\r"x"}\n'),
+        ("a.tsv", "text\tnote;a;b\nx\ty\n"),
+        ("a", " " * 5000 + '{"text": "x"}'),
+    ],
+)
+def test_odd_files_are_judged_as_a_node_does(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, newline="")
+    assert passes(path) == trains(path)
+
+
+def test_large_json_with_a_row_in_each_line_is_looked_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.library.data._LARGE_JSON_BYTES", 10)
+    path = tmp_path / "a.json"
+    path.write_text('{"a": 1}\n' + '{"a": \n' * 11)
+    assert not passes(path)
+    path.write_text('[{"a": 1},\n{"a": }]')
+    assert passes(path), "only its node reads it"
 
 
 def test_data_in_another_encoding(tmp_path: Path) -> None:

@@ -383,6 +383,88 @@ def test_without_any_checkpoint_it_starts_again(
     assert any("starts from the beginning" in text for text in texts)
 
 
+def test_run_is_not_started_again_while_its_checkpoints_are_out_of_reach(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    for name in ("alpha", "beta"):
+        line = {"kind": "checkpoint", "step": 10, "seconds": 1.0}
+        services.book.mirror(interrupted, 1, name).append(
+            f"rank-{int(name == 'beta')}.jsonl", 0, json.dumps(line).encode() + b"\n"
+        )
+        cluster[name].reachable = False
+    cluster["gamma"].reachable = True
+    before = services.book.get(interrupted)
+    with pytest.raises(UserError) as refused:
+        asyncio.run(resume_run(services, interrupted))
+    assert "of step 10, is on nodes that cannot be reached (alpha and beta)" in str(refused.value)
+    assert refused.value.hint.startswith("Turn on alpha or beta and resume again, or start a new")
+    assert services.book.get(interrupted) == before
+    assert len(cluster["gamma"].intents) == 1
+    texts = [event.text for event in services.book.events(interrupted)]
+    assert not any("starts from the beginning" in text for text in texts)
+    cluster["alpha"].reachable = True
+    asyncio.run(resume_run(services, interrupted))
+    assert cluster["alpha"].intents[-1].resume_step == 10
+
+
+def test_run_is_not_started_again_while_nobody_knows_what_was_saved(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    """This PC was off when the checkpoints were written, so no journal here tells of them."""
+    cluster["alpha"].reachable = cluster["beta"].reachable = False
+    cluster["gamma"].reachable = True
+    with pytest.raises(UserError, match=r"may hold its checkpoints.*\(alpha and beta\)"):
+        asyncio.run(resume_run(services, interrupted))
+    assert len(cluster["gamma"].intents) == 1
+    cluster["alpha"].checkpoints.clear()
+    cluster["alpha"].reachable = True
+    asyncio.run(resume_run(services, interrupted))
+    assert cluster["gamma"].intents[-1].resume_step is None, "alpha would hold it as beta does"
+
+
+def test_run_whose_checkpoints_are_all_damaged_is_not_started_again(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    for name in ("alpha", "beta"):
+        cluster[name].damaged.update({5, 10})
+    before = services.book.get(interrupted)
+    with pytest.raises(UserError) as refused:
+        asyncio.run(resume_run(services, interrupted))
+    assert "(step 10 on alpha and beta, step 5 on alpha and beta)" in refused.value.message
+    assert "start a new run with the same settings" in refused.value.hint
+    assert services.book.get(interrupted) == before
+    assert [len(cluster[name].checkpoints) for name in ("alpha", "beta")] == [2, 2]
+    assert len(cluster["alpha"].intents) == 1
+
+
+def test_checkpoint_that_was_brought_to_other_nodes_is_known_there(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    cluster["gamma"].reachable = True
+    asyncio.run(resume_run(services, interrupted, checkpoint=5, nodes=("gamma",)))
+    asyncio.run(stop_run(services, interrupted))
+    cluster["gamma"].reachable = False
+    for name in ("alpha", "beta"):
+        cluster[name].checkpoints.clear()
+    with pytest.raises(UserError, match=r"known, of step 5, is on nodes.*\(gamma\)"):
+        asyncio.run(resume_run(services, interrupted, nodes=("alpha", "beta")))
+    del cluster.nodes["gamma"]
+    with pytest.raises(UserError) as refused:
+        asyncio.run(resume_run(services, interrupted, nodes=("alpha", "beta")))
+    assert refused.value.hint.startswith("Add gamma to the nodes again, or start a new run")
+
+
+def test_checkpoint_that_was_taken_off_its_nodes_is_missed(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    progress = replace(services.book.get(interrupted).progress, newest_checkpoint_step=10)
+    services.book.change(interrupted, lambda run: replace(run, progress=progress))
+    for name in ("alpha", "beta"):
+        cluster[name].checkpoints.clear()
+    with pytest.raises(UserError, match=r"of step 10, is no longer on alpha and beta"):
+        asyncio.run(resume_run(services, interrupted))
+
+
 def test_resume_of_an_active_or_finished_run_is_refused(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:

@@ -73,6 +73,17 @@ def test_too_few_logged_steps_are_told_before_anything_is_deleted(
     assert services.book.get(stopped).state == "stopped"
 
 
+def test_damaged_checkpoint_that_alone_can_be_verified_is_no_reason_to_start_again(
+    services: Services, cluster: FakeCluster, stopped: str
+) -> None:
+    cluster["alpha"].damaged.add(5)
+    with pytest.raises(UserError, match="with 7 logged steps after it: step 5 on alpha") as refused:
+        asyncio.run(resume_run(services, stopped, verify_steps=7))
+    assert refused.value.hint.startswith("Resume without verifying")
+    assert {step for _, step in cluster["alpha"].checkpoints} == {5, 10}
+    assert services.book.get(stopped).state == "stopped"
+
+
 def test_steps_of_two_attempts_on_other_devices_promise_no_bits(
     services: Services, cluster: FakeCluster, stopped: str
 ) -> None:
