@@ -15,7 +15,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,7 @@ ROOTS = ("models", "data", "runs", "artifacts")
 MAX_HEADER_BYTES = 16 << 20
 BLOCK_BYTES = 1 << 20
 MAX_PATH_CHARACTERS = 1024
+_JOB_PREFIX = ".job-"
 LAYERS_PREFIX = ".layers-"
 """Begins the names of folders with the layers that a quantization has done so far."""
 
@@ -332,13 +334,54 @@ def remove_layers(destination: Path) -> None:
             os.close(held)
 
 
+@contextlib.contextmanager
+def job_folder(home: Home) -> Iterator[Path]:
+    """Give a folder for the files of a job, which vanishes with the block.
+
+    Raises:
+        UserError: the disk is full or may not be written.
+    """
+    try:
+        made = tempfile.mkdtemp(prefix=_JOB_PREFIX, suffix=f"-{os.getpid()}", dir=home.path)
+    except OSError as error:
+        raise explain_os_error(error, f"making a folder in {home.path}") from error
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def remove_job_folders(home: Home) -> None:
+    """Remove the folders of jobs whose agent was killed."""
+    _remove_of_the_dead(home.path.glob(f"{_JOB_PREFIX}*-*"))
+
+
+def remove_half_made(home: Home) -> None:
+    """Remove what jobs that were killed have left among the exports of runs."""
+    for exports in home.runs.glob("*/exports"):
+        _remove_abandoned_in(exports)
+
+
 def remove_abandoned(destination: Path) -> None:
     """Remove what jobs that were killed have left beside the folder that they were making.
 
-    Such folders end with the id of the process that fills them; those of living ones stay.
+    That is what they made it with, such as a measured original, too. Bundles that are collected
+    there stay: a lock lies beside them.
     """
+    _remove_abandoned_in(destination.parent)
+
+
+def _remove_abandoned_in(folder: Path) -> None:
     for kind in ("partial", "deleted"):
-        for path in destination.parent.glob(f".{kind}-{destination.name}-*"):
-            pid = path.name.rpartition("-")[2]
-            if pid.isdigit() and identify(int(pid)) is None:
-                shutil.rmtree(path, ignore_errors=True)
+        found = folder.glob(f".{kind}-*-*")
+        _remove_of_the_dead(
+            path for path in found if not path.with_name(f"{path.name}.lock").exists()
+        )
+
+
+def _remove_of_the_dead(paths: Iterable[Path]) -> None:
+    """Remove folders whose names end with the id of a process, save those of living ones."""
+    for path in paths:
+        pid = path.name.rpartition("-")[2]
+        if pid.isdecimal() and identify(int(pid)) is None:
+            shutil.rmtree(path, ignore_errors=True)

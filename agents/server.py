@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from agents.channel import Call, Channel
 from agents.children import Children
 from agents.errors import UserError
+from agents.files import remove_half_made, remove_job_folders
 from agents.handlers import find_handler
 from agents.protocol import (
     MAX_LINE_BYTES,
@@ -41,6 +42,8 @@ MAX_REQUESTS = 64
 """Requests worked on at the same time; one more is refused."""
 READ_BYTES = 1 << 16
 LEASE_RENEWAL_S = 60.0
+_CLEAN_UP_S = 5.0
+"""How long the end waits for handlers whose programs it has ended to remove what those left."""
 
 
 class Server:
@@ -51,6 +54,8 @@ class Server:
         self._channel = channel
         self._children: dict[int, Children] = {}
         """Programs by the request that started them; those of a chat outlast it."""
+        self._workers: dict[int, threading.Thread] = {}
+        """By the request that they work on."""
         self._follows: dict[int, threading.Event] = {}
         self._chats: dict[str, Chat] = {}
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
@@ -66,8 +71,19 @@ class Server:
         finally:
             for ended in tuple(self._follows.values()):
                 ended.set()
-            for children in tuple(self._children.values()):
-                children.end_all()
+            self._end_programs()
+
+    def _end_programs(self) -> None:
+        """Kill all programs, and let those who waited for one tidy up behind it."""
+        working = []
+        for number, children in tuple(self._children.items()):
+            worker = self._workers.get(number)  # none where a program outlasts its request
+            if worker is not None and (children.is_busy or children.is_cancelled):
+                working.append(worker)
+            children.end_all()
+        end_s = time.monotonic() + _CLEAN_UP_S
+        for worker in working:
+            worker.join(max(0.0, end_s - time.monotonic()))
 
     def _take(self, line: bytes | None) -> None:
         if line is None:
@@ -101,7 +117,9 @@ class Server:
             if children is not None:
                 threading.Thread(target=children.cancel, daemon=True).start()
         elif self._slots.acquire(blocking=False):
-            threading.Thread(target=self._work, args=(request,), daemon=True).start()
+            worker = threading.Thread(target=self._work, args=(request,), daemon=True)
+            self._workers[request.id] = worker
+            worker.start()
         else:
             message = f"this node already works on {MAX_REQUESTS} requests"
             error = RemoteError(kind="user", message=message, hint="Try again in a moment")
@@ -121,6 +139,8 @@ class Server:
                 action()
         except Exception:  # noqa: BLE001 - the edge: a thread of the message loop
             traceback.print_exc()
+        finally:
+            self._workers.pop(request.id, None)
 
     def _respond(self, call: Call) -> Response:
         request = call.request
@@ -185,8 +205,10 @@ def _read_blocks(source: int, between: Callable[[], None]) -> Iterator[bytes]:
 
 def serve(home: Home, out: int) -> None:
     """Answer the requests on stdin until the master goes away; `out` is the real stdout."""
+    remove_job_folders(home)
     server = Server(home, Channel(out))
     recording = Recording(home)
+    threading.Thread(target=_remove_half_made, args=(home,), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(0, recording.keep)
     # Handler threads may still sleep or block in a write to a pipe that nobody reads.
@@ -211,3 +233,8 @@ def _keep_recorder(home: Home, archive: str, replace: bool) -> None:
     from agents.telemetry.lease import keep_recorder
 
     keep_recorder(home, archive, replace)
+
+
+def _remove_half_made(home: Home) -> None:
+    with contextlib.suppress(OSError):  # somebody else removes a run meanwhile
+        remove_half_made(home)

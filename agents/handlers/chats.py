@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from agents.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatReply, ChatTurn
 from agents.channel import Call
 from agents.chats import Chat
 from agents.errors import UserError
+from agents.files import job_folder
 from agents.handlers.jobs import job_environ
 from agents.program import command
 from agents.state import Home, write_json
@@ -25,8 +24,8 @@ def open_chat(call: Call) -> ChatOpened:
     place, note = _choose_device(call.home, job)
     packages = [str(call.home.path / job.packages)] if job.packages else []
     chat = call.chats[job.chat] = Chat(lambda: _find_taker(call.home, place))
-    with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as folder:
-        file = Path(folder, "job.json")
+    with job_folder(call.home) as folder:
+        file = folder / "job.json"
         on_gpu = place.device != "cpu"
         write_json(
             file,

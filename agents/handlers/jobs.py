@@ -12,9 +12,7 @@ import os
 import re
 import signal
 import socket
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from agents.artifacts import MakeJob
@@ -22,6 +20,7 @@ from agents.channel import Call
 from agents.errors import UserError
 from agents.files import (
     describe_file,
+    job_folder,
     list_files,
     remove_abandoned,
     remove_layers,
@@ -46,16 +45,15 @@ def export_merged(call: Call) -> dict[str, Any]:
     checkpoint = call.home.checkpoints(job.run_id) / f"step-{job.step:08d}"
     if not checkpoint.is_dir():
         raise UserError(f"This node has no checkpoint of run {job.run_id} at step {job.step}.")
-    job_file = call.home.run(job.run_id) / f".merge-{os.getpid()}-{call.request.id}.json"
-    write_json(
-        job_file, {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
-    )
-    try:
+    told = {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
+    with job_folder(call.home) as folder:
+        job_file = folder / "job.json"
+        write_json(job_file, told)
         argv = command(job.python, "agents.quantizers.merge", str(job_file))
-        _run(call, argv, f"The merge of {job.run_id}")
-    finally:
-        job_file.unlink(missing_ok=True)
-        remove_abandoned(destination)
+        try:
+            _run(call, argv, f"The merge of {job.run_id}")
+        finally:
+            remove_abandoned(destination)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
     if not files:
         raise UserError(f"The merge of run {job.run_id} wrote nothing to {destination}.")
@@ -67,8 +65,8 @@ def export_made(call: Call) -> dict[str, Any]:
     job = from_wire(MakeJob, call.args, "job")
     destination = call.home.path.joinpath(*split_destination(job.destination))
     packages = [str(call.home.path / job.packages)] if job.packages else []
-    with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
-        job_file = Path(name, "job.json")
+    with job_folder(call.home) as folder:
+        job_file = folder / "job.json"
         write_json(job_file, to_wire(job))
         argv = command(job.python, "agents.quantizers.make", str(job_file))
         try:
@@ -108,8 +106,8 @@ def _report(
     what: str,
 ) -> dict[str, Any]:
     """Run a program, `MODULE JOB.json REPORT.json`, and return the report."""
-    with tempfile.TemporaryDirectory(prefix=".job-", dir=call.home.path) as name:
-        job_file, report = Path(name, "job.json"), Path(name, "report.json")
+    with job_folder(call.home) as folder:
+        job_file, report = folder / "job.json", folder / "report.json"
         write_json(job_file, job)
         _run(call, command(python, module, str(job_file), str(report)), what)
         found: dict[str, Any] = json.loads(report.read_bytes())

@@ -6,8 +6,7 @@ source once and kept with the environment.
 
 The converter knows tokenizers by a hash of what they make of a text, so one that is not of a
 published model is unknown to it although llama.cpp can do the same. For those the rule by which the
-tokenizer splits text decides; whether llama.cpp then really gives the same tokens is checked with
-the finished file.
+tokenizer splits text decides; one with anything more than a rule that llama.cpp knows is refused.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from agents.program import command
 from agents.quantizers.work import Progress
 
 QUANTIZER = "llama-quantize"
-_FULL_DISK = (os.strerror(errno.ENOSPC), "requested and")
-"""Signs of one: the system's words, and numpy's for a file of which only a part was written."""
+_FULL_DISK = (os.strerror(errno.ENOSPC), "requested and", "iostream error")
+"""Signs of one: the system's words, and those of numpy and of C++ for what was not all written."""
 _GPT2_SPLIT = "gpt-2"
 _SPLITS = {
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+"
@@ -121,14 +120,18 @@ def find_quantizer(tools: Path, progress: Progress) -> Path:
 def name_split(model: Path) -> str | None:
     """Return what llama.cpp calls the rule by which a tokenizer splits text; None: it has none."""
     try:
-        rule = json.loads((model / "tokenizer.json").read_bytes()).get("pre_tokenizer") or {}
+        tokenizer = json.loads((model / "tokenizer.json").read_bytes())
     except (OSError, ValueError):
+        return None
+    rule, normalizer = (tokenizer.get(name) or {} for name in ("pre_tokenizer", "normalizer"))
+    if normalizer.get("type") not in (None, "NFC"):  # which leaves nearly all text as it is
         return None
     steps = rule.get("pretokenizers", [rule])
     kinds = [step.get("type") for step in steps]
-    if kinds[:1] == ["Split"] and kinds[1:] in ([], ["ByteLevel"]):
+    by_words = kinds[-1:] == ["ByteLevel"] and steps[-1].get("use_regex", True)
+    if kinds in (["Split"], ["Split", "ByteLevel"]) and not by_words:
         return _SPLITS.get(steps[0].get("pattern", {}).get("Regex", ""))
-    return _GPT2_SPLIT if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) else None
+    return _GPT2_SPLIT if kinds == ["ByteLevel"] and by_words else None
 
 
 def _call(argv: list[str], what: str) -> None:

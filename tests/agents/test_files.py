@@ -16,7 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.errors import UserError
-from agents.files import read_bundle_status, receive, send, split_destination, split_path
+from agents.files import (
+    job_folder,
+    read_bundle_status,
+    receive,
+    remove_abandoned,
+    remove_half_made,
+    remove_job_folders,
+    send,
+    split_destination,
+    split_path,
+)
 from agents.protocol import FileEntry
 from agents.state import Home
 from agents.wire import to_wire
@@ -295,6 +305,31 @@ def test_command_prints_one_line_and_an_exit_code(home: Home) -> None:
     assert code == 1
     assert "There is nothing to send" in json.loads(output)["message"]
     assert run("dance")[0] == 2
+
+
+def test_what_a_killed_job_left_beside_exports_goes_and_all_else_stays(home: Home) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    exports = home.runs / "run-1" / "exports"
+    left = (".partial-nf4-8", ".partial-.reference-merged-8-ab", ".deleted-nf4-8")
+    stays = (f".partial-awq-8-{os.getpid()}", "nf4-8", f".partial-come-{ended.pid}", ".partial-8")
+    for sweep in (lambda: remove_abandoned(exports / "gguf-8"), lambda: remove_half_made(home)):
+        for name in (*stays, *(f"{name}-{ended.pid}" for name in left)):
+            (exports / name / "inner").mkdir(parents=True, exist_ok=True)
+        (exports / f".partial-come-{ended.pid}.lock").touch()  # a bundle, of which more will come
+        sweep()
+        names = {path.name for path in exports.iterdir() if path.is_dir()}
+        assert names == set(stays)
+
+
+def test_a_jobs_folder_is_kept_as_long_as_its_agent_lives(home: Home) -> None:
+    with job_folder(home) as folder:
+        (folder / "job.json").touch()
+        dead = folder.with_name(f".job-x-{1 << 30}")
+        dead.mkdir()
+        remove_job_folders(home)
+        assert list(home.path.iterdir()) == [folder]
+    assert list(home.path.iterdir()) == []
 
 
 @given(st.text(max_size=40))

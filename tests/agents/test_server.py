@@ -329,6 +329,42 @@ def test_broken_way_out_ends_the_loop(tmp_path: Path) -> None:
         os.close(file)
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_the_end_waits_until_what_a_killed_program_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    left, killed = tmp_path / "left", threading.Event()
+
+    def handler(call: Call) -> dict[str, Any]:
+        try:
+            call.children.run(["sh", "-c", f"touch {left}; exec sleep 60"])
+        finally:
+            killed.set()
+            time.sleep(0.3)
+            left.unlink()
+        return {}
+
+    monkeypatch.setattr("agents.server.find_handler", lambda kind: handler)
+    source, sink = os.pipe()
+
+    def write() -> None:
+        os.write(sink, request("facts", 1))
+        while not left.exists():
+            time.sleep(0.01)
+        if cancelled:
+            os.write(sink, request("cancel", 2, request=1))
+            killed.wait(10)
+        os.close(sink)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with open(os.devnull, "wb") as out:
+        Server(Home(tmp_path), Channel(out.fileno())).run(source, lambda: None)
+    assert not left.exists()
+    writer.join()
+    os.close(source)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: (

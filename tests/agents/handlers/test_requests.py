@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -246,6 +247,40 @@ def test_preview_runs_in_the_environment_and_leaves_nothing(
     error = agent.ask("data.preview", **{**job, "train_path": "missing"})["error"]
     assert (error["message"], error["hint"]) == ("No data there.", "Bring it")
     assert not list(node.home.path.glob(".job-*"))
+
+
+SLOW = """#!{python}
+import json, time
+print(json.dumps({{"kind": "progress", "message": "at work"}}), flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_agent_that_ends_in_the_middle_leaves_no_job_behind(
+    agent: Agent, node: Node, tmp_path: Path
+) -> None:
+    python = tmp_path / "slow-python"
+    python.write_text(SLOW.format(python=sys.executable))
+    python.chmod(0o755)
+    spec = to_wire(RunSpec(model="m", data=DataSpec(train="t")))
+    job = {"python": str(python), "spec": spec, "model_path": "m", "train_path": "t"}
+    line = {"type": "request", "id": 2, "kind": "data.preview", "args": job}
+    agent.write(json.dumps(line).encode() + b"\n")
+    assert agent.read()["data"]["message"] == "at work"
+    assert list(node.home.path.glob(".job-*"))
+    agent.end()
+    assert not list(node.home.path.glob(".job-*"))
+
+
+def test_the_next_agent_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    left, used = home / f".job-a-{ended.pid}", home / f".job-b-{os.getpid()}"
+    for folder in (left, used):
+        folder.mkdir(parents=True)
+    Agent(home).end()
+    assert (left.exists(), used.exists()) == (False, True)
 
 
 CALIBRATION = """#!{python}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -126,8 +127,6 @@ def test_without_evaluation_data_the_last_rows_judge(tmp_path):
 
 def test_the_lineage_of_the_merge_goes_into_the_card(tmp_path):
     pytest.importorskip("bitsandbytes")
-    import shutil
-
     merged = tmp_path / "merged"
     shutil.copytree(DEMO / "model", merged)
     (merged / "rackless.json").write_text(json.dumps({"base_sha256": SHA, "data_sha256": "c" * 64}))
@@ -153,8 +152,6 @@ def test_a_model_that_is_gone_is_named(tmp_path):
 
 def test_an_architecture_that_llama_cpp_does_not_know_leaves_nothing(tmp_path):
     pytest.importorskip("xllamacpp")
-    import shutil
-
     odd = tmp_path / "odd"
     shutil.copytree(DEMO / "model", odd)
     config = json.loads((odd / "config.json").read_bytes())
@@ -225,8 +222,9 @@ def test_how_text_is_split_is_read_from_the_tokenizer(tmp_path):
     assert gguf.name_split(DEMO / "model") == "gpt-2"
     assert gguf.name_split(tmp_path) is None
 
-    def write(rule):
-        (tmp_path / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": rule}))
+    def write(rule, normalizer=None):
+        content = {"pre_tokenizer": rule, "normalizer": normalizer}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
         return gguf.name_split(tmp_path)
 
     split = {"type": "Split", "pattern": {"Regex": next(iter(gguf._SPLITS))}}
@@ -236,5 +234,23 @@ def test_how_text_is_split_is_read_from_the_tokenizer(tmp_path):
     digits = {"type": "Digits", "individual_digits": True}  # llama.cpp would leave that out
     assert write({"type": "Sequence", "pretokenizers": [digits, {"type": "ByteLevel"}]}) is None
     assert write({"type": "Sequence", "pretokenizers": [split, split, bytes_only]}) is None
+    assert write({"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]}) is None
+    assert write({"type": "ByteLevel"}, {"type": "NFC"}) == "gpt-2"
+    assert write({"type": "ByteLevel"}, {"type": "Lowercase"}) is None
     assert write(bytes_only) is None
     assert write(None) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "OSError: [Errno 28] No space left on device",
+        "OSError: 262144 requested and 131072 written",
+        "llama_model_quantize: failed to quantize: basic_ios::clear: iostream error",
+    ],
+)
+def test_a_disk_that_is_full_while_a_file_is_made_is_told(said):
+    argv = [sys.executable, "-c", f"print('INFO: begun'); print({said!r}); exit(1)"]
+    with pytest.raises(UserError, match="the disk is full") as caught:
+        gguf._call(argv, "Converting to F16")
+    assert "Free some room" in caught.value.hint
