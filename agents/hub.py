@@ -21,6 +21,16 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     return hub_home(environ) / "hub"
 
 
+def find_snapshot(model: str, environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of what was fetched last of a hub id; None: nothing was."""
+    cached = hub_cache(environ) / f"models--{model.replace('/', '--')}"
+    try:
+        revision = (cached / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return cached / "snapshots" / Path(revision).name
+
+
 def hub_home(environ: Mapping[str, str]) -> Path:
     """Return the folder of the hub's tools.
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.hub import hub_cache
+from agents.hub import find_snapshot
 
 MOST_BYTES = 4 << 20
 """A larger file is no config; those of the largest models have some ten thousand bytes."""
@@ -29,12 +29,8 @@ def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None
         return _read(Path(folder, "config.json"))
     if os.path.isabs(folder) or model.count("/") > 1 or ".." in model:
         return None
-    cached = hub_cache(environ) / f"models--{model.replace('/', '--')}"
-    try:
-        revision = (cached / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
-    return _read(cached / "snapshots" / Path(revision).name / "config.json")
+    fetched = find_snapshot(model, environ)
+    return _read(fetched / "config.json") if fetched is not None else None
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from agents.hub import hub_cache
+from agents.hub import find_snapshot
 from app.library.configs import is_hub_id
 
 _CARD = "README.md"
@@ -54,9 +54,4 @@ def _find_folder(model: str, environ: Mapping[str, str]) -> Path:
     folder = Path(os.path.expanduser(model))  # unlike Path's it takes any text for a name
     if folder.is_dir() or not is_hub_id(model):
         return folder
-    cached = hub_cache(environ) / f"models--{model.replace('/', '--')}"
-    try:
-        revision = (cached / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return folder
-    return cached / "snapshots" / Path(revision).name
+    return find_snapshot(model, environ) or folder
