@@ -7,7 +7,6 @@ The journal and the heartbeat run before torch is imported, because that takes s
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import sys
@@ -15,6 +14,7 @@ import traceback
 from pathlib import Path
 
 from agents.errors import UserError
+from agents.program import imports_that_stay
 from agents.trainer.attempt import read_attempt, redirect_output
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.wishes import Wishes
@@ -55,11 +55,8 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
         _settle(attempt.compiled_folder)
-        gc.disable()  # what imports make stays: to look through it again and again takes a second
-        from agents.trainer.run import run_rank  # torch, transformers and peft come with it
-
-        gc.freeze()  # nor is it looked through in the middle of a step
-        gc.enable()
+        with imports_that_stay():
+            from agents.trainer.run import run_rank  # torch, transformers and peft come with it
         journal.write("phase", phase="imported")
         run_rank(attempt, journal, heartbeat, wishes)
     except UserError as error:

@@ -3,6 +3,7 @@
 Of a data set it is the files of one split: those to train on, or to evaluate with. The hub keeps
 most data sets as Parquet, too (revision `refs/convert/parquet`, files `CONFIG/train/0000.parquet`),
 which needs no code of the data set; else its own files are taken.
+https://huggingface.co/docs/dataset-viewer/parquet
 """
 
 from __future__ import annotations

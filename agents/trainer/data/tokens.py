@@ -131,9 +131,8 @@ def _enclose(text: str, begin: str, end: str) -> str:
 
 
 def _draw(tokenizer: Any, turns: tuple[Turn, ...], num_common: int) -> tuple[str, list[range]]:
-    folded = _fold_system(tokenizer, turns)
+    folded, text = _fold_system(tokenizer, turns)
     num_common -= len(turns) - len(folded)
-    text = _render(tokenizer, folded, ask=False)
     spans: list[range] = []
     for place, turn in enumerate(folded):
         if turn.role == "assistant" and turn.content.strip() and place >= num_common:
@@ -162,17 +161,22 @@ def _find_answer(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str)
     return range(start, end)
 
 
-def _fold_system(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """Return the turns; a system turn that the template refuses or drops begins the question."""
+def _fold_system(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[tuple[Turn, ...], str]:
+    """Return the turns and their text.
+
+    A system turn that the template refuses or drops begins the first question.
+    """
     if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
-        return turns
+        return turns, _render(tokenizer, turns, ask=False)
     try:
-        if _render(tokenizer, turns, ask=False) != _render(tokenizer, turns[1:], ask=False):
-            return turns
+        text = _render(tokenizer, turns, ask=False)
+        if text != _render(tokenizer, turns[1:], ask=False):
+            return turns, text
     except ValueError:
         pass
     first = Turn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
-    return (first, *turns[2:])
+    folded = (first, *turns[2:])
+    return folded, _render(tokenizer, folded, ask=False)
 
 
 def _render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str:

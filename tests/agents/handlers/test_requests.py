@@ -231,16 +231,22 @@ json.dump({{"format": "text", "rows": job["spec"]["batch_sequences"]}}, open(sys
 """
 
 
-def test_preview_runs_in_the_environment_and_leaves_nothing(
-    agent: Agent, node: Node, tmp_path: Path
-) -> None:
-    python = tmp_path / "preview-python"
-    python.write_text(PREVIEW.format(python=sys.executable))
+def start_preview(agent: Agent, folder: Path, script: str) -> dict[str, Any]:
+    """Ask for a preview by a Python that is a script, and return the job."""
+    python = folder / "python"
+    python.write_text(script.format(python=sys.executable))
     python.chmod(0o755)
     spec = to_wire(RunSpec(model="m", data=DataSpec(train="t"), batch_sequences=7))
     job = {"python": str(python), "spec": spec, "model_path": "m", "train_path": "t"}
     line = {"type": "request", "id": 2, "kind": "data.preview", "args": job}
     agent.write(json.dumps(line).encode() + b"\n")
+    return job
+
+
+def test_preview_runs_in_the_environment_and_leaves_nothing(
+    agent: Agent, node: Node, tmp_path: Path
+) -> None:
+    job = start_preview(agent, tmp_path, PREVIEW)
     messages = [agent.read() for _ in range(2)]
     assert messages[0]["data"]["message"] == "1,000 rows"
     assert messages[1]["result"] == {"format": "text", "rows": 7}
@@ -259,13 +265,7 @@ time.sleep(60)
 def test_an_agent_that_ends_in_the_middle_leaves_no_job_behind(
     agent: Agent, node: Node, tmp_path: Path
 ) -> None:
-    python = tmp_path / "slow-python"
-    python.write_text(SLOW.format(python=sys.executable))
-    python.chmod(0o755)
-    spec = to_wire(RunSpec(model="m", data=DataSpec(train="t")))
-    job = {"python": str(python), "spec": spec, "model_path": "m", "train_path": "t"}
-    line = {"type": "request", "id": 2, "kind": "data.preview", "args": job}
-    agent.write(json.dumps(line).encode() + b"\n")
+    start_preview(agent, tmp_path, SLOW)
     assert agent.read()["data"]["message"] == "at work"
     assert list(node.home.path.glob(".job-*"))
     agent.end()
