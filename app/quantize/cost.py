@@ -156,11 +156,17 @@ class _Work:
         # Weights are mapped from their file; only those that change take memory of their own.
         ram = base + rates.MERGE_RAM_BYTES + int(whole * adapted / self.shape.num_parameters)
         return (
-            _phase("check", rates.START_S + whole / rates.HASH_BYTES_PER_S, 20_000_000),
-            _phase("load", rates.IMPORT_S[self._device] + whole / rates.READ_BYTES_PER_S, base),
+            _phase("check", rates.START_S + self._hash_s(), 20_000_000),
+            _phase("load", rates.IMPORT_S[self._device], base),  # hashing has read the files
             _phase("merge", rates.PEFT_S + adapted / rates.MERGED_WEIGHTS_PER_S, ram),
             _phase("write", whole / rates.WRITE_BYTES_PER_S, ram),
         )
+
+    def _hash_s(self) -> float:
+        """Return seconds to hash the base model: several files at once, each on a core."""
+        whole = self.made.merged_bytes
+        at_once = min(rates.HASHED_AT_ONCE, self.bench.num_cores)
+        return max(min(whole, rates.SHARD_BYTES), whole / at_once) / rates.HASH_BYTES_PER_S
 
     def _count_adapted(self) -> int:
         """Return how many weights merging changes."""

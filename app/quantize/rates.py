@@ -1,8 +1,8 @@
 """What the programs that quantize were measured to do in a second, and to take.
 
 Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch 2.13,
-gptqmodel 7.6, llama.cpp b10605); those for a GPU to 13 on H200s
-(tests/app/quantize/measured_on_gpus.jsonl): memory to all, seconds to the seven whose GPU and
+gptqmodel 7.6, llama.cpp b10605); those for a GPU to 17 on H200s
+(tests/app/quantize/measured_on_gpus.jsonl): memory to all, seconds to the eleven whose GPU and
 cores nothing else used. GGUF is not among these. Where there are two, `cpu` and `gpu` are the
 device of the job.
 """
@@ -10,8 +10,9 @@ device of the job.
 from __future__ import annotations
 
 PROMPTS, ANSWER_TOKENS = 8, 32
-IMPORT_S = {"cpu": 3.4, "gpu": 14.0}
-"""PyTorch as it is built for either, with Transformers, from a disk that has just read them."""
+IMPORT_S = {"cpu": 3.4, "gpu": 11.0}
+"""PyTorch as it is built for either, with Transformers: on a GPU's PC from 6 s, if its memory still
+holds what the disk has read, to 15."""
 PEFT_S, BITSANDBYTES_S, GPTQMODEL_S = 2.8, 1.0, 6.0
 """The same, of what comes later."""
 CONVERT_S = {"cpu": 5.0, "gpu": 15.0}
@@ -19,8 +20,9 @@ CONVERT_S = {"cpu": 5.0, "gpu": 15.0}
 PROVE_S = 2.5
 """To load the result."""
 START_S = 0.5
-READ_BYTES_PER_S, WRITE_BYTES_PER_S = 2.5e9, 1.2e9
-HASH_BYTES_PER_S = 1.2e9
+READ_BYTES_PER_S, WRITE_BYTES_PER_S = 3.5e9, 2.4e9
+HASH_BYTES_PER_S, HASHED_AT_ONCE = 1.2e9, 4
+"""Of one core, and files at once (agents/trainer/fingerprint.py)."""
 MERGED_WEIGHTS_PER_S = 0.3e9
 """Of one core: float32 there and back."""
 LAYER_S = 0.0012
@@ -80,7 +82,7 @@ PACK_RAM_BYTES = {"cpu": 310_000_000, "gpu": 1_150_000_000}
 PACKED_SHARE = {"cpu": 1.0, "gpu": 0.26}
 """Of the model, that it has in memory of its own."""
 SHARD_BYTES = 5_000_000_000
-"""Of a result, which come from the GPU to be written."""
+"""Of one file of a model; those of a result come from the GPU to be written."""
 PACK_VRAM_BYTES = 130_000_000
 """That gptqmodel takes of a GPU beside the layer and what goes through it."""
 UNPACK_BYTES = {"nf4": 4, "awq": 24, "gptq": 24}

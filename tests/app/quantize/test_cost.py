@@ -26,9 +26,12 @@ ROWS = read_rows("measured_exports.jsonl")
 GPU_ROWS = read_rows("measured_on_gpus.jsonl")
 """Of `bench_quantize --parts quality,1b,13b` on an H200 that three jobs used at once, so that their
 seconds say little; prompts were still answered one by one, and the disk of kept layers and result
-together was not looked at in its moment. Those that are quiet are of `--parts 1b`, `--parts 3b` and
-`--parts 7b --rows 128`, with 12 GiB of the card, on 16 cores of their own."""
+together was not looked at in its moment. Those that are quiet are of
+`--parts 1b`, `--parts 3b`, `--parts 13b --cases nf4`, `--parts 7b --cases merge,nf4@12` and twice
+`--parts 7b --cases awq@12 --rows 128` (12 GiB of the card), on 16 cores of their own."""
 QUIET_ROWS = [row for row in GPU_ROWS if row["is_quiet"]]
+SHORT_S = 60.0
+"""Of a shorter job PyTorch's import is a large part: 6 or 14 s, by what was read before."""
 COMPILES = ("60m gptq:8-bit",)
 """PyTorch compiles its kernel, which takes longer than the job."""
 BLINKS = ("130m awq",)
@@ -83,4 +86,6 @@ def test_memory_of_jobs_on_a_gpu_was_foretold(row):
 
 @pytest.mark.parametrize("row", QUIET_ROWS, ids=[row["case"] for row in QUIET_ROWS])
 def test_seconds_of_quiet_jobs_on_a_gpu_were_foretold(row):
-    assert 0.8 < ratio_of_seconds(row) < 1.2
+    is_short = sum(one["seconds"] for one in row["phases"]) < SHORT_S
+    off = 0.3 if is_short else 0.12
+    assert 1 - off < ratio_of_seconds(row) < 1 + off
