@@ -113,7 +113,7 @@ def fit(
             known = _recall(folder / f"{name}.json")
             if known is None:
                 tuner = _make_tuner(computer, spec, prepared, reserve, world_size)
-                known, tried = tuner.choose(), tuner.tried
+                known, tried = tuner.choose(), [*tuner.tried, *tuner.outlasting]
                 computer.layers.compile_afresh()
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / f"{name}.json", asdict(known))

@@ -3,7 +3,9 @@
 One small pass with every layer recomputing shows what is always needed; one with a single layer
 that moves its activations shows how much a layer keeps. From these the memory of every setting
 follows well enough to name candidates; the candidates are then timed, with twice the tokens each
-time, until that is slower twice. What was found is kept for the next start of the same shape.
+time, until that is slower twice. A fast card has done a pass before its clock falls at the limit of
+its power, and waits between two; so the best settings have a last heat there, over steps and for
+seconds. What was found is kept for the next start of the same shape.
 
 All of it moves no number but in the last digits, and a checkpoint carries what was chosen.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -48,7 +51,12 @@ _SEARCH_S = 180.0
 """After which no further setting is tried. It is done once for a shape, but a slow card would
 spend half an hour on what it gains in a day."""
 _NEAR = 0.97
-"""Of the best speed: settings as fast as this may be the best if they move more."""
+"""Of the best speed: settings as fast as this may be the best if they move more, or in the end."""
+_SHORT_S = 1.0
+"""A longer pass shows by itself what the card sustains."""
+_HEAT_S, _HEAT_STEP_S = 4.0, 2.0
+"""For which a setting is timed in the last heat, and at most what is computed in one go."""
+_MOST_IN_HEAT = 3
 _SHARES_UNPACKED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
 """Of the weights that are not unpacked yet: the most for which no more layers recompute."""
 _PROBE_BYTES = 1 << 26
@@ -103,6 +111,8 @@ class Tuner:
         self._reserve = reserve
         self.tried: list[Setting] = []
         """What was timed."""
+        self.outlasting: list[Setting] = []
+        """Those of them that were in the last heat, with the speeds that they had in it."""
         self._recorded: set[Setting] = set()
         """Those of them whose passes were replayed."""
         self._packed_bytes: dict[Setting, int] = {}
@@ -125,7 +135,9 @@ class Tuner:
                 break
             is_faster = found.tokens_per_s > best.tokens_per_s
             best, num_slower = (found, 0) if is_faster else (best, num_slower + 1)
-        return self._move_for_weights(needs, self._look_around(needs, best, tokens))
+        return self._let_compete(
+            self._move_for_weights(needs, self._look_around(needs, best, tokens))
+        )
 
     def _look_around(self, needs: Needs, best: Setting, most_tokens: int) -> Setting:
         """Return the fastest of the best so far and of sizes halfway to its neighbours."""
@@ -187,6 +199,42 @@ class Tuner:
                 num_moved = plan.num_moved
                 yield plan
 
+    def _let_compete(self, best: Setting) -> Setting:
+        """Return which of the best settings is the fastest for some seconds."""
+        near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
+        kinds = {(one.micro_tokens, one.plan): one for one in sorted(near, key=_read_speed)}
+        rivals = sorted(kinds.values(), key=_read_speed, reverse=True)[:_MOST_IN_HEAT]
+        if len(rivals) < 2 or best.micro_tokens > _SHORT_S * best.tokens_per_s:
+            return best
+        for setting in rivals:
+            if not self._has_time:
+                break
+            speed = self._time_steps(setting)
+            if speed is not None:
+                self.outlasting.append(replace(setting, tokens_per_s=speed))
+        return max(self.outlasting, key=_read_speed, default=best)
+
+    def _time_steps(self, setting: Setting) -> float | None:
+        """Return the tokens per second of whole steps, or of long parts; None: memory ran out."""
+        apply(self._computer, setting)
+        part = self._choose_part(setting.micro_tokens)
+        if not self._computer.try_gradients(part):
+            return None
+        is_recorded = fill(self._computer, self._device, part, self._reserve)
+        most_tokens = max(setting.micro_tokens, int(_HEAT_STEP_S * setting.tokens_per_s))
+        step = self._choose_part(min(self._most_tokens, most_tokens))
+        times_s: list[float] = []
+        with nullcontext() if is_recorded else self._computer.not_replaying():
+            first_s = self._time_once(step)  # records, and warms the card
+            until_s = time.monotonic() + _HEAT_S
+            while first_s is not None and (not times_s or time.monotonic() < until_s):
+                step_s = self._time_once(step)
+                if step_s is None:
+                    return None
+                times_s.append(step_s)
+            self._computer.forget_replay()
+        return count_tokens(step) / statistics.median(times_s) if times_s else None
+
     @property
     def _has_time(self) -> bool:
         return time.monotonic() < self._deadline_s
@@ -245,12 +293,7 @@ class Tuner:
             tried.append(self._try_plan(needs, tokens, may_move=False) or found)
         best = max(tried, key=_read_speed)
         may_record = self._computer.replayer is not None and tokens <= _FEW_TOKENS
-        if (
-            may_record
-            and self._has_time
-            and best.plan != LayerPlan()
-            and best not in self._recorded
-        ):
+        if may_record and self._has_time and best not in self._recorded:
             tried.append(self._try_plan(needs, tokens, may_move=True, to_record=True) or best)
         return max(tried, key=_read_speed)
 
@@ -346,15 +389,21 @@ class Tuner:
         """Return the seconds of the fastest of some passes; None: memory ran out."""
         times_s: list[float] = []
         while len(times_s) < passes and sum(times_s) < _LONG_S:
-            torch.cuda.synchronize(self._device)
-            started = time.perf_counter()
-            if not self._computer.try_gradients(part):
+            pass_s = self._time_once(part)
+            if pass_s is None:
                 return None
-            torch.cuda.synchronize(self._device)
-            times_s.append(time.perf_counter() - started)
+            times_s.append(pass_s)
         self._is_recorded = self._computer.held_bytes > 0
         self._computer.forget_replay()
         return min(times_s)
+
+    def _time_once(self, part: Part) -> float | None:
+        torch.cuda.synchronize(self._device)
+        started = time.perf_counter()
+        if not self._computer.try_gradients(part):
+            return None
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter() - started
 
 
 def _read_speed(setting: Setting) -> float:
