@@ -105,6 +105,7 @@ def test_gguf_answers_in_llama_cpp_as_the_original_does(tmp_path):
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)  # building the tool takes minutes
 def test_k_types_are_made_by_the_tool_that_is_built_for_them(tmp_path):
     pytest.importorskip("xllamacpp")
     job = job_for(tmp_path, "gguf", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M")
