@@ -37,7 +37,7 @@ from agents.trainer.reserve import Reserve
 _CAUTIONS = (1.0, 0.85, 0.7)
 """Parts of the free memory that are planned with, one after the other, when it ran out."""
 _TIMED_PASSES = 2
-"""Of two micro-batches alike the first is recorded and the second replayed; see `replay`."""
+"""And a third where the second was recorded, for a replay; see `replay`."""
 _MOST_SLOWER = 2
 """Sizes in a row that are tried and are no faster: one alone may be unlucky in how it fits."""
 _SPARE_SLACK = 0.02
@@ -389,11 +389,17 @@ class Tuner:
         """Return the seconds of the fastest of some passes; None: memory ran out."""
         times_s: list[float] = []
         while len(times_s) < passes and sum(times_s) < _LONG_S:
+            was_recorded = self._computer.held_bytes > 0
             pass_s = self._time_once(part)
             if pass_s is None:
                 return None
             times_s.append(pass_s)
         self._is_recorded = self._computer.held_bytes > 0
+        if self._is_recorded and not was_recorded:  # the last pass was, which takes its time
+            pass_s = self._time_once(part)
+            if pass_s is None:
+                return None
+            times_s.append(pass_s)
         self._computer.forget_replay()
         return min(times_s)
 
