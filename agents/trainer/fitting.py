@@ -37,6 +37,8 @@ from agents.trainer.warmup import choose_examples
 
 Warn = Callable[[str, str], None]
 _ALL_LAYERS = 1 << 20
+_SEARCH = 2
+"""Counts up when settings that were kept before would not be found any more."""
 _HOST_SHARE = 0.35
 """Of the available memory of the PC that the activations of its ranks may take."""
 
@@ -182,6 +184,7 @@ def name_setting(spec: RunSpec, prepared: Prepared, layers: Layers, *, place: st
     """
     train, device = prepared.train, prepared.device
     said: dict[str, Any] = {
+        "search": _SEARCH,
         "card": torch.cuda.get_device_name(device),
         "bytes": torch.cuda.get_device_properties(device).total_memory,
         "memory_gib": spec.memory_gib,
