@@ -75,6 +75,9 @@ class MakeJob:
     engine: Engine = "gptqmodel"
     """What makes AWQ; the other methods have one each."""
     device: str = "cpu"
+    """Or such as `cuda:0`."""
+    device_id: str = "cpu"
+    """What is leased meanwhile: the GPU's uuid."""
     tools: str = "tools"
     """Folder where what is built for quantizing is kept."""
 
@@ -125,7 +128,7 @@ class ChatDevice:
     device: str
     """Such as `cuda:0`."""
     device_id: str
-    """What a run leases it by."""
+    """What it is leased by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """A model that stays loaded for a conversation: its program, its words, and why it ended.
 
 The program is a child of this connection: it ends with it. It also ends by itself when nothing was
-asked for long, and is ended here when a run wants its GPU. A chat leases nothing, so that a run
-can start at once; it looks who has leased the GPU instead.
+asked for long, and is ended here when a run or an export wants its GPU. A chat leases nothing, so
+that these can start at once; it looks who has leased the GPU instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agents.children import Children
 from agents.errors import UserError
 
 LOOK_S = 0.5
-"""How often it looks whether a run has taken the GPU."""
+"""How often it looks whether somebody has taken the GPU."""
 Said = dict[str, Any]
 Reader = Callable[[str], Said]
 
@@ -26,12 +26,12 @@ Reader = Callable[[str], Said]
 class Chat:
     """One loaded model. Whoever asks reads its words from `listen`; one at a time."""
 
-    def __init__(self, find_holder: Callable[[], str | None]) -> None:
-        """Make it; `find_holder` returns the run that has taken its GPU, or None."""
+    def __init__(self, find_taker: Callable[[], str | None]) -> None:
+        """Make it; `find_taker` returns the name of what has taken its GPU, or None."""
         self.asking = threading.Lock()
         self.ended = ""
         """Why it has ended; empty: it has not."""
-        self._find_holder = find_holder
+        self._find_taker = find_taker
         self._said: queue.Queue[Said | None] = queue.Queue()
         self._over = threading.Event()
         self._input, self._output = os.pipe()
@@ -96,6 +96,6 @@ class Chat:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
-            run_id = None if self.ended else self._find_holder()
-            if run_id is not None:
-                self.end(f"run {run_id} has taken the GPU")
+            taker = None if self.ended else self._find_taker()
+            if taker is not None:
+                self.end(f"{taker} has taken the GPU")

@@ -41,6 +41,11 @@ class Children:
         """Tell whether one of them runs."""
         return bool(self._running)
 
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether nothing can be started any more."""
+        return self._closed
+
     def run(
         self,
         argv: Sequence[str],

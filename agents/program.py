@@ -3,6 +3,9 @@
 MODULE has a `main` that takes the arguments and returns the exit code. All that its imports make
 stays until the process ends, so Python does not look through it for garbage: not again and again
 while it grows, which takes a fifth of the time of the imports, nor later.
+
+These programs can be started again, and a run on the same PC may be days old: where memory runs
+out, the kernel is to end them first.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ import gc
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+OOM_SCORE = 500
+"""Of 1,000; see proc_pid_oom_score_adj(5). Ranks and what a user starts have 0 or little more."""
 
 
 def command(python: str, module: str, *arguments: str) -> list[str]:
@@ -32,6 +39,8 @@ def imports_that_stay() -> Iterator[None]:
 
 def main(argv: list[str]) -> int:
     """Import the module and run it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
     name, *arguments = argv
     with imports_that_stay():
         module = importlib.import_module(name)

@@ -177,6 +177,17 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuUse:
+    """What holds a GPU of ours now."""
+
+    uuid: str
+    name: str
+    """Such as `run r-1` or `the export of run r-1`."""
+    run_id: str | None = None
+    """None: it is no run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InterfaceFacts:
     name: str
     address: str
@@ -200,6 +211,8 @@ class NodeFacts:
     gpus: tuple[GpuFacts, ...] = ()
     gpu_problem: str | None = None
     """Why no GPU is listed although a driver seems to be there; None: nothing wrong."""
+    gpu_uses: tuple[GpuUse, ...] = ()
+    """What they are used for now."""
     interfaces: tuple[InterfaceFacts, ...] = ()
     address: str | None = None
     """The node's own address on the connection the master came by; None: local or wsl."""

@@ -19,7 +19,7 @@ _CPU = ChatDevice(device="cpu", device_id="cpu")
 
 
 def open_chat(call: Call) -> ChatOpened:
-    """Load a model; it stays until it is closed, idle for long, or a run takes its GPU."""
+    """Load a model; it stays until it is closed, idle for long, or other work takes its GPU."""
     job = from_wire(ChatJob, call.args, "job")
     place, note = _choose_device(call.home, job)
     packages = [str(call.home.path / job.packages)] if job.packages else []
@@ -32,7 +32,8 @@ def open_chat(call: Call) -> ChatOpened:
             {**to_wire(job), "device": place.device, "in_4_bits": job.in_4_bits and on_gpu},
         )
         argv = command(job.python, "agents.quantizers.chat", str(file))
-        chat.start(call.children, argv, job_environ(call.home, packages), read_said)
+        shown = None if on_gpu else place.device
+        chat.start(call.children, argv, job_environ(call.home, packages, shown), read_said)
         said = _wait_for(chat, call, "opened")
     if said is None:
         call.chats.pop(job.chat, None)
@@ -89,12 +90,16 @@ def _wait_for(chat: Chat, call: Call, kind: str) -> dict[str, Any] | None:
 def _choose_device(home: Home, job: ChatJob) -> tuple[ChatDevice, str]:
     """Return where the model is loaded, and why that is the CPU where GPUs were wanted."""
     holders = {place: find_holder(home, place.device_id) for place in job.devices}
-    free = [place for place, run_id in holders.items() if run_id is None]
+    free = [place for place, holder in holders.items() if holder is None]
     if free:
         return free[0], ""
-    runs = sorted({run_id for run_id in holders.values() if run_id is not None})
-    return _CPU, f"run {' and '.join(runs)} uses the GPU, so this is the CPU" if runs else ""
+    names = sorted({holder.name for holder in holders.values() if holder is not None})
+    if not names:
+        return _CPU, ""
+    use = "uses" if len(names) == 1 else "use"
+    return _CPU, f"{' and '.join(names)} {use} the GPU, so this is the CPU"
 
 
 def _find_taker(home: Home, place: ChatDevice) -> str | None:
-    return None if place.device == "cpu" else find_holder(home, place.device_id)
+    holder = None if place.device == "cpu" else find_holder(home, place.device_id)
+    return None if holder is None else holder.name

@@ -7,12 +7,13 @@ prints, those of kind `progress` become events, and one of kind `failed` is its 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agents.artifacts import MakeJob
@@ -29,8 +30,7 @@ from agents.files import (
 from agents.program import command
 from agents.protocol import CalibrationJob, MergeJob, PreviewJob
 from agents.state import Home, archive_path, require_name, write_json
-from agents.supervisor.leases import lease_devices, release
-from agents.supervisor.sweep import Tag
+from agents.supervisor.leases import borrow_device
 from agents.wire import from_wire, read_said, to_wire
 
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
@@ -51,7 +51,7 @@ def export_merged(call: Call) -> dict[str, Any]:
         write_json(job_file, told)
         argv = command(job.python, "agents.quantizers.merge", str(job_file))
         try:
-            _run(call, argv, f"The merge of {job.run_id}")
+            _run(call, argv, f"The merge of {job.run_id}", device="cpu")
         finally:
             remove_abandoned(destination)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
@@ -61,16 +61,22 @@ def export_merged(call: Call) -> dict[str, Any]:
 
 
 def export_made(call: Call) -> dict[str, Any]:
-    """Quantize a merged model and prove the result; return the folder and its files."""
+    """Quantize a merged model and prove the result; return the folder and its files.
+
+    It has its GPU to itself: it waits behind other exports, and never joins a run.
+    """
     job = from_wire(MakeJob, call.args, "job")
     destination = call.home.path.joinpath(*split_destination(job.destination))
     packages = [str(call.home.path / job.packages)] if job.packages else []
-    with job_folder(call.home) as folder:
+    work = f"the export of run {job.origin.run_id}"
+    with _borrow_in_turn(call, job.device_id, work), job_folder(call.home) as folder:
         job_file = folder / "job.json"
-        write_json(job_file, to_wire(job))
+        alone = "cpu" if job.device == "cpu" else "cuda:0"  # the only one that it sees
+        write_json(job_file, {**to_wire(job), "device": alone})
         argv = command(job.python, "agents.quantizers.make", str(job_file))
         try:
-            _run(call, argv, f"Making {job.method} of {job.origin.run_id}", packages)
+            what = f"Making {job.method} of {job.origin.run_id}"
+            _run(call, argv, what, packages, device=job.device)
         finally:
             remove_abandoned(destination)
             if call.children.is_cancelled:
@@ -87,15 +93,31 @@ def preview_data(call: Call) -> dict[str, Any]:
 
 
 def calibrate(call: Call) -> dict[str, Any]:
-    """Measure a GPU that no run uses meanwhile."""
+    """Measure a GPU that nobody uses meanwhile."""
     job = from_wire(CalibrationJob, call.args, "job")
-    tag = Tag("measurement", 0, call.home.path)
-    held = lease_devices(call.home, tag, [job.device_id], socket.gethostname())
-    try:
+    node = socket.gethostname()
+    with borrow_device(call.home, job.device_id, "a measurement", node, lambda name: False):
         module = "agents.trainer.calibration"
         return _report(call, job.python, module, to_wire(job), f"The measurement of {job.device}")
-    finally:
-        release(held)
+
+
+@contextlib.contextmanager
+def _borrow_in_turn(call: Call, device_id: str, work: str) -> Iterator[None]:
+    """Have a GPU inside the block, after whoever borrows it now; the CPU is everybody's."""
+    if device_id == "cpu":
+        yield
+        return
+    told = ""
+
+    def wait(name: str) -> bool:
+        nonlocal told
+        if name != told:
+            call.progress(f"waiting until {name} is through with the GPU")
+            told = name
+        return not call.children.is_closed
+
+    with borrow_device(call.home, device_id, work, socket.gethostname(), wait):
+        yield
 
 
 def _report(
@@ -114,22 +136,40 @@ def _report(
         return found
 
 
-def job_environ(home: Home, packages: Sequence[str] = ()) -> dict[str, str]:
-    """Return what a program needs to run our modules; `packages` are folders beside them."""
-    return {
+def job_environ(
+    home: Home, packages: Sequence[str] = (), device: str | None = None
+) -> dict[str, str]:
+    """Return what a program needs to run our modules.
+
+    Args:
+        home: of the agent.
+        packages: folders beside our modules.
+        device: the only one that the program sees, such as `cuda:1` (it then calls it `cuda:0`) or
+            `cpu`: a library that only looks at a GPU takes half a GB of it. None: all of them.
+    """
+    environ = {
         "PYTHONPATH": os.pathsep.join((archive_path(), *packages)),
         "RACKLESS_AGENT_HOME": str(home.path),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
     }
+    if device is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device.removeprefix("cuda:")
+    return environ
 
 
-def _run(call: Call, argv: list[str], what: str, packages: Sequence[str] = ()) -> None:
+def _run(
+    call: Call,
+    argv: list[str],
+    what: str,
+    packages: Sequence[str] = (),
+    device: str | None = None,
+) -> None:
     def tell(line: str) -> None:
         said = read_said(line)
         if said.get("kind") == "progress":
             call.progress(str(said.get("message", "")))
 
-    environ = job_environ(call.home, packages)
+    environ = job_environ(call.home, packages, device)
     code, lines = call.children.run(argv, environ=environ, on_line=tell)
     if code == 0:
         return

@@ -12,7 +12,8 @@ from agents.environment import read_adopted
 from agents.errors import UserError
 from agents.facts import read_facts as read_node_facts
 from agents.model_config import find_config
-from agents.protocol import NodeFacts, TokenWish
+from agents.protocol import GpuUse, NodeFacts, TokenWish
+from agents.supervisor.leases import find_holder
 from agents.wire import from_wire
 
 
@@ -22,8 +23,18 @@ class ModelArgs:
 
 
 def read_facts(call: Call) -> NodeFacts:
-    """Return the node's facts, with the environment adopted or built before."""
-    return replace(read_node_facts(call.home), environment=read_adopted(call.home))
+    """Return the node's facts, with the environment adopted or built before and who uses what."""
+    facts = read_node_facts(call.home)
+    holders = {gpu.uuid: find_holder(call.home, gpu.uuid) for gpu in facts.gpus}
+    return replace(
+        facts,
+        environment=read_adopted(call.home),
+        gpu_uses=tuple(
+            GpuUse(uuid=uuid, name=found.name, run_id=found.run_id)
+            for uuid, found in holders.items()
+            if found is not None
+        ),
+    )
 
 
 def see_to_token(call: Call) -> dict[str, Any]:

@@ -2,23 +2,46 @@
 
 The launching server takes the locks and the supervisor inherits them as open files, so that "busy"
 is answered before anything is written, and the kernel frees a lock with the last process that holds
-it. The file's content names the attempt, for the message and for whoever only wants to look.
+it. The file's content names the attempt, for the message and for whoever only wants to look. Other
+work on a GPU, as an export, borrows it the same way for as long as its request takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError, explain_os_error
-from agents.state import Home, identity_from, read_json, take_lock
+from agents.state import Home, identify, identity_from, read_json, take_lock
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
 PATIENCE_S = 1.0
 """How long a device may still be held by a supervisor that is just ending."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who uses a device."""
+
+    name: str
+    """Such as `run r-1` or `the export of run r-1`."""
+    run_id: str | None
+    """None: it is no run, or one that has not told yet."""
+
+
+class BorrowedError(UserError):
+    """What uses the device is no run, or has not told yet what it is."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, "Wait for it, or cancel it where it was started")
+        self.name = name
 
 
 def lease_devices(home: Home, tag: Tag, device_ids: list[str], node: str) -> list[int]:
@@ -43,16 +66,54 @@ def release(held: list[int]) -> None:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def borrow_device(
+    home: Home, device_id: str, work: str, node: str, wait: Callable[[str], bool]
+) -> Iterator[None]:
+    """Hold a device inside the block, for work that is no run.
+
+    Args:
+        home: of the agent.
+        device_id: the uuid of a GPU.
+        work: what the others are told, such as `the export of run r-1`.
+        node: its name, for the message.
+        wait: is told what uses it while that is no run, and returns False to give up.
+
+    Raises:
+        UserError: a run uses the device, or nobody waits any more.
+    """
+    identity = identify(os.getpid())
+    while True:
+        try:
+            lock = _lease(home, None, device_id, node)
+            break
+        except BorrowedError as busy:
+            if not wait(busy.name):
+                raise
+            time.sleep(PATIENCE_S)
+    try:
+        _write(lock, {"work": work, **(identity.to_json() if identity else {})})
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            _write(lock, {})  # this process lives on
+        os.close(lock)
+
+
 def sign(held: list[int], tag: Tag, identity: dict[str, Any]) -> None:
     """Write into each locked file who holds it."""
-    content = json.dumps({"run_id": tag.run_id, "attempt": tag.attempt, **identity}).encode("ascii")
     for lock in held:
-        os.pwrite(lock, content, 0)
-        os.ftruncate(lock, len(content))
+        _write(lock, {"run_id": tag.run_id, "attempt": tag.attempt, **identity})
+
+
+def _write(lock: int, content: dict[str, Any]) -> None:
+    text = json.dumps(content).encode("ascii")
+    os.pwrite(lock, text, 0)
+    os.ftruncate(lock, len(text))
 
 
 def is_any_held(home: Home) -> bool:
-    """Tell whether an attempt is alive on this node, without touching a lock."""
+    """Tell whether somebody uses a device of this node, without touching a lock."""
     for path in home.leases.glob("*.lock"):
         holder = identity_from(read_json(path))
         if holder is not None and holder.is_alive():
@@ -60,20 +121,27 @@ def is_any_held(home: Home) -> bool:
     return False
 
 
-def find_holder(home: Home, device_id: str) -> str | None:
-    """Return the id of the run that uses a device now, without touching its lock; None: none."""
-    found = read_json(_lock_file(home, device_id))
-    holder = identity_from(found)
-    if found is None or holder is None or not holder.is_alive():
+def find_holder(home: Home, device_id: str) -> Holder | None:
+    """Return who uses a device now, without touching its lock; None: nobody."""
+    return _read_holder(_lock_file(home, device_id))
+
+
+def _read_holder(path: Path) -> Holder | None:
+    found = read_json(path)
+    identity = identity_from(found)
+    if found is None or identity is None or not identity.is_alive():
         return None
-    return str(found.get("run_id", "another run"))
+    if "work" in found:
+        return Holder(str(found["work"]), None)
+    run_id = str(found.get("run_id"))
+    return Holder(f"run {run_id}", run_id)
 
 
 def _lock_file(home: Home, device_id: str) -> Path:
     return home.leases / f"{re.sub('[^A-Za-z0-9._-]', '_', device_id)}.lock"
 
 
-def _lease(home: Home, tag: Tag, device_id: str, node: str) -> int:
+def _lease(home: Home, tag: Tag | None, device_id: str, node: str) -> int:
     path = _lock_file(home, device_id)
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -90,14 +158,16 @@ def _lease(home: Home, tag: Tag, device_id: str, node: str) -> int:
 
 
 def _busy(path: Path, device_id: str, node: str) -> UserError:
-    run_id = (read_json(path) or {}).get("run_id", "another run")
-    return UserError(
-        f"Node {node} is already busy: run {run_id} uses {_name(device_id)}.",
-        f"Wait for it, or stop it: rackless runs stop {run_id}",
-    )
+    holder = _read_holder(path) or Holder("what is just starting", None)
+    message = f"Node {node} is already busy: {holder.name} uses {_name(device_id)}."
+    if holder.run_id is None:
+        return BorrowedError(message, holder.name)
+    return UserError(message, f"Wait for it, or stop it: rackless runs stop {holder.run_id}")
 
 
-def _require_no_leftovers(home: Home, path: Path, tag: Tag, device_id: str, node: str) -> None:
+def _require_no_leftovers(
+    home: Home, path: Path, tag: Tag | None, device_id: str, node: str
+) -> None:
     """Refuse a device whose last supervisor was killed while its ranks still run.
 
     Those of an older attempt of this same run are ended: the new attempt takes their place.
@@ -106,10 +176,11 @@ def _require_no_leftovers(home: Home, path: Path, tag: Tag, device_id: str, node
     run_id, attempt = last.get("run_id"), last.get("attempt")
     if not isinstance(run_id, str) or not isinstance(attempt, int):
         return
-    if (run_id, attempt) == (tag.run_id, tag.attempt):
+    if tag is not None and (run_id, attempt) == (tag.run_id, tag.attempt):
         return
     old = Tag(run_id, attempt, home.attempt(run_id, attempt))
-    if run_id == tag.run_id and attempt < tag.attempt and (stuck := sweep(old, 0.0)):
+    is_older = tag is not None and run_id == tag.run_id and attempt < tag.attempt
+    if is_older and (stuck := sweep(old, 0.0)):
         raise UserError(describe_unkillable(stuck, node), "Restart that PC")
     left = find_processes(old)
     if left:

@@ -94,6 +94,7 @@ def _plan_document(plan: ExportPlan) -> dict[str, Any]:
             "vram_bytes": one.vram_bytes,
             "node_bytes": one.node_bytes,
             "problems": one.problems,
+            "note": one.note,
             "learned": one.learned,
             "phases": one.phases,
         }

@@ -250,7 +250,7 @@ def suggest_folder(home: str, run_name: str) -> str:
 _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Looking for the checkpoint", ("looking for", "expected")),
     ("Merging", ("merging", "loading pytorch", "merged", "writing the merged", "checking")),
-    ("Getting ready", ("making", "reading the texts", "installing", "building")),
+    ("Getting ready", ("making", "waiting", "reading the texts", "installing", "building")),
     ("Measuring the original", ("measuring",)),
     ("Quantizing", ("quantizing", "converting", "layer")),
     ("Proving the result", ("loading",)),
@@ -278,7 +278,7 @@ class PlaceRow:
 
     node: str
     words: str
-    """What they take there."""
+    """What they take there, and what is to be known of it."""
     problem: str
     """Why they cannot be made there; empty: they can."""
 
@@ -314,7 +314,9 @@ def _join(node: str, places: Sequence[PlacePlan]) -> PlaceRow:
         known = [value for value in values if value]
         if known:
             parts.append(f"{show_bytes(max(known))} {what}")
-    return PlaceRow(node=node, words=", ".join(parts) or "What it takes is not known", problem="")
+    words = ", ".join(parts) or "What it takes is not known"
+    notes = dict.fromkeys(place.note for place in places if place.note)
+    return PlaceRow(node=node, words="; ".join((words, *notes)), problem="")
 
 
 def describe_target(target: str, plan: ExportPlan) -> str:

@@ -25,6 +25,8 @@ class Place:
     disk_free_bytes: int | None = None
     problem: str = ""
     """Why it is out of the question before anything is counted; empty: it is not."""
+    note: str = ""
+    """What is to be known of it; empty: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,8 @@ class PlacePlan:
     """Of its disk, while it is made."""
     problems: tuple[str, ...] = ()
     """Why it cannot be made there; empty: it can."""
+    note: str = ""
+    """What is to be known of the node now; empty: nothing."""
     learned: str = ""
     """What the figures were corrected by; empty: nothing."""
     plain: tuple[PhaseForecast, ...] = ()
@@ -93,6 +97,7 @@ def plan_place(
         node=place.node,
         phases=phases,
         node_bytes=None if made is None else made.node_bytes,
+        note=place.note,
         learned=factors.seconds.reason,
         plain=tuple(plain),
     )
@@ -106,13 +111,14 @@ def describe_place(place: PlacePlan) -> str:
     >>> describe_place(PlacePlan(node="beta", phases=(phase,)))
     'on beta: about 1 min 35 s, 3.0 GiB of memory'
     """
+    note = f"; {place.note}" if place.note else ""
     if not place.phases:
-        return f"on {place.node}"
+        return f"on {place.node}{note}"
     parts = [f"about {show_duration(place.seconds)}", f"{show_bytes(place.ram_bytes)} of memory"]
     if place.vram_bytes:
         parts.append(f"{show_bytes(place.vram_bytes)} of GPU memory")
     learned = f" (corrected by {place.learned})" if place.learned else ""
-    return f"on {place.node}: {', '.join(parts)}{learned}"
+    return f"on {place.node}: {', '.join(parts)}{learned}{note}"
 
 
 def describe_plan(plan: ExportPlan) -> list[str]:

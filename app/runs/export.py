@@ -27,7 +27,7 @@ from agents.artifacts import (
     PackagesBuild,
     TextSource,
 )
-from agents.protocol import MergeJob, NodeFacts
+from agents.protocol import MergeJob
 from app.errors import RacklessError, UsageError, UserError
 from app.events import Exported
 from app.library.bundles import Source
@@ -40,6 +40,7 @@ from app.quantize.plan import ExportPlan, describe_place
 from app.registry.record import record_export
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
+from app.runs.export_device import ExportDevice, choose_export_device
 from app.runs.export_place import claim_name, expect_room, free_place
 from app.runs.export_plan import keep_forecast, plan_export
 from app.runs.inputs import Inputs, recall_inputs, send
@@ -112,9 +113,11 @@ async def export_run(
     with claim_name(services, run_id, _name_result(to, copy.info.step, types, engine)) as name:
         made = exported.path
         if to in METHODS:
+            device = await _expect_device(services, copy.node, choose_export_device(facts))
             made = await _make(
-                services, run, inputs, copy, facts, made, name, origin, to, types, tell, own, engine
-            )
+                services, run, inputs, copy, python, device, made, name, origin, to, types, tell,
+                own, engine,
+            )  # fmt: skip
         tell(f"fetching it from {copy.node}")
         try:
             await services.cluster.fetch(copy.node, made, out)
@@ -151,7 +154,8 @@ async def _make(
     run: RunRecord,
     inputs: Inputs,
     copy: Copy,
-    facts: NodeFacts,
+    python: str,
+    device: ExportDevice,
     merged: str,
     name: str,
     origin: Origin,
@@ -163,7 +167,6 @@ async def _make(
 ) -> str:
     """Quantize the merged model on the node that has it; return the folder `name` there."""
     agent = services.cluster.agent(copy.node)
-    python = python_of(copy.node, facts)
     packages = await bring_packages(agent, python, to, tell, engine)
     spec = run.spec
     train = TextSource(
@@ -189,10 +192,26 @@ async def _make(
         calibration=calibration,
         types=types,
         engine=engine,
-        device="cuda:0" if facts.gpus else "cpu",
+        device=device.device,
+        device_id=device.device_id,
     )
     tell(f"making {' and '.join(types) or to} on {copy.node}")
     return (await agent.export_made(job, tell)).path
+
+
+async def _expect_device(services: Services, node: str, planned: ExportDevice) -> ExportDevice:
+    """Return what makes the export after all; the merge has taken its time.
+
+    Raises:
+        UserError: runs have taken every GPU since it was planned for one.
+    """
+    now = choose_export_device(await services.cluster.agent(node).facts())
+    if planned.gpu is not None and now.gpu is None:
+        raise UserError(
+            f"every GPU of {node} was taken during the merge: {now.note.partition(',')[0]}",
+            "Export again once one is free, or at once on the CPU: what is merged stays there.",
+        )
+    return now
 
 
 async def bring_packages(

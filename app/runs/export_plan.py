@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from agents.artifacts import CONVERTED_TYPES, Engine
+from agents.artifacts import CONVERTED_TYPES, METHODS, Engine
 from agents.protocol import NodeFacts
 from app.artifact import ArtifactSnapshot
 from app.errors import RacklessError, UserError
@@ -21,6 +21,7 @@ from app.quantize.learning import ExportOutcome, find_factors, maker_of
 from app.quantize.plan import ExportPlan, Place, PlacePlan, plan_place, sort_places
 from app.quantize.texts import size_texts
 from app.runs.checkpoints import Copy, find_copies
+from app.runs.export_device import choose_export_device
 from app.runs.planner import find_data_size
 from app.runs.readiness import python_of
 from app.runs.services import Services
@@ -176,15 +177,18 @@ async def _look(
     is_built = to == "gguf" and not set(types) <= set(CONVERTED_TYPES)
     if not problem and is_built and facts.compiler is None:
         problem = "has no C++ compiler, which the K types need"
+    chosen = choose_export_device(facts)
     return Place(
         node=node,
-        bench=_bench(services, node, facts),
+        bench=_bench(services, node, replace(facts, gpus=(chosen.gpu,) if chosen.gpu else ())),
         disk_free_bytes=facts.disk_free_bytes,
         problem=problem,
+        note=chosen.note if to in METHODS else "",  # a merge is the CPU's work anyway
     )
 
 
 def _bench(services: Services, node: str, facts: NodeFacts) -> Bench:
+    """Return what the only GPU of the facts reaches, or the CPU where they have none."""
     known = services.planning.calibrations()
     calibrations = {(name, found.card): found for (name, _), found in known.items()}
     (planned,) = make_cluster({node: facts}, calibrations=calibrations).nodes

@@ -105,6 +105,12 @@ async def _look_at(services: Services, node: str) -> NodeFacts:
             f"Wait for it, stop it with: rackless runs stop {status.run_id}, or name other nodes "
             "in the run file.",
         )
+    for use in facts.gpu_uses:
+        if use.run_id is None:
+            raise UserError(
+                f"node {node} is already busy: {use.name} uses its GPU",
+                "Wait for it, cancel it where it was started, or name other nodes in the run file.",
+            )
     python_of(node, facts)
     return facts
 

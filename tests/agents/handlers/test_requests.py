@@ -10,13 +10,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agents.artifacts import MakeJob, Origin, TextSource
 from agents.handlers import ROUTES, find_handler
-from agents.protocol import Wish
+from agents.protocol import GpuFacts, GpuUse, NodeFacts, RankPlacement, Wish
 from agents.spec import DataSpec, RunSpec
+from agents.state import Home
+from agents.supervisor.launch import launch
+from agents.supervisor.leases import borrow_device
 from agents.wire import to_wire
 from agents.wishes import take_wishes
 from tests.agents.supervisor.conftest import Node, make_node
@@ -303,6 +308,101 @@ def test_calibration_leases_its_gpu(agent: Agent, node: Node, tmp_path: Path) ->
     busy = agent.ask("gpu.calibrate", **{**job, "device_id": "cpu"})["error"]
     assert "already busy: run run-1 uses its CPU" in busy["message"]
     ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
+
+
+QUANTIZE = """#!{python}
+import json, os, sys, time
+job = json.load(open(sys.argv[4]))
+seen = [job["device"], os.environ["CUDA_VISIBLE_DEVICES"]]
+home = os.environ["RACKLESS_AGENT_HOME"]
+print(json.dumps({{"kind": "progress", "message": " ".join(seen)}}), flush=True)
+while not os.path.exists(os.path.join(home, "go-on")):
+    time.sleep(0.01)
+os.makedirs(os.path.join(home, job["destination"]))
+"""
+
+
+@pytest.fixture
+def quantize(tmp_path: Path) -> str:
+    path = tmp_path / "quantize-python"
+    path.write_text(QUANTIZE.format(python=sys.executable))
+    path.chmod(0o755)
+    return str(path)
+
+
+def export(agent: Agent, number: int, python: str, device: str, device_id: str) -> None:
+    job = MakeJob(
+        python=python,
+        model="m",
+        method="nf4",
+        destination=f"runs/r-{number}/exports/nf4",
+        origin=Origin(base="b", data="d", run_id=f"r-{number}", run_name="n", step=1),
+        train=TextSource(path="t"),
+        device=device,
+        device_id=device_id,
+    )
+    line = {"type": "request", "id": number, "kind": "export.made", "args": to_wire(job)}
+    agent.write(json.dumps(line).encode() + b"\n")
+
+
+def test_exports_have_a_gpu_one_after_the_other(agent: Agent, node: Node, quantize: str) -> None:
+    export(agent, 1, quantize, "cuda:1", "GPU-1")
+    assert agent.read()["data"]["message"] == "cuda:0 1", "all that it sees is that one"
+    export(agent, 2, quantize, "cuda:1", "GPU-1")
+    waiting = "waiting until the export of run r-1 is through with the GPU"
+    assert agent.read()["data"]["message"] == waiting
+    export(agent, 3, quantize, "cpu", "cpu")
+    assert agent.read()["data"]["message"] == "cpu ", "it sees no GPU"
+    (node.home.path / "go-on").touch()
+    ended = [agent.read() for _ in range(4)]
+    answers = {one["id"]: one["error"] for one in ended if one["type"] == "response"}
+    assert answers == {1: None, 2: None, 3: None}
+
+
+def test_an_export_that_waits_can_be_cancelled(agent: Agent, node: Node, quantize: str) -> None:
+    export(agent, 1, quantize, "cuda:1", "GPU-1")
+    agent.read()
+    export(agent, 2, quantize, "cuda:1", "GPU-1")
+    assert "waiting until" in agent.read()["data"]["message"]
+    assert agent.ask("cancel", 8, request=2)["result"] == {}
+    ended = agent.read()
+    assert (ended["id"], ended["error"]["kind"]) == (2, "user")
+    assert "the export of run r-1 uses GPU GPU-1" in ended["error"]["message"]
+    (node.home.path / "go-on").touch()
+    assert agent.read()["error"] is None
+
+
+def test_an_export_never_joins_a_run(agent: Agent, node: Node, quantize: str) -> None:
+    place = RankPlacement(rank=0, local_rank=0, node="a", device="cuda:1", device_id="GPU-1")
+    intent = replace(node.intent("train"), ranks=(place,))
+    ask(agent, "attempt.launch", **to_wire(intent))
+    export(agent, 1, quantize, "cuda:1", "GPU-1")
+    error = agent.read()["error"]
+    assert "already busy: run run-1 uses GPU GPU-1" in error["message"]
+    assert not (node.home.path / "runs" / "r-1").exists()
+    ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)
+
+
+def test_facts_tell_who_uses_a_gpu(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agents.handlers import node as handler
+
+    cards = tuple(GpuFacts(uuid=f"GPU-{i}", index=i, name="x") for i in range(3))
+    plain = handler.read_node_facts
+
+    def read(home: Home) -> NodeFacts:
+        return replace(plain(home), gpus=cards)
+
+    monkeypatch.setattr("agents.facts.RECORDER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(handler, "read_node_facts", read)
+    place = RankPlacement(rank=0, local_rank=0, node="a", device="cuda:1", device_id="GPU-1")
+    launch(node.home, replace(node.intent("train"), ranks=(place,)))
+    call = SimpleNamespace(home=node.home)
+    with borrow_device(node.home, "GPU-2", "the export of run r-2", "a", lambda name: False):
+        uses = handler.read_facts(call).gpu_uses  # type: ignore[arg-type]
+    assert uses == (
+        GpuUse(uuid="GPU-1", name="run run-1", run_id="run-1"),
+        GpuUse(uuid="GPU-2", name="the export of run r-2"),
+    )
 
 
 def test_config_of_a_model_on_the_node(agent: Agent, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agents.artifacts import MakeJob
+from agents.protocol import GpuFacts, GpuUse, MergeJob
 from agents.spec import RunSpec
 from app.errors import UsageError, UserError
 from app.runs.export import export_run
@@ -53,6 +55,59 @@ def test_two_exports_at_once_have_a_folder_each_and_the_next_takes_one_again(
     assert first.startswith("gguf-10-Q8_0-")
     assert fourth.startswith("gguf-10-F16-")
     assert fifth.startswith("awq-10-autoawq-")
+
+
+@pytest.fixture
+def with_gpus(cluster: FakeCluster) -> FakeCluster:
+    """Alpha has a GPU of 12 GB and one of 24."""
+    sizes = enumerate((12 << 30, 24 << 30))
+    cards = tuple(GpuFacts(uuid=f"GPU-{i}", index=i, name="RTX", memory_bytes=b) for i, b in sizes)
+    node = cluster["alpha"]
+    node.facts_now = replace(node.facts_now, gpus=cards)
+    return cluster
+
+
+def use(cluster: FakeCluster, *uuids: str) -> None:
+    node = cluster["alpha"]
+    uses = tuple(GpuUse(uuid=uuid, name=f"run of {uuid}", run_id="r") for uuid in uuids)
+    node.facts_now = replace(node.facts_now, gpu_uses=uses)
+
+
+def test_an_export_takes_the_largest_gpu_that_no_run_uses(
+    services: Services, interrupted: str, with_gpus: FakeCluster, tmp_path: Path
+) -> None:
+    for place, uuids in enumerate(((), ("GPU-1",), ("GPU-0", "GPU-1"))):
+        use(with_gpus, *uuids)
+        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / str(place), node="alpha"))
+    devices = [(job.device, job.device_id) for job in with_gpus["alpha"].made]
+    assert devices == [("cuda:1", "GPU-1"), ("cuda:0", "GPU-0"), ("cpu", "cpu")]
+
+
+def test_a_gpu_that_is_taken_during_the_merge_is_not_quietly_replaced_by_the_cpu(
+    services: Services,
+    interrupted: str,
+    with_gpus: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, plain = with_gpus["alpha"], with_gpus["alpha"].export_merged
+    taken = ["GPU-0", "GPU-1"]
+
+    async def merge(job: MergeJob, *told: object) -> Exported:
+        use(with_gpus, *taken)
+        return await plain(job)
+
+    monkeypatch.setattr(node, "export_merged", merge)
+    with pytest.raises(UserError) as caught:
+        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x", node="alpha"))
+    assert caught.value.message == (
+        "every GPU of alpha was taken during the merge: run of GPU-0 and run of GPU-1 use its GPUs"
+    )
+    assert not node.made
+    taken.pop()
+    use(with_gpus)
+    asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x", node="alpha"))
+    assert node.made[-1].device == "cuda:1"
 
 
 def test_a_place_that_takes_nothing_is_refused_before_a_node_works(

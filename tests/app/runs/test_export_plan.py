@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agents.artifacts import Engine
-from agents.protocol import GpuFacts
+from agents.protocol import GpuFacts, GpuUse
 from agents.spec import RunSpec
-from app.quantize.plan import ExportPlan, PlacePlan, describe_plan
+from app.quantize.plan import ExportPlan, PlacePlan, describe_place, describe_plan
 from app.runs.export import export_run
 from app.runs.export_plan import plan_export
 from app.runs.services import Services
@@ -64,6 +64,30 @@ def test_the_quickest_node_comes_first_and_each_has_all_phases(
     assert lines[1].startswith("on beta: about ")
     assert lines[-2].startswith("or on alpha: about ")
     assert lines[-1] == "not on gamma: it does not answer: gamma cannot be reached"
+
+
+def test_a_gpu_that_a_run_uses_is_left_alone(
+    services: Services, interrupted: str, two_unlike: FakeCluster
+) -> None:
+    beta = two_unlike["beta"]
+    small = GpuFacts(index=1, name="NVIDIA GeForce RTX 3060", uuid="s", memory_bytes=12 * GIB)
+    use = GpuUse(uuid="g", name="run poems-2", run_id="poems-2")
+
+    def look(to: str = "awq", **changes: object) -> PlacePlan:
+        beta.facts_now = replace(beta.facts_now, **changes)  # type: ignore[arg-type]
+        found = plan(services, interrupted, to)
+        return next(place for place in found.places if place.node == "beta")
+
+    alone = look()
+    assert (alone.note, (alone.vram_bytes or 0) > GIB) == ("", True)
+    busy = look(gpu_uses=(use,))
+    assert busy.note == "run poems-2 uses its GPU, so its CPU does the work"
+    assert busy.vram_bytes is None
+    assert (busy.seconds or 0.0) > 2 * (alone.seconds or 0.0)
+    assert describe_place(busy).endswith(f"; {busy.note}")
+    assert look("merged").note == "", "which is the CPU's work anyway"
+    other = look(gpus=(*beta.facts_now.gpus, small))
+    assert (other.note, other.vram_bytes is not None) == ("", True)
 
 
 def test_why_not_is_said_of_every_node(

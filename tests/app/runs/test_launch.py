@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import AttemptStatus, EnvironmentReport, GpuFacts
+from agents.protocol import AttemptStatus, EnvironmentReport, GpuFacts, GpuUse
 from agents.spec import DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.launch import make_run_id, start_run
@@ -116,6 +116,20 @@ def test_names_that_are_not_right(
     services: Services, spec: RunSpec, nodes: tuple[str, ...], message: str
 ) -> None:
     assert message in refused(services, replace(spec, nodes=nodes)).message
+
+
+def test_node_that_lends_its_gpu_to_an_export_is_refused_before_anything_is_sent(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    use = GpuUse(uuid="GPU-0", name="the export of run r-1")
+    cluster["beta"].facts_now = replace(cluster["beta"].facts_now, gpu_uses=(use,))
+    error = refused(services, spec)
+    assert error.message == "node beta is already busy: the export of run r-1 uses its GPU"
+    assert "runs stop" not in (error.hint or "")
+    assert cluster["alpha"].pushed == []
+    own = replace(use, name="run r-1", run_id="r-1")  # its attempt says more about it
+    cluster["beta"].facts_now = replace(cluster["beta"].facts_now, gpu_uses=(own,))
+    start(services, spec)
 
 
 def test_busy_node_is_named_with_its_run(
