@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
-from app.runs.beginning import expect_no_checkpoint
 from app.runs.checkpoints import Copy, find_copies, verify
 from app.runs.cluster import Progress
+from app.runs.going_back import expect_newest, expect_no_checkpoint
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.launch import launch
 from app.runs.parts import active_of, stop_parts
@@ -48,7 +48,7 @@ async def resume_run(
 
     Raises:
         UserError: the run is active or done, no node answers, the checkpoint is not there, too few
-            steps are logged after it, or checkpoints were saved and none can be had.
+            steps are logged after it, or checkpoints were saved and cannot be had.
     """
     if verify_steps is not None:
         expect_possible(verify_steps)
@@ -168,6 +168,8 @@ async def _prepare_checkpoint(
         )
         return None
     step = good[0].info.step
+    if wanted is None:
+        expect_newest(services, run_id, step, answering)
     keep = {(copy.node, copy.info.step) for copy in good}
     await _delete_void(
         services,

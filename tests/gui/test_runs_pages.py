@@ -21,7 +21,7 @@ from app.gui.charts.plot import Plot
 from app.gui.tables.run_columns import rank_columns
 from app.gui.windows.data_dialog import DataDialog
 from app.gui.windows.new_run_dialog import NewRunDialog
-from app.gui.windows.resume_dialog import ResumeDialog
+from app.gui.windows.resume_dialog import ResumeDialog, describe_choice
 from app.gui.windows.run_file_dialog import RunFileDialog
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
@@ -562,3 +562,9 @@ def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
     assert again.answers().model == ""
     again.reject()
     assert busy.window.state.draft == {}
+
+
+def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
+    plain = "The newest is chosen; an older one repeats the steps after it."
+    assert describe_choice(400, 400) == describe_choice(400, None) == plain
+    assert "step 480, on a node that does not answer" in describe_choice(400, 480)

@@ -26,6 +26,20 @@ class ResumeChoice:
     """None: nothing is replayed."""
 
 
+def describe_choice(newest: int, known: int | None) -> str:
+    """Return what is to be known of the newest checkpoint found, and of one known to be newer.
+
+    >>> describe_choice(80, 80)
+    'The newest is chosen; an older one repeats the steps after it.'
+    """
+    if known is None or known <= newest:
+        return "The newest is chosen; an older one repeats the steps after it."
+    return (
+        f"There is a newer checkpoint, of step {known}, on a node that does not answer. Going on "
+        f"from step {newest} gives it up: turn that node on to keep it."
+    )
+
+
 class ResumeDialog(QDialog):
     """Checkpoints are listed on the nodes while the dialog is open already."""
 
@@ -116,7 +130,7 @@ class ResumeDialog(QDialog):
         self.model.reset(found)
         if found:
             newest = max(item.step for item in found)
-            self._note.setText("The newest is chosen; an older one repeats the steps after it.")
+            self._note.setText(describe_choice(newest, self._run.newest_checkpoint_step))
             self.table.select(newest)
         else:
             self._note.setText(

@@ -407,6 +407,49 @@ def test_run_is_not_started_again_while_its_checkpoints_are_out_of_reach(
     assert cluster["alpha"].intents[-1].resume_step == 10
 
 
+def save_on_gamma_alone(services: Services, run_id: str, *steps: int) -> None:
+    """Let gamma's journal tell of checkpoints that no other node has."""
+    for step in steps:
+        line = json.dumps({"kind": "checkpoint", "step": step, "seconds": 1.0}).encode()
+        mirror = services.book.mirror(run_id, 1, "gamma")
+        mirror.append("rank-2.jsonl", mirror.sizes().get("rank-2.jsonl", 0), line + b"\n")
+
+
+def test_resume_that_costs_one_checkpoint_says_so(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    save_on_gamma_alone(services, interrupted, 10, 15)
+    asyncio.run(resume_run(services, interrupted))
+    assert cluster["alpha"].intents[-1].resume_step == 10
+    texts = [event.text for event in services.book.events(interrupted)]
+    told = "it goes on from step 10: the checkpoint of step 15 is on gamma, which cannot be reached"
+    assert told in texts
+
+
+def test_resume_that_costs_several_checkpoints_is_refused_until_it_is_asked_for(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    save_on_gamma_alone(services, interrupted, 15, 20, 25)
+    before = services.book.get(interrupted)
+    with pytest.raises(UserError) as refused:
+        asyncio.run(resume_run(services, interrupted))
+    assert refused.value.message == (
+        f"run {interrupted} would go back to step 10: 3 newer checkpoints, up to step 25, are on "
+        "nodes that cannot be reached (gamma)"
+    )
+    assert refused.value.hint == (
+        "Turn on gamma and resume again, or lose them: rackless runs resume "
+        f"{interrupted} --checkpoint 10. No checkpoint was touched."
+    )
+    assert services.book.get(interrupted) == before
+    assert len(cluster["alpha"].checkpoints) == 2
+    asyncio.run(resume_run(services, interrupted, checkpoint=10))
+    assert cluster["alpha"].intents[-1].resume_step == 10
+    asyncio.run(stop_run(services, interrupted))
+    asyncio.run(resume_run(services, interrupted))
+    assert cluster["alpha"].intents[-1].resume_step == 10, "gamma's do not count any more"
+
+
 def test_run_is_not_started_again_while_nobody_knows_what_was_saved(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:

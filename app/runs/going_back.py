@@ -1,8 +1,9 @@
-"""Whether a run may start from its beginning: only while no checkpoint of it was ever saved.
+"""Whether a run may go back behind a checkpoint that was saved and cannot be had now.
 
-Nodes that are off, or copies that are damaged, are no reason to train everything again: a new
-attempt from the beginning makes all older checkpoints void. What was saved is known from the
-mirrored journals and the stored attempts, so it is known while the nodes that hold it are off.
+Nodes that are off, or copies that are damaged, are no reason to train again what was trained: a new
+attempt makes all checkpoints behind its start void. So a run starts from its beginning only while
+none was ever saved, and goes back by one at most unless it is told to. What was saved is known from
+the mirrored journals and the stored attempts, so it is known while the nodes that hold it are off.
 """
 
 from __future__ import annotations
@@ -62,6 +63,42 @@ def expect_no_checkpoint(
     )
 
 
+def expect_newest(services: Services, run_id: str, step: int, answering: Collection[str]) -> None:
+    """Warn of a newer checkpoint that is out of reach, and refuse to go back behind several.
+
+    Args:
+        step: the newest with a whole copy on `answering`, the nodes that answer.
+
+    Raises:
+        UserError: naming the newest step known and its nodes.
+    """
+    saved = _find_saved(services, run_id)
+    away = {
+        newer: sorted(nodes - set(answering))
+        for newer, nodes in saved.items()
+        if newer > step and nodes - set(answering)
+    }
+    if not away:
+        return
+    newest = max(away)
+    silent = away[newest]
+    if len(away) == 1:
+        services.book.tell(
+            run_id,
+            "warning",
+            f"it goes on from step {step}: the checkpoint of step {newest} is on "
+            f"{show_list(silent)}, which cannot be reached",
+        )
+        return
+    ways = _list_ways(services, silent)
+    ways.append(f"lose them: rackless runs resume {run_id} --checkpoint {step}")
+    raise UserError(
+        f"run {run_id} would go back to step {step}: {len(away)} newer checkpoints, up to step "
+        f"{newest}, are on nodes that cannot be reached ({show_list(silent)})",
+        f"{capitalize(', or '.join(ways))}. No checkpoint was touched.",
+    )
+
+
 def _list_reasons(
     saved: _Saved | None, holders: Sequence[str], silent: Sequence[str], copies: Sequence[Copy]
 ) -> list[str]:
@@ -84,6 +121,17 @@ def _list_reasons(
 
 def _find_newest(services: Services, run_id: str) -> _Saved | None:
     """Return the newest checkpoint that was ever saved and that still counts."""
+    found = _find_saved(services, run_id)
+    if found:
+        return _Saved(max(found), frozenset(found[max(found)]))
+    kept = services.book.get(run_id).progress.newest_checkpoint_step
+    if kept and not services.book.history(run_id).attempts:  # the mirrors are gone
+        return _Saved(kept, frozenset())
+    return None
+
+
+def _find_saved(services: Services, run_id: str) -> dict[int, set[str]]:
+    """Return the nodes of each checkpoint that was ever saved and that still counts, by step."""
     services.book.refresh(run_id)
     starts = starts_of(services, run_id)
     told = services.book.history(run_id).attempts
@@ -96,10 +144,7 @@ def _find_newest(services: Services, run_id: str) -> _Saved | None:
         step = record.resume_step or 0
         if step and counts(step, record.attempt, starts):
             found.setdefault(step, set()).update(place.node for place in record.placements)
-    kept = services.book.get(run_id).progress.newest_checkpoint_step
-    if kept and not found and not told:  # the mirrors are gone
-        return _Saved(kept, frozenset())
-    return _Saved(max(found), frozenset(found[max(found)])) if found else None
+    return found
 
 
 def _find_writers(services: Services, run_id: str) -> list[str]:
