@@ -203,7 +203,7 @@ def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
         return "the conversation is empty"
     if not _has_answer(turns):
         return "the conversation has no answer of the assistant"
-    return Row(number=number, turns=turns)
+    return Row(number=number, turns=_add_system(value, turns, keys))
 
 
 def _has_answer(turns: tuple[Turn, ...]) -> bool:

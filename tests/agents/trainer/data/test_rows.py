@@ -467,6 +467,22 @@ def test_a_prompt_that_only_resembles_the_beginning_stays(tmp_path):
     assert "row 1: 'chosen' and 'rejected' do not begin alike)" in message
 
 
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_a_system_text_beside_the_messages_begins_them(tmp_path, key):
+    rows = [
+        {key: [USER, GOOD], "system": "Be kind"},
+        {key: [SYSTEM, USER, GOOD], "system": "Be cruel"},
+        {key: [USER, GOOD], "system": ""},
+    ]
+    path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for file in (path, tmp_path / "a.parquet"):
+        found = [[turn.content for turn in row.turns] for row in read_rows(file, "auto").rows]
+        assert found == [["Be kind", "Hi", "good"], ["Be kind", "Hi", "good"], ["Hi", "good"]]
+    wrong = json.dumps({key: [USER, GOOD], "system": ["Be kind"]})
+    assert "'system' should be a string, but is a list" in refuse(write(tmp_path, "b.jsonl", wrong))
+
+
 MORE = {"role": "user", "content": "More"}
 
 
