@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,30 @@ def _keep_layout(model: nn.Module) -> None:
             module.training = True
 
 
+def find_beside_text(model: nn.Module) -> tuple[str, ...]:
+    """Return the parts of a model of several kinds of input that no text goes through.
+
+    Such as the vision tower of Gemma 3 and its projector. They are no part of what is trained:
+    their gradients would be zero, so they would only take memory and be shrunk by weight decay.
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if decoder is None or model.config.get_text_config() is model.config:
+        return ()
+    text = [part for part in (decoder, model.get_output_embeddings()) if part is not None]
+    return tuple(_find_beside(model, "", text))
+
+
+def _find_beside(module: nn.Module, prefix: str, text: Sequence[nn.Module]) -> Iterator[str]:
+    for name, child in module.named_children():
+        inside = list(child.modules())
+        if any(child is part for part in text):
+            continue
+        if any(one is part for part in text for one in inside):
+            yield from _find_beside(child, f"{prefix}{name}.", text)
+        else:
+            yield f"{prefix}{name}"
+
+
 def make_trained(
     spec: RunSpec, model: nn.Module, tokenizer: Any, *, plain_template: bool, device: torch.device
 ) -> TrainedModel:
@@ -194,11 +218,14 @@ def make_trained(
     dtype = choose_dtype(spec.precision, device)
     clock = DropoutClock(spec.seed)
     lora = None
+    beside = find_beside_text(model)
     if spec.adapter.kind == "full":
         model.requires_grad_(True)
+        for name in beside:
+            model.get_submodule(name).requires_grad_(False)
     else:
-        lora = _lora_config(spec.adapter)
-        model = _add_adapter(model, lora, spec)
+        lora = _lora_config(spec.adapter, beside)
+        model = _add_adapter(model, lora, spec, beside)
         _initialise(model, spec.seed, wide=dtype == torch.float64)
         if spec.adapter.dropout:
             replace_dropouts(model, spec.adapter.dropout, clock)
@@ -221,7 +248,7 @@ def make_trained(
     )
 
 
-def _lora_config(adapter: AdapterSpec) -> LoraConfig:
+def _lora_config(adapter: AdapterSpec, beside: Sequence[str]) -> LoraConfig:
     targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
@@ -231,12 +258,16 @@ def _lora_config(adapter: AdapterSpec) -> LoraConfig:
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
         target_modules=targets,
+        exclude_modules=rf"({'|'.join(map(re.escape, beside))})(\..*)?" if beside else None,
         task_type="CAUSAL_LM",
     )
 
 
-def _add_adapter(model: nn.Module, lora: LoraConfig, spec: RunSpec) -> nn.Module:
-    modules = dict(model.named_modules())
+def _add_adapter(
+    model: nn.Module, lora: LoraConfig, spec: RunSpec, beside: Sequence[str]
+) -> nn.Module:
+    out = tuple(f"{name}." for name in beside)
+    modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
     layers = {name for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
     usable = sorted({name.rpartition(".")[2] for name in layers})
     hint = f"Use all-linear, or names out of {', '.join(usable)}"

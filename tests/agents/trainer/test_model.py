@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from agents.errors import UserError
+from agents.quantizers.merge import merge, read_job
+from agents.quantizers.work import Progress
 from agents.spec import AdapterSpec
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.trainer.model import load_model, make_trained, refuse_unknown_words
-from tests.agents.trainer.ranks import make_spec
+from tests.agents.trainer.ranks import Run, make_spec
 
 CPU = torch.device("cpu")
 
@@ -43,6 +47,63 @@ def test_a_pattern_means_whole_names(tiny_model):
         train_adapter(tiny_model, targets=".*")
     with pytest.raises(UserError, match=r"'q_proj\(' is no pattern: missing \)"):
         train_adapter(tiny_model, targets="q_proj(")
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tiny_model, tmp_path_factory):
+    """A Gemma 3 that takes pictures, too; its vision tower has layers named `q_proj` as well."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("seeing") / "model"
+    text = {
+        "vocab_size": 768, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    torch.manual_seed(1)
+    ids = {"image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **ids)
+    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    for path in tiny_model.glob("*token*"):
+        shutil.copy(path, folder)
+    shutil.copy(tiny_model / "chat_template.jinja", folder)
+    return folder
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj",), r".*q_proj"])
+def test_what_sees_gets_no_adapter(seeing_model, targets):
+    names = [name for name, _ in train_adapter(seeing_model, targets=targets).named_parameters()]
+    assert names
+    assert all(name.startswith("base_model.model.model.language_model.") for name in names)
+    with pytest.raises(UserError, match="no linear layer 'fc1'") as caught:
+        train_adapter(seeing_model, targets=("fc1",))
+    assert "fc1" not in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_what_sees_stays_as_it_was(seeing_model, tmp_path, kind):
+    spec = make_spec(max_steps=2, weight_decay=0.5, adapter=AdapterSpec(kind=kind, rank=4))
+    run = Run(tmp_path / "home", seeing_model, spec)
+    run.train_to_end()
+    told = {
+        "run_id": "r1",
+        "step": 2,
+        "model_path": str(seeing_model),
+        "destination": str(tmp_path / "merged"),
+        "agent_home": str(run.home),
+    }
+    (tmp_path / "job.json").write_text(json.dumps(told))
+    merge(read_job(tmp_path / "job.json"), Progress(io.StringIO()))
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (seeing_model, tmp_path / "merged")
+    )
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all("language_model" in name for name in changed)
 
 
 def test_one_name_is_that_layer():
