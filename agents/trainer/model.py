@@ -186,8 +186,8 @@ def _keep_layout(model: nn.Module) -> None:
 def find_beside_text(model: nn.Module) -> tuple[str, ...]:
     """Return the parts of a model of several kinds of input that no text goes through.
 
-    Such as the vision tower of Gemma 3 and its projector. They are no part of what is trained:
-    their gradients would be zero, so they would only take memory and be shrunk by weight decay.
+    Such as the vision tower of Gemma 3 and its projector. They are left out of training, which
+    reads text alone: they would take memory, and weight decay would shrink them.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if decoder is None or model.config.get_text_config() is model.config:
@@ -207,6 +207,12 @@ def _find_beside(module: nn.Module, prefix: str, text: Sequence[nn.Module]) -> I
             yield f"{prefix}{name}"
 
 
+def _drop(model: nn.Module, names: Sequence[str]) -> None:
+    for name in names:
+        above, _, last = name.rpartition(".")
+        setattr(model.get_submodule(above), last, None)
+
+
 def make_trained(
     spec: RunSpec, model: nn.Module, tokenizer: Any, *, plain_template: bool, device: torch.device
 ) -> TrainedModel:
@@ -220,12 +226,13 @@ def make_trained(
     lora = None
     beside = find_beside_text(model)
     if spec.adapter.kind == "full":
+        _drop(model, beside)
         model.requires_grad_(True)
-        for name in beside:
-            model.get_submodule(name).requires_grad_(False)
     else:
         lora = _lora_config(spec.adapter, beside)
-        model = _add_adapter(model, lora, spec, beside)
+        adapted = _add_adapter(model, lora, spec, beside)
+        _drop(model, beside)  # not before: PEFT misses what its settings leave out
+        model = adapted
         _initialise(model, spec.seed, wide=dtype == torch.float64)
         if spec.adapter.dropout:
             replace_dropouts(model, spec.adapter.dropout, clock)

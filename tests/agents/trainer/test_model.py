@@ -75,9 +75,12 @@ def seeing_model(tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize("targets", ["all-linear", ("q_proj",), r".*q_proj"])
 def test_what_sees_gets_no_adapter(seeing_model, targets):
-    names = [name for name, _ in train_adapter(seeing_model, targets=targets).named_parameters()]
+    found = train_adapter(seeing_model, targets=targets)
+    names = [name for name, _ in found.named_parameters()]
     assert names
     assert all(name.startswith("base_model.model.model.language_model.") for name in names)
+    kept = {name.split(".")[3] for name, _ in found.module.named_parameters()}
+    assert kept == {"language_model"}, "what sees takes no memory"
     with pytest.raises(UserError, match="no linear layer 'fc1'") as caught:
         train_adapter(seeing_model, targets=("fc1",))
     assert "fc1" not in caught.value.hint
