@@ -39,6 +39,7 @@ def read_facts(home: Home) -> NodeFacts:
         cpu=parse_cpu_name(_read("/proc/cpuinfo")),
         num_cores=len(os.sched_getaffinity(0)),
         memory_bytes=memory[1] if memory else None,
+        memory_available_bytes=memory[1] - memory[0] if memory else None,
         disk_bytes=disk[1] if disk else None,
         disk_free_bytes=free,
         gpus=gpus,

@@ -206,6 +206,8 @@ class NodeFacts:
     cpu: str | None = None
     num_cores: int | None = None
     memory_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    """What a program can have of it now without anything being swapped out."""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
     gpus: tuple[GpuFacts, ...] = ()

@@ -31,6 +31,7 @@ class Bench:
     vram_bytes: int | None = None
     """Of its GPU; None: not known, or there is none."""
     ram_bytes: int | None = None
+    """That an export can have; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

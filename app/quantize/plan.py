@@ -10,8 +10,6 @@ from app.quantize.forecast import ArtifactForecast, describe_forecast
 from app.quantize.learning import ExportFactors
 from app.text import show_bytes, show_duration, show_list
 
-_SYSTEM_RAM_BYTES = 1 << 30
-"""Of a PC's memory that is never free."""
 _GPU_CONTEXT_BYTES = 600 << 20
 """Of a card that CUDA itself takes."""
 
@@ -161,7 +159,7 @@ def _correct(phase: PhaseForecast, factors: ExportFactors) -> PhaseForecast:
 def _problems(place: Place, found: PlacePlan) -> list[str]:
     room = (
         ("on its disk", found.node_bytes, place.disk_free_bytes, 0),
-        ("of memory", found.ram_bytes, place.bench.ram_bytes, _SYSTEM_RAM_BYTES),
+        ("of memory", found.ram_bytes, place.bench.ram_bytes, 0),
         ("of GPU memory", found.vram_bytes, place.bench.vram_bytes, _GPU_CONTEXT_BYTES),
     )
     problems = []

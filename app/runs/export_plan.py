@@ -29,6 +29,8 @@ from app.storage.runs import RunRecord
 
 _VALUE_BYTES = {"float64": 8.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _USUAL_VALUE_BYTES = 2.0
+_SYSTEM_RAM_BYTES = 1 << 30
+"""Of a PC's memory that is never free."""
 
 
 async def plan_export(
@@ -202,5 +204,12 @@ def _bench(services: Services, node: str, facts: NodeFacts) -> Bench:
         flops_per_s=rates.matrix_flops_per_s,
         memory_bytes_per_s=rates.copy_bytes_per_s,
         vram_bytes=None if vram is None else max(0, vram - gpu.desktop_bytes),
-        ram_bytes=facts.memory_bytes,
+        ram_bytes=_find_ram(facts),
     )
+
+
+def _find_ram(facts: NodeFacts) -> int | None:
+    """Return the memory that an export can have beside what runs there now; None: not known."""
+    if facts.memory_available_bytes is not None:
+        return facts.memory_available_bytes
+    return None if facts.memory_bytes is None else max(0, facts.memory_bytes - _SYSTEM_RAM_BYTES)

@@ -140,6 +140,8 @@ def test_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.num_cores >= 1
     assert found.memory_bytes is not None
     assert found.memory_bytes > 1 << 28
+    assert found.memory_available_bytes is not None
+    assert 0 < found.memory_available_bytes < found.memory_bytes
     assert found.disk_bytes is not None
     assert found.disk_free_bytes is not None
     assert found.disk_free_bytes <= found.disk_bytes

@@ -105,6 +105,10 @@ def test_why_not_is_said_of_every_node(
     why = {one.node: " ".join(one.problems) for one in found.places}
     assert "on its disk, and 9.0 GiB are free" in why["beta"]
     assert "of memory, and 7.0 GiB are free" in why["beta"]
+    beta.facts_now = replace(beta.facts_now, memory_available_bytes=5 * GIB)  # a run has the rest
+    found = plan(services, interrupted, "gguf", "Q8_0")
+    why = {one.node: " ".join(one.problems) for one in found.places}
+    assert "of memory, and 5.0 GiB are free" in why["beta"]
 
 
 def test_what_an_export_measured_corrects_the_next_forecast(
