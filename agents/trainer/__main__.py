@@ -2,20 +2,24 @@
 
 Reads `intent.json` in $RACKLESS_ATTEMPT_DIR; who it is stands in RANK and WORLD_SIZE. Ends with 0
 (done, or stopped by wish), 3 (it could not be done, and the journal says why), else with a fault.
-The journal and the heartbeat run before torch is imported, because that takes seconds.
+The journal and the heartbeat run before torch is imported, because that takes seconds. The log is
+for people: it begins with who this is and with which versions, before whatever libraries print.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
+import time
 import traceback
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agents.errors import UserError
 from agents.program import imports_that_stay
-from agents.trainer.attempt import read_attempt, redirect_output
+from agents.trainer.attempt import Attempt, read_attempt, redirect_output
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.wishes import Wishes
 
@@ -54,11 +58,13 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
     try:
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
+        _introduce(attempt)
         _settle(attempt.compiled_folder)
         with imports_that_stay():
             from agents.trainer.run import run_rank  # torch, transformers and peft come with it
         journal.write("phase", phase="imported")
         run_rank(attempt, journal, heartbeat, wishes)
+        _say("ended as it should")
     except UserError as error:
         traceback.print_exc()
         journal.write("failed", message=error.message, hint=error.hint)
@@ -72,6 +78,30 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
         )
         return EXIT_FAULT
     return 0
+
+
+def _introduce(attempt: Attempt) -> None:
+    """Begin the log with what everybody who reads it asks first."""
+    intent, place = attempt.intent, attempt.placement
+    _say(
+        f"rank {attempt.rank} of {len(intent.ranks)} of run {intent.run_id}, attempt "
+        f"{intent.attempt}, on {place.device} of {place.node}, process {os.getpid()}"
+    )
+    names = ("torch", "transformers", "peft")
+    versions = ", ".join(f"{name} {_find_version(name)}" for name in names)
+    _say(f"Python {platform.python_version()}, {versions}; Linux {platform.release()}")
+
+
+def _find_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # a disk that is full stops no training
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def _settle(compiled_folder: Path) -> None:
