@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -157,7 +158,19 @@ def _verdict(proofs: Sequence[Proof]) -> list[str]:
     for proof in proofs:
         words = "keep." if proof.keep else f"do not keep. {' '.join(proof.problems)}"
         said.append(f"- {proof.name}: {words} Loaded and answered in {proof.runtime}.")
+        if proof.same_tokens is not None:
+            said[-1] += f" It makes {_tell_share(proof.same_tokens)} of these texts' tokens"
+            said[-1] += " as the model's tokenizer does."
     return said
+
+
+def _tell_share(share: float) -> str:
+    """Return it in percent, never rounded up to all.
+
+    >>> _tell_share(1.0), _tell_share(0.99999), _tell_share(0.5)
+    ('all', '99.9 %', '50.0 %')
+    """
+    return "all" if share == 1 else f"{math.floor(1000 * share) / 10:.1f} %"
 
 
 def _source(texts: Texts) -> str:

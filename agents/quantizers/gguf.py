@@ -7,6 +7,7 @@ source once and kept with the environment.
 The converter knows tokenizers by a hash of what they make of a text, so one that is not of a
 published model is unknown to it although llama.cpp can do the same. For those the rule by which the
 tokenizer splits text decides; one with anything more than a rule that llama.cpp knows is refused.
+SentencePiece tokenizers are known by their scores (`vocabulary`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from agents.artifacts import CONVERTED_TYPES
 from agents.errors import UserError
 from agents.program import command
+from agents.quantizers.vocabulary import with_pieces
 from agents.quantizers.work import Progress
 
 QUANTIZER = "llama-quantize"
@@ -173,6 +175,7 @@ def main(argv: list[str]) -> int:
             return split
 
     TextModel.get_vocab_base_pre = by_hash_or_rule
-    sys.argv = ["convert", model, "--outfile", file, "--outtype", kind]
-    convert_hf_to_gguf.main()
+    with with_pieces(Path(model), Path(f"{file}.model")) as folder:
+        sys.argv = ["convert", str(folder), "--outfile", file, "--outtype", kind]
+        convert_hf_to_gguf.main()
     return 0

@@ -1,19 +1,23 @@
 """GGUF models in llama.cpp, inside this process: what they predict, and what they answer.
 
-xllamacpp brings llama.cpp ready-built; its server is called as a function. (It also opens a port
-on 127.0.0.1, which nothing of ours uses.) It tells the likeliest words only, so that a comparison
+xllamacpp brings llama.cpp ready-built; its server is called as a function, or, for what has none,
+by the port that it opens on 127.0.0.1. It tells the likeliest words only, so that a comparison
 sees the others as one: what is measured can be too small by what happens among words that are less
 likely than the first thousand.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import importlib.metadata
+import json
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -120,6 +124,16 @@ class LlamaCpp:
         """Return the likeliest next tokens, one after the other, up to the end of the answer."""
         answer = self._complete(row, num_tokens, return_tokens=True, verbose=True)
         return [int(token) for token in answer["__verbose"]["tokens"]]
+
+    def split(self, text: str) -> list[int]:
+        """Return the tokens that llama.cpp makes of a text."""
+        asked = {"content": text, "add_special": False, "parse_special": True}
+        place = urlsplit(self._server.listening_address)
+        connection = http.client.HTTPConnection(str(place.hostname), place.port)
+        with contextlib.closing(connection):
+            connection.request("POST", "/tokenize", json.dumps(asked))
+            answer = json.loads(connection.getresponse().read())
+        return [int(token) for token in answer["tokens"]]
 
     def time(self, row: Sequence[int], num_tokens: int) -> tuple[float, float]:
         """Return seconds to the first token, and tokens per second after it."""

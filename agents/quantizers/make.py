@@ -31,7 +31,7 @@ from agents.quantizers.models import (
     widen,
 )
 from agents.quantizers.original import Original, answers_at_once, look_at_original, recall
-from agents.quantizers.proof import Proof
+from agents.quantizers.proof import Proof, find_lost_tokens, share_of_same_tokens
 from agents.quantizers.reuse import (
     LINEAGE_FILE,
     MOST_REFERENCE_BYTES,
@@ -109,7 +109,9 @@ def _make(
     if job.method == "gguf":
         stem = folder / (re.sub(r"[^A-Za-z0-9]+", "-", job.origin.run_name).strip("-") or "model")
         files = write_files(model, stem, job.types, home / job.tools, progress)
-        proofs = [_prove_gguf(kind, path, first, progress) for kind, path in files.items()]
+        proofs = [
+            _prove_gguf(kind, path, first, tokenizer, progress) for kind, path in files.items()
+        ]
     else:
         _quantize(job, model, folder, texts, tokenizer, progress)
         proofs = [_prove_folder(job, folder, first, progress)]
@@ -165,17 +167,24 @@ def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progres
     )
 
 
-def _prove_gguf(kind: str, path: Path, first: Original, progress: Progress) -> Proof:
+def _prove_gguf(
+    kind: str, path: Path, first: Original, tokenizer: Any, progress: Progress
+) -> Proof:
     progress.begin("proof", f"Loading {kind} in llama.cpp and measuring it")
     longest = max(map(len, first.rows)) + ANSWER_TOKENS
     made = LlamaCpp(path, num_words=first.num_words, context_tokens=longest)
-    return first.prove(
+    proof = first.prove(
         kind,
         made,
         [made.answer(prompt, ANSWER_TOKENS) for prompt in first.prompts],
         made.time(first.prompts[0], ANSWER_TOKENS),
         path.stat().st_size,
         name_runtime(),
+    )
+    return replace(
+        proof,
+        same_tokens=share_of_same_tokens(first.rows, tokenizer, made.split),
+        lost_tokens=find_lost_tokens(first.rows, tokenizer, made.split),
     )
 
 
