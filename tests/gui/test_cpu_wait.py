@@ -58,9 +58,8 @@ def cores() -> Iterator[tuple[int, int]]:
 
 
 def test_a_thread_that_sleeps_or_computes_is_held_up() -> None:
-    assert timed(compute)[1] > HELD_S * 0.9
-    asleep = [timed(lambda: time.sleep(HELD_S))[1] for _ in range(3)]
-    assert max(asleep) > HELD_S * 0.9
+    for deed in (compute, lambda: time.sleep(HELD_S)):  # what a host takes is told in whole ticks
+        assert max(timed(deed)[1] for _ in range(3)) > HELD_S * 0.9
 
 
 def test_waiting_for_a_core_is_left_out(cores: tuple[int, int]) -> None:
