@@ -217,6 +217,7 @@ class _Work:
         if resident is not None:
             return self._original_streamed(resident)
         seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        seconds += rates.CUDA_S if self.bench.is_gpu else 0
         seconds += self._answer_s(
             whole if on_gpu else 2 * whole, self._answer_passes, on_gpu=on_gpu
         )
@@ -228,6 +229,7 @@ class _Work:
     def _original_streamed(self, resident: int) -> PhaseForecast:
         whole = self.made.merged_bytes
         seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=True)
+        seconds += rates.CUDA_S
         seconds += self._answer_s(resident, self._answer_passes, on_gpu=True)
         seconds += self._stream_s(resident, self._rows + self._answer_passes)
         ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES)  # the rest is mapped
@@ -314,10 +316,16 @@ class _Work:
         at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS) * (
             4 * shape.hidden + 3 * shape.ffn
         )
-        vram = 3 * self._layer_bytes() + 2 * int(moved + at_once) + rates.PACK_VRAM_BYTES
+        held = 3 * self._layer_bytes() + 2 * int(moved)
+        if self.engine == "autoawq":  # which packs on the processor, and keeps its products
+            most_inputs = max(one.num_inputs for layer in shape.layers for one in layer.linears)
+            at_once = max(at_once, rates.KEPT_OUTPUTS * rates.CLIP_TOKENS * most_inputs)
+            vram = held + 2 * int(at_once)
+            return self._on("quantize", seconds, self._pack_ram("autoawq") + kept, vram)
+        vram = held + 2 * int(at_once) + rates.PACK_VRAM_BYTES
         more = 2 * int(tokens * (max(shape.hidden, shape.ffn) + shape.hidden)) + 4 * self._widest
         has_room = vram + more + rates.WORKSPACE_BYTES < (bench.vram_bytes or 0)
-        if self.engine == "gptqmodel" and has_room:
+        if has_room:
             vram += more  # inputs, outputs and weights, which are copied for each scale elsewhere
         return self._on("quantize", seconds, self._pack_ram() + kept, vram)
 
@@ -326,10 +334,8 @@ class _Work:
         return int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
 
     def _kept_value_bytes(self) -> int:
-        device = self._device
-        return (
-            int(self._count_values() * rates.AWQ_VALUE_BYTES[device]) + rates.AWQ_RAM_BYTES[device]
-        )
+        kept = int(self._count_values() * rates.AWQ_VALUE_BYTES[self._device])
+        return kept + (rates.AWQ_RAM_BYTES[self._device] if self.engine == "gptqmodel" else 0)
 
     def _quantize_gptq(self) -> PhaseForecast:
         shape, bench = self.shape, self.bench
@@ -340,6 +346,7 @@ class _Work:
         seconds = rates.GPTQMODEL_S + flops + self._io_s()
         seconds += columns * rates.GPTQ_COLUMN_S[self._device]
         seconds += sum(n for _, n in linears) * rates.GPTQ_LINEAR_S[self._device]
+        seconds += shape.num_quantized * rates.GPTQ_PACKED_S[self._device]
         kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
         ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
         return self._on(
@@ -353,18 +360,18 @@ class _Work:
     def _layer_bytes(self) -> int:
         return 2 * max(layer.num_parameters for layer in self.shape.layers)
 
-    def _pack_ram(self) -> int:
+    def _pack_ram(self, engine: Engine = "gptqmodel") -> int:
         held = int(rates.PACKED_SHARE[self._device] * self.made.merged_bytes)
-        return self._base_ram + rates.PACK_RAM_BYTES[self._device] + held
+        return self._base_ram + rates.PACK_RAM_BYTES[engine][self._device] + held
 
     def _predicted_bytes(self) -> int:
         rows = min(rates.ROWS_AT_ONCE, self.texts.calibration_rows)
         return rows * self.texts.longest_tokens * self.shape.vocab * rates.LOGIT_BYTES
 
     def _quantize_gguf(self) -> PhaseForecast:
-        seconds = 0.0
-        if not any(kind in ("F16", "Q8_0") for kind, _ in self.made.files):
-            seconds = self._convert_s()  # F16, which they are made of
+        seconds, kinds = 0.0, {kind for kind, _ in self.made.files}
+        if "F16" not in kinds and kinds - {"Q8_0"}:
+            seconds = self._convert_s()  # F16, which the K types are made of
         for kind, size in self.made.files:
             if kind in ("F16", "Q8_0"):
                 seconds += self._convert_s()
@@ -374,7 +381,8 @@ class _Work:
                 )
             seconds += size / rates.WRITE_BYTES_PER_S
         ram = self._base_ram + rates.LOADED_RAM_BYTES[self._device]
-        ram += 4 * 4 * max(self._widest, self.shape.num_embedding)
+        largest = max(self._widest, self.shape.num_embedding)
+        ram += rates.CONVERT_WEIGHT_BYTES[self._device] * largest
         return self._on("quantize", seconds, ram, 0)
 
     def _convert_s(self) -> float:
@@ -385,16 +393,16 @@ class _Work:
         size, ram = self.made.final_bytes, self._base_ram
         if self.method == "gguf":
             words = min(rates.LLAMA_WORDS, self.shape.vocab)
+            rate = rates.LLAMA_BYTES_PER_S * self.bench.num_cores
             step = (
-                size / 15e9 / len(self.made.files)
-                + rates.LLAMA_TOKEN_S
+                size / min(rate, rates.LLAMA_MOST_BYTES_PER_S) / len(self.made.files)
+                + rates.LLAMA_TOKEN_S[self._device]
                 + words * rates.LLAMA_WORD_S
             )
             tokens = self._tokens + self._answers + rates.ANSWER_TOKENS
             seconds = len(self.made.files) * tokens * step
-            biggest = max(amount for _, amount in self.made.files)
             compared = self._logits_bytes(rates.COMPARE_BYTES)
-            return self._on("proof", seconds, ram + compared + rates.LLAMA_RAM_BYTES + biggest, 0)
+            return self._on("proof", seconds, ram + compared + rates.LLAMA_RAM_BYTES, 0)
         on_gpu = self.bench.is_gpu
         seconds = (
             rates.PROVE_S
@@ -412,6 +420,8 @@ class _Work:
         vram = size + self._logits_bytes() + rates.UNPACK_BYTES[self.method] * self._widest
         if on_gpu and self.method != "nf4":  # gptqmodel gives little back of what it took
             ram = self._pack_ram() + (rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0)
+            if self.engine == "autoawq":  # which is still there when gptqmodel loads the result
+                ram += rates.PACK_RAM_BYTES["autoawq"]["gpu"] + self._kept_value_bytes()
             vram += rates.PACK_VRAM_BYTES
         else:
             is_nf4 = self.method == "nf4"

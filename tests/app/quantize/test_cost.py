@@ -28,7 +28,9 @@ GPU_ROWS = read_rows("measured_on_gpus.jsonl")
 seconds say little; prompts were still answered one by one, and the disk of kept layers and result
 together was not looked at in its moment. Those that are quiet are of
 `--parts 1b`, `--parts 3b`, `--parts 13b --cases nf4`, `--parts 7b --cases merge,nf4@12` and twice
-`--parts 7b --cases awq@12 --rows 128` (12 GiB of the card), on 16 cores of their own."""
+`--parts 7b --cases awq@12 --rows 128` (12 GiB of the card), on 16 cores of their own, and of
+`--parts quality`, `--parts 3b --cases nf4,merge` and `--parts 1b --cases merge,gguf:Q8_0` there on
+another day."""
 QUIET_ROWS = [row for row in GPU_ROWS if row["is_quiet"]]
 SHORT_S = 60.0
 """Of a shorter job PyTorch's import is a large part: 6 or 14 s, by what was read before."""
@@ -36,6 +38,8 @@ COMPILES = ("60m gptq:8-bit",)
 """PyTorch compiles its kernel, which takes longer than the job."""
 BLINKS = ("130m awq",)
 """Its kept layers lie there for a blink: seen in one of three runs (0.86 times), and not in two."""
+BLINKS_ON_GPU = ("learned awq", "learned gptq:4-bit")
+"""The same, of jobs of half a minute."""
 
 
 def ratio_of_seconds(row: dict[str, Any]) -> float:
@@ -81,7 +85,8 @@ def test_memory_of_jobs_on_a_gpu_was_foretold(row):
             assert taken < row["bytes"] / 100
     if row["is_quiet"] or row["method"] in ("nf4", "gguf"):
         disk = max(one["disk_bytes"] for one in row["phases"])
-        assert 0.98 < disk / foretell_disk(row) < 1.02
+        least = 0.88 if row["case"] in BLINKS_ON_GPU else 0.98
+        assert least < disk / foretell_disk(row) < 1.02
 
 
 @pytest.mark.parametrize("row", QUIET_ROWS, ids=[row["case"] for row in QUIET_ROWS])
