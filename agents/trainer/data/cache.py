@@ -56,7 +56,7 @@ def load_examples(
     Raises:
         UserError: the data is of no use; see `rows` and `tally`.
     """
-    key = make_key(data_sha256, spec, tokenizer)
+    key = make_key(files, data_sha256, spec, tokenizer)
     with _lock(cache, key):
         examples = open_examples(cache / key)
         if examples is None:
@@ -66,11 +66,16 @@ def load_examples(
     return examples
 
 
-def make_key(data_sha256: str, spec: RunSpec, tokenizer: Any) -> str:
-    """Return the name of the entry: a hash of all that decides its content."""
+def make_key(files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any) -> str:
+    """Return the name of the entry: a hash of all that decides its content.
+
+    So do the ends of the files' names: the same bytes are other rows as `.txt` than as `.jsonl`.
+    Of several files the entry tells the names of those with rows that were left out.
+    """
+    names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
     ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
     parts = {
-        "data": data_sha256,
+        "data": [data_sha256, names],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
         "words": [tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token],
         "settings": [spec.data.format, spec.objective, spec.sequence_tokens, spec.packing],

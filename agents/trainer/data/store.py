@@ -222,6 +222,6 @@ def open_examples(folder: Path) -> ExampleSet | None:
     try:
         examples = ExampleSet(folder)
         os.utime(folder / _ABOUT)  # it was of use now
-    except (OSError, ValueError, KeyError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
     return examples

@@ -20,10 +20,12 @@ from agents.trainer.data.store import open_examples
 from agents.trainer.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
 
+MODEL = DEMO / "model"
+
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return load_tokenizer(DEMO / "model")[0]
+    return load_tokenizer(MODEL)[0]
 
 
 def make_spec(**changes):
@@ -38,6 +40,11 @@ def write_rows(path, rows):
 
 def load(path, tokenizer, folder, sha256="0", **changes):
     return load_examples(find_files(path), sha256, make_spec(**changes), tokenizer, folder)
+
+
+def key_of(path, sha256="0", spec=None, tokenizer=None):
+    files = find_files(path)
+    return make_key(files, sha256, spec or make_spec(), tokenizer or load_tokenizer(MODEL)[0])
 
 
 def texts(num_rows):
@@ -91,29 +98,51 @@ def test_tokenizing_tells_how_far_it_is(tmp_path, tokenizer, name):
         assert shares[2] == pytest.approx(0.5, abs=0.06)
 
 
-def test_whatever_decides_the_content_makes_another_entry(tokenizer):
-    spec = make_spec()
-    keys = {make_key("0", spec, tokenizer), make_key("1", spec, tokenizer)}
+def test_whatever_decides_the_content_makes_another_entry(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", texts(1))
+    keys = {key_of(path), key_of(path, "1")}
     for change in ({"packing": True}, {"sequence_tokens": 65}, {"objective": "dpo"}):
-        keys.add(make_key("0", replace(spec, **change), tokenizer))
-    tokenizer = load_tokenizer(DEMO / "model")[0]
+        keys.add(key_of(path, spec=make_spec(**change)))
+    tokenizer = load_tokenizer(MODEL)[0]
     tokenizer.chat_template += " "
-    keys.add(make_key("0", spec, tokenizer))
-    assert len(keys) == 6
-    again = make_key("0", replace(spec, seed=7), load_tokenizer(DEMO / "model")[0])
-    assert again == make_key("0", spec, load_tokenizer(DEMO / "model")[0])
+    keys.add(key_of(path, tokenizer=tokenizer))
+    keys.add(key_of(write_rows(tmp_path / "a.txt", texts(1))))
+    assert len(keys) == 7
+    again = write_rows(tmp_path / "b.jsonl", texts(1))
+    assert key_of(again, spec=make_spec(seed=7)) == key_of(path)
+
+
+def test_the_same_bytes_are_other_rows_by_another_name(tmp_path, tokenizer):
+    rows = {}
+    for name in ("a.txt", "a.jsonl", "a.csv"):
+        path = tmp_path / name
+        path.write_text('{"text": "one"}\n{"text": "two"}\n' if name != "a.csv" else "text\none\n")
+        rows[name] = [decode(tokenizer, e)[0] for e in load(path, tokenizer, tmp_path / "c")]
+    assert rows["a.txt"][0] == '<|begin|>{"text": "one"}<|end|>'
+    assert rows["a.jsonl"] == ["<|begin|>one<|end|>", "<|begin|>two<|end|>"]
+    assert rows["a.csv"] == ["<|begin|>one<|end|>"]
+
+
+def test_rows_left_out_are_named_by_the_files_of_this_folder(tmp_path, tokenizer):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name / f"{name}-1.jsonl", texts(3))
+        write_rows(tmp_path / name / f"{name}-2.jsonl", [{"text": ""}])
+        (skipped,) = load(tmp_path / name, tokenizer, tmp_path / "c").skipped
+        assert (skipped.file, skipped.row) == (f"{name}-2.jsonl", 1)
 
 
 def test_what_a_killed_writer_left_is_never_taken(tmp_path, tokenizer):
     path = write_rows(tmp_path / "a.jsonl", texts(5))
     folder = tmp_path / "c"
-    key = make_key("0", make_spec(), tokenizer)
+    key = key_of(path)
     (folder / f"{key}.unfinished").mkdir(parents=True)
     (folder / f"{key}.unfinished" / "tokens").write_bytes(b"half")
     assert len(load(path, tokenizer, folder)) == 5
-    (folder / key / "tokens").write_bytes(b"torn")
-    assert open_examples(folder / key) is None
-    assert len(load(path, tokenizer, folder)) == 5
+    for name, content in (("tokens", b"torn"), ("about.json", b"{"), ("about.json", b"[]")):
+        (folder / key / name).write_bytes(content)
+        assert open_examples(folder / key) is None
+        assert len(load(path, tokenizer, folder)) == 5
     assert sorted(file.name for file in folder.iterdir()) == [key, f"{key}.lock"]
 
 
@@ -128,7 +157,7 @@ def test_entries_unused_for_longest_make_room(tmp_path, tokenizer):
     path = write_rows(tmp_path / "a.jsonl", texts(5))
     for sha256 in "123":
         load(path, tokenizer, tmp_path / "c", sha256)
-    keys = [make_key(sha256, make_spec(), tokenizer) for sha256 in "123"]
+    keys = [key_of(path, sha256) for sha256 in "123"]
     load(path, tokenizer, tmp_path / "c", "1")  # used again
     prune(tmp_path / "c", 0, keep=keys[0])
     assert [(tmp_path / "c" / key).is_dir() for key in keys] == [True, False, False]
