@@ -58,6 +58,11 @@ class Row:
     num_common: int = 0
     """How many turns a pair has in common; nothing of them is learned."""
 
+    @property
+    def num_chars(self) -> int:
+        """Size of all that is written in it."""
+        return len(self.text) + sum(len(turn.content) for turn in (*self.turns, *self.rejected))
+
 
 def choose_format(value: Any) -> str:
     """Return the format that the first row of a file shows.
@@ -106,6 +111,7 @@ def _keys(value: Any) -> set[str]:
 
 def _name(value: Any) -> str:
     names = {list: "a list", str: "a string", type(None): "null", bool: "true or false"}
+    names |= {bytes: "bytes"}
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "an object")
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,8 @@ PLAIN_TEMPLATE = (
 )
 """For tokenizers without a template: the wording of Stanford Alpaca."""
 _ROWS_AT_ONCE = 512
+_CHARS_AT_ONCE = 1 << 22
+"""Of so many rows together: what the tokenizer makes of a character takes about 80 bytes."""
 _OTHER_ANSWER = "another-answer-in-its-place"
 _DAY = datetime(2024, 7, 26)
 _SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
@@ -58,9 +59,15 @@ def tokenize_rows(
     tokenizer: Any, rows: Iterable[Row], max_tokens: int
 ) -> Iterator[Tokenized | Skipped]:
     """Yield what each row has to learn within `max_tokens`, or why it is left out."""
-    iterator = iter(rows)
-    while some := list(islice(iterator, _ROWS_AT_ONCE)):
-        yield from _tokenize(tokenizer, some, max_tokens)
+    some: list[Row] = []
+    num_chars = 0
+    for row in rows:
+        some.append(row)
+        num_chars += row.num_chars
+        if len(some) >= _ROWS_AT_ONCE or num_chars >= _CHARS_AT_ONCE:
+            yield from _tokenize(tokenizer, some, max_tokens)
+            some, num_chars = [], 0
+    yield from _tokenize(tokenizer, some, max_tokens)
 
 
 def _tokenize(tokenizer: Any, rows: list[Row], max_tokens: int) -> Iterator[Tokenized | Skipped]:
@@ -94,6 +101,9 @@ def _cut(segments: list[Segment], max_tokens: int) -> Tokenized | Skipped:
     cut = tuple(
         Segment(one.row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in segments
     )
+    if len(cut) == 2 and np.array_equal(cut[0].ids, cut[1].ids):
+        where = f" within {max_tokens} of {longest} tokens" if longest > max_tokens else ""
+        return Skipped(row=cut[0].row, reason=f"'chosen' and 'rejected' are the same{where}")
     if all(one.num_targets for one in cut):
         return Tokenized(cut, longest if longest > max_tokens else None)
     left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
@@ -141,11 +151,22 @@ def _draw(tokenizer: Any, turns: tuple[Turn, ...], num_common: int) -> tuple[str
 
 
 def _find_answer(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str) -> range:
-    asked = _render(tokenizer, turns[:place], ask=True) if place else ""
+    # In front of a greeting stands no question, but maybe what a template says by itself.
+    asked = _try_render(tokenizer, turns[:place], ask=True) if place else None
     is_last = place == len(turns) - 1
-    answered = text if is_last else _render(tokenizer, turns[: place + 1], ask=False)
-    if text.startswith(answered) and answered.startswith(asked):
+    answered = text if is_last else _try_render(tokenizer, turns[: place + 1], ask=False)
+    if (
+        asked is not None
+        and answered is not None
+        and text.startswith(answered)
+        and answered.startswith(asked)
+    ):
         return range(len(asked), len(answered))
+    return _find_otherwise(tokenizer, turns, place, text)
+
+
+def _find_otherwise(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str) -> range:
+    """Return what is another text when another answer stands there."""
     other = (*turns[:place], replace(turns[place], content=_OTHER_ANSWER), *turns[place + 1 :])
     before, found, after = _render(tokenizer, other, ask=False).partition(_OTHER_ANSWER)
     start, end = len(before), len(text) - len(after)
@@ -154,7 +175,7 @@ def _find_answer(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str)
             "the chat template of this model changes the assistant's answer, "
             "so it cannot be told what should be learned"
         )
-    alone = _render(tokenizer, other[: place + 1], ask=False)
+    alone = _try_render(tokenizer, other[: place + 1], ask=False) or ""
     for closing in (alone.partition(_OTHER_ANSWER)[2], tokenizer.eos_token):
         if closing and after.startswith(closing):
             return range(start, end + len(closing))
@@ -177,6 +198,14 @@ def _fold_system(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[tuple[Turn, .
     first = Turn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
     folded = (first, *turns[2:])
     return folded, _render(tokenizer, folded, ask=False)
+
+
+def _try_render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str | None:
+    """Return the text; None: the template takes these turns with those that follow alone."""
+    try:
+        return _render(tokenizer, turns, ask=ask)
+    except ValueError:
+        return None
 
 
 def _render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from agents.trainer.data import tokens
 from agents.trainer.data.conversations import Row, Turn
 from agents.trainer.data.tally import Skipped
 from agents.trainer.data.tokens import PLAIN_TEMPLATE, mark_targets, tokenize_rows
@@ -97,6 +100,90 @@ def test_an_answer_whose_thoughts_a_template_leaves_out_is_learned_without_them(
         "<|user|>Is it yes or no?<|assistant|>[[yes<|end|>]]"
         "<|user|>Really no?<|assistant|>[[no<|end|>]]"
     )
+
+
+HEADED = (
+    "{{ bos_token }}<|system|>Be kind<|end|>{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content | trim }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""As Qwen2.5's and Llama 3.1's: says by itself what kind of assistant it is."""
+ASKING = (
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ raise_exception('No user query found in messages.') }}{% endif %}"
+)
+"""As Qwen3.6's, which takes no conversation without a question."""
+
+
+@pytest.mark.parametrize("template", [HEADED, ASKING + HEADED], ids=["headed", "asking"])
+@pytest.mark.parametrize("system", [None, "Be short"])
+def test_of_a_greeting_only_what_was_said_is_learned(tokenizer, template, system):
+    tokenizer.chat_template = template
+    row = chat("Hi there", "Hello", "How?", "So.", system=system)
+    first = 1 if system else 0
+    row = replace(
+        row, turns=(*row.turns[:first], Turn(role="assistant", content="Yes?"), *row.turns[first:])
+    )
+    part, whole = marked(tokenizer, row)
+    assert part == "Yes?<|end|>Hello<|end|>So.<|end|>"
+    said = f"<|system|>{system}<|end|>" if system else ""
+    assert whole.startswith(f"<|begin|><|system|>Be kind<|end|>{said}<|assistant|>[[Yes?<|end|>]]")
+
+
+def test_a_greeting_is_not_learned_with_the_mark_in_front_of_it(tokenizer):
+    turns = [Turn(role="assistant", content="Yes?"), *chat("Hi", "Ho").turns]
+    _, whole = marked(tokenizer, Row(number=1, turns=tuple(turns)))
+    assert whole == (
+        "<|begin|><|assistant|>[[Yes?<|end|>]]<|user|>Hi<|end|><|assistant|>[[Ho<|end|>]]"
+    )
+
+
+def test_pairs_that_are_the_same_within_the_limit_or_to_the_template_are_left_out(tokenizer):
+    def pair(good, bad):
+        asked = Turn(role="user", content="Hi")
+        sides = [(asked, Turn(role="assistant", content=text)) for text in (good, bad)]
+        return Row(number=1, turns=sides[0], rejected=sides[1], num_common=1)
+
+    long = "river " * 200
+    (found,) = tokenize_rows(tokenizer, [pair(f"{long} yes", f"{long} no")], 100)
+    assert isinstance(found, Skipped)
+    assert not found.malformed
+    assert found.reason.startswith("'chosen' and 'rejected' are the same within 100 of ")
+    tokenizer.chat_template = HEADED
+    (found,) = tokenize_rows(tokenizer, [pair("yes", "yes\n")], 100)
+    assert found.reason == "'chosen' and 'rejected' are the same"
+    (kept,) = tokenize_rows(tokenizer, [pair("yes", "no")], 100)
+    assert len(kept.segments) == 2
+
+
+class Watched:
+    """A tokenizer that notes how much it is given at once."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.sizes = []
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, texts, **options):
+        self.sizes.append(sum(map(len, texts)))
+        return self._tokenizer(texts, **options)
+
+
+def test_long_rows_are_tokenized_few_at_a_time(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokens, "_CHARS_AT_ONCE", 1000)
+    rows = [Row(number=i, text="river " * (100 if i % 2 else 1)) for i in range(1, 41)]
+    rows += [chat("river " * 100, "river " * 100)]
+    watched = Watched(tokenizer)
+    found = list(tokenize_rows(watched, rows, 10_000))
+    assert max(watched.sizes) < 3000
+    assert len(watched.sizes) > 10
+    monkeypatch.undo()
+    whole = list(tokenize_rows(tokenizer, rows, 10_000))
+    assert [one.segments[0].ids.tolist() for one in found] == [
+        one.segments[0].ids.tolist() for one in whole
+    ]
 
 
 def test_an_answer_that_a_template_drops_is_named(tokenizer):
