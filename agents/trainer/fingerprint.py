@@ -92,7 +92,7 @@ def _remembered_hash(path: Path, memory: Path | None) -> str:
     real = path.resolve()
     stat = real.stat()
     key = [str(real), stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    note = memory / f"{hashlib.sha256(str(real).encode('utf-8')).hexdigest()[:24]}.json"
+    note = memory / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:24]}.json"
     known = read_json(note) or {}
     if known.get("key") == key:
         return str(known["sha256"])

@@ -53,6 +53,7 @@ def make_bundle(
     """
     entries = []
     for path in sorted(files):
+        _refuse_odd_name(path)
         try:
             size_bytes, sha256 = path.stat().st_size, hashes.sha256(path)
         except OSError as error:
@@ -70,6 +71,16 @@ def make_bundle(
         files=tuple(entries),
         member=member,
     )
+
+
+def _refuse_odd_name(path: Path) -> None:
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:
+        shown = str(path).encode("utf-8", "backslashreplace").decode()
+        raise UserError(
+            f"the name of {shown} is not UTF-8, so it cannot be told to a node", "Rename it."
+        ) from error
 
 
 def safe_name(text: str) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -30,11 +32,15 @@ _NO_START = "Correct the file; nothing was started."
 _LARGE_JSON_BYTES = 256 << 20
 _MOST_LINE_CHARS = 1 << 20
 """Of the first line of a `.json` file that has a row in each line."""
+_LINE_END_BYTES = 1 << 20
+"""Of the beginning of a file: lines end by \\r where no \\n stands in it."""
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
-_NOT_DATA = ("readme", "license", "dataset_info", "manifest.json", "state.json")
+_NOT_DATA = ("dataset_info", "manifest.json", "state.json")
+_NOTES = ("readme", "license")
+"""About the data, where it is text to read."""
 
 
 def find_data(name: str, key: str, hashes: HashStore) -> Source:
@@ -65,37 +71,61 @@ def find_data(name: str, key: str, hashes: HashStore) -> Source:
 
 
 def _find_folder(folder: Path, hashes: HashStore) -> Source:
-    files = [path for path in sorted(folder.rglob("*")) if _is_data(path, folder)]
+    files = [path for path in sorted(_walk(folder)) if _is_data(path, folder)]
     if not files:
         raise UserError(
             f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
         )
-    for path in files:
-        check_form(path)
+    check_form(*files)
     return make_bundle("data", folder.name, folder, files, hashes)
+
+
+def _walk(folder: Path) -> Iterable[Path]:
+    """Yield all files in and below a folder, those behind links too, but no folder twice."""
+    seen = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(root, name) for name in names)
 
 
 def _is_data(path: Path, folder: Path) -> bool:
     parts = path.relative_to(folder).parts
     hidden = any(part.startswith(".") for part in parts)
-    named = path.name.lower().startswith(_NOT_DATA)
-    return not hidden and not named and path.suffix.lower() in ALL_SUFFIXES and path.is_file()
+    suffix, name = path.suffix.lower(), path.name.lower()
+    named = name.startswith(_NOT_DATA + _NOTES if suffix in TEXT_SUFFIXES else _NOT_DATA)
+    return not hidden and not named and suffix in ALL_SUFFIXES and path.is_file()
 
 
-def check_form(path: Path) -> None:
-    """Read a data file once and refuse what no trainer could read.
+def check_form(*paths: Path) -> None:
+    """Read data files once and refuse what no trainer could read.
 
     Raises:
         UserError: naming the file, the line and the reason.
     """
-    try:
-        kind = _find_kind(path)
-        if kind == "parquet":
-            _check_parquet(path)
-        elif _count_rows(path, kind) == 0:
-            raise UserError(f"{path} is empty", "Give a file with at least one row to learn from.")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}", "Check the path.") from error
+    count = _Count()
+    for path in paths:
+        try:
+            kind = _find_kind(path)
+            if kind == "parquet":
+                _check_parquet(path)
+                count.num_whole += 1
+            else:
+                _count_rows(path, kind, count)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read: {error.strerror}", "Check the path."
+            ) from error
+    count.judge()
+    if not count.num_whole:
+        is_or_are = "is" if len(paths) == 1 else "and all other data files beside it are"
+        raise UserError(
+            f"{paths[0]} {is_or_are} empty", "Give a file with at least one row to learn from."
+        )
 
 
 def _find_kind(path: Path) -> str:
@@ -118,18 +148,27 @@ def _find_kind(path: Path) -> str:
     )
 
 
-def _count_rows(path: Path, kind: str) -> int | None:
-    """Return the number of rows, those broken too; None: too large to be looked over."""
-    with _open(path, newline="" if kind == "table" else "\n") as file:
+def _count_rows(path: Path, kind: str, count: _Count) -> None:
+    with _open(path, newline=_find_line_end(path, kind)) as file:
         if kind == "table":
-            return _check_table(path, file)
-        if kind == "text":
-            return sum(1 for line in file if line.strip())
-        if kind == "lines" or _has_row_per_line(path):
-            return _check_json_lines(path, file)
-        if path.stat().st_size > _LARGE_JSON_BYTES:
-            return None  # too much to hold here; the trainer reads it as a stream
-        return _check_json(path, file.read())
+            _check_table(path, file, count)
+        elif kind == "text":
+            count.num_whole += sum(1 for line in file if line.strip())
+        elif kind == "lines" or _has_row_per_line(path):
+            _check_json_lines(path, file, count)
+        elif path.stat().st_size > _LARGE_JSON_BYTES:
+            count.num_whole += 1  # too much to hold here; the trainer reads it as a stream
+        else:
+            _check_json(path, file.read(), count)
+
+
+def _find_line_end(path: Path, kind: str) -> str:
+    r"""Return what ends a line: \n alone, or any of \n, \r\n and \r ("")."""
+    if kind in ("table", "json"):
+        return "" if kind == "table" else "\n"
+    with path.open("rb") as file:
+        start = file.read(_LINE_END_BYTES)
+    return "" if b"\r" in start and b"\n" not in start else "\n"
 
 
 def _open(path: Path, newline: str) -> TextIO:
@@ -145,48 +184,45 @@ def _check_parquet(path: Path) -> None:
         raise UserError(f"{path} is no whole Parquet file", "Write or copy it again.")
 
 
-class _Broken:
-    """Counts broken rows and keeps the first."""
+class _Count:
+    """Counts the rows of all files, and keeps the first that is broken."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._num = 0
+    def __init__(self) -> None:
+        self.num_whole = 0
+        self.num_blank = 0
+        self._num_broken = 0
         self._first: UserError | None = None
 
-    def add(self, number: int, reason: str) -> None:
-        self._num += 1
-        self._first = self._first or _broken(self._path, number, reason)
+    def add_broken(self, path: Path, number: int, reason: str) -> None:
+        self._num_broken += 1
+        self._first = self._first or _broken(path, number, reason)
 
-    def judge(self, num_whole: int, num_blank: int = 0) -> int:
-        """Return the number of rows, those broken too.
+    def judge(self) -> None:
+        """Check that not too many rows are broken of all, empty ones too.
 
         Raises:
-            UserError: too many are broken of all, empty lines too; it names the first.
+            UserError: they are; it names the first.
         """
-        num_rows = num_whole + self._num
-        too_many = max(MOST_BROKEN, MOST_BROKEN_SHARE * (num_rows + num_blank))
-        if self._first and (self._num > too_many or not num_whole):
+        num_rows = self.num_whole + self._num_broken + self.num_blank
+        too_many = max(MOST_BROKEN, MOST_BROKEN_SHARE * num_rows)
+        if self._first and (self._num_broken > too_many or not self.num_whole):
             raise self._first
-        return num_rows
 
 
-def _check_json_lines(path: Path, lines: Iterable[str]) -> int:
-    num_whole = num_blank = 0
-    broken = _Broken(path)
+def _check_json_lines(path: Path, lines: Iterable[str], count: _Count) -> None:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
-            num_blank += 1
+            count.num_blank += 1
             continue
         try:
             row = json.loads(line.rstrip("\r\n"))
         except (ValueError, RecursionError) as error:
-            broken.add(number, f"not valid JSON: {_reason(error)}")
+            count.add_broken(path, number, f"not valid JSON: {_reason(error)}")
             continue
         if isinstance(row, dict):
-            num_whole += 1
+            count.num_whole += 1
         else:
-            broken.add(number, _NO_OBJECT)
-    return broken.judge(num_whole, num_blank)
+            count.add_broken(path, number, _NO_OBJECT)
 
 
 def _has_row_per_line(path: Path) -> bool:
@@ -203,17 +239,16 @@ def _has_row_per_line(path: Path) -> bool:
         return False
 
 
-def _check_json(path: Path, text: str) -> int:
+def _check_json(path: Path, text: str, count: _Count) -> None:
     """Look over a list, or objects that stand one after the other."""
     decoder = json.JSONDecoder()
     start = _end_of(_BLANK, text, 0)
     if start == len(text):
-        return 0
+        return
     if text[start] not in "[{":
         raise UserError(f"{path} holds no list of rows", "Write [{...}, {...}] or use .jsonl.")
     is_list = text[start] == "["
-    num_whole, line, counted = 0, 1, 0
-    broken = _Broken(path)
+    line, counted = 1, 0
     place = _end_of(_GAP, text, start + is_list)
     while place < len(text) and not (is_list and text[place] == "]"):
         line, counted = line + text.count("\n", counted, place), place
@@ -223,14 +258,16 @@ def _check_json(path: Path, text: str) -> int:
             number = error.lineno if isinstance(error, json.JSONDecodeError) else line
             raise _broken(path, number, f"not valid JSON: {_reason(error)}") from error
         if isinstance(value, dict):
-            num_whole += 1
+            count.num_whole += 1
         else:
-            broken.add(line, _NO_OBJECT)
+            count.add_broken(path, line, _NO_OBJECT)
         place = _end_of(_GAP, text, place)
     if is_list and place == len(text):
         number = 1 + text.count("\n")
         raise _broken(path, number, "not valid JSON: the list has no end")
-    return broken.judge(num_whole)
+    if is_list and text[place + 1 :].strip():
+        number = 1 + text.count("\n", 0, _end_of(_BLANK, text, place + 1))
+        raise _broken(path, number, "not valid JSON: more follows the end of the list")
 
 
 def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
@@ -238,34 +275,31 @@ def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
     return found.end() if found else place
 
 
-def _check_table(path: Path, lines: Iterable[str]) -> int:
+def _check_table(path: Path, lines: Iterable[str], count: _Count) -> None:
     csv.field_size_limit(1 << 27)
     rows = iter(lines)
-    header = next(rows, "")
+    first = []
+    for line in rows:
+        first.append(line)
+        if line.strip():
+            break
     is_tabbed = path.suffix.lower() == ".tsv"
-    delimiter = "\t" if is_tabbed else max(",;\t", key=header.count)
-    reader = csv.reader(_chain(header, rows), delimiter=delimiter, strict=True)
-    num_columns = num_rows = num_blank = 0
-    broken = _Broken(path)
+    delimiter = "\t" if is_tabbed else max(",;\t", key="".join(first).count)
+    reader = csv.reader(chain(first, rows), delimiter=delimiter, strict=True)
+    num_columns = 0
     try:
         for fields in reader:
             if not any(field.strip() for field in fields):
-                num_blank += 1
+                count.num_blank += 1
                 continue
             if num_columns and len(fields) != num_columns:
                 reason = f"{len(fields)} fields, but the first line names {num_columns} columns"
-                broken.add(reader.line_num, reason)
+                count.add_broken(path, reader.line_num, reason)
                 continue
-            num_rows += bool(num_columns)
+            count.num_whole += bool(num_columns)
             num_columns = num_columns or len(fields)
     except csv.Error as error:
         raise _broken(path, reader.line_num, f"not valid CSV: {error}") from error
-    return broken.judge(num_rows, num_blank)
-
-
-def _chain(first: str, rest: Iterable[str]) -> Iterable[str]:
-    yield first
-    yield from rest
 
 
 def _reason(error: ValueError | RecursionError) -> str:

@@ -12,7 +12,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
         if kind == "parquet":
             yield from _read_parquet(path, reading)
             return
-        with _open(path, reading, newline="\n") as file:
+        with _open(path, reading, newline=_find_line_end(path, kind)) as file:
             if kind == "jsonl":
                 yield from _read_json_lines(file)
             elif kind == "json":
@@ -120,8 +121,20 @@ def find_kind(path: Path) -> str:
     return kind
 
 
+def _find_line_end(path: Path, kind: str) -> str:
+    r"""Return what ends a line, as `open` wants it.
+
+    \n alone, as U+2028 and its like, and even \r, may stand in a text; any of \n, \r\n and \r ("")
+    where the file begins with a MiB that has only the latter, as those of old Macs do.
+    """
+    if kind == "json":
+        return "\n"
+    with path.open("rb") as file:
+        start = file.read(_BLOCK_CHARS)
+    return "" if b"\r" in start and b"\n" not in start else "\n"
+
+
 def _read_text(file: io.TextIOWrapper) -> Iterator[Raw]:
-    # Only \n ends a line: U+2028 and its like may stand in a text.
     for number, line in enumerate(file, start=1):
         text = line.rstrip("\r\n")
         yield number, {"text": text} if text.strip() else None
@@ -193,8 +206,11 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
     place, number, ended = int(is_list), 0, False
     while True:
         place = _GAP.match(text, place).end()  # type: ignore[union-attr] # it matches nothing, too
-        if (is_list and text.startswith("]", place)) or (ended and place == len(text)):
-            if is_list and place == len(text):
+        if is_list and text.startswith("]", place):
+            _expect_end(path, number + 1, text[place + 1 :], file)
+            return
+        if ended and place == len(text):
+            if is_list:
                 raise _broken(path, number + 1, "the list has no end")
             return
         try:
@@ -212,6 +228,14 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
             continue
         number, place = number + 1, end
         yield number, value
+
+
+def _expect_end(path: Path, number: int, text: str, file: io.TextIOWrapper) -> None:
+    """Refuse what stands behind a list: it would be left out without a word."""
+    while text:
+        if text.strip():
+            raise _broken(path, number, "more follows the end of the list")
+        text = file.read(_BLOCK_CHARS)
 
 
 def _broken(path: Path, number: int, reason: str) -> UserError:
@@ -234,6 +258,7 @@ def _read_csv(path: Path, reading: Reading) -> Iterator[Raw]:
                     yield start, None
                 elif not names:
                     names = [name.strip() for name in fields]
+                    _refuse_doubled(path, names)
                 elif len(fields) != len(names):
                     counted = f"{len(fields)} fields, but the first line names {len(names)} columns"
                     yield start, ValueError(counted)
@@ -247,11 +272,20 @@ def _read_csv(path: Path, reading: Reading) -> Iterator[Raw]:
             ) from error
 
 
+def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
+    doubled = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN_KEYS]
+    if doubled:
+        raise UserError(
+            f"{path} has more than one column '{doubled[0]}'.",
+            "Rename all but one of them: a row has one text of a name. Nothing was trained",
+        )
+
+
 def _find_delimiter(path: Path) -> str:
     if path.suffix.lower() == ".tsv":
         return "\t"
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        header = file.readline()
+        header = next((line for line in file if line.strip()), "")
     return max(",;\t", key=header.count)
 
 
@@ -261,6 +295,7 @@ def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
 
     try:
         with pq.ParquetFile(path) as file:
+            _refuse_doubled(path, file.schema_arrow.names)
             names = [name for name in file.schema_arrow.names if name in KNOWN_KEYS]
             if not names and file.metadata.num_rows:
                 raise UserError(
@@ -270,10 +305,24 @@ def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
             names += [name for name in file.schema_arrow.names if name in TOOL_KEYS]
             number, before, size = 0, reading.done_bytes, path.stat().st_size
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names):
-                for value in batch.to_pylist():
+                for value in _list_values(batch):
                     number += 1
                     yield number, value
                 reading.done_bytes = before + size * number // max(1, file.metadata.num_rows)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's; Arrow's own have none
         words = str(error).strip().splitlines()[0]
         raise UserError(f"{path} is no whole Parquet file: {words}", "Write it anew") from error
+
+
+def _list_values(batch: Any) -> list[Any]:
+    """Return the rows of a batch; one with text that is none becomes the error."""
+    try:
+        rows: list[Any] = batch.to_pylist()
+        return rows
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [ValueError(f"byte 0x{error.object[error.start]:02x} is not UTF-8")]
+    halves = (batch.slice(0, batch.num_rows // 2), batch.slice(batch.num_rows // 2))
+    return [row for half in halves for row in _list_values(half)]

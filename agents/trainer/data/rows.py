@@ -7,6 +7,7 @@ all files. What is left out goes to the tally, which holds the rule.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,9 @@ from agents.trainer.data.files import KINDS, Reading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 
-_NOT_DATA = ("readme", "license", "dataset_info", "manifest.json", "state.json")
+_NOT_DATA = ("dataset_info", "manifest.json", "state.json")
+_NOTES = ("readme", "license")
+"""About the data, where it is text to read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +64,20 @@ def list_files(path: Path) -> list[Path]:
         raise UserError(f"{path} does not exist.", "Check data.train of the run file")
     if not path.is_dir():
         return [path]
-    return [file for file in sorted(path.rglob("*")) if _is_data(file.relative_to(path), file)]
+    return [file for file in sorted(_walk(path)) if _is_data(file.relative_to(path), file)]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield all files in and below a folder, those behind links too, but no folder twice."""
+    seen = set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(root, name) for name in names)
 
 
 def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
@@ -85,8 +101,9 @@ def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
 
 def _is_data(relative: Path, file: Path) -> bool:
     hidden = any(part.startswith(".") for part in relative.parts)
-    named = file.name.lower().startswith(_NOT_DATA)
-    return not hidden and not named and file.suffix.lower() in KINDS and file.is_file()
+    kind = KINDS.get(file.suffix.lower())
+    named = file.name.lower().startswith(_NOT_DATA + _NOTES if kind == "text" else _NOT_DATA)
+    return not hidden and not named and kind is not None and file.is_file()
 
 
 class RowReader:

@@ -110,6 +110,8 @@ GOOD = {
     "k.json": '\ufeff\n{"text": "x"},\n{"text": "y"},\n',
     "l.json": '[{"text": "x"}, {"text": "y"},]\n',
     "m.json": '{\n "version": 1,\n "data": [{"text": "x"}]\n}',
+    "n.jsonl": '{"text": "x"}\r{"text": "y"}\r',
+    "o.csv": '\n\ntext;note\nx;"a, b"\n',
     "chats": '{"text": "x"}\n{"text": "y"}\n',
     "chats.data": ' [{"text": "x"}]',
 }
@@ -145,6 +147,7 @@ BAD = [
     ),
     ("a.json", '{"a": 1}{"a": }', "line 1: not valid JSON: Expecting value at character 15"),
     ("a.json", '[{"a": 1},\n{"a": 2}\n', "line 3: not valid JSON: the list has no end"),
+    ("a.json", '[{"a": 1}]\n[{"a": 2}]', "line 2: not valid JSON: more follows the end of the"),
     ("a.json", '[{"a": 1},\n' + "3,\n" * 11 + "]", "line 2: a row is not an object"),
     ("a.json", "[1]", "line 1: a row is not an object"),
     ("a.json", "[" * 100_000, "line 1: not valid JSON: nested too deeply"),
@@ -228,6 +231,48 @@ def test_odd_files_are_judged_as_a_node_does(tmp_path: Path, name: str, text: st
     path = tmp_path / name
     path.write_text(text, newline="")
     assert passes(path) == trains(path)
+
+
+FOLDERS = [
+    ({"a.jsonl": "", "b.jsonl": '{"text": "x"}'}, True),
+    ({"a.jsonl": "", "b.jsonl": "\n"}, False),
+    ({"a.jsonl": '{"text": "x"}\n' * 400, "b.jsonl": "{\n" * 15}, True),
+    ({"a.jsonl": '{"text": "x"}\n' * 200, "b.jsonl": "{\n" * 15}, False),
+    ({"a.csv": "text,id\nx,1\n", "b.csv": "text,id\n"}, True),
+    ({"license_cases.csv": "text\nx\n", "README.md": "about"}, True),
+    ({"LICENSE.txt": "about"}, False),
+]
+
+
+@pytest.mark.parametrize(("contents", "fine"), FOLDERS)
+def test_a_folder_is_judged_as_a_whole_as_a_node_does(
+    tmp_path: Path, hashes: HashStore, contents: dict[str, str], fine: bool
+) -> None:
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    assert trains(tmp_path) == fine
+    if fine:
+        find_data(str(tmp_path), "data.train", hashes)
+        return
+    with pytest.raises(UserError):
+        find_data(str(tmp_path), "data.train", hashes)
+
+
+def test_folders_behind_links_are_sent_once(tmp_path: Path, hashes: HashStore) -> None:
+    (tmp_path / "d" / "deep").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    for name in ("d/deep/a.jsonl", "other/b.jsonl"):
+        (tmp_path / name).write_text('{"text": "x"}')
+    (tmp_path / "d" / "more").symlink_to(tmp_path / "other")
+    (tmp_path / "d" / "deep" / "itself").symlink_to(tmp_path / "d")
+    source = find_data(str(tmp_path / "d"), "data.train", hashes)
+    assert [entry.path for entry in source.files] == ["deep/a.jsonl", "more/b.jsonl"]
+
+
+def test_a_name_that_is_no_text_is_said(tmp_path: Path, hashes: HashStore) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"text": "x"}')
+    with pytest.raises(UserError, match=r"the name of .*/caf.udce9\.jsonl is not UTF-8"):
+        find_data(str(tmp_path), "data.train", hashes)
 
 
 def test_large_json_with_a_row_in_each_line_is_looked_over(

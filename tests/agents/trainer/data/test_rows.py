@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -89,6 +90,47 @@ def test_instructions_become_one_question_and_one_answer(tmp_path, question, ans
 def test_every_kind_of_file_gives_the_same_rows(tmp_path, name, content):
     found = read_rows(write(tmp_path, name, content), "auto")
     assert [row.text for row in found.rows] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "one\rtwo\r"),
+        ("a.jsonl", '{"text": "one"}\r{"text": "two"}'),
+        ("a.json", '{"text": "one"}\r{"text": "two"}\r'),
+        ("a.csv", "text,id\rone,1\rtwo,2\r"),
+        ("a.csv", "\n \ntext;note\none;a, b\ntwo;c\n"),
+    ],
+)
+def test_old_line_ends_and_empty_lines_ahead_of_a_table_are_understood(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    assert [row.text for row in read_rows(path, "auto").rows] == ["one", "two"]
+
+
+def test_a_return_inside_of_a_text_with_other_line_ends_stays(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\rtwo\nthree\n")
+    assert [row.text for row in read_rows(path, "auto").rows] == ["one\rtwo", "three"]
+
+
+@pytest.mark.parametrize("more", [' [{"text": "two"}]', "and more", " " * 3000 + "x"])
+def test_what_follows_a_list_is_never_dropped(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(files, "_BLOCK_CHARS", 1024)
+    message = refuse(write(tmp_path, "a.json", f'[{{"text": "one"}}]\n{more}'))
+    assert "row 2: not valid JSON: more follows the end of the list" in message
+    found = read_rows(write(tmp_path, "a.json", '[{"text": "one"}]' + " \r\n" * 2000), "auto")
+    assert [row.text for row in found.rows] == ["one"]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    said = "has more than one column 'text'"
+    assert said in refuse(write(tmp_path, "a.csv", "text,id, text\none,1,two\n"))
+    found = read_rows(write(tmp_path, "a.csv", "text,,\none,,\n"), "auto")
+    assert [row.text for row in found.rows] == ["one"]
+    columns = [pa.array(["one"]), pa.array(["two"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["text"] * 2), tmp_path / "a.parquet")
+    assert said in refuse(tmp_path / "a.parquet")
 
 
 def test_a_line_separator_inside_a_string_ends_no_line(tmp_path):
@@ -345,6 +387,25 @@ def test_a_folder_of_nothing_or_of_several_kinds_is_refused(tmp_path):
     assert "several kinds: 1 csv, 1 jsonl" in refuse(folder)
 
 
+def test_data_that_is_named_like_a_note_is_read(tmp_path):
+    folder = make_folder(tmp_path, ["license_cases.jsonl", "readme.jsonl", "rest.jsonl"])
+    for name in ("README.md", "LICENSE.txt"):
+        write(folder, name, "about")
+    texts = [row.text for row in read_rows(folder, "auto").rows]
+    assert texts == ["license_cases.jsonl", "readme.jsonl", "rest.jsonl"]
+
+
+def test_folders_behind_links_are_read_once(tmp_path):
+    folder = make_folder(tmp_path, ["a.jsonl", "deep/b.jsonl"])
+    more = make_folder(tmp_path / "elsewhere", ["c.jsonl"])
+    (folder / "more").symlink_to(more)
+    (folder / "itself").symlink_to(folder)
+    (folder / "deep" / "again").symlink_to(folder / "deep")
+    (folder / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    texts = [row.text for row in read_rows(folder, "auto").rows]
+    assert texts == ["a.jsonl", "deep/b.jsonl", "c.jsonl"]
+
+
 SPLITS = ("dev", "test", "train", "train-00001-of-00002", "validation")
 
 
@@ -395,6 +456,32 @@ def test_parquet_is_read_and_only_the_columns_that_mean_something(tmp_path):
     assert found.format == "chat"
     assert [row.number for row in found.rows] == [1, 3]
     assert found.skipped[0].reason == "'messages' should be a list, but is null"
+
+
+def test_a_byte_in_parquet_that_is_no_text_costs_its_row(tmp_path):
+    texts = [f"row {i}".encode() for i in range(300)]
+    texts[123] = texts[290] = b"ro\xff"
+    offsets = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    column = pa.StringArray.from_buffers(
+        len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))
+    )
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    found = read_rows(tmp_path / "a.parquet", "auto")
+    assert len(found.rows) == 298
+    assert found.rows[123].text == "row 124"
+    assert [(item.row, item.reason) for item in found.skipped] == [
+        (124, "byte 0xff is not UTF-8"),
+        (291, "byte 0xff is not UTF-8"),
+    ]
+
+
+def test_a_damaged_page_of_parquet_is_said(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one"] * 1000}), path, compression="zstd")
+    content = bytearray(path.read_bytes())
+    content[10:40] = bytes(30)
+    path.write_bytes(content)
+    assert f"{path} is no whole Parquet file: " in refuse(path)
 
 
 def test_parquet_without_a_known_column_is_refused(tmp_path):
