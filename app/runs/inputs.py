@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from agents.protocol import from_wire
 from agents.spec import RunSpec
+from app.errors import UserError
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_model
 from app.runs.cluster import Progress
 from app.runs.services import Services
+from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
 from app.telling import say_bytes
 
@@ -112,4 +115,25 @@ async def send(
         return source.value
     is_large = sum(file.size_bytes for file in source.files) >= TOLD_BYTES
     progress = say_bytes(tell, f"sending {what} to {node}") if is_large else None
-    return source.path_on_node(await services.cluster.push(node, source, progress))
+    try:
+        return source.path_on_node(await services.cluster.push(node, source, progress))
+    except UserError as error:
+        changed = await asyncio.to_thread(_find_changed, services.hashes, source)
+        if changed is None:
+            raise
+        raise UserError(
+            f"{changed} has changed since the run began, and {node} has no copy of what it was",
+            "Put it back as it was, or start a new run.",
+        ) from error
+
+
+def _find_changed(hashes: HashStore, source: Source) -> Path | None:
+    """Return the first file here that is no longer what the source names; None: all are."""
+    for entry in source.files:
+        path = Path(source.root or "", entry.path)
+        try:
+            if hashes.sha256(path) != entry.sha256:
+                return path
+        except OSError:
+            continue  # that it is gone was said already
+    return None

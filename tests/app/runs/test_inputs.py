@@ -1,0 +1,39 @@
+"""A run's model and data reach its nodes, or it is said why not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.spec import RunSpec
+from app.errors import UserError
+from app.library.data import find_data
+from app.runs.inputs import send
+from app.runs.services import Services
+from tests.fakes.cluster import FakeCluster
+
+
+def test_data_that_was_edited_and_is_on_no_node_is_named(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(spec.data.train)
+    source = find_data(str(path), "data.train", services.hashes)
+
+    async def refuse(*args: Any) -> str:
+        raise UserError("alpha: chats.jsonl arrived damaged", "Send it again")
+
+    monkeypatch.setattr(cluster, "push", refuse)
+    with pytest.raises(UserError, match="arrived damaged"):
+        asyncio.run(send(services, "alpha", source))
+    path.write_text('{"text": "hello again"}\n')
+    with pytest.raises(UserError) as refused:
+        asyncio.run(send(services, "alpha", source))
+    assert refused.value.message == (
+        f"{path} has changed since the run began, and alpha has no copy of what it was"
+    )
+    path.unlink()
+    with pytest.raises(UserError, match="arrived damaged"):
+        asyncio.run(send(services, "alpha", source))
