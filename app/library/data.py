@@ -96,9 +96,14 @@ def _walk(folder: Path) -> Iterable[Path]:
 def _is_data(path: Path, folder: Path) -> bool:
     parts = path.relative_to(folder).parts
     hidden = any(part.startswith(".") for part in parts)
-    suffix, name = path.suffix.lower(), path.name.lower()
-    named = name.startswith(_NOT_DATA + _NOTES if suffix in TEXT_SUFFIXES else _NOT_DATA)
-    return not hidden and not named and suffix in ALL_SUFFIXES and path.is_file()
+    return not hidden and may_be_data(path.name) and path.is_file()
+
+
+def may_be_data(name: str) -> bool:
+    """Tell by its name whether a file of a folder holds rows."""
+    suffix, plain = Path(name).suffix.lower(), name.lower()
+    notes = _NOT_DATA + _NOTES if suffix in TEXT_SUFFIXES else _NOT_DATA
+    return suffix in ALL_SUFFIXES and not plain.startswith(notes)
 
 
 def check_form(*paths: Path) -> None:

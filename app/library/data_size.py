@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.spec import RunSpec
+from app.library.data import may_be_data
 
 SAMPLE_BYTES = 1 << 20
 MOST_ENTRIES = 500
@@ -24,6 +25,8 @@ CHARS_PER_TOKEN = 4.0
 _TURN_TOKENS = 6
 """What a chat template writes around each part."""
 _MOST_CSV_FIELD = 1 << 24
+_TURNS = frozenset({"messages", "conversations", "prompt", "completion", "chosen", "rejected"})
+"""Keys of lists that are parts of one row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +107,11 @@ def list_files(path: Path) -> list[Path] | None:
                 num_seen += 1
                 if num_seen > MOST_ENTRIES:
                     return None
+                if entry.name.startswith("."):
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-                elif Path(entry.name).suffix.lower() in SUFFIXES:
+                elif may_be_data(entry.name):
                     found.append(Path(entry.path))
     return sorted(found)
 
@@ -147,8 +152,17 @@ def _read_json(text: str) -> Iterator[int]:
     except (ValueError, RecursionError):
         yield from _read_json_lines(text)  # more than the sample holds, or objects in lines
         return
+    if isinstance(rows, dict):
+        rows = _find_rows(rows)
     for row in rows if isinstance(rows, list) else [rows]:
         yield _count(row)
+
+
+def _find_rows(value: dict[str, Any]) -> list[Any]:
+    """Return the only list of objects that an object holds, such as {"data": [{...}]}, or it."""
+    lists = [one for key, one in value.items() if isinstance(one, list) and key not in _TURNS]
+    lists = [one for one in lists if one and all(isinstance(row, dict) for row in one)]
+    return lists[0] if len(lists) == 1 else [value]
 
 
 def _read_csv(text: str) -> Iterator[int]:
@@ -183,4 +197,3 @@ _READERS = {
     ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_text, ".text": _read_text,
     ".md": _read_text,
 }  # fmt: skip
-SUFFIXES = frozenset({*_READERS, ".parquet"})

@@ -36,6 +36,8 @@ def test_rows_of_a_large_file_are_guessed_from_its_beginning(tmp_path: Path) -> 
     ("name", "text", "num_rows"),
     [
         ("a.json", json.dumps([ROW, ROW]), 2),
+        ("a.json", json.dumps({"version": 1, "data": [ROW, ROW, ROW]}), 3),
+        ("a.json", json.dumps(ROW), 1),
         ("a.csv", "instruction,output\nabcdefgh,ijklmnop\nq,r\n", 2),
         ("a.txt", "one line\n\nanother\n", 2),
         ("a.jsonl", json.dumps(ROW) + "\n{broken\n", 1),
@@ -51,6 +53,18 @@ def test_folder_counts_all_its_files(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("12345678\n" * 5)
     assert guess_data(tmp_path).num_rows == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "LICENSE.txt", "dataset_infos.json", ".cache/a.jsonl", ".a.jsonl"]
+)
+def test_what_is_no_data_in_a_folder_counts_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.jsonl").write_text((json.dumps(ROW) + "\n") * 100)
+    guess = guess_data(tmp_path)
+    assert guess.num_rows == 100
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('{"text": "short"}\n')
+    assert guess_data(tmp_path) == guess
 
 
 @pytest.mark.alone
