@@ -19,7 +19,7 @@ def load_tokenizer(path: Path) -> tuple[Any, bool]:
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
         words = str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
         raise UserError(
             f"The tokenizer in {path} cannot be loaded: {words}.",

@@ -27,12 +27,13 @@ from agents.trainer.examples import Segment
 
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
+    "{% if message['role'] == 'assistant' %}{{ message['content'] + (eos_token or '') }}"
     "{% elif message['role'] == 'user' %}"
     "{{ '### Instruction:\n' + message['content'] + '\n\n### Response:\n' }}"
     "{% else %}{{ message['content'] + '\n\n' }}{% endif %}{% endfor %}"
 )
 """For tokenizers without a template: the wording of Stanford Alpaca."""
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ArithmeticError, LookupError, AttributeError)
 _ROWS_AT_ONCE = 512
 _CHARS_AT_ONCE = 1 << 22
 """Of so many rows together: what the tokenizer makes of a character takes about 80 bytes."""
@@ -220,6 +221,6 @@ def _render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str:
             tokenize=False,
             add_generation_prompt=ask,
         )
-    except (TemplateError, TypeError, ArithmeticError) as error:
+    except _TEMPLATE_ERRORS as error:
         raise ValueError(f"the chat template of this model refuses it: {error}") from error
     return text

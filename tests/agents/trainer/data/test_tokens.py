@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from agents.errors import UserError
 from agents.trainer.data import tokens
 from agents.trainer.data.conversations import Row, Turn
 from agents.trainer.data.tally import Skipped
@@ -70,6 +72,22 @@ def test_without_a_template_the_plain_one_serves(tokenizer):
     part, whole = learned(tokenizer, chat("Add", "Three", "More", "Four", system="Be kind"))
     assert part == "Three<|end|>Four<|end|>"
     assert whole.startswith("<|begin|>Be kind\n\n### Instruction:\nAdd\n\n### Response:\nThree")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["[]", "{"])
+def test_a_damaged_tokenizer_is_said(tmp_path, name, content):
+    folder = shutil.copytree(DEMO / "model", tmp_path / "m")
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=r"The tokenizer in .* cannot be loaded"):
+        load_tokenizer(folder)
+
+
+def test_without_an_end_token_the_plain_template_serves_all_the_same(tokenizer):
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    tokenizer.bos_token = tokenizer.eos_token = None
+    part, whole = learned(tokenizer, chat("Add", "Three"))
+    assert (part, whole) == ("Three", "### Instruction:\nAdd\n\n### Response:\nThree")
 
 
 def test_an_answer_that_a_template_writes_otherwise_is_still_found(tokenizer):
@@ -220,8 +238,9 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(tokenizer):
     assert whole.startswith("26 Jul 2024, Friday, 7/24|<|begin|>")
 
 
-def test_a_template_that_fails_on_a_row_names_it(tokenizer):
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content + 1 }}{% endfor %}"
+@pytest.mark.parametrize("wrong", ["m.content + 1", "'{x}'.format(m)", "1 // 0", "m.content."])
+def test_a_template_that_fails_on_a_row_names_it(tokenizer, wrong):
+    tokenizer.chat_template = "{% for m in messages %}{{ " + wrong + " }}{% endfor %}"
     (found,) = tokenize_rows(tokenizer, [chat("Hi", "Ho")], 100)
     assert isinstance(found, Skipped)
     assert found.reason.startswith("the chat template of this model refuses it: ")
