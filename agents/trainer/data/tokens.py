@@ -102,13 +102,13 @@ def _cut(segments: list[Segment], max_tokens: int) -> Tokenized | Skipped:
     cut = tuple(
         Segment(one.row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in segments
     )
+    if not all(one.num_targets for one in cut):
+        left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
+        return Skipped(row=cut[0].row, reason=left if longest > max_tokens else "no answer")
     if len(cut) == 2 and np.array_equal(cut[0].ids, cut[1].ids):
-        where = f" within {max_tokens} of {longest} tokens" if longest > max_tokens else ""
+        where = f" within {max_tokens} of their {longest} tokens" if longest > max_tokens else ""
         return Skipped(row=cut[0].row, reason=f"'chosen' and 'rejected' are the same{where}")
-    if all(one.num_targets for one in cut):
-        return Tokenized(cut, longest if longest > max_tokens else None)
-    left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
-    return Skipped(row=cut[0].row, reason=left if longest > max_tokens else "no answer")
+    return Tokenized(cut, longest if longest > max_tokens else None)
 
 
 def mark_targets(

@@ -166,7 +166,12 @@ def test_pairs_that_are_the_same_within_the_limit_or_to_the_template_are_left_ou
     (found,) = tokenize_rows(tokenizer, [pair(f"{long} yes", f"{long} no")], 100)
     assert isinstance(found, Skipped)
     assert not found.malformed
-    assert found.reason.startswith("'chosen' and 'rejected' are the same within 100 of ")
+    assert found.reason.startswith("'chosen' and 'rejected' are the same within 100 of their ")
+    asked = pair("yes", "no")
+    question = Turn(role="user", content=long)
+    both = (question, asked.turns[1]), (question, asked.rejected[1])
+    (found,) = tokenize_rows(tokenizer, [replace(asked, turns=both[0], rejected=both[1])], 100)
+    assert found.reason.startswith("nothing to learn is left within 100 of its ")
     tokenizer.chat_template = HEADED
     (found,) = tokenize_rows(tokenizer, [pair("yes", "yes\n")], 100)
     assert found.reason == "'chosen' and 'rejected' are the same"
