@@ -294,7 +294,8 @@ def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        # Else all of a row group's columns are in memory at once, and it may be the whole file.
+        with pq.ParquetFile(path, buffer_size=_BLOCK_CHARS, pre_buffer=False) as file:
             _refuse_doubled(path, file.schema_arrow.names)
             names = [name for name in file.schema_arrow.names if name in KNOWN_KEYS]
             if not names and file.metadata.num_rows:

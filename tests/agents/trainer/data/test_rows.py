@@ -475,6 +475,21 @@ def test_a_byte_in_parquet_that_is_no_text_costs_its_row(tmp_path):
     ]
 
 
+def test_of_a_large_row_group_only_a_part_is_in_memory(tmp_path):
+    texts = [f"{i} " + "x" * 4000 for i in range(10_000)]
+    table = pa.table({"text": texts})
+    pq.write_table(table, tmp_path / "a.parquet", compression=None, use_dictionary=False)
+    del table
+    before = pa.total_allocated_bytes()
+    most = 0
+    for number, value in files.read_file(tmp_path / "a.parquet"):
+        assert value == {"text": texts[number - 1]}
+        if number % 1000 == 0:
+            most = max(most, pa.total_allocated_bytes() - before)
+    assert number == 10_000
+    assert most < 10e6 < (tmp_path / "a.parquet").stat().st_size / 3
+
+
 def test_a_damaged_page_of_parquet_is_said(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["one"] * 1000}), path, compression="zstd")
