@@ -83,14 +83,17 @@ def describe_first(
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
     kept: list[Tokenized] = []
+    num_read = 0
     for row in tokenize_rows(tokenizer, islice(reader, _NUM_READ), spec.sequence_tokens):
+        num_read += 1
         if isinstance(row, Skipped):
             reader.skip(row)
             continue
         if row.cut_from is not None:
             reader.cut(row.segments[0].row, row.cut_from)
         kept.append(row)
-    tally.judge(len(kept))
+    if num_read < _NUM_READ or not kept:  # else so many may be malformed of all
+        tally.judge(len(kept))
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     return DataPreview(
         format=reader.format,

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from agents.errors import UserError
 from agents.program import command
 from agents.protocol import DataPreview, NamedRow, PreviewJob
 from agents.spec import DataSpec, RunSpec
@@ -94,6 +95,18 @@ def test_rows_left_out_are_named_in_their_order(tmp_path):
     rows += [json.dumps({"prompt": "Hi", "completion": "Ho"})] * 20
     found = preview.preview(make_job(write_rows(tmp_path / "a.jsonl", rows)), tmp_path)
     assert [row.row for row in found.skipped] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("count", "fine"), [(400, True), (60, False)])
+def test_a_quick_look_does_not_judge_rows_that_it_has_not_seen(tmp_path, count, fine):
+    path = write_rows(tmp_path / "a.jsonl", ["{"] * 15 + rows(count))
+    if not fine:
+        with pytest.raises(UserError, match="15 of 75 rows are malformed"):
+            preview.preview(make_job(path, whole=False), tmp_path)
+        return
+    found = preview.preview(make_job(path, whole=False), tmp_path)
+    assert (found.num_examples, found.num_malformed) == (64, 15)
+    assert preview.preview(make_job(path), tmp_path).num_malformed == 15
 
 
 def run_command(tmp_path, job):
