@@ -39,14 +39,28 @@ class Loading:
             PeerLost: the connection to the other ranks is lost.
         """
         now_s = time.monotonic()
-        if now_s - self._told_s < _TELL_S:
+        if not self._beat(phase, now_s):
             return
-        self._told_s = now_s
-        self._heartbeat.beat(0, phase)
-        self._group.tell_alive()
         if phase != self._phase or now_s - self._written_s >= _JOURNAL_S:
             self._phase, self._written_s = phase, now_s
             self._journal.write("phase", phase=phase, count=count, share=share)
+
+    def wait(self) -> None:
+        """Say that another rank of this node does what this one waits for; it tells how far it is.
+
+        Raises:
+            PeerLost: the connection to the other ranks is lost.
+        """
+        self._beat("loading", time.monotonic())
+
+    def _beat(self, phase: str, now_s: float) -> bool:
+        """Give a sign of life, unless one was given just now."""
+        if now_s - self._told_s < _TELL_S:
+            return False
+        self._told_s = now_s
+        self._heartbeat.beat(0, phase)
+        self._group.tell_alive()
+        return True
 
     def end(self) -> None:
         """Say that what took so long is done, if anything was said."""

@@ -283,9 +283,11 @@ def _load_data(
     """Return the examples of a file, and the hash of its content; see `find_data`."""
     files = find_data(path, held_out_from=held_out_from)
     sha256 = hash_files(files.paths, attempt.hashes_folder)
-    tell = partial(loading.tell, "tokenizing") if loading is not None else None
     spec, cache = attempt.intent.spec, attempt.tokens_folder
-    return load_examples(files, sha256, spec, tokenizer, cache, tell), sha256
+    if loading is None:
+        return load_examples(files, sha256, spec, tokenizer, cache), sha256
+    tell = partial(loading.tell, "tokenizing")
+    return load_examples(files, sha256, spec, tokenizer, cache, tell, loading.wait), sha256
 
 
 def _find_checkpoint(attempt: Attempt) -> Checkpoint | None:

@@ -7,7 +7,6 @@ lock; the others wait for it and map the same files. Entries not used for longes
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from agents.errors import explain_os_error
 from agents.spec import RunSpec
+from agents.state import take_lock
 from agents.trainer.data.conversations import Row
 from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
@@ -32,6 +32,8 @@ MOST_BYTES = 50 << 30
 Tell = Callable[[int, float], None]
 """Called with the rows read so far, and the share of the data that they are."""
 _TOLD_ROWS = 1000
+_TOLD_CHARS = 1 << 22
+_WAIT_S = 1.0
 _SOURCES = ("conversations", "files", "packing", "rows", "store", "tally", "tokens")
 
 
@@ -42,6 +44,7 @@ def load_examples(
     tokenizer: Any,
     cache: Path,
     tell: Tell | None = None,
+    wait: Callable[[], None] = lambda: None,
 ) -> ExampleSet:
     """Return the examples of the data, tokenized now or by an earlier run.
 
@@ -51,13 +54,14 @@ def load_examples(
         spec: names format, objective, length and packing.
         tokenizer: of the model, with its chat template.
         cache: folder of all entries; it is created.
-        tell: hears how far tokenizing is, every thousand rows.
+        tell: hears how far tokenizing is, every thousand rows or few million characters.
+        wait: called each second while another process tokenizes the same.
 
     Raises:
         UserError: the data is of no use; see `rows` and `tally`.
     """
     key = make_key(files, data_sha256, spec, tokenizer)
-    with _lock(cache, key):
+    with _lock(cache, key, wait):
         examples = open_examples(cache / key)
         if examples is None:
             _write(files, spec, tokenizer, cache / key, tell)
@@ -87,14 +91,15 @@ def make_key(files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any) 
 
 
 @contextmanager
-def _lock(cache: Path, key: str) -> Iterator[None]:
+def _lock(cache: Path, key: str, wait: Callable[[], None]) -> Iterator[None]:
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(cache / f"{key}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise explain_os_error(error, f"writing tokens to {cache}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not take_lock(file, _WAIT_S):
+            wait()
         yield
     finally:
         os.close(file)
@@ -120,10 +125,12 @@ def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, tell: T
 
 
 def _telling(reader: RowReader, tally: Tally, tell: Tell | None) -> Iterator[Row]:
-    told = 0
+    told, num_chars = 0, 0
     for row in reader:
-        if tell is not None and tally.num_rows - told >= _TOLD_ROWS:
-            told = tally.num_rows
+        num_chars += row.num_chars
+        many = tally.num_rows - told >= _TOLD_ROWS or num_chars >= _TOLD_CHARS
+        if tell is not None and many:
+            told, num_chars = tally.num_rows, 0
             tell(told, reader.share)
         yield row
 

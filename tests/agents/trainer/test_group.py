@@ -54,6 +54,24 @@ def test_a_silent_rank_is_given_up_by_name(groups):
     assert 0.3 < time.monotonic() - started_s < 10
 
 
+def test_a_rank_that_waits_for_another_of_its_node_is_alive_and_says_nothing(
+    tmp_path, groups, monkeypatch
+):
+    clock = [100.0]
+    monkeypatch.setattr("agents.trainer.loading.time.monotonic", lambda: clock[0])
+    journal = Journal(tmp_path / "journal")
+    heartbeat = Heartbeat(tmp_path / "beat")
+    loading = Loading(journal, heartbeat, groups[1])
+    for _ in range(25):
+        clock[0] += 1.0
+        loading.wait()
+    assert groups[0]._read_sign(1) == "12"
+    assert json.loads((tmp_path / "beat").read_text())["phase"] == "loading"
+    heartbeat.close()
+    journal.close()
+    assert (tmp_path / "journal").read_text() == ""
+
+
 def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, groups, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("agents.trainer.loading.time.monotonic", lambda: clock[0])

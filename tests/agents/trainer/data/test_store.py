@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from dataclasses import replace
 
@@ -96,6 +97,35 @@ def test_tokenizing_tells_how_far_it_is(tmp_path, tokenizer, name):
     assert 0 < shares[0] <= shares[-1] <= 1
     if name == "a.parquet":
         assert shares[2] == pytest.approx(0.5, abs=0.06)
+
+
+def test_long_rows_are_told_of_before_there_are_a_thousand(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(cache, "_TOLD_CHARS", 1000)
+    path = write_rows(tmp_path / "a.jsonl", [{"text": "river " * 100}] * 20)
+    told = []
+    load_examples(
+        find_files(path), "0", make_spec(), tokenizer, tmp_path / "c", lambda *far: told.append(far)
+    )
+    assert [count for count, _ in told] == list(range(2, 21, 2))
+
+
+def test_who_waits_for_another_process_says_that_it_is_alive(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(cache, "_WAIT_S", 0.01)
+    path = write_rows(tmp_path / "a.jsonl", texts(5))
+    folder = tmp_path / "c"
+    folder.mkdir()
+    lock = (folder / f"{key_of(path)}.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    signs = []
+
+    def wait():
+        signs.append(1)
+        if len(signs) == 3:
+            lock.close()
+
+    found = load_examples(find_files(path), "0", make_spec(), tokenizer, folder, wait=wait)
+    assert len(found) == 5
+    assert len(signs) == 3
 
 
 def test_whatever_decides_the_content_makes_another_entry(tmp_path):
