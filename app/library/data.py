@@ -35,6 +35,10 @@ _MOST_LINE_CHARS = 1 << 20
 _LINE_END_BYTES = 1 << 20
 """Of the beginning of a file: lines end by \\r where no \\n stands in it."""
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
+_PACKED |= {b"BZh91AY&SY": "bzip2"}
+"""What compressed files begin with."""
+_PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
@@ -140,6 +144,7 @@ def _find_kind(path: Path) -> str:
     if start.startswith(_UTF16_MARKS):
         raise UserError(f"{path} is not text in UTF-8", "Save it as UTF-8.")
     suffix = path.suffix.lower()
+    _refuse_other_content(path, suffix, start)
     kinds = {"lines": LINE_SUFFIXES, "table": TABLE_SUFFIXES, "text": TEXT_SUFFIXES}
     kinds |= {"json": frozenset({".json"}), "parquet": frozenset({".parquet"})}
     for kind, suffixes in kinds.items():
@@ -151,6 +156,14 @@ def _find_kind(path: Path) -> str:
         f"{path}: '{suffix}' is not a kind of data file that Rackless reads",
         "Use .jsonl, .json, .csv, .tsv, .txt or .parquet.",
     )
+
+
+def _refuse_other_content(path: Path, suffix: str, start: bytes) -> None:
+    packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
+    if packed and suffix in ALL_SUFFIXES | _PACKED_SUFFIXES:
+        raise UserError(f"{path} is compressed ({packed})", "Unpack it and name what was in it.")
+    if start.startswith(b"PAR1") and suffix != ".parquet":
+        raise UserError(f"{path} is a Parquet file", "Let its name end in .parquet.")
 
 
 def _count_rows(path: Path, kind: str, count: _Count) -> None:

@@ -28,6 +28,10 @@ KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", 
 KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
 _MAX_CSV_FIELD = 1 << 27
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
+_PACKED |= {b"BZh91AY&SY": "bzip2"}
+"""What compressed files begin with."""
+_PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _BLOCK_CHARS = 1 << 20
 _MOST_CHARS = 1 << 28
 """Longest object in a JSON list, in characters."""
@@ -110,6 +114,7 @@ def find_kind(path: Path) -> str:
     if start.startswith(_UTF16_MARKS):
         raise UserError(f"{path} is UTF-16 text.", "Save it as UTF-8 and start again")
     kind = KINDS.get(path.suffix.lower())
+    _refuse_other_content(path, kind, start)
     first = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if kind is None and first in (b"{", b"["):
         kind = "json"
@@ -119,6 +124,14 @@ def find_kind(path: Path) -> str:
             "Use .jsonl, .json, .csv, .tsv, .txt or .parquet",
         )
     return kind
+
+
+def _refuse_other_content(path: Path, kind: str | None, start: bytes) -> None:
+    packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
+    if packed and (kind is not None or path.suffix.lower() in _PACKED_SUFFIXES):
+        raise UserError(f"{path} is compressed ({packed}).", "Unpack it and name what was in it")
+    if start.startswith(b"PAR1") and kind != "parquet":
+        raise UserError(f"{path} is a Parquet file.", "Let its name end in .parquet")
 
 
 def _find_line_end(path: Path, kind: str) -> str:

@@ -7,6 +7,7 @@ all files. What is left out goes to the tally, which holds the rule.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError
-from agents.trainer.data.conversations import Row, choose_format, read_row
+from agents.trainer.data.conversations import KNOWN_KEYS, Row, choose_format, read_row
 from agents.trainer.data.files import KINDS, Reading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
@@ -106,6 +107,19 @@ def _is_data(relative: Path, file: Path) -> bool:
     return not hidden and not named and kind is not None and file.is_file()
 
 
+def _refuse_json(path: Path, value: Any) -> None:
+    """Refuse a .txt with rows of JSON: nobody wants its braces to be learned."""
+    try:
+        row = json.loads(value["text"]) if value else None
+    except (ValueError, RecursionError):
+        return
+    if isinstance(row, dict) and KNOWN_KEYS.intersection(row):
+        raise UserError(
+            f"{path} is text by its name, but its lines are rows of JSON.",
+            "Let its name end in .jsonl, or set data.format: text to learn it as it stands",
+        )
+
+
 class RowReader:
     """Reads the rows once, from the first to the last.
 
@@ -141,6 +155,8 @@ class RowReader:
             for number, value in read_file(path, self._reading):
                 last = start + number
                 self._tally.num_rows += 1
+                if self.format == "auto" and KINDS.get(path.suffix.lower()) == "text":
+                    _refuse_json(path, value)
                 row = self._read(last, value)
                 if isinstance(row, Row):
                     yield row

@@ -286,6 +286,26 @@ def test_large_json_with_a_row_in_each_line_is_looked_over(
     assert passes(path), "only its node reads it"
 
 
+@pytest.mark.parametrize(
+    ("name", "start", "said"),
+    [
+        ("a.jsonl", b"\x1f\x8b\x08", "is compressed (gzip)"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08", "is compressed (gzip)"),
+        ("a.csv", b"PK\x03\x04", "is compressed (zip)"),
+        ("a.xlsx", b"PK\x03\x04", "'.xlsx' is not a kind of data file"),
+        ("a.txt", b"PAR1\x15", "is a Parquet file"),
+    ],
+)
+def test_data_that_is_not_what_its_name_says(
+    tmp_path: Path, name: str, start: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(start)
+    with pytest.raises(UserError) as refused:
+        check_form(tmp_path / name)
+    assert said in refused.value.message
+    assert not trains(tmp_path / name)
+
+
 def test_data_in_another_encoding(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes('{"text": "\u00e4"}'.encode("utf-16"))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 from types import SimpleNamespace
 
 import numpy as np
@@ -352,6 +355,33 @@ def test_bytes_that_are_no_text_cost_only_their_row(tmp_path, name):
 
 def test_utf_16_is_refused(tmp_path):
     assert "UTF-16" in refuse(write(tmp_path, "b.txt", "one".encode("utf-16")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", gzip.compress(b'{"text": "one"}'), "is compressed (gzip)."),
+        ("a.csv.gz", gzip.compress(b"text"), "is compressed (gzip)."),
+        ("a.txt", bz2.compress(b"one"), "is compressed (bzip2)."),
+        ("a.json", lzma.compress(b"[]"), "is compressed (xz)."),
+        ("a.csv", b"PK\x03\x04\x14", "is compressed (zip)."),
+        ("a.xlsx", b"PK\x03\x04\x14", "'.xlsx' is not a kind of data file"),
+        ("a.jsonl.zst", b"\x28\xb5\x2f\xfd\x04", "is compressed (zstd)."),
+        ("a.txt", b"PAR1\x15\x04\x15\n", "is a Parquet file."),
+        ("a.txt", b'\n{"text": "one"}\n', "its lines are rows of JSON."),
+        ("a.md", json.dumps(CHAT).encode(), "its lines are rows of JSON."),
+    ],
+)
+def test_files_that_are_not_what_their_name_says_are_refused(tmp_path, name, content, said):
+    assert said in refuse(write(tmp_path, name, content))
+
+
+def test_text_that_only_looks_like_json_is_learned(tmp_path):
+    lines = ["{", "[1]", '{"a": 1}', '"text"', "{}"]
+    found = read_rows(write(tmp_path, "a.txt", "\n".join(lines)), "auto")
+    assert [row.text for row in found.rows] == lines
+    found = read_rows(write(tmp_path, "a.txt", '{"text": "one"}'), "text")
+    assert [row.text for row in found.rows] == ['{"text": "one"}']
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
