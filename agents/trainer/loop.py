@@ -217,7 +217,7 @@ class Loop:
         if self._scale.is_hopeless:
             raise UserError(
                 "The gradients are not finite in fp16 however small the loss is scaled.",
-                "Lower learning_rate, or use precision: bf16 or fp32",
+                "Lower learning_rate, or use precision: bf16 or fp32, and start a new run",
             )
         skipped = self._scale.num_skipped > before.num_skipped
         if skipped:
@@ -256,8 +256,8 @@ class Loop:
             raise UserError(
                 f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
                 "the training has diverged.",
-                "Lower learning_rate or raise warmup_share, then start again; "
-                "checkpoints before this step are whole",
+                "Lower learning_rate or raise warmup_share, and start a new run: this one would "
+                "diverge again",
             )
         return Agreed(
             loss=loss,

@@ -36,6 +36,8 @@ MOVES: dict[RunState, frozenset[RunState]] = {
 """From each state to the states that may follow it; staying is always allowed."""
 
 _ACTIVE_PARTS = frozenset({"starting", "running", "stopping"})
+_NEW_RUN = "start a new run"
+"""A hint that says so is about what a resume would only repeat."""
 
 
 def may_move(old: RunState, new: RunState) -> bool:
@@ -191,10 +193,11 @@ def _where(situation: Situation) -> str:
 
 
 def _hint(hint: str, situation: Situation) -> str:
-    if situation.checkpoint_step is None:
+    if situation.checkpoint_step is None or _NEW_RUN in hint:
         return hint
-    resume = f"Then resume from step {situation.checkpoint_step}."
-    return f"{hint} {resume}" if hint else f"Resume from step {situation.checkpoint_step}."
+    if not hint:
+        return f"Resume from step {situation.checkpoint_step}."
+    return f"{hint.rstrip('.')}. Then resume from step {situation.checkpoint_step}."
 
 
 def _going_on(situation: Situation) -> Verdict:

@@ -182,6 +182,18 @@ def test_failure_offers_the_checkpoint() -> None:
     assert found.hint == "Fix it. Then resume from step 30."
 
 
+def test_failure_offers_it_in_a_sentence_of_its_own() -> None:
+    failed = part("a", "failed", "boom", hint="Look at the log of rank 0")
+    found = judge(Situation(parts=(failed,), checkpoint_step=30))
+    assert found.hint == "Look at the log of rank 0. Then resume from step 30."
+
+
+def test_failure_that_a_resume_would_repeat_does_not_offer_it() -> None:
+    hint = "Lower learning_rate, and start a new run: this one would diverge again"
+    found = judge(Situation(parts=(part("a", "failed", "nan", hint=hint),), checkpoint_step=30))
+    assert found.hint == hint
+
+
 def test_part_that_is_not_there_ends_a_broken_launch() -> None:
     state, message, stop = verdict(part("alpha", "running"), absent("beta"))
     assert (state, stop) == ("interrupted", ("alpha",))
