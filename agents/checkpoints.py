@@ -46,10 +46,13 @@ def describe(home: Home, folder: Path) -> CheckpointInfo:
     except WireError as error:
         problem = f"manifest.json cannot be used: {error}"
     manifest = manifest or {}
+    attempt = _number(manifest.get("attempt"), int, 0)
+    if not problem and attempt < 1:
+        problem = "manifest.json cannot be used: it tells no attempt"
     return CheckpointInfo(
         run_id=folder.parent.parent.name,
         step=int(match[1]),
-        attempt=_number(manifest.get("attempt"), int, 0),
+        attempt=attempt,
         path=folder.relative_to(home.path).as_posix(),
         size_bytes=sum(entry.size_bytes for entry in entries),
         manifest_sha256="" if problem else hash_entries(entries),

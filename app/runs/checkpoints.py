@@ -30,14 +30,18 @@ class Copy:
 async def find_copies(
     services: Services, run_id: str | None, nodes: Sequence[str]
 ) -> tuple[Copy, ...]:
-    """Return all copies on the nodes that answer, of attempts that still count."""
+    """Return all copies on the nodes that answer, of attempts that still count.
+
+    One whose manifest cannot be read tells no attempt. It counts, so that its damage is told.
+    """
     answers = await asyncio.gather(*(_list_on(services.cluster, node, run_id) for node in nodes))
     copies = [copy for answer in answers for copy in answer]
     starts = {run: starts_of(services, run) for run in {copy.info.run_id for copy in copies}}
     return tuple(
         copy
         for copy in copies
-        if counts(copy.info.step, copy.info.attempt, starts[copy.info.run_id])
+        if copy.info.problem
+        or counts(copy.info.step, copy.info.attempt, starts[copy.info.run_id])
     )
 
 

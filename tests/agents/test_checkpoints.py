@@ -80,6 +80,14 @@ def test_unusable_manifest_is_a_problem_not_a_crash(home: Home, text: str) -> No
     assert verify(home, "run-1", 100).problem == found.problem
 
 
+@pytest.mark.parametrize("attempt", [None, "2", 0])
+def test_manifest_that_tells_no_attempt_cannot_be_used(home: Home, attempt: Any) -> None:
+    make(home, attempt=attempt)
+    (found,) = list_checkpoints(home)
+    assert found.problem == "manifest.json cannot be used: it tells no attempt"
+    assert verify(home, "run-1", 100).verified is False
+
+
 @pytest.mark.parametrize("name", ["state.json", "adapter_model.safetensors"])
 def test_damage_is_found(home: Home, name: str) -> None:
     path = make(home) / name

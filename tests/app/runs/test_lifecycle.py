@@ -334,6 +334,29 @@ def test_damaged_copies_are_passed_over_and_removed(
     assert sum("is not whole: state.json was changed" in text for text in texts) == 2
 
 
+def test_checkpoint_whose_manifest_is_damaged_is_told_and_passed_over(
+    services: Services, cluster: FakeCluster, interrupted: str
+) -> None:
+    """Its attempt is not known, which is no reason not to speak of it."""
+    problem = "manifest.json cannot be used: it is missing or not JSON"
+    for name in ("alpha", "beta"):
+        cluster[name].damaged.add(15)
+        cluster[name].add_checkpoint(interrupted, 15)
+        whole = cluster[name].checkpoints[interrupted, 15]
+        cluster[name].checkpoints[interrupted, 15] = replace(
+            whole, attempt=0, manifest_sha256="", verified=False, problem=problem
+        )
+    copies = asyncio.run(find_copies(services, interrupted, ("alpha", "beta")))
+    listed = group(copies)[0]
+    assert (listed.step, listed.verified) == (15, False)
+    assert listed.problem == f"alpha: {problem}; beta: {problem}"
+    asyncio.run(resume_run(services, interrupted))
+    assert cluster["alpha"].intents[-1].resume_step == 10
+    assert (interrupted, 15) not in cluster["alpha"].checkpoints
+    texts = [event.text for event in services.book.events(interrupted)]
+    assert sum("checkpoint of step 15 on" in text and "not whole" in text for text in texts) == 2
+
+
 def test_one_damaged_copy_is_replaced_by_the_whole_one(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
