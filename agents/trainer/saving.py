@@ -9,7 +9,8 @@ A checkpoint is also where ranks are made equal: GPUs of different kinds may rou
 a norm differently, and such differences would grow. When the states differ, all take that of rank
 0, which is the one that a resume would start from anyway. Older checkpoints are deleted only after
 every copy of the new one has been committed, which the ranks tell each other with the statistics
-of later steps, or at the next save.
+of later steps, or at the next save. That holds on nodes that save none, too: each resume brings
+them the checkpoint that it begins from.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Saver:
         self._folder = folder
         self._journal = journal
         self._writes = attempt.rank in attempt.intent.checkpoint_ranks
+        self._tidies = self._writes or attempt.placement.local_rank == 0
+        """Removes old checkpoints of its node."""
         self._saved_s = time.monotonic()
         self._saved_step = prepared.resumed.step if prepared.resumed else -1
         self._tokens_seen = prepared.resumed.tokens_seen if prepared.resumed else 0
@@ -58,7 +61,7 @@ class Saver:
         """The newest save of this rank."""
         self._may_prune = False
         """A save has begun after which nothing was pruned yet."""
-        if self._writes:
+        if self._tidies:
             folder.clean()
 
     def get_ready(self) -> None:
@@ -104,7 +107,7 @@ class Saver:
         if num_uncommitted or not self._may_prune:
             return
         self._may_prune = False
-        if self._writes:
+        if self._tidies:
             self._pool.submit(self._folder.prune, self._attempt.intent.spec.checkpoint.keep)
 
     def save(self, step: int, *, required: bool, **fields: Any) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.agents.trainer.ranks import Run, finish, make_spec, start
+import json
+import shutil
+from dataclasses import replace
+
+from agents.spec import CheckpointSpec
+from agents.wire import to_wire
+from tests.agents.trainer.ranks import Run, finish, make_spec, start, start_rank
 
 COMMIT_S = 0.5
 
@@ -80,3 +86,33 @@ def run_with_told_memory(environ: dict[str, str]) -> None:
     Journal.__init__ = remember  # type: ignore[method-assign]
     snapshot._allocate = tell
     os._exit(main())
+
+
+def test_a_node_that_saves_none_keeps_no_more_either(tmp_path, tiny_model):
+    """Each resume brings it the checkpoint to begin from."""
+    steps = CheckpointSpec(every_minutes=None, every_steps=1, keep=2)
+    spec = make_spec(max_steps=6, checkpoint=steps)
+    run = Run(tmp_path / "run", tiny_model, spec)
+    run.train_to_end()
+    there = tmp_path / "there" / "runs" / "r1"
+    brought = there / "checkpoints"
+    for step in (1, 2, 3, 5):
+        folder = shutil.copytree(run.checkpoint(5), brought / f"step-{step:08d}")
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "step": step}))
+    (brought / ".partial-00000004-1-77").mkdir()
+
+    run.num_ranks = 2
+    shutil.rmtree(run.checkpoint(6))
+    intent = run.intend(resume_step=5)
+    ranks = (intent.ranks[0], replace(intent.ranks[1], node="there", local_rank=0))
+    folders = (run.attempt_folder, there / "attempts" / str(run.attempt))
+    folders[1].mkdir(parents=True)
+    started = []
+    for rank, folder in enumerate(folders):
+        mine = replace(intent, ranks=ranks, node=ranks[rank].node)
+        (folder / "intent.json").write_text(json.dumps(to_wire(mine)))
+        started.append(start_rank(mine, rank, folder, {}))
+    assert finish(started) == [0, 0]
+    assert run.checkpoint(6).is_dir()
+    assert sorted(path.name for path in brought.iterdir()) == ["step-00000003", "step-00000005"]
