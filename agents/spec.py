@@ -70,6 +70,8 @@ class AdapterSpec:
             raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
         if not self.targets:
             raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
+        if self.targets == ("all-linear",):
+            object.__setattr__(self, "targets", "all-linear")
         is_word = isinstance(self.targets, str) and self.targets != "all-linear"
         if is_word and not PATTERN_SIGNS.intersection(self.targets):
             object.__setattr__(self, "targets", (self.targets,))
@@ -168,6 +170,11 @@ class RunSpec:
             raise ValueError(
                 "data.format is preference; with objective sft it must be auto, chat, alpaca or "
                 "text, or set objective: dpo"
+            )
+        if self.precision == "fp64" and self.adapter.kind == "qlora":
+            raise ValueError(
+                "precision is fp64; with kind qlora it must be auto, fp32, bf16 or fp16, which "
+                "4-bit weights are made of"
             )
         if self.memory_gib is not None and self.memory_gib <= 0:
             raise ValueError(f"memory_gib is {self.memory_gib}; it must be above 0")

@@ -96,7 +96,7 @@ class CountedDropout(nn.Module):
 
     def __init__(self, share: float, name: str, features: int, clock: DropoutClock) -> None:
         super().__init__()
-        threshold = round(share * _LANES)
+        threshold = min(round(share * _LANES), _LANES - 1)
         self._features = features
         self._name = name
         self._clock = clock

@@ -34,6 +34,12 @@ def test_the_share_is_right_and_the_mean_is_kept(share):
     assert kept.unique().numel() == 2
 
 
+def test_a_share_just_below_one_is_one_that_can_be_had():
+    kept = mask([0], share=0.9999999)
+    assert (kept != 0).double().mean() < 1e-3
+    assert kept.isfinite().all()
+
+
 def test_features_and_tokens_do_not_move_together():
     kept = (mask([3], tokens=2048, features=512)[0] != 0).double() - 0.9
     for rows in (kept.T, kept):

@@ -112,6 +112,7 @@ def test_what_sees_stays_as_it_was(seeing_model, tmp_path, kind):
 def test_one_name_is_that_layer():
     assert AdapterSpec(targets="q_proj").targets == ("q_proj",)
     assert AdapterSpec(targets="all-linear").targets == "all-linear"
+    assert AdapterSpec(targets=("all-linear",)).targets == "all-linear"
 
 
 @pytest.mark.parametrize("name", ["k_prj", "proj", "embed_tokens", "input_layernorm"])

@@ -167,6 +167,11 @@ def test_lists_become_tuples() -> None:
             "run.yaml, line 3: adapter.dora is true; it must be false with kind full",
         ),
         (
+            f"{RIGHT}adapter: {{kind: qlora}}\nprecision: fp64\n",
+            "run.yaml, line 4: precision is fp64; with kind qlora it must be auto, fp32, bf16 or "
+            "fp16, which 4-bit weights are made of",
+        ),
+        (
             f"{RIGHT}objective: dpo\npacking: true\n",
             "run.yaml, line 4: packing is true; it must be false with objective dpo",
         ),
