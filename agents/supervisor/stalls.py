@@ -21,7 +21,7 @@ TRAINING_LIMIT_S = 60.0
 OTHER_LIMIT_S = 600.0
 """For loading, warm-up and saving, and before the first heartbeat."""
 STEPS_ALLOWED = 10
-"""A step may take this many times the median of the last ones."""
+"""A step may take this many times the median of the last ones, or what the rank foresees."""
 ABSENCE_S = 10.0
 """A gap between two looks that means that this process was held up itself."""
 REMOTE_PATIENCE_S = 5.0
@@ -49,6 +49,8 @@ class _Track:
     step: int | None = None
     phase: str = "loading"
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    foreseen_step_s: float = 0.0
+    """What the rank takes a step for by its warm-up, as long as there was none."""
 
 
 class StallWatch:
@@ -96,8 +98,8 @@ class StallWatch:
     def _limit_s(self, track: _Track) -> float:
         if track.phase != "training":
             return max(OTHER_LIMIT_S, self._training_limit_s)
-        median_s = statistics.median(track.steps_s) if track.steps_s else 0.0
-        return max(self._training_limit_s, STEPS_ALLOWED * median_s)
+        step_s = statistics.median(track.steps_s) if track.steps_s else track.foreseen_step_s
+        return max(self._training_limit_s, STEPS_ALLOWED * step_s)
 
     def _describe(self, track: _Track, now_s: float) -> Stall:
         state = read_process_state(track.rank.pid)
@@ -129,6 +131,9 @@ def _follow(track: _Track) -> None:
         if track.step is not None and step > track.step and track.phase == "training":
             track.steps_s.append((at_s - track.beat_s) / (step - track.step))
         track.step = step
+    foreseen_s = beat.get("foreseen_step_s")
+    if isinstance(foreseen_s, (int, float)):
+        track.foreseen_step_s = foreseen_s
     track.phase = str(beat.get("phase", track.phase))
     track.beat_s = at_s
 

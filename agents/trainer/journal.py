@@ -100,6 +100,7 @@ class Heartbeat:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._step = 0
         self._phase = "loading"
+        self._foreseen_step_s = 0.0
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._write()
@@ -112,6 +113,11 @@ class Heartbeat:
             self._phase = phase or self._phase
             self._write()
 
+    def foresee(self, step_s: float) -> None:
+        """Tell how long a step will take, before there was one; told with each beat from now on."""
+        with self._lock:
+            self._foreseen_step_s = round(step_s, 3)
+
     def touch(self) -> None:
         """Tell that this rank is alive, in the middle of a step."""
         with self._lock:
@@ -122,7 +128,12 @@ class Heartbeat:
         self._ended.set()
 
     def _write(self) -> None:
-        record = {"step": self._step, "phase": self._phase, "monotonic_s": time.monotonic()}
+        record = {
+            "step": self._step,
+            "phase": self._phase,
+            "monotonic_s": time.monotonic(),
+            "foreseen_step_s": self._foreseen_step_s,
+        }
         line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
         with contextlib.suppress(OSError):  # a full disk must not end a training
             os.pwrite(self._file, line.encode("ascii"), 0)

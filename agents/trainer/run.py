@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from agents.spec import RunSpec
@@ -147,6 +150,7 @@ def _train(
         solo_tokens_per_s=solo,
     )
     plan = _make_plan(attempt.intent.spec, prepared, shares, speeds)
+    heartbeat.foresee(foresee_step_s(spec.batch_sequences, prepared.train.num_tokens, shares, solo))
     if attempt.rank == 0:
         spec, model = attempt.intent.spec, prepared.model
         shown = describe(prepared.train, model.tokenizer, spec, plain_template=model.plain_template)
@@ -173,6 +177,28 @@ def _train(
     journal.write("finished", step=step, reason=reason)
     heartbeat.beat(step, "done")
     journal.write("phase", phase="done")
+
+
+def foresee_step_s(
+    batch_sequences: int,
+    num_tokens: npt.NDArray[np.int32],
+    shares: Sequence[float],
+    tokens_per_s: Sequence[float],
+) -> float:
+    """Return about how long a step takes: that of the slowest rank, for which all others wait.
+
+    Args:
+        num_tokens: of each example (N,).
+        shares: of each rank.
+        tokens_per_s: of each rank by itself.
+
+    >>> foresee_step_s(10, np.array([100, 300], dtype=np.int32), (3.0, 1.0), (100.0, 10.0))
+    50.0
+    """
+    batch_tokens = batch_sequences * float(num_tokens.mean())
+    longest = float(num_tokens.max())  # that a rank may have to do, however small its share is
+    parts = [max(longest, share / sum(shares) * batch_tokens) for share in shares]
+    return max(part / speed for part, speed in zip(parts, tokens_per_s, strict=True))
 
 
 def _make_certifier(attempt: Attempt, prepared: Prepared, journal: Journal) -> Certifier | None:

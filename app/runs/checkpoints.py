@@ -40,8 +40,7 @@ async def find_copies(
     return tuple(
         copy
         for copy in copies
-        if copy.info.problem
-        or counts(copy.info.step, copy.info.attempt, starts[copy.info.run_id])
+        if copy.info.problem or counts(copy.info.step, copy.info.attempt, starts[copy.info.run_id])
     )
 
 

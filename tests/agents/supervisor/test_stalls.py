@@ -30,9 +30,11 @@ class Ranks:
             for n, p in enumerate(self.processes)
         ]
 
-    def beat(self, at_s: float, steps: tuple[int, int], phase: str = "training") -> None:
+    def beat(
+        self, at_s: float, steps: tuple[int, int], phase: str = "training", **more: float
+    ) -> None:
         for rank, step in enumerate(steps):
-            beat = {"step": step, "phase": phase, "monotonic_s": at_s}
+            beat = {"step": step, "phase": phase, "monotonic_s": at_s, **more}
             (self.folder / f"rank-{rank}.heartbeat").write_text(json.dumps(beat))
 
 
@@ -59,6 +61,17 @@ def test_training_may_stand_still_for_a_minute(node: Node, ranks: Ranks) -> None
     watch = StallWatch(ranks.all, node.intent("train", "train"))
     ranks.beat(1010.0, (5, 5))
     assert look_on(watch, 1010.0, 1300.0) == 1070.5
+
+
+def test_first_step_may_take_ten_times_what_the_rank_foresees(node: Node, ranks: Ranks) -> None:
+    """A CPU may need minutes for it, and no step before it tells so."""
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    ranks.beat(1010.0, (0, 0), foreseen_step_s=30.0)
+    assert look_on(watch, 1010.0, 1500.0) == 1310.5
+    for step in (1, 2, 3):
+        ranks.beat(1310.0 + step, (step, step), foreseen_step_s=30.0)
+        assert look_on(watch, 1310.5 + step, 1311.0 + step) is None
+    assert look_on(watch, 1313.5, 2000.0) == 1373.5, "steps that were seen count more"
 
 
 def test_slow_steps_may_take_ten_times_their_median(node: Node, ranks: Ranks) -> None:

@@ -99,6 +99,14 @@ def test_the_heartbeat_goes_on_alone_except_in_training(tmp_path, monkeypatch):
     heartbeat.close()
 
 
+def test_the_heartbeat_tells_how_long_a_step_is_foreseen_to_take(tmp_path):
+    heartbeat = Heartbeat(tmp_path / "h")
+    heartbeat.foresee(12.3456)
+    heartbeat.beat(0, "training")
+    assert json.loads((tmp_path / "h").read_text())["foreseen_step_s"] == 12.346
+    heartbeat.close()
+
+
 def test_a_shorter_record_leaves_nothing_of_a_longer_one(tmp_path):
     heartbeat = Heartbeat(tmp_path / "h")
     heartbeat.beat(10**9, "warmup")
