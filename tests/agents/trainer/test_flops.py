@@ -7,7 +7,14 @@ import doctest
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from agents.trainer import evaluation, flops, peaks
 from agents.trainer.flops import read_flops
@@ -44,6 +51,14 @@ def test_an_adapter_is_all_that_is_trained():
     assert counted.frozen == 2 * LAYER
     assert counted.trained == 2 * 4 * (32 + 32 + 32 + 16)
     assert (counted.head, counted.head_trained) == (128 * 32, False)
+
+
+def test_the_text_of_a_model_that_sees_has_its_attention_counted():
+    seen = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "image_size": 28}
+    text = {**SHAPE, "head_dim": 16}
+    config = Gemma3Config(text_config=text, vision_config={**seen, "num_attention_heads": 2})
+    counted = read_flops(Gemma3ForConditionalGeneration(config))
+    assert (counted.attention_width, counted.num_layers) == (4 * 16, 2)
 
 
 def test_a_token_meets_few_of_the_experts():
