@@ -19,7 +19,7 @@ from agents.supervisor.ranks import RankProcess
 
 TRAINING_LIMIT_S = 60.0
 OTHER_LIMIT_S = 600.0
-"""For loading, warm-up and saving, and before the first heartbeat."""
+"""For loading, warm-up, saving and evaluation, and before the first heartbeat."""
 STEPS_ALLOWED = 10
 """A step may take this many times the median of the last ones, or what the rank foresees."""
 ABSENCE_S = 10.0

@@ -19,6 +19,8 @@ from typing import Any
 
 _CAPACITY = 10_000
 _RETRY_S = 1.0
+_LOOP_PHASES = ("training", "evaluating")
+"""Phases in which the training loop itself tells that it is alive."""
 
 
 class Journal:
@@ -88,8 +90,8 @@ def _finite(value: Any) -> Any:
 class Heartbeat:
     """A small file that tells the supervisor where this rank is, overwritten in place.
 
-    While the rank loads, measures or saves, a thread writes it every two seconds. While it trains,
-    only the training loop does, so that a hang in the middle of a step shows.
+    While the rank loads, measures or saves, a thread writes it every two seconds. While it trains
+    or evaluates, only the training loop does, so that a hang in the middle of a step shows.
     """
 
     PERIOD_S = 2.0
@@ -141,5 +143,5 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._ended.wait(self.PERIOD_S):
             with self._lock:
-                if self._phase != "training":
+                if self._phase not in _LOOP_PHASES:
                     self._write()

@@ -305,9 +305,12 @@ class Loop:
         examples = self._prepared.evaluation
         assert examples is not None
         first = len(self._prepared.train)  # the reference table holds the training pairs first
+        # Shares are those of training: a rank that recomputes there waits here, maybe for minutes.
+        self._enter("evaluating", step)
         found = evaluate(self._computer, self._group, examples, self._balancer.shares, first)
         told = found.tell(self._spec.objective)
         self._journal.write("eval", step=step, **told)
+        self._enter("training", step)
 
     def _trace(self, step: int, granted: Granted, *, ends: bool) -> None:
         """Begin to record the steps after this one, or end it."""

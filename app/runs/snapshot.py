@@ -14,7 +14,7 @@ from app.text import show_share
 
 _PHASES = (
     "loading", "imported", "tokenizing", "preparing", "reference", "tuning", "warmup", "training",
-    "saving", "tracing", "done",
+    "evaluating", "saving", "tracing", "done",
 )  # fmt: skip
 """In the order of a run."""
 

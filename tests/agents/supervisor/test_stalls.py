@@ -84,10 +84,11 @@ def test_slow_steps_may_take_ten_times_their_median(node: Node, ranks: Ranks) ->
     assert look_on(watch, now_s, now_s + 1000.0) == now_s - 30.0 + 300.5
 
 
-def test_loading_and_saving_may_take_ten_minutes(node: Node, ranks: Ranks) -> None:
+@pytest.mark.parametrize("phase", ["saving", "evaluating"])
+def test_loading_and_saving_may_take_ten_minutes(node: Node, ranks: Ranks, phase: str) -> None:
     watch = StallWatch(ranks.all, node.intent("train", "train"))
     assert look_on(watch, 1000.0, 1599.0) is None  # no heartbeat at all yet
-    ranks.beat(1600.0, (9, 9), "saving")
+    ranks.beat(1600.0, (9, 9), phase)
     assert look_on(watch, 1599.5, 2500.0) == 2200.5
 
 

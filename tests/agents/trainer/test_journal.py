@@ -80,7 +80,7 @@ def test_closing_gives_up_on_a_disk_that_stays_full(tmp_path, stuck_disk):
     stuck_disk.released.set()
 
 
-def test_the_heartbeat_goes_on_alone_except_in_training(tmp_path, monkeypatch):
+def test_the_heartbeat_goes_on_alone_except_in_the_loop(tmp_path, monkeypatch):
     monkeypatch.setattr(Heartbeat, "PERIOD_S", 0.02)
     path = tmp_path / "h"
     heartbeat = Heartbeat(path)
@@ -96,6 +96,8 @@ def test_the_heartbeat_goes_on_alone_except_in_training(tmp_path, monkeypatch):
     assert json.loads(path.read_text())["step"] == 12
     heartbeat.beat(12, "saving")
     assert beats()
+    heartbeat.beat(12, "evaluating")
+    assert not beats()
     heartbeat.close()
 
 

@@ -65,7 +65,8 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
         many = ("step", "eval", "checkpoint", "preview")
         assert [kind for kind in kinds if kind not in many] == [
             "loading", "imported", "setting", "warmup", "started", "training",
-            "saving", "training", "saving", "training", "finished", "done",
+            "saving", "training", "evaluating", "training", "saving", "training",
+            "finished", "done",
         ]  # fmt: skip
         assert kinds.count("preview") == (1 if rank == 0 else 0)
         assert kinds.count("checkpoint") == (2 if rank == 0 else 0)
