@@ -224,7 +224,7 @@ async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
-    out.note("asked; it is saved at the end of the present step")
+    out.note("asking; it is saved at the end of the present step")
     saved = await core.save_run(args.run)
     out.document(saved)
     out.text(describe_saved(saved))
@@ -232,7 +232,7 @@ async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
-    out.note("asked; the steps after the present one are recorded")
+    out.note("asking; the steps after the present one are recorded")
     made = await core.trace_run(args.run, args.steps)
     out.document(made)
     out.text(describe_trace(made))

@@ -28,9 +28,17 @@ def expect_possible(num_steps: int) -> None:
 
 
 def choose_starts(
-    services: Services, run_id: str, checkpoints: Collection[int], num_steps: int
+    services: Services,
+    run_id: str,
+    checkpoints: Collection[int],
+    num_steps: int,
+    *,
+    is_wanted: bool = False,
 ) -> tuple[int, ...]:
     """Return the steps of those checkpoints that have `num_steps` logged steps after them.
+
+    Args:
+        is_wanted: `checkpoints` is one that a person named; there may be others.
 
     Raises:
         UserError: there is none.
@@ -41,9 +49,17 @@ def choose_starts(
     if found:
         return found
     most = max(following.values(), default=0)
+    hint = f"Verify fewer: --verify {most}" if most else "Resume without --verify."
+    if is_wanted:
+        (step,) = checkpoints
+        raise UserError(
+            f"the checkpoint of step {step} of run {run_id} has {most} logged steps after it, and "
+            f"{num_steps} are to be verified",
+            f"{hint.rstrip('.')}, or leave out --checkpoint to begin at an older one.",
+        )
     raise UserError(
         f"no checkpoint of run {run_id} has {num_steps} logged steps after it; the most is {most}",
-        f"Verify fewer: --verify {most}" if most else "Resume without --verify.",
+        hint,
     )
 
 

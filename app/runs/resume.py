@@ -158,7 +158,7 @@ async def _prepare_checkpoint(
     fitting = copies
     if verify_steps is not None:
         steps = {c.info.step for c in copies} if wanted is None else {wanted}
-        starts = choose_starts(services, run_id, steps, verify_steps)
+        starts = choose_starts(services, run_id, steps, verify_steps, is_wanted=wanted is not None)
         fitting = tuple(copy for copy in copies if copy.info.step in starts)
     good = await choose_checkpoint(services, run_id, fitting, wanted)
     if not good:
