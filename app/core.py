@@ -602,7 +602,10 @@ class Core:
         from app.registry import record
 
         found = record.list_artifacts(self._services, run_id)
-        return await asyncio.to_thread(lambda: tuple(map(record.look_at_folders, found)))
+        nodes = self._services.cluster.names()
+        return await asyncio.to_thread(
+            lambda: tuple(record.look_at_folders(one, nodes) for one in found)
+        )
 
     async def artifact(self, name: str) -> ArtifactSnapshot:
         """Return the artifact NAME (its newest version) or NAME:VERSION.
@@ -613,7 +616,9 @@ class Core:
         from app.registry import record
 
         found = record.find_artifact(self._services, name)
-        return await asyncio.to_thread(record.look_at_folders, found)
+        return await asyncio.to_thread(
+            record.look_at_folders, found, self._services.cluster.names()
+        )
 
     async def add_artifact(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
         """Enter a folder that was made elsewhere; of one that was moved, its new place.

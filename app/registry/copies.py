@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agents.protocol import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.errors import UsageError, UserError
 from app.library.bundles import Source, safe_name
 from app.nodes.local_copy import copy_folder
 from app.registry import hub
 from app.registry.checking import compare_files, hash_folder
+from app.runs.cluster import NodeAgent
 from app.runs.services import Services
 from app.storage.artifacts import content_sha256
 from app.telling import say_bytes
@@ -95,17 +97,40 @@ async def _copy_to_node(
     node: str,
     progress: Callable[[int, int], None],
 ) -> ArtifactCopy:
-    path = f"artifacts/{safe_name(artifact.name)}-{content_sha256(artifact.files)[:16]}"
     if source.kind == "node":
-        path = source.path
-        if source.place != node:
-            await services.cluster.copy(source.place, node, path)
-    else:
-        bundle = Source(
-            value=source.place, destination=path, root=source.place, files=artifact.files
-        )
-        await services.cluster.push(node, bundle, progress)
+        return await _copy_between(services, artifact, source, node)
+    path = f"artifacts/{safe_name(artifact.name)}-{content_sha256(artifact.files)[:16]}"
+    await _clear_damaged(services.cluster.agent(node), artifact, path)
+    bundle = Source(value=source.place, destination=path, root=source.place, files=artifact.files)
+    await services.cluster.push(node, bundle, progress)
     return ArtifactCopy(kind="node", place=node, path=path, made_s=time.time())
+
+
+async def _copy_between(
+    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str
+) -> ArtifactCopy:
+    """Copy from a node to another one; a copy that lies there already is looked at."""
+    agent = services.cluster.agent(node)
+    if source.place != node:
+        await _clear_damaged(agent, artifact, source.path)
+        await services.cluster.copy(source.place, node, source.path)
+    if not _is_whole(artifact, await agent.hash_artifact(source.path)):
+        if source.place != node:
+            await agent.delete_artifact(source.path)
+        raise _tell_damage(services, artifact, source)
+    now_s = time.time()
+    return replace(source, place=node, made_s=now_s, checked_s=now_s, state="whole", problem="")
+
+
+async def _clear_damaged(agent: NodeAgent, artifact: ArtifactSnapshot, path: str) -> None:
+    """Delete what lies there if it is damaged: files of the right size are not sent again."""
+    here = await agent.hash_artifact(path)
+    if here and not _is_whole(artifact, here):
+        await agent.delete_artifact(path)
+
+
+def _is_whole(artifact: ArtifactSnapshot, files: Sequence[FileEntry]) -> bool:
+    return compare_files(artifact.files, files)[0] == "whole"
 
 
 async def _copy_to_folder(
@@ -120,12 +145,17 @@ async def _copy_to_folder(
     else:
         await services.cluster.fetch(source.place, source.path, folder)
         arrived = await asyncio.to_thread(hash_folder, folder, artifact.files)
-        if compare_files(artifact.files, arrived)[0] != "whole":
+        if not _is_whole(artifact, arrived):
             await asyncio.to_thread(shutil.rmtree, folder)
-            services.artifacts.save_copy(artifact, replace(source, state="damaged"))
-            raise UserError(
-                f"the copy on {source.place} is not what {artifact.label} was",
-                f"Look at its copies: rackless artifacts check {artifact.label}",
-            )
+            raise _tell_damage(services, artifact, source)
     now_s = time.time()
     return ArtifactCopy(kind="folder", place=str(folder), made_s=now_s, checked_s=now_s)
+
+
+def _tell_damage(services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy) -> UserError:
+    """Remember that a node's copy is damaged, and return what to say of it."""
+    services.artifacts.save_copy(artifact, replace(source, state="damaged"))
+    return UserError(
+        f"the copy on {source.place} is not what {artifact.label} was",
+        f"Look at its copies: rackless artifacts check {artifact.label}",
+    )

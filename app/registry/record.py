@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -227,12 +227,24 @@ def missing_files(folder: Path, files: Sequence[FileEntry]) -> list[str]:
     return found
 
 
-def look_at_folders(artifact: ArtifactSnapshot) -> ArtifactSnapshot:
-    """Return it with the state of its folders on this PC as they stand, by names and sizes."""
-    return replace(artifact, copies=tuple(_look(artifact, one) for one in artifact.copies))
+def look_at_folders(
+    artifact: ArtifactSnapshot, nodes: Collection[str] | None = None
+) -> ArtifactSnapshot:
+    """Return it with the state of its folders on this PC as they stand, by names and sizes.
+
+    Args:
+        artifact: as it is remembered.
+        nodes: that are known; nothing can be had from others. None: all are.
+    """
+    copies = tuple(_look(artifact, one, nodes) for one in artifact.copies)
+    return replace(artifact, copies=copies)
 
 
-def _look(artifact: ArtifactSnapshot, copy: ArtifactCopy) -> ArtifactCopy:
+def _look(
+    artifact: ArtifactSnapshot, copy: ArtifactCopy, nodes: Collection[str] | None
+) -> ArtifactCopy:
+    if copy.kind == "node" and nodes is not None and copy.place not in nodes:
+        return replace(copy, state="missing", problem="it is no node any more")
     if copy.kind != "folder" or not artifact.files:
         return copy
     gone = missing_files(Path(copy.place), artifact.files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -386,7 +386,7 @@ class FakeCluster:
         self.nodes[name]._answer("push")
         assert source.destination is not None
         if source.destination.startswith("artifacts/"):
-            self.nodes[name].artifacts[source.destination] = source.files
+            self._store(name, source.destination, source.files)
         if progress is not None:
             progress(1, 2)
         self.nodes[name].pushed.append(source.destination)
@@ -398,9 +398,17 @@ class FakeCluster:
 
     async def copy(self, source: str, target: str, path: str) -> None:
         self.copies.append((source, target, path))
+        if path in self.nodes[source].artifacts:
+            self._store(target, path, self.nodes[source].artifacts[path])
         for key, info in self.nodes[source].checkpoints.items():
             if info.path == path:
                 self.nodes[target].checkpoints[key] = info
+
+    def _store(self, name: str, path: str, files: Sequence[FileEntry]) -> None:
+        """Bring what is missing by name and size, as nodes tell it."""
+        artifacts = self.nodes[name].artifacts
+        here = {(entry.path, entry.size_bytes): entry for entry in artifacts.get(path, ())}
+        artifacts[path] = tuple(here.get((one.path, one.size_bytes), one) for one in files)
 
 
 def make_services(home: Path, cluster: FakeCluster) -> Services:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def copy(services: Services, made: ArtifactSnapshot, to: str) -> list[str]:
 
 
 def look(services: Services, made: ArtifactSnapshot) -> ArtifactSnapshot:
-    return look_at_folders(find_artifact(services, made.label))
+    return look_at_folders(find_artifact(services, made.label), services.cluster.names())
 
 
 def delete(
@@ -109,6 +110,37 @@ def test_nodes_get_and_give_copies(
     assert cluster.copies == [("alpha", "beta", path)]
 
 
+def damage(cluster: FakeCluster, node: str) -> None:
+    """Change a byte of a copy on a node, where the size stays."""
+    for path, files in cluster[node].artifacts.items():
+        changed = [replace(one, sha256="0" * 64) for one in files[-1:]]
+        cluster[node].artifacts[path] = (*files[:-1], *changed)
+
+
+def test_a_damaged_copy_on_a_node_is_made_anew(
+    services: Services, cluster: FakeCluster, made: ArtifactSnapshot
+) -> None:
+    copy(services, made, "alpha")
+    damage(cluster, "alpha")
+    assert states(services, made) == {"out": "whole", "alpha": "damaged"}
+    copy(services, made, "alpha")
+    assert states(services, made) == {"out": "whole", "alpha": "whole"}
+
+
+def test_damage_does_not_spread_from_node_to_node(
+    services: Services, cluster: FakeCluster, made: ArtifactSnapshot
+) -> None:
+    copy(services, made, "alpha")
+    delete(services, made, str(Path(made.copies[0].place)))
+    damage(cluster, "alpha")
+    for node in ("beta", "alpha"):
+        with pytest.raises(UserError, match="the copy on alpha is not what poems-merged:1 was"):
+            copy(services, made, node)
+        (left,) = find_artifact(services, made.label).copies
+        assert (left.place, left.state, cluster["beta"].artifacts) == ("alpha", "damaged", {})
+        services.artifacts.save_copy(made, replace(left, state="whole"))
+
+
 def test_what_is_neither_a_node_nor_a_folder_is_asked_for(
     services: Services, made: ArtifactSnapshot
 ) -> None:
@@ -155,6 +187,19 @@ def test_the_last_copy_goes_only_when_it_is_meant(
     assert cluster["alpha"].artifacts == {}
     with pytest.raises(UserError, match="there is no artifact"):
         look(services, made)
+
+
+def test_a_copy_on_a_node_that_was_removed_is_none(
+    services: Services, cluster: FakeCluster, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    copy(services, made, "alpha")
+    removed = cluster.nodes.pop("alpha")
+    with pytest.raises(UserError, match="This is the last copy of poems-merged:1"):
+        delete(services, made, str(tmp_path / "out"))
+    assert (tmp_path / "out").is_dir()
+    cluster.nodes["alpha"] = removed
+    delete(services, made, str(tmp_path / "out"))
+    assert [one.place for one in look(services, made).copies] == ["alpha"]
 
 
 def test_deleting_leaves_what_is_not_of_the_artifact(
