@@ -26,6 +26,8 @@ from app.text import show_list
 CARD_FILE = "README.md"
 LINEAGE_FILE = "rackless.json"
 """In a merged model: hashes of what it comes from."""
+_MOST_LETTERS = 60
+"""Of a name, as `safe_name` has it."""
 MODELFILES = "Modelfile-*"
 """What Ollama is given; they are written when somebody asks how to serve the artifact."""
 
@@ -106,7 +108,7 @@ def record_export(
     if to == "merged" and not card.exists():
         card.write_text(describe_merged(traced), encoding="utf-8")
     found = ArtifactSnapshot(
-        name=safe_name(f"{origin.run_name}-{to}"),
+        name=_name(origin, to),
         version=0,
         format=to,
         types=tuple(types),
@@ -116,6 +118,20 @@ def record_export(
         **told,
     )
     return _enter(services, found, folder)
+
+
+def _name(origin: Origin, to: str) -> str:
+    """Return the usual name: of the run, and all of the format, however long the run's is.
+
+    >>> origin = Origin(base="b", data="d", run_id="2026-x", run_name="p" * 80, step=1)
+    >>> _name(origin, "awq") == "p" * 56 + "-awq", _name(replace(origin, run_name="\\u8bd7"), "awq")
+    (True, '2026-x-awq')
+    """
+    is_plain = any(letter.isascii() and letter.isalnum() for letter in origin.run_name)
+    run = origin.run_name if is_plain else origin.run_id
+    whole = safe_name(f"{run}-{to}")
+    cut = safe_name(run)[: _MOST_LETTERS - len(to) - 1].rstrip(".-_")
+    return whole if whole.endswith(f"-{to}") else f"{cut}-{to}"
 
 
 def add_folder(services: Services, folder: Path, name: str | None = None) -> ArtifactSnapshot:
@@ -132,9 +148,9 @@ def add_folder(services: Services, folder: Path, name: str | None = None) -> Art
     kind = read_artifact(folder)
     told = _read_about(folder)
     origin = told["origin"]
-    usual = f"{origin.run_name}-{kind.method}" if origin else folder.name
+    usual = _name(origin, kind.method) if origin else safe_name(folder.name)
     found = ArtifactSnapshot(
-        name=safe_name(name or usual),
+        name=safe_name(name) if name else usual,
         version=0,
         format=kind.method,
         types=kind.types,

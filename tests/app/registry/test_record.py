@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,19 @@ def test_the_next_export_is_the_next_version(services: Services, tmp_path: Path)
     assert find_artifact(services, "poems-awq:1").version == 1
     with pytest.raises(UserError, match="there is no artifact poems-awq:3"):
         find_artifact(services, "poems-awq:3")
+
+
+def test_the_name_tells_the_format_whatever_the_run_is_called(
+    services: Services, tmp_path: Path
+) -> None:
+    names = []
+    for number, run_name in enumerate(("a long name of a run, " * 4, "\u8bd7\u6b4c")):
+        origin = replace(ORIGIN, run_name=run_name)
+        for method in ("merged", "awq"):
+            folder = make_folder(tmp_path / f"{method}-{number}", origin, method)
+            names.append(record_export(services, folder, method, (), origin).label)
+    long = "a-long-name-of-a-run-a-long-name-of-a-run-a-long-name"
+    assert names == [f"{long}-merged:1", f"{long}-of-awq:1", "r-1-merged:1", "r-1-awq:1"]
 
 
 def test_a_folder_that_vanished_is_missing_and_comes_back_where_it_was_moved(
