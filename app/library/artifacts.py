@@ -36,7 +36,8 @@ class Artifact:
         Raises:
             UserError: there is none of that type.
         """
-        wanted = kind or (self.types[0] if self.types else "")
+        spelled = {one.lower(): one for one in self.types}
+        wanted = spelled.get(kind.lower(), kind) if kind else next(iter(self.types), "")
         found = sorted(self.folder.glob(f"*-{wanted}.gguf"))
         if not found:
             raise UserError(

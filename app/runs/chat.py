@@ -184,6 +184,8 @@ def write_comparison(project: Project, found: Comparison, path: Path) -> None:
 async def _load_run(
     services: Services, run_id: str, subject: Subject, tell: Say, key: int
 ) -> Loaded:
+    if subject.type is not None:
+        raise UsageError("a run has no types to choose from", "Leave --type out.")
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     nodes = services.cluster.names() if subject.node is None else (subject.node,)
@@ -209,7 +211,11 @@ async def _load_artifact(
 ) -> Loaded:
     if subject.of_base:
         raise UsageError("an artifact has no base with it", "Ask the base through its run.")
+    if subject.checkpoint is not None:
+        raise UsageError("an artifact is of one checkpoint", "Ask another one through its run.")
     artifact = await asyncio.to_thread(read_artifact, folder)
+    if subject.type is not None and artifact.method != "gguf":
+        raise UsageError(f"{artifact.method} has no types to choose from", "Leave --type out.")
     source = await asyncio.to_thread(bundle_artifact, artifact, subject.type, services.hashes)
     node, facts = await _choose_node(services, subject.node)
     agent = services.cluster.agent(node)

@@ -61,6 +61,20 @@ def test_a_run_is_loaded_where_its_checkpoint_lies(
     assert [one.device for one in node.loaded[-1].devices] == ["cuda:0", "cuda:1"]
 
 
+def test_what_does_not_belong_to_it_is_refused_and_not_left_out(
+    services: Services, interrupted: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="a run has no types"):
+        load(services, interrupted, type="Q8_0")
+    folder = str(make_artifact(tmp_path / "valley", "nf4"))
+    with pytest.raises(UsageError, match="an artifact is of one checkpoint"):
+        load(services, folder, checkpoint=5)
+    with pytest.raises(UsageError, match="nf4 has no types"):
+        load(services, folder, type="Q8_0")
+    gguf = str(make_artifact(tmp_path / "small", "gguf", "F16", "Q8_0"))
+    assert load(services, gguf, type="q8_0")[0].node == "alpha"
+
+
 def test_several_turns_go_to_one_loaded_model_until_it_is_closed(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
