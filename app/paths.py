@@ -24,6 +24,14 @@ def default_home() -> Path:
     return Path(platformdirs.user_data_dir("rackless", appauthor=False))
 
 
+def is_working_folder(path: Path) -> bool:
+    """Tell whether a path is that of the folder that this process works in."""
+    try:
+        return path.samefile(Path.cwd())
+    except OSError:  # one of both is not there
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The names below one home. Makes nothing by itself."""

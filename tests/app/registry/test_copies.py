@@ -77,6 +77,16 @@ def test_a_copy_in_a_folder_is_whole_or_not_there(
         copy(services, made, str(tmp_path / "deep" / "two"))
 
 
+def test_the_folder_that_this_runs_in_stays(
+    services: Services, made: ArtifactSnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match="here exists already"):
+        copy(services, made, "./")
+    assert (tmp_path / "here").is_dir()
+
+
 def test_a_copy_that_broke_off_goes_on_with_what_is_missing(
     services: Services, made: ArtifactSnapshot, tmp_path: Path
 ) -> None:

@@ -121,6 +121,24 @@ def test_a_place_that_takes_nothing_is_refused_before_a_node_works(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_links_are_followed_and_the_folder_that_this_runs_in_stays(
+    services: Services, interrupted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "new")
+    found = asyncio.run(export_run(services, interrupted, "merged", tmp_path / "link"))
+    assert (found.path, found.path.is_dir()) == (tmp_path / "disk" / "new", True)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="loop leads nowhere"):
+        asyncio.run(export_run(services, interrupted, "merged", tmp_path / "loop"))
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match="here is the folder that this runs in"):
+        asyncio.run(export_run(services, interrupted, "merged", Path()))
+    assert (tmp_path / "here").is_dir()
+
+
 def test_a_disk_that_is_too_full_is_refused_before_a_node_works(
     services: Services,
     interrupted: str,
