@@ -16,6 +16,8 @@ from app.storage.hashes import HashStore
 LEAST_WORDS = 64
 """Fewer calibrate nothing; the nodes want as many tokens, of which a word has one or more."""
 _READ_BYTES = 1 << 20
+_FIRST_WITHOUT_SPACES = "\u0e01"
+"""Of Thai; behind it come the scripts of East Asia, which write a text without spaces."""
 
 
 def find_calibration(path: Path, hashes: HashStore) -> Source:
@@ -56,10 +58,21 @@ def _count_words(path: Path) -> int:
         raise UserError(
             f"{path} cannot be read: {error.strerror}", "Name another data file."
         ) from error
-    words = sum(any(letter.isalnum() for letter in word) for word in text.split())
+    words = sum(map(_count_in, text.split()))
     if words < LEAST_WORDS:
         raise UserError(
             f"{path.name} has {words} words; at least {LEAST_WORDS} are needed to calibrate with",
             "Name a data file with more text, or leave it to the run's own data.",
         )
     return words
+
+
+def _count_in(word: str) -> int:
+    """Return the words in a text without spaces; in Chinese, Thai and such each letter is one.
+
+    >>> _count_in("poem."), _count_in("--"), _count_in("\\u6625\\u7720\\u4e0d")
+    (1, 0, 3)
+    """
+    letters = [letter for letter in word if letter.isalnum()]
+    alone = sum(letter >= _FIRST_WITHOUT_SPACES for letter in letters)
+    return alone or int(bool(letters))
