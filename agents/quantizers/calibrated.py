@@ -15,19 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agents import artifacts
 from agents.artifacts import MakeJob, Method
 from agents.errors import UserError
 from agents.quantizers import autoawq
 from agents.quantizers.by_gptqmodel import SCRATCH, Gptqmodel, Layers
 from agents.quantizers.texts import split_blocks
 from agents.quantizers.work import Progress
-
-GROUPS = (128, 64, 32)
-"""Weights that share a scale; the first that divides every layer's input is taken."""
-_SIZES = {"hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers"}
-"""That every transformer of our time has in its configuration; GPT-2 and Mamba have others."""
-_AWQ_ROWS = 64
-"""AWQ's search for clipping takes the outputs of a layer in blocks of so many."""
 
 
 def quantize(
@@ -52,7 +46,7 @@ def quantize(
         UserError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
     """
     group = choose_group(model, job.method)
-    num_layers = _read_sizes(model, job.method)["num_hidden_layers"]
+    num_layers = _read_config(model)["num_hidden_layers"]
     model, folder = model.absolute(), folder.absolute()
     layers = Layers(progress, num_layers)
     rows = split_blocks(calibration) if job.method == "awq" else calibration
@@ -67,14 +61,8 @@ def quantize(
             work.do()
 
 
-def _read_sizes(model: Path, method: Method) -> dict[str, Any]:
+def _read_config(model: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((model / "config.json").read_bytes())
-    if not config.keys() >= _SIZES:
-        raise UserError(
-            f"{method} is not made of this kind of model ({config.get('model_type')}), whose "
-            "layers are built otherwise.",
-            "Use nf4 or gguf",
-        )
     return config
 
 
@@ -97,23 +85,10 @@ def choose_group(model: Path, method: Method) -> int:
     Raises:
         UserError: none does, or AWQ cannot divide the outputs.
     """
-    config = _read_sizes(model, method)
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    width = config.get("head_dim") or hidden // heads
-    keys = config.get("num_key_value_heads") or heads
-    inputs = (hidden, heads * width, config["intermediate_size"])
-    outputs = (hidden, heads * width, keys * width, config["intermediate_size"])
-    groups = [group for group in GROUPS if all(size % group == 0 for size in inputs)]
-    if not groups:
-        raise UserError(
-            f"The layers of this model have {', '.join(map(str, sorted(set(inputs))))} inputs; "
-            f"{method} needs multiples of {GROUPS[-1]}.",
-            "Use nf4 or gguf",
-        )
-    odd = [size for size in outputs if size % _AWQ_ROWS]
-    if method == "awq" and odd:
-        raise UserError(
-            f"A layer of this model has {odd[0]} outputs; awq needs multiples of {_AWQ_ROWS}.",
-            "Use gptq, nf4 or gguf",
-        )
-    return groups[0]
+    try:
+        return artifacts.choose_group(_read_config(model), method)
+    except ValueError as error:
+        reason = str(error)
+        if not reason.startswith(method):
+            reason = reason[0].upper() + reason[1:]
+        raise UserError(f"{reason}.", "Use nf4 or gguf") from error

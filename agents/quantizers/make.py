@@ -16,6 +16,7 @@ from typing import Any
 
 from agents.artifacts import PROOF_FILE, MakeJob
 from agents.errors import UserError
+from agents.quantizers import calibrated
 from agents.quantizers.card import write_card
 from agents.quantizers.compare import ModelPredictor
 from agents.quantizers.gguf import write_files
@@ -67,6 +68,8 @@ def make(job: MakeJob, home: Path, progress: Progress) -> None:
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
         raise UserError(f"{model} is no model of Transformers.", "Export the run again")
+    if job.method in ("awq", "gptq"):  # told before the original is measured, which takes long
+        calibrated.choose_group(model, job.method)
     try:
         with using(model):
             proofs = _make_folder(job, model, destination, home, progress)
@@ -133,7 +136,7 @@ def _quantize(
     job: MakeJob, model: Path, folder: Path, texts: Texts, tokenizer: Any, progress: Progress
 ) -> None:
     """Write a model that Transformers loads."""
-    from agents.quantizers import calibrated, nf4
+    from agents.quantizers import nf4
 
     progress.begin("quantize", f"Quantizing to {_name(job)}")
     if job.method == "nf4":

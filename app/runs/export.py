@@ -251,7 +251,7 @@ def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: Progress) -> Co
     why = "; ".join(f"{place.node} {show_list(place.problems)}" for place in among)
     raise UserError(
         f"this export cannot be made: {why}",
-        "Free some room there, or choose a smaller type.",
+        "Free some room there, or choose a smaller type or another format.",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from agents.artifacts import CONVERTED_TYPES, METHODS, Engine
+from agents.artifacts import CONVERTED_TYPES, METHODS, Engine, choose_group
 from agents.protocol import NodeFacts
 from app.artifact import ArtifactSnapshot
 from app.errors import RacklessError, UserError
@@ -56,6 +56,7 @@ async def plan_export(
     steps = {one.info.step for one in copies if checkpoint in (None, one.info.step)}
     step = max(steps, default=None)
     holders = {one.node for one in copies if one.info.step == step}
+    refusal = await asyncio.to_thread(_find_refusal, services, run.spec.model, to)
     shape, value_bytes = await asyncio.to_thread(_find_shape, services, run.spec.model)
     data, _ = await asyncio.to_thread(find_data_size, services.planning, run.spec)
     texts = size_texts(data.num_rows, data.mean_tokens, data.longest_tokens)
@@ -64,7 +65,9 @@ async def plan_export(
         if shape is None
         else forecast_artifact(shape, to, types, value_bytes, texts=texts, engine=engine)
     )
-    places = await asyncio.gather(*(_look(services, one, holders, to, types) for one in names))
+    places = await asyncio.gather(
+        *(_look(services, one, holders, to, types, refusal) for one in names)
+    )
     outcomes = read_outcomes(await asyncio.to_thread(services.artifacts.all))
     adapter = run.spec.adapter
     targets = None if adapter.kind == "full" else adapter.targets
@@ -126,6 +129,18 @@ def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
     return max((int(one.get(name) or 0) for one in phases), default=0)
 
 
+def _find_refusal(services: Services, model: str, to: str) -> str:
+    """Return why a format is not made of a model, as far as its sizes are known; empty: it is."""
+    found = services.configs.find_here(model) if to in ("awq", "gptq") else None
+    if found is None or "model_type" not in found.config:
+        return ""
+    try:
+        choose_group(found.config, to)
+    except ValueError as error:
+        return f"cannot make it: {error}"
+    return ""
+
+
 def _find_shape(services: Services, model: str) -> tuple[ModelShape | None, float]:
     """Return the sizes of a model, and the bytes of one of its values; None: they are not known."""
     found = services.configs.find_here(model)
@@ -165,8 +180,15 @@ def find_value_bytes(
 
 
 async def _look(
-    services: Services, node: str, holders: set[str], to: str, types: Sequence[str]
+    services: Services,
+    node: str,
+    holders: set[str],
+    to: str,
+    types: Sequence[str],
+    refusal: str,
 ) -> Place:
+    if refusal:
+        return Place(node=node, bench=Bench(is_gpu=False), problem=refusal)
     try:
         facts = await services.cluster.agent(node).facts()
     except RacklessError as error:

@@ -162,6 +162,14 @@ def test_an_architecture_that_llama_cpp_does_not_know_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
 
 
+def test_a_model_that_awq_is_not_made_of_is_told_before_it_is_measured(tmp_path):
+    out = io.StringIO()
+    with pytest.raises(UserError, match="A layer of this model has 96 outputs; awq needs"):
+        make(job_for(tmp_path, "awq"), tmp_path, Progress(out))
+    assert "Measuring the original" not in out.getvalue()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
     job = replace(job_for(tmp_path, "nf4"), model="m", train=TextSource(path="t"), evaluation=None)
     path = tmp_path / "job.json"

@@ -12,6 +12,7 @@ import pytest
 from agents.artifacts import Engine
 from agents.protocol import GpuFacts, GpuUse
 from agents.spec import RunSpec
+from app.errors import UserError
 from app.quantize.plan import ExportPlan, PlacePlan, describe_place, describe_plan
 from app.runs.export import export_run
 from app.runs.export_plan import plan_export
@@ -64,6 +65,23 @@ def test_the_quickest_node_comes_first_and_each_has_all_phases(
     assert lines[1].startswith("on beta: about ")
     assert lines[-2].startswith("or on alpha: about ")
     assert lines[-1] == "not on gamma: it does not answer: gamma cannot be reached"
+
+
+def test_a_model_that_a_format_is_not_made_of_is_told(
+    services: Services, interrupted: str, two_unlike: FakeCluster, spec: RunSpec, tmp_path: Path
+) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps({**LLAMA_7B, "num_key_value_heads": 1}))
+    assert plan(services, interrupted, "awq").best is not None
+    reason = "cannot make it: a layer of this model has 96 outputs; awq needs multiples of 64"
+    Path(spec.model, "config.json").write_text(
+        json.dumps({**LLAMA_7B, "head_dim": 96, "num_key_value_heads": 1})
+    )
+    found = plan(services, interrupted, "awq")
+    assert (found.best, {one.problems for one in found.places}) == (None, {(reason,)})
+    assert plan(services, interrupted, "gptq", "4-bit").best is not None
+    with pytest.raises(UserError, match="this export cannot be made: alpha cannot make it"):
+        asyncio.run(export_run(services, interrupted, "awq", tmp_path / "out"))
+    assert not two_unlike["alpha"].merges
 
 
 def test_a_gpu_that_a_run_uses_is_left_alone(
