@@ -14,7 +14,9 @@ import importlib.metadata
 import json
 import math
 import os
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,11 +59,41 @@ def open_server(
     try:
         return xllamacpp.Server(params)
     except RuntimeError as error:
+        reason = _find_reason(_hear(lambda: xllamacpp.Server(params)))
         raise UserError(
-            f"{name_runtime()} cannot load {path.name}; its reason stands in the job's log.",
+            f"{name_runtime()} cannot load {path.name}{reason}.",
             "It may not know this kind of model, or the memory was not enough: choose another "
             "format or node",
         ) from error
+
+
+def _hear(load: Callable[[], Any]) -> str:
+    """Return what llama.cpp prints while it fails once more; by itself it says only that it did."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as heard:
+        os.dup2(heard.fileno(), 2)
+        try:
+            with contextlib.suppress(RuntimeError):
+                load()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        heard.seek(0)
+        return heard.read().decode("utf-8", "replace")
+
+
+def _find_reason(said: str) -> str:
+    """Return why a file was not loaded, to put behind a sentence; empty: that was not said.
+
+    >>> _find_reason("0.01 E load: error loading model: unknown architecture\\n0.02 E x")
+    ': unknown architecture'
+    >>> _find_reason("0.01 I srv: loading")
+    ''
+    """
+    _, _, reason = said.partition("error loading model: ")
+    line = reason.strip().partition("\n")[0].strip()[:300]
+    return f": {line}" if line else ""
 
 
 def name_runtime() -> str:

@@ -75,4 +75,6 @@ def test_a_file_that_llama_cpp_refuses_is_told_in_words(tmp_path):
     (tmp_path / "odd.gguf").write_bytes(b"GGUF" + bytes(64))
     with pytest.raises(UserError, match=r"llama\.cpp .* cannot load odd\.gguf") as caught:
         open_server(tmp_path / "odd.gguf", 64)
+    assert "cannot load odd.gguf: " in caught.value.message
+    assert "failed to load model" in caught.value.message
     assert "another format" in caught.value.hint
