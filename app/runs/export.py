@@ -41,7 +41,7 @@ from app.registry.record import record_export
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.cluster import NodeAgent
 from app.runs.export_device import ExportDevice, choose_export_device
-from app.runs.export_place import claim_name, expect_room, free_place
+from app.runs.export_place import claim_name, claim_place, expect_room, free_place
 from app.runs.export_plan import keep_forecast, plan_export
 from app.runs.inputs import Inputs, recall_inputs, send
 from app.runs.readiness import python_of
@@ -78,14 +78,32 @@ async def export_run(
         engine: what makes AWQ.
 
     Raises:
-        UserError: `out` is in use or cannot take it, there is no whole checkpoint to export, or the
-            node could not make it.
+        UserError: `out` is in use, also by another export, or cannot take it, there is no whole
+            checkpoint to export, or the node could not make it.
     """
     tell = progress or (lambda text: None)
     types = choose_types(to, types)
     if engine != ENGINES[0] and to != "awq":
         raise UsageError(f"{engine} makes awq, and not {to}", "Leave --engine out.")
     out = await asyncio.to_thread(free_place, out)
+    with claim_place(services, out):
+        return await _export(
+            services, run_id, to, out, checkpoint, tell, types, node, calibration, engine
+        )
+
+
+async def _export(
+    services: Services,
+    run_id: str,
+    to: str,
+    out: Path,
+    checkpoint: int | None,
+    tell: Progress,
+    types: tuple[str, ...],
+    node: str | None,
+    calibration: Path | None,
+    engine: Engine,
+) -> Exported:
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     own = await asyncio.to_thread(_find_calibration, services, to, calibration)

@@ -4,11 +4,12 @@ room, and known to take it before any node works.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
@@ -71,6 +72,28 @@ def expect_room(plan: ExportPlan, out: Path) -> None:
             "free on that disk",
             f"Free some room there. {_ANOTHER}",
         )
+
+
+@contextmanager
+def claim_place(services: Services, out: Path) -> Iterator[None]:
+    """Keep other exports of this master from coming to `out` until the block ends.
+
+    The second one would find the folder there when its work is done, and lose that.
+
+    Raises:
+        UserError: one is on its way there.
+    """
+    folder = private_folder(services.paths.home / "exports")
+    path = folder / f"{hashlib.sha256(os.fsencode(out)).hexdigest()[:32]}.lock"
+    handle = try_locked(path)
+    if handle is None:
+        raise UserError(f"another export is on its way to {out}", _ANOTHER)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows does not remove what is open
+            path.unlink()
+        os.close(handle)
 
 
 @contextmanager

@@ -57,6 +57,26 @@ def test_two_exports_at_once_have_a_folder_each_and_the_next_takes_one_again(
     assert fifth.startswith("awq-10-autoawq-")
 
 
+def test_a_second_export_to_a_folder_is_refused_before_a_node_works(
+    services: Services,
+    interrupted: str,
+    cluster: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, plain, out = cluster["alpha"], cluster["alpha"].export_merged, tmp_path / "out"
+
+    async def meanwhile(job: MergeJob, *told: object) -> Exported:
+        with pytest.raises(UserError, match="another export is on its way to"):
+            await export_run(services, interrupted, "gguf", out)
+        return await plain(job)
+
+    monkeypatch.setattr(node, "export_merged", meanwhile)
+    asyncio.run(export_run(services, interrupted, "merged", out))
+    assert (out.is_dir(), node.made) == (True, [])
+    assert list((services.paths.home / "exports").iterdir()) == []
+
+
 @pytest.fixture
 def with_gpus(cluster: FakeCluster) -> FakeCluster:
     """Alpha has a GPU of 12 GB and one of 24."""
