@@ -7,6 +7,7 @@ logs may quote training data.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,26 @@ def default_home() -> Path:
     return Path(platformdirs.user_data_dir("rackless", appauthor=False))
 
 
-def is_working_folder(path: Path) -> bool:
-    """Tell whether a path is that of the folder that this process works in."""
+def whole_path(path: Path) -> Path:
+    """Return a path from the root, without `~` and `..`; of a link where it leads.
+
+    One folder has one spelling so, by which it is found again.
+
+    Raises:
+        OSError: links lead to each other.
+    """
+    path = path.expanduser().absolute()
     try:
-        return path.samefile(Path.cwd())
-    except OSError:  # one of both is not there
+        return path.resolve() if ".." in path.parts or path.is_symlink() else path
+    except RuntimeError as error:  # what Python before 3.13 makes of such links
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
+
+
+def is_same_folder(path: Path, other: Path) -> bool:
+    """Tell whether two paths are of one folder that is there."""
+    try:
+        return path.samefile(other)
+    except OSError:
         return False
 
 

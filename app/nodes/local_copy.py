@@ -17,7 +17,7 @@ from agents.protocol import FileEntry
 from app.errors import UserError
 from app.nodes.local_files import FileWriter, in_thread, publish_folder, read_blocks
 from app.nodes.transfer import BytesProgress
-from app.paths import is_working_folder
+from app.paths import is_same_folder
 from app.storage.hashes import hash_file
 from app.text import show_bytes
 
@@ -60,7 +60,7 @@ async def copy_folder(
 
 
 def _make_room(temporary: Path, target: Path, files: Sequence[FileEntry]) -> None:
-    if target.is_dir() and not any(target.iterdir()) and not is_working_folder(target):
+    if target.is_dir() and not any(target.iterdir()) and not is_same_folder(target, Path()):
         target.rmdir()
     if target.exists():
         raise UserError(f"{target} exists already", "Choose a new folder.")

@@ -14,6 +14,7 @@ from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.errors import UsageError, UserError
 from app.library.bundles import Source, safe_name
 from app.nodes.local_copy import copy_folder
+from app.paths import whole_path
 from app.registry import hub
 from app.registry.checking import compare_files, hash_folder
 from app.runs.cluster import NodeAgent
@@ -52,7 +53,10 @@ def _read_place(services: Services, to: str) -> tuple[str | None, Path | None]:
         raise UsageError(
             f"there is no node {to}", f"For a folder on this PC write ./{to} or its whole path."
         )
-    return None, Path(to).expanduser().absolute()
+    try:
+        return None, whole_path(Path(to))
+    except OSError as error:
+        raise UserError(f"{to} leads nowhere: {error.strerror}", "Name a folder.") from error
 
 
 def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from agents.protocol import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
 from app.errors import UserError
+from app.paths import is_same_folder, whole_path
 from app.registry.record import MODELFILES, missing_files
 from app.runs.services import Services
 from app.text import show_list
@@ -42,9 +44,12 @@ def find_place(artifact: ArtifactSnapshot, place: str | None) -> str | None:
     known = [one.place for one in artifact.copies]
     if place is None or place in known:
         return place
-    path = str(Path(place).expanduser().absolute())
-    if path in known:
-        return path
+    folders = [one.place for one in artifact.copies if one.kind == "folder"]
+    with suppress(OSError):  # links that lead to each other
+        path = whole_path(Path(place))
+        for one in folders:
+            if one == str(path) or is_same_folder(Path(one), path):
+                return one
     raise UserError(f"no copy of {artifact.label} is in {place}", f"It has {show_list(known)}.")
 
 

@@ -19,6 +19,7 @@ from app.artifact import ArtifactCopy, ArtifactSnapshot
 from app.errors import UserError
 from app.library.artifacts import read_artifact, read_verdicts
 from app.library.bundles import Source, make_bundle, safe_name
+from app.paths import is_same_folder, whole_path
 from app.registry.merged_card import describe_merged
 from app.runs.services import Services
 from app.text import show_list
@@ -144,7 +145,10 @@ def add_folder(services: Services, folder: Path, name: str | None = None) -> Art
     Raises:
         UserError: it is no artifact.
     """
-    folder = folder.expanduser().absolute()
+    try:
+        folder = whole_path(folder)
+    except OSError as error:
+        raise UserError(f"{folder} leads nowhere: {error.strerror}", "Name a folder.") from error
     kind = read_artifact(folder)
     told = _read_about(folder)
     origin = told["origin"]
@@ -185,7 +189,9 @@ def _enter(services: Services, found: ArtifactSnapshot, folder: Path) -> Artifac
     if known is None:
         size = sum(entry.size_bytes for entry in files)
         return services.artifacts.add(replace(found, files=files, size_bytes=size, copies=(copy,)))
-    services.artifacts.save_copy(known, copy)
+    there = [Path(one.place) for one in known.copies if one.kind == "folder"]
+    same = next((one for one in there if is_same_folder(one, folder)), folder)
+    services.artifacts.save_copy(known, replace(copy, place=str(same)))
     return find_artifact(services, known.label)
 
 

@@ -15,7 +15,7 @@ from shutil import disk_usage
 
 from app.errors import UserError
 from app.filelock import try_locked
-from app.paths import is_working_folder, private_folder
+from app.paths import is_same_folder, private_folder, whole_path
 from app.quantize.plan import ExportPlan
 from app.runs.services import Services
 from app.text import show_bytes
@@ -30,12 +30,15 @@ def free_place(out: Path) -> Path:
     Raises:
         UserError: it is in use, or nothing can be written there.
     """
-    out = _follow(out.expanduser().absolute())
+    try:
+        out = whole_path(out)
+    except OSError as error:
+        raise UserError(f"{out} leads nowhere: {error.strerror}", _ANOTHER) from error
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty", "Name a new or empty folder with --out.")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file", "Name a new or empty folder with --out.")
-    if is_working_folder(out):  # a program in a folder that was taken away starts no other
+    if is_same_folder(out, Path()):  # a program in a folder that was taken away starts no other
         raise UserError(f"{out} is the folder that this runs in", "Name a new one in it.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -49,14 +52,6 @@ def free_place(out: Path) -> Path:
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
     return out
-
-
-def _follow(out: Path) -> Path:
-    """Return where a link leads, whether a folder is there or not."""
-    try:
-        return out.resolve() if out.is_symlink() else out
-    except (OSError, RuntimeError) as error:  # links that lead to each other
-        raise UserError(f"{out} leads nowhere", _ANOTHER) from error
 
 
 def expect_room(plan: ExportPlan, out: Path) -> None:

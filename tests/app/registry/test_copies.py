@@ -14,7 +14,7 @@ from app.errors import UsageError, UserError
 from app.registry.checking import check_artifact
 from app.registry.copies import copy_artifact
 from app.registry.deleting import DeletedArtifact, delete_artifact
-from app.registry.record import find_artifact, look_at_folders, record_export
+from app.registry.record import add_folder, find_artifact, look_at_folders, record_export
 from app.runs.services import Services
 from tests.fakes.artifacts import make_folder
 from tests.fakes.cluster import FakeCluster, make_services
@@ -210,6 +210,28 @@ def test_a_copy_on_a_node_that_was_removed_is_none(
     cluster.nodes["alpha"] = removed
     delete(services, made, str(tmp_path / "out"))
     assert [one.place for one in look(services, made).copies] == ["alpha"]
+
+
+def test_another_spelling_of_a_place_is_no_other_copy(
+    services: Services, made: ArtifactSnapshot, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    names = ("out", "x/../out", "link/out", "link/../" + tmp_path.name + "/out")
+    (tmp_path / "x").mkdir()
+    for name in names:
+        add_folder(services, tmp_path / name)
+        assert [one.place for one in look(services, made).copies] == [str(tmp_path / "out")]
+    for name in names:
+        with pytest.raises(UserError, match="This is the last copy"):
+            delete(services, made, str(tmp_path / name))
+    for name in ("loop", "x", "x/../two"):
+        with pytest.raises(UserError, match="no copy of poems-merged:1 is in"):
+            delete(services, made, str(tmp_path / name))
+    with pytest.raises(UserError, match="leads nowhere"):
+        copy(services, made, str(tmp_path / "loop"))
+    copy(services, made, str(tmp_path / "x" / ".." / "two"))
+    assert look(services, made).copies[-1].place == str(tmp_path / "two")
 
 
 def test_deleting_leaves_what_is_not_of_the_artifact(

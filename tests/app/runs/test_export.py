@@ -152,6 +152,11 @@ def test_links_are_followed_and_the_folder_that_this_runs_in_stays(
     with pytest.raises(UserError, match="loop leads nowhere"):
         asyncio.run(export_run(services, interrupted, "merged", tmp_path / "loop"))
 
+    (tmp_path / "empty").mkdir()
+    again = tmp_path / "empty" / ".." / "empty"
+    found = asyncio.run(export_run(services, interrupted, "merged", again))
+    assert found.path == tmp_path / "empty"
+
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UserError, match="here is the folder that this runs in"):
