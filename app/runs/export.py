@@ -116,19 +116,19 @@ async def _export(
     facts = await services.cluster.agent(copy.node).facts()
     agent = services.cluster.agent(copy.node)
     python = python_of(copy.node, facts)
-    tell(f"merging step {copy.info.step} on {copy.node}")
-    exported = await agent.export_merged(
-        MergeJob(
-            run_id=run_id,
-            step=copy.info.step,
-            python=python,
-            model_path=await send(services, copy.node, inputs.model, tell, "the model"),
-            destination=f"runs/{run_id}/exports/merged-{copy.info.step}",
-        ),
-        tell,
-    )
     origin = await asyncio.to_thread(origin_of, run, copy.info.step)
     with claim_name(services, run_id, _name_result(to, copy.info.step, types, engine)) as name:
+        tell(f"merging step {copy.info.step} on {copy.node}")
+        exported = await agent.export_merged(
+            MergeJob(
+                run_id=run_id,
+                step=copy.info.step,
+                python=python,
+                model_path=await send(services, copy.node, inputs.model, tell, "the model"),
+                destination=f"runs/{run_id}/exports/merged-{copy.info.step}",
+            ),
+            tell,
+        )
         made = exported.path
         if to in METHODS:
             device = await _expect_device(services, copy.node, choose_export_device(facts))

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
+from app.runs.export_place import refuse_exported
 from app.runs.parts import stop_parts
 from app.runs.reconcile import reconcile_run
 from app.runs.run import ACTIVE_STATES
@@ -96,7 +97,7 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
     On those it is deleted when they are seen the next time.
 
     Raises:
-        UserError: the run is still active.
+        UserError: the run is still active, or is being exported.
     """
     await reconcile_run(services, run_id)
     run = services.book.get(run_id)
@@ -105,6 +106,7 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
             f"run {run_id} is {run.state} and cannot be deleted",
             f"Stop it first: rackless runs stop {run_id}",
         )
+    await asyncio.to_thread(refuse_exported, services, run_id)
     with services.launching(run_id):
         names = services.cluster.names()
         answers = await asyncio.gather(*(_delete_on(services, node, run_id) for node in names))

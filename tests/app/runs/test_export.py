@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from agents.spec import RunSpec
 from app.errors import UsageError, UserError
 from app.runs.export import export_run
 from app.runs.services import Services
+from app.runs.stop import delete_run
 from tests.fakes.cluster import Exported, FakeCluster
 
 LLAMA_7B = {
@@ -55,6 +57,32 @@ def test_two_exports_at_once_have_a_folder_each_and_the_next_takes_one_again(
     assert first.startswith("gguf-10-Q8_0-")
     assert fourth.startswith("gguf-10-F16-")
     assert fifth.startswith("awq-10-autoawq-")
+
+
+def test_a_run_is_not_deleted_while_it_is_exported(
+    services: Services,
+    interrupted: str,
+    cluster: FakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, tried = cluster["alpha"], list[str]()
+
+    def trying(plain: Any) -> Any:
+        async def work(job: Any, *told: object) -> Exported:
+            with pytest.raises(UserError, match=f"an export of run {interrupted} is under way"):
+                await delete_run(services, interrupted)
+            tried.append(job.destination)
+            made: Exported = await plain(job)
+            return made
+
+        return work
+
+    for name in ("export_merged", "export_made"):
+        monkeypatch.setattr(node, name, trying(getattr(node, name)))
+    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "out"))
+    assert len(tried) == 2
+    assert asyncio.run(delete_run(services, interrupted)) == ("gamma",)
 
 
 def test_a_second_export_to_a_folder_is_refused_before_a_node_works(
