@@ -27,7 +27,7 @@ from app.conversation import (
 )
 from app.errors import RacklessError, UsageError, UserError
 from app.library.artifacts import bundle_artifact, read_artifact, read_origin
-from app.registry.record import find_artifact, folder_here
+from app.registry.record import find_artifact, folder_here, look_at_folders
 from app.runs.cluster import NodeAgent
 from app.runs.export import bring_packages, find_whole
 from app.runs.inputs import recall_inputs, send
@@ -136,7 +136,7 @@ def find_folder(services: Services, what: str) -> Path | None:
     name = what.partition(":")[0]
     if not services.artifacts.versions(name):
         return None
-    return folder_here(find_artifact(services, what))
+    return folder_here(look_at_folders(find_artifact(services, what)))
 
 
 def find_project(services: Services, what: str) -> Project:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from agents.wire import to_wire
 from app.conversation import Loaded, Project, Subject
 from app.errors import UsageError, UserError
 from app.library.artifacts import read_artifact
+from app.registry.record import add_folder
 from app.runs.chat import Chats, find_project, read_prompt_file
 from app.runs.compare import compare_models
 from app.runs.services import Services
@@ -73,6 +75,18 @@ def test_what_does_not_belong_to_it_is_refused_and_not_left_out(
         load(services, folder, type="Q8_0")
     gguf = str(make_artifact(tmp_path / "small", "gguf", "F16", "Q8_0"))
     assert load(services, gguf, type="q8_0")[0].node == "alpha"
+
+
+def test_an_artifact_is_asked_where_it_is_now(services: Services, tmp_path: Path) -> None:
+    folder = make_artifact(tmp_path / "nf4", "nf4")
+    name = add_folder(services, folder, "valley").label
+    shutil.copytree(folder, tmp_path / "copy")
+    add_folder(services, tmp_path / "copy")
+    folder.rename(tmp_path / "gone")
+    assert load(services, name)[0].title == "copy"
+    shutil.rmtree(tmp_path / "copy")
+    with pytest.raises(UserError, match="valley:1 has no whole copy on this PC"):
+        load(services, name)
 
 
 def test_several_turns_go_to_one_loaded_model_until_it_is_closed(
