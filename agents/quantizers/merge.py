@@ -146,6 +146,7 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> An
 
     adapted = PeftModel.from_pretrained(model, checkpoint.path)
     layers = [(n, m) for n, m in adapted.named_modules() if isinstance(m, LoraLayer)]
+    _untie_head(adapted, [layer.get_base_layer() for _, layer in layers])
     for index, (name, layer) in enumerate(layers, start=1):
         weight = layer.get_base_layer().weight
         for adapter in layer.active_adapters:
@@ -156,6 +157,21 @@ def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> An
             weight.copy_(merged)
         progress.tell(f"Merged {index} of {len(layers)} layers", done=index, total=len(layers))
     return adapted.unload()
+
+
+def _untie_head(model: Any, adapted: Sequence[Any]) -> None:
+    """Give a head that was adapted weights of its own, where it shares those of the embeddings.
+
+    What the adapter adds belongs to the head alone.
+    """
+    import torch
+
+    embeddings = model.get_input_embeddings()
+    for layer in adapted:
+        if layer is not embeddings and layer.weight is embeddings.weight:
+            layer.weight = torch.nn.Parameter(embeddings.weight.detach().clone())
+            for config in (model.config, model.config.get_text_config()):
+                config.tie_word_embeddings = False
 
 
 def _refuse_diverged(name: str, weight: Any) -> None:

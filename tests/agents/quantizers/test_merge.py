@@ -23,7 +23,7 @@ from agents.spec import AdapterSpec
 from agents.trainer.shards import write_shards
 from agents.trainer.snapshot import FULL_STEM
 from tests.agents.small_disk import fill, small_disk
-from tests.agents.trainer.ranks import Run, make_spec
+from tests.agents.trainer.ranks import Run, make_spec, make_tiny_model
 
 IDS_BT = torch.arange(6, 46)[None]
 
@@ -69,6 +69,22 @@ def odd_run(tmp_path_factory, tiny_model) -> Run:
     run = Run(tmp_path_factory.mktemp("odd") / "home", tiny_model, spec)
     run.train_to_end()
     return run
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings=True")
+def test_a_head_that_shares_its_weights_leaves_the_embeddings_alone(tmp_path):
+    from peft import PeftModel
+
+    model = make_tiny_model(tmp_path / "tied", tie_word_embeddings=True)
+    adapter = AdapterSpec(rank=4, alpha=32, dropout=0.0, targets=("q_proj", "lm_head"))
+    run = Run(tmp_path / "home", model, make_spec(max_steps=2, adapter=adapter))
+    run.train_to_end()
+    merge_to(run, tmp_path / "out", step=2)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    base = AutoModelForCausalLM.from_pretrained(model)
+    assert torch.equal(merged.get_input_embeddings().weight, base.get_input_embeddings().weight)
+    both = PeftModel.from_pretrained(base, tmp_path / "out" / "adapter")
+    assert torch.allclose(logits(merged), logits(both), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["run", "odd_run"])
