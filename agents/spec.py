@@ -20,11 +20,23 @@ Recompute = Literal["auto", "none", "all"]
 Compression = Literal["none", "bf16", "powersgd"]
 MAX_SEED = 2**63 - 1
 """Largest seed that every random number generator of the trainer takes."""
+MAX_COUNT = 10**15
+"""Largest of the other numbers. Far beyond use: what a plan reckons of them stays a number."""
 
 
 def _at_least(name: str, value: float, limit: float) -> None:
     if value < limit:
         raise ValueError(f"{name} is {value}; it must be at least {limit}")
+
+
+def _at_most(name: str, value: float, limit: int) -> None:
+    if value > limit:
+        raise ValueError(f"{name} is {value}; it must be at most {limit}")
+
+
+def _is_count(name: str, value: int, least: int) -> None:
+    _at_least(name, value, least)
+    _at_most(name, value, MAX_COUNT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +75,7 @@ class AdapterSpec:
     """Learn the length of each weight column apart (Liu et al. 2024, arXiv:2402.09353)."""
 
     def __post_init__(self) -> None:
-        _at_least("rank", self.rank, 1)
+        _is_count("rank", self.rank, 1)
         if self.alpha <= 0:
             raise ValueError(f"alpha is {self.alpha}; it must be above 0")
         if not 0 <= self.dropout < 1:
@@ -95,9 +107,9 @@ class CheckpointSpec:
         if self.every_minutes is not None and self.every_minutes <= 0:
             raise ValueError(f"every_minutes is {self.every_minutes}; it must be above 0")
         if self.every_steps is not None:
-            _at_least("every_steps", self.every_steps, 1)
-        _at_least("keep", self.keep, 1)
-        _at_least("copies", self.copies, 1)
+            _is_count("every_steps", self.every_steps, 1)
+        _is_count("keep", self.keep, 1)
+        _is_count("copies", self.copies, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,14 +190,17 @@ class RunSpec:
             )
         if self.memory_gib is not None and self.memory_gib <= 0:
             raise ValueError(f"memory_gib is {self.memory_gib}; it must be above 0")
+        if self.memory_gib is not None:
+            _at_most("memory_gib", self.memory_gib, MAX_COUNT)
         if self.evaluate_every_steps is not None:
-            _at_least("evaluate_every_steps", self.evaluate_every_steps, 1)
-        _at_least("sequence_tokens", self.sequence_tokens, 8)
-        _at_least("batch_sequences", self.batch_sequences, 1)
+            _is_count("evaluate_every_steps", self.evaluate_every_steps, 1)
+        _is_count("sequence_tokens", self.sequence_tokens, 8)
+        _is_count("batch_sequences", self.batch_sequences, 1)
         if self.epochs <= 0:
             raise ValueError(f"epochs is {self.epochs}; it must be above 0")
+        _at_most("epochs", self.epochs, MAX_COUNT)
         if self.max_steps is not None:
-            _at_least("max_steps", self.max_steps, 1)
+            _is_count("max_steps", self.max_steps, 1)
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
         if not 0 <= self.warmup_share < 1:
@@ -194,8 +209,7 @@ class RunSpec:
         if self.max_gradient_norm <= 0:
             raise ValueError(f"max_gradient_norm is {self.max_gradient_norm}; it must be above 0")
         _at_least("seed", self.seed, 0)
-        if self.seed > MAX_SEED:
-            raise ValueError(f"seed is {self.seed}; it must be at most {MAX_SEED}")
+        _at_most("seed", self.seed, MAX_SEED)
         if not self.nodes:
             raise ValueError("nodes is empty; it must be all, or name at least one node")
         if self.shares is not None and (not self.shares or min(self.shares) <= 0):

@@ -6,6 +6,7 @@ is lost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
@@ -16,6 +17,10 @@ from app.text import show_exponent
 
 Read = TypeVar("Read")
 ALL_NODES = "all"
+MOST_REPEATED = 20
+"""Characters of an answer that a message repeats."""
+_WHOLE = re.compile(r"[+-]?(\d+|\d{1,3}([ ,_]\d{3})+)")
+"""Digits, in one piece or in groups of three."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,16 +185,28 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def shorten(text: str) -> str:
+    """Return a text as a message repeats it: a long one ends in dots.
+
+    >>> shorten(" 1.5 "), shorten("9" * 400)
+    ('1.5', '99999999999999999999...')
+    """
+    text = text.strip()
+    return text if len(text) <= MOST_REPEATED else f"{text[:MOST_REPEATED]}..."
+
+
 def read_whole(text: str) -> int:
-    """Return a whole number; `1,024` and `1 024` are one too.
+    """Return a whole number; `1,024` and `1 024` are one too, and `1,5` is none.
 
     Raises:
         ValueError: it is none.
     """
     try:
-        return int(text.strip().replace(",", "").replace("_", "").replace(" ", ""))
-    except ValueError:
-        raise ValueError(f"'{text.strip()}' is not a whole number") from None
+        if not _WHOLE.fullmatch(text.strip()):
+            raise ValueError(text)
+        return int(re.sub("[ ,_]", "", text))
+    except ValueError:  # of `int`, too: a text of thousands of digits
+        raise ValueError(f"'{shorten(text)}' is not a whole number") from None
 
 
 def read_decimal(text: str) -> float:
@@ -201,9 +218,9 @@ def read_decimal(text: str) -> float:
     try:
         value = float(text.strip().replace(",", "."))
     except ValueError:
-        raise ValueError(f"'{text.strip()}' is not a number") from None
+        raise ValueError(f"'{shorten(text)}' is not a number") from None
     if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError(f"'{text.strip()}' is not a number that can be used")
+        raise ValueError(f"'{shorten(text)}' is not a number that can be used")
     return value
 
 

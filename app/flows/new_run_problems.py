@@ -3,10 +3,11 @@ against another answer. The limits are those of RunSpec, told where a person can
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from agents.spec import MAX_SEED
+from agents.spec import MAX_COUNT, MAX_SEED
 from app.flows.field import YES
 from app.flows.new_run_answers import (
     Answers,
@@ -14,6 +15,7 @@ from app.flows.new_run_answers import (
     read_shares,
     read_targets,
     read_whole,
+    shorten,
     to_spec,
 )
 
@@ -56,8 +58,19 @@ def _missing(answers: Answers) -> Iterator[Problem]:
         yield "model", "Choose a folder with a model, or write a Hugging Face id."
     if not answers.train.strip():
         yield "train", "Choose a file with training rows."
-    if not read_targets(answers.targets):
+    targets = read_targets(answers.targets)
+    if not targets:
         yield "targets", "Write all-linear, or the names of some layers."
+    elif isinstance(targets, str):
+        yield from _pattern(targets)
+
+
+def _pattern(text: str) -> Iterator[Problem]:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        said = f"'{shorten(text)}' is no regular expression: {error}"
+        yield "targets", f"{said}. Or write names with commas between."
 
 
 def _contradictions(answers: Answers) -> Iterator[Problem]:
@@ -77,7 +90,7 @@ def _contradictions(answers: Answers) -> Iterator[Problem]:
 
 def _numbers(answers: Answers) -> Iterator[Problem]:
     ask_whole, ask_decimal = (
-        partial(_number, answers, read_whole),
+        partial(_number, answers, read_whole, most=MAX_COUNT),
         partial(_number, answers, read_decimal),
     )
     yield from ask_whole("rank", low=1)
@@ -86,15 +99,15 @@ def _numbers(answers: Answers) -> Iterator[Problem]:
     yield from ask_decimal("dpo_beta", above=0)
     yield from ask_whole("sequence_tokens", low=8)
     yield from ask_whole("batch_sequences", low=1)
-    yield from ask_decimal("epochs", above=0)
+    yield from ask_decimal("epochs", above=0, most=MAX_COUNT)
     yield from ask_whole("max_steps", low=1, optional=True)
     yield from ask_decimal("learning_rate", above=0)
     yield from ask_decimal("warmup_share", low=0, below=1)
     yield from ask_decimal("weight_decay", low=0)
     yield from ask_decimal("max_gradient_norm", above=0)
-    yield from ask_whole("seed", low=0, below=MAX_SEED + 1)
+    yield from ask_whole("seed", low=0, most=MAX_SEED)
     yield from ask_whole("evaluate_every_steps", low=1, optional=True)
-    yield from ask_decimal("memory_gib", above=0, optional=True)
+    yield from ask_decimal("memory_gib", above=0, most=MAX_COUNT, optional=True)
     yield from _shares(answers)
     yield from ask_decimal("every_minutes", above=0, optional=True)
     yield from ask_whole("every_steps", low=1, optional=True)
@@ -107,13 +120,14 @@ def _number(
     read: Callable[[str], float],
     key: str,
     *,
-    low: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
+    low: int | None = None,
+    above: int | None = None,
+    below: int | None = None,
+    most: int | None = None,
     optional: bool = False,
 ) -> Iterator[Problem]:
-    text: str = getattr(answers, key)
-    if not text.strip():
+    text: str = getattr(answers, key).strip()
+    if not text:
         if not optional:
             yield key, "A number is needed here."
         return
@@ -122,12 +136,15 @@ def _number(
     except ValueError as error:
         yield key, f"{error}."
         return
+    said = shorten(text)
     if low is not None and value < low:
-        yield key, f"{value:g} is too small; the least is {low:g}."
+        yield key, f"{said} is too small; the least is {low:,}."
     if above is not None and value <= above:
-        yield key, f"{value:g} is too small; it must be above {above:g}."
+        yield key, f"{said} is too small; it must be above {above:,}."
     if below is not None and value >= below:
-        yield key, f"{value:g} is too large; it must be below {below:g}."
+        yield key, f"{said} is too large; it must be below {below:,}."
+    if most is not None and value > most:
+        yield key, f"{said} is too large; the most is {most:,}."
 
 
 def _shares(answers: Answers) -> Iterator[Problem]:

@@ -117,7 +117,10 @@ def test_lists_become_tuples() -> None:
         (f"{RIGHT}epochs: yes\n", "run.yaml, line 3: epochs is true; it must be a number"),
         (f"{RIGHT}epochs: '3'\n", 'run.yaml, line 3: epochs is "3"; it must be a number'),
         (f"{RIGHT}epochs: 0\n", "run.yaml, line 3: epochs is 0.0; it must be above 0"),
-        (f"{RIGHT}epochs: .inf\n", "run.yaml, line 3: epochs is inf; it must be a finite number"),
+        (
+            f"{RIGHT}learning_rate: .inf\n",
+            "run.yaml, line 3: learning_rate is inf; it must be a finite number",
+        ),
         (f"{RIGHT}seed: 1.5\n", "run.yaml, line 3: seed is 1.5; it must be a whole number"),
         (f"{RIGHT}seed: -1\n", "run.yaml, line 3: seed is -1; it must be at least 0"),
         (f"{RIGHT}name: 12\n", "run.yaml, line 3: name is 12; it must be a text"),
@@ -136,6 +139,10 @@ def test_lists_become_tuples() -> None:
         (
             f"{RIGHT}checkpoint:\n  every_steps: 5\n  keep: 0\n",
             "run.yaml, line 5: checkpoint.keep is 0; it must be at least 1",
+        ),
+        (
+            f"{RIGHT}batch_sequences: {10**30}\n",
+            f"run.yaml, line 3: batch_sequences is {10**30}; it must be at most {10**15}",
         ),
         (f"{RIGHT}model: other\n", "run.yaml, line 3: model stands twice"),
         (f"{RIGHT}dpo_beta: 0\n", "run.yaml, line 3: dpo_beta is 0.0; it must be above 0"),
