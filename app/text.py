@@ -6,11 +6,19 @@ An unknown value (`None`, or a float that is not a number) is an en dash, never 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
 DASH = "\u2013"
 """What stands where a value is not known."""
+BREAK = "\u200b"
+"""Takes no room, and lets a line end where it stands."""
+MOST_UNBROKEN = 24
+"""Characters that stay in one line. More do not fit beside a form."""
+_UNBROKEN = re.compile(f"[^\\s/\\\\-]{{{MOST_UNBROKEN + 1},}}")
+_BETWEEN = re.compile("(?<=[!-~])(?=[!-~])")
+"""Of ASCII only: letters of other scripts may be joined to each other."""
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -34,8 +42,8 @@ def show_number(value: float | None, digits: int = 0) -> str:
 def show_loss(value: float | None) -> str:
     """Return a loss with four significant digits; one that is not finite is named.
 
-    >>> show_loss(2.34567)
-    '2.346'
+    >>> show_loss(2.34567), show_loss(3.02e43)
+    ('2.346', '3.02e+43')
     """
     if value is None:
         return DASH
@@ -43,7 +51,7 @@ def show_loss(value: float | None) -> str:
         return "NaN"
     if math.isinf(value):
         return "infinite"
-    if value != 0 and abs(value) < 0.001:
+    if value != 0 and not 0.001 <= abs(value) < 1e6:
         return f"{value:.2e}"
     return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
 
@@ -205,6 +213,17 @@ def free_name(wanted: str, taken: Collection[str]) -> str:
         count += 1
         name = f"{stem}-{count}"
     return name
+
+
+def let_break(text: str) -> str:
+    """Return a text whose long words, such as names of files, may be broken anywhere.
+
+    >>> let_break("step-1 is in /home") == "step-1 is in /home"
+    True
+    >>> let_break("0" * 64).count(BREAK)
+    63
+    """
+    return _UNBROKEN.sub(lambda found: _BETWEEN.sub(BREAK, found[0]), text)
 
 
 def capitalize(text: str) -> str:

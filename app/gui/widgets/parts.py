@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import (
+    QClipboard,
+    QContextMenuEvent,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+)
 from PySide6.QtWidgets import (
     QDialog,
     QFrame,
     QHBoxLayout,
     QLabel,
+    QMenu,
     QPushButton,
     QScrollArea,
     QSizePolicy,
@@ -19,13 +30,57 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui.theme import Theme
+from app.text import BREAK, let_break
 
 
 class WrappedLabel(QLabel):
-    """Words on as many lines as they need; a layout that is short of room never cuts the last."""
+    """Words on as many lines as they need; a layout that is short of room never cuts the last.
+
+    A long word, such as a path, is broken, so that it makes no window wider. What a person copies,
+    and what `text` returns, has no breaks in it.
+    """
 
     _room_px = 0
     """Width that a layout gave; 0: none did yet."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.setText(text)
+
+    def setText(self, text: str) -> None:
+        self._text = text
+        super().setText(let_break(text))
+
+    def text(self) -> str:
+        return self._text
+
+    def selectedText(self) -> str:
+        return super().selectedText().replace(BREAK, "")
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy) and self.hasSelectedText():
+            self._copy()
+        else:
+            super().keyPressEvent(event)
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        if not self.textInteractionFlags() & Qt.TextInteractionFlag.TextSelectableByMouse:
+            super().contextMenuEvent(event)
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addAction("Copy", self._copy).setEnabled(self.hasSelectedText())
+        whole = len(let_break(self._text))
+        menu.addAction("Select all", lambda: self.setSelection(0, whole))
+        menu.popup(event.globalPos())
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        super().mouseReleaseEvent(event)
+        if self.hasSelectedText() and QGuiApplication.clipboard().supportsSelection():
+            self._copy(QClipboard.Mode.Selection)
+
+    def _copy(self, mode: QClipboard.Mode = QClipboard.Mode.Clipboard) -> None:
+        QGuiApplication.clipboard().setText(self.selectedText(), mode)
 
     def sizeHint(self) -> QSize:
         is_fixed = self.minimumWidth() == self.maximumWidth()

@@ -12,9 +12,13 @@ from app.gui.context import Context
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
 from app.gui.tables.view import TableView
-from app.gui.widgets.parts import Button, make_foot, make_label
+from app.gui.widgets.flow import FlowRow
+from app.gui.widgets.parts import Button, make_foot, make_label, make_scroll
 
 VERIFIED_STEPS = 3
+MARGIN_PX = 24
+MOST_NODES_PX = 152
+"""Of the list of nodes, from which on it scrolls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class ResumeDialog(QDialog):
         self._problem = make_label(role="problem", wraps=True)
         self.start = Button(context.theme, "Resume", self.accept, icon="resume", role="primary")
         column = QVBoxLayout(self)
-        column.setContentsMargins(24, 20, 24, 20)
+        column.setContentsMargins(MARGIN_PX, 20, MARGIN_PX, 20)
         column.setSpacing(8)
         column.addWidget(make_label("From which checkpoint", "heading"))
         column.addWidget(self._note)
@@ -87,12 +91,7 @@ class ResumeDialog(QDialog):
                 wraps=True,
             )
         )
-        row = QHBoxLayout()
-        row.setSpacing(16)
-        for box in self.boxes.values():
-            row.addWidget(box)
-        row.addStretch(1)
-        column.addLayout(row)
+        column.addWidget(self._make_nodes())
         column.addWidget(self._problem)
         column.addLayout(make_foot(context.theme, self, self.start))
         self.table.chosen.connect(self._review)
@@ -125,6 +124,18 @@ class ResumeDialog(QDialog):
             box.toggled.connect(lambda checked: self._review())
             boxes[node.name] = box
         return boxes
+
+    def _make_nodes(self) -> QWidget:
+        """Return the boxes on as many lines as they need; many of them scroll."""
+        body = QWidget()
+        row = FlowRow(gap_px=16)
+        body.setLayout(row)
+        for box in self.boxes.values():
+            row.addWidget(box)
+        scroll = make_scroll(body)
+        needed_px = row.heightForWidth(self.width() - 2 * MARGIN_PX)
+        scroll.setFixedHeight(min(needed_px, MOST_NODES_PX))
+        return scroll
 
     def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
         self.model.reset(found)

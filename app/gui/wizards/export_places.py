@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 from app.flows.export import PlaceRow
 from app.gui.theme import Theme
 from app.gui.widgets.answer_field import TICK_INDENT_PX
-from app.gui.widgets.parts import Button, make_label
+from app.gui.widgets.parts import Button, make_label, make_scroll
 
 
 class PlacesPage(QWidget):
@@ -40,8 +40,13 @@ class PlacesPage(QWidget):
         column.setSpacing(8)
         column.addWidget(make_label("On which node", "subheading"))
         column.addWidget(self._note)
-        column.addLayout(self._rows)
-        column.addSpacing(12)
+        body = QWidget()
+        body.setObjectName("content")
+        rows = QVBoxLayout(body)
+        rows.setContentsMargins(0, 0, 8, 0)
+        rows.addLayout(self._rows)
+        rows.addStretch(1)
+        column.addWidget(make_scroll(body), 1)
         column.addWidget(make_label("Into which folder of this PC", "subheading"))
         row = QHBoxLayout()
         row.setSpacing(8)
@@ -56,7 +61,6 @@ class PlacesPage(QWidget):
                 wraps=True,
             )
         )
-        column.addStretch(1)
 
     def node(self) -> str:
         return next((name for name, one in self.nodes.items() if one.isChecked()), "")
