@@ -914,6 +914,17 @@ class Core:
 
         write_comparison(project, found, path)
 
+    async def check_export_folders(self, folders: Sequence[Path]) -> None:
+        """Expect each folder to be free for an export. Makes nothing.
+
+        Raises:
+            UserError: one is in use, or cannot be written.
+        """
+        from app.runs.export_place import expect_free
+
+        for folder in folders:
+            await asyncio.to_thread(expect_free, folder)
+
     async def check_calibration(self, path: Path) -> int:
         """Return how many words a data file has to calibrate with; 0: they were not counted.
 

@@ -6,6 +6,8 @@ they share its work; everything else is a job of its own.
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,9 @@ STEPS: tuple[tuple[Step, str], ...] = (
     ("where", "Where"),
     ("summary", "Summary"),
 )
+NO_CHECKPOINT = "No node that answers has a whole checkpoint of this run."
+MOST_OF_NAME = 60
+"""Characters of a run's name in that of a folder: file systems end at 255 bytes."""
 CALIBRATED = ("awq", "gptq")
 """Formats whose rounding is fitted to data."""
 
@@ -154,6 +159,17 @@ def split_target(target: str) -> tuple[str, tuple[str, ...]]:
     return to, (kind,) if kind else ()
 
 
+def place_folder(text: str) -> str:
+    """Return the folder that a text names; one that begins nowhere is below the home folder.
+
+    >>> place_folder(" /m/out/ "), place_folder("out"), place_folder("~/out"), place_folder("/")
+    ('/m/out', '~/out', '~/out', '/')
+    """
+    folder = text.strip().rstrip("/") or text.strip()
+    is_placed = not folder or folder.startswith("~") or os.path.isabs(folder)
+    return folder if is_placed else f"~/{folder}"
+
+
 def list_jobs(answers: Answers) -> tuple[Job, ...]:
     """Return the exports that the answers ask for, in the order of the formats."""
     groups: list[tuple[str, tuple[str, ...]]] = []
@@ -164,7 +180,7 @@ def list_jobs(answers: Answers) -> tuple[Job, ...]:
             groups.append((one.key, types))
         else:
             groups += [split_target(target) for target in chosen]
-    folder = answers.folder.strip().rstrip("/")
+    folder = place_folder(answers.folder)
     both_gptq = sum(to == "gptq" for to, _ in groups) > 1
     return tuple(
         Job(
@@ -187,25 +203,31 @@ def asks_calibration(answers: Answers) -> bool:
 
 
 def find_problems(
-    step: Step, answers: Answers, *, has_checkpoint: bool = True, calibration_problem: str = ""
+    step: Step,
+    answers: Answers,
+    *,
+    checkpoint_problem: str = "",
+    calibration_problem: str = "",
+    place_problem: str = "",
 ) -> str:
     """Return what keeps one from going on from a step; empty: nothing does.
 
     Args:
         step: where one stands.
         answers: so far.
-        has_checkpoint: whether one is on a node that answers.
+        checkpoint_problem: why there is none to export.
         calibration_problem: what is wrong with the data file, as it was looked at.
+        place_problem: what is wrong with every node, or with the folder, as they were looked at.
     """
-    if step == "what" and not has_checkpoint:
-        return "No node that answers has a whole checkpoint of this run."
+    if step == "what":
+        return checkpoint_problem
     if step == "formats" and not answers.targets:
         return "Choose at least one format."
     if step == "calibration" and asks_calibration(answers):
         return calibration_problem
     if step == "where" and not answers.folder.strip():
         return "Name a new folder for the result."
-    return ""
+    return place_problem if step in ("where", "summary") else ""
 
 
 def next_step(step: Step, answers: Answers, by: int) -> Step:
@@ -239,12 +261,13 @@ def describe_commands(run_id: str, answers: Answers) -> tuple[str, ...]:
 
 
 def suggest_folder(home: str, run_name: str) -> str:
-    """Return a place for the result.
+    """Return a place for the result; a name of any length and with any signs makes one folder.
 
-    >>> suggest_folder("/home/me/", "my run")
-    '/home/me/my run-export'
+    >>> suggest_folder("/home/me/", "my run"), suggest_folder("/home/me", "a/b: c")
+    ('/home/me/my run-export', '/home/me/a-b- c-export')
     """
-    return f"{home.rstrip('/')}/{run_name}-export"
+    name = re.sub(r'[/\\:*?"<>|\x00-\x1f]', "-", run_name)[:MOST_OF_NAME]
+    return f"{home.rstrip('/')}/{name}-export"
 
 
 _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (

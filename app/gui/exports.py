@@ -6,6 +6,7 @@ fight for a GPU; one that fails does not keep the others from being made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -48,9 +49,12 @@ class ExportBatch(QObject):
 
     changed = Signal()
 
-    def __init__(self, bridge: Bridge, run_id: str, answers: Answers) -> None:
+    def __init__(
+        self, bridge: Bridge, run_id: str, answers: Answers, now_s: Callable[[], float]
+    ) -> None:
         super().__init__()
         self._bridge, self.run_id, self.answers = bridge, run_id, answers
+        self._now_s = now_s
         self.rows = [Progress(job) for job in list_jobs(answers)]
         self._op: Op | None = None
 
@@ -58,14 +62,14 @@ class ExportBatch(QObject):
     def is_over(self) -> bool:
         return all(row.state not in ("waiting", "now") for row in self.rows)
 
-    def start(self, now_s: float) -> None:
-        """Begin with the first job that waits; `now_s` is the time of day."""
+    def start(self) -> None:
+        """Begin with the first job that waits."""
         row = next((one for one in self.rows if one.state == "waiting"), None)
         if row is None:
             self._op = None
             self.changed.emit()
             return
-        row.state, row.began_s = "now", now_s
+        row.state, row.began_s = "now", self._now_s()
         asked, job = self.answers, row.job
         own = asked.calibration.strip() if job.to in ("awq", "gptq") else ""
         self._op = self._bridge.run(
@@ -92,28 +96,31 @@ class ExportBatch(QObject):
             self._op.cancel()
             self._op = None
         for row in self.rows:
+            if row.state == "now":
+                row.ended_s = self._now_s()
             if row.state in ("waiting", "now"):
                 row.state = "cancelled"
         self.changed.emit()
 
-    def tick(self, now_s: float) -> None:
-        """Note the time, which is what the next job begins with."""
+    def tick(self) -> None:
+        """Let the time of what is made now go on."""
         for row in self.rows:
             if row.state == "now":
-                row.ended_s = now_s
+                row.ended_s = self._now_s()
+        self.changed.emit()
 
     def _hear(self, row: Progress, line: str) -> None:
         row.line, row.phase = line, find_phase(line, row.phase)
         self.changed.emit()
 
     def _finish(self, row: Progress, made: Exported) -> None:
-        row.state, row.made = "done", made
-        self.start(row.ended_s or row.began_s or 0.0)
+        row.state, row.made, row.ended_s = "done", made, self._now_s()
+        self.start()
 
     def _fail(self, row: Progress, error: RacklessError) -> None:
         hint = error.hint if isinstance(error, UserError) else ""
-        row.state, row.problem = "failed", f"{error} {hint}".strip()
-        self.start(row.ended_s or row.began_s or 0.0)
+        row.state, row.problem, row.ended_s = "failed", f"{error} {hint}".strip(), self._now_s()
+        self.start()
 
 
 class ExportBoard:
@@ -127,10 +134,12 @@ class ExportBoard:
         """Tell whether one is being made."""
         return any(not batch.is_over for batch in self.batches.values())
 
-    def begin(self, bridge: Bridge, run_id: str, answers: Answers, now_s: float) -> ExportBatch:
+    def begin(
+        self, bridge: Bridge, run_id: str, answers: Answers, now_s: Callable[[], float]
+    ) -> ExportBatch:
         """Start making what was asked for; the draft is done with."""
-        batch = ExportBatch(bridge, run_id, answers)
+        batch = ExportBatch(bridge, run_id, answers, now_s)
         self.batches[run_id] = batch
         self.drafts.pop(run_id, None)
-        batch.start(now_s)
+        batch.start()
         return batch

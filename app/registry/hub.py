@@ -29,6 +29,15 @@ before hours of weights."""
 _LOGIN = "Make one with write access at https://huggingface.co/settings/tokens, then: hf auth login"
 
 
+def is_hub_id(text: str) -> bool:
+    """Tell whether the hub can have a model of that name.
+
+    >>> is_hub_id("anna/poems-awq"), is_hub_id("anna/my poems"), is_hub_id("anna/a/b")
+    (True, False, False)
+    """
+    return _ID.fullmatch(text) is not None
+
+
 def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: bool) -> str:
     """Bring files to the model `hub_id`, made where it is missing; return its address.
 
@@ -37,7 +46,7 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
     Raises:
         UserError: there is no token, it may not write there, or the hub cannot be reached.
     """
-    if not _ID.fullmatch(hub_id):
+    if not is_hub_id(hub_id):
         raise UsageError(
             f"{hub_id} is no id on the hub", "Write it as NAME/MODEL, such as anna/poems-awq."
         )

@@ -20,12 +20,13 @@ from app.quantize.plan import ExportPlan
 from app.runs.services import Services
 from app.text import show_bytes
 
-_ANOTHER = "Name another folder with --out."
+_ANOTHER = "Name another folder."
+_NEW = "Name a new or empty folder."
 _ID_BYTES = 4
 
 
-def free_place(out: Path) -> Path:
-    """Return the absolute place of a new folder; an empty one that stands there is taken away.
+def expect_free(out: Path) -> Path:
+    """Expect nothing to be at a place, as far as can be seen without a trace; return it absolute.
 
     Raises:
         UserError: it is in use, or nothing can be written there.
@@ -34,12 +35,32 @@ def free_place(out: Path) -> Path:
         out = whole_path(out)
     except OSError as error:
         raise UserError(f"{out} leads nowhere: {error.strerror}", _ANOTHER) from error
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty", "Name a new or empty folder with --out.")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file", "Name a new or empty folder with --out.")
+    except RuntimeError as error:  # of expanduser: there is no such user
+        raise UserError(f"{out} cannot be found: {error}", _ANOTHER) from error
+    try:
+        if out.is_dir() and any(out.iterdir()):
+            raise UserError(f"{out} is not empty", _NEW)
+        if out.exists() and not out.is_dir():
+            raise UserError(f"{out} is a file", _NEW)
+        above = next(folder for folder in (out, *out.parents) if folder.exists())
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
     if is_same_folder(out, Path()):  # a program in a folder that was taken away starts no other
         raise UserError(f"{out} is the folder that this runs in", "Name a new one in it.")
+    if not above.is_dir():
+        raise UserError(f"{out} cannot be written: {above} is a file", _ANOTHER)
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{out} cannot be written: nothing may be made in {above}", _ANOTHER)
+    return out
+
+
+def free_place(out: Path) -> Path:
+    """Return the absolute place of a new folder; an empty one that stands there is taken away.
+
+    Raises:
+        UserError: it is in use, or nothing can be written there.
+    """
+    out = expect_free(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # Named as the folder is while it comes, so that a name that is too long is found too.

@@ -28,7 +28,7 @@ from agents.protocol import (
 )
 from agents.spec import DataSpec, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
-from app.errors import HostKeyUnknown, NodeUnreachable
+from app.errors import HostKeyUnknown, NodeUnreachable, UserError
 from app.events import (
     ArtifactsChanged,
     CheckpointSnapshot,
@@ -364,6 +364,8 @@ class FakeCore(FakeChats):
     token_place: str = "none"
     node_token_map: dict[str, NodeToken] = field(default_factory=dict)
     notice: str = ""
+    used_folders: set[Path] = field(default_factory=set)
+    """Where no export can come to."""
 
     def __post_init__(self) -> None:
         FakeChats.__init__(self)
@@ -658,6 +660,11 @@ class FakeCore(FakeChats):
         engine: Engine = "gptqmodel",
     ) -> ExportPlan:
         return make_export_plan(to, tuple(types))
+
+    async def check_export_folders(self, folders: Sequence[Path]) -> None:
+        used = [folder for folder in folders if folder in self.used_folders]
+        if used:
+            raise UserError(f"{used[0]} is not empty", "Name a new or empty folder.")
 
     async def check_calibration(self, path: Path) -> int:
         await self._act("check_calibration", path)

@@ -109,7 +109,7 @@ def test_an_artifact_is_pushed_privately_and_a_refusal_is_told(stage):
     def name_it(dialog):
         assert not dialog.start.isEnabled()
         QTest.keyClicks(dialog.hub_id, "anna/support-chat")
-        press(dialog, "Push")
+        QTest.keyClick(dialog.hub_id, Qt.Key.Key_Return)
 
     message = stage.window.artifacts.banner.message
     answer_dialog(PushDialog, name_it)
@@ -196,3 +196,16 @@ def test_an_empty_page_leads_to_the_runs(empty):
     page = empty.window.artifacts
     QTest.mouseClick(page.export, Qt.MouseButton.LeftButton)
     assert empty.window.stack.currentWidget() is empty.window.runs
+
+
+@pytest.mark.parametrize("name", ["anna/my poems", "anna/a/b", "/poems", "anna/-x", "https://x/y"])
+def test_what_is_no_name_on_the_hub_is_told_at_its_field(stage, name):
+    def name_it(dialog):
+        QTest.keyClicks(dialog.hub_id, name)
+        assert dialog._problem.isVisible()
+        assert not dialog.start.isEnabled()
+        press(dialog, "Cancel")
+
+    answer_dialog(PushDialog, name_it)
+    press(stage.window.artifacts, "Push\u2026")
+    assert stage.called("push_artifact") == []

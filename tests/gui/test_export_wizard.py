@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QEvent, Qt
+from PySide6.QtGui import QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
 
 from app.errors import UserError
+from app.events import Exported
+from app.flows.export import Answers
+from app.gui.exports import ExportBatch
+from app.gui.windows.chat_dialog import ChatDialog
 from app.gui.wizards.export_wizard import ExportWizard
+from tests.fakes.exports import make_export_plan
 from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press
 
@@ -160,3 +168,112 @@ def test_a_file_with_three_words_keeps_one_at_the_step(busy, wizard):
     assert not wizard.forward.isEnabled()
     wizard.calibration.own.click()
     assert wizard.forward.isEnabled()
+
+
+def go_to_places(busy, wizard):
+    """Choose a format and go on to where it is made."""
+    press(wizard, "Next")
+    wizard.formats.boxes["nf4"].click()
+    press(wizard, "Next")
+    assert wizard.step == "where"
+
+
+def test_a_plan_that_cannot_be_made_says_why_and_starts_nothing(busy, wizard, monkeypatch):
+    async def fail(*asked, **told):
+        raise UserError("the base of this run has moved", "Put it back to /models/llama.")
+
+    monkeypatch.setattr(busy.core, "plan_export", fail)
+    go_to_places(busy, wizard)
+    busy.wait_for(lambda: "Put it back" in wizard._problem.text())
+    assert wizard._problem.isVisible()
+    assert not wizard.forward.isEnabled()
+    monkeypatch.undo()
+    press(wizard, "Back")
+    press(wizard, "Next")
+    busy.wait_for(wizard.forward.isEnabled)
+    assert not wizard._problem.isVisible()
+
+
+def test_without_a_node_that_can_one_does_not_go_on(busy, wizard, monkeypatch):
+    async def plan(run_id, to="merged", *, types=(), **asked):
+        plan = make_export_plan(to, tuple(types))
+        return replace(plan, places=plan.places[2:])
+
+    monkeypatch.setattr(busy.core, "plan_export", plan)
+    go_to_places(busy, wizard)
+    busy.wait_for(lambda: "No node" in wizard._problem.text())
+    assert not wizard.forward.isEnabled()
+
+
+def test_a_folder_that_is_used_is_told_at_its_field(busy, wizard):
+    busy.core.used_folders = {Path("/m/used")}
+    go_to_places(busy, wizard)
+    busy.wait_for(lambda: "beta" in wizard.places.nodes)
+    wizard.places.folder.clear()
+    QTest.keyClicks(wizard.places.folder, "/m/used")
+    busy.wait_for(lambda: "/m/used is not empty. Name a new" in wizard._problem.text())
+    assert not wizard.forward.isEnabled()
+    QTest.keyClicks(wizard.places.folder, "-2")
+    assert wizard.forward.isEnabled()
+    press(wizard, "Next")
+    busy.core.used_folders = {Path("/m/used-2")}
+    wizard.go_to("summary")
+    busy.wait_for(lambda: not wizard.forward.isEnabled())
+    assert busy.called("export_run") == []
+
+
+def test_enter_goes_on_and_a_double_click_or_a_held_key_makes_nothing(busy, wizard):
+    go_to_places(busy, wizard)
+    busy.wait_for(lambda: "beta" in wizard.places.nodes)
+    wizard.places.folder.setFocus()
+    QTest.keyClick(wizard.places.folder, Qt.Key.Key_Return)
+    assert wizard.step == "summary"
+    press(wizard, "Back")
+    QTest.mouseClick(wizard.forward, Qt.MouseButton.LeftButton)
+    QTest.mouseDClick(wizard.forward, Qt.MouseButton.LeftButton)
+    QTest.mouseRelease(wizard.forward, Qt.MouseButton.LeftButton)
+    busy.settle()
+    assert (wizard.step, busy.called("export_run")) == ("summary", [])
+    held = QKeyEvent(
+        QEvent.Type.KeyPress, Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier, "\r", True
+    )
+    busy.application.sendEvent(wizard.forward, held)
+    busy.settle()
+    assert busy.called("export_run") == []
+
+
+def test_answers_are_kept_for_another_export_when_the_window_was_closed_meanwhile(busy, wizard):
+    go_on(busy, wizard, "nf4", "merged")
+    press(wizard, "Export")
+    busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
+    press(wizard, "Close")
+    again = open_wizard(busy)
+    press(again, "Another export")
+    assert set(again.formats.targets()) == {"nf4", "merged"}
+    assert again.places.folder.text() == "/m/out"
+
+
+def test_each_job_has_its_own_time_though_nobody_looks(busy):
+    times = iter([100.0, 700.0, 700.0, 705.0])
+    answers = Answers(targets=("merged", "nf4"), folder="/m/out")
+    batch = ExportBatch(busy.bridge, RUN, answers, lambda: next(times))
+    batch.start()
+    busy.wait_for(lambda: batch.is_over)
+    assert [(row.began_s, row.ended_s) for row in batch.rows] == [(100.0, 700.0), (700.0, 705.0)]
+
+
+def test_what_was_made_is_asked_and_copied_by_where_it_is(busy, wizard, monkeypatch):
+    async def make(run_id, to="merged", *, out, **asked):
+        return Exported(path=Path("/home/anna") / out.relative_to("~"))
+
+    monkeypatch.setattr(busy.core, "export_run", make)
+    go_on(busy, wizard, "nf4")
+    wizard.places.folder.setText("out")
+    press(wizard, "Export")
+    busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
+    page = wizard.stack.currentWidget().widget()
+    press(page, "Copy the path")
+    assert QGuiApplication.clipboard().text() == "/home/anna/out"
+    press(page, "Chat with it")
+    assert open_dialog(ChatDialog)._wanted.what == "/home/anna/out"
+    open_dialog(ChatDialog).close()

@@ -190,6 +190,19 @@ class Button(QPushButton):
             theme.changed.connect(self._paint_icon)
             self._paint_icon()
 
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """Do the main deed of a step once: a second press would be for what comes after it."""
+        if self.objectName() == "primary":
+            event.accept()
+        else:
+            super().mouseDoubleClickEvent(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.isAutoRepeat() and event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            event.accept()  # a key that is held does a deed once
+        else:
+            super().keyPressEvent(event)
+
     def setText(self, text: str) -> None:
         """Set the words, a little away from the icon."""
         super().setText(f" {text}" if self._icon else text)
@@ -226,6 +239,8 @@ def make_foot(theme: Theme, dialog: QDialog, deed: QWidget) -> QHBoxLayout:
     row.addStretch(1)
     row.addWidget(Button(theme, "Cancel", dialog.reject))
     row.addWidget(deed)
+    if isinstance(deed, QPushButton):
+        deed.setDefault(True)
     return row
 
 

@@ -16,6 +16,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.artifact import ArtifactSnapshot
+from app.flows.export import place_folder
 from app.gui.theme import Theme
 from app.gui.widgets.parts import Button, make_foot, make_label
 from app.text import show_bytes
@@ -53,8 +54,7 @@ class CopyArtifactDialog(QDialog):
         """Return where to, as `core.copy_artifact` takes it."""
         if self.to_node.isChecked():
             return self.node.currentText()
-        text = self.folder.text().strip()
-        return text if "/" in text or "\\" in text or not text else f"~/{text}"
+        return place_folder(self.folder.text())
 
     def _lay_out(self, theme: Theme, artifact: ArtifactSnapshot) -> None:
         column = QVBoxLayout(self)

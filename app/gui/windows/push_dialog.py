@@ -7,9 +7,11 @@ from PySide6.QtWidgets import QCheckBox, QDialog, QLineEdit, QVBoxLayout, QWidge
 from app.artifact import ArtifactSnapshot
 from app.gui.theme import Theme
 from app.gui.widgets.parts import Button, make_foot, make_label
+from app.registry.hub import is_hub_id
 from app.text import show_bytes
 
 WIDTH_PX = 540
+HOW = "Write it as NAME/MODEL, such as anna/poems-awq: letters, digits and . - _ alone."
 
 
 class PushDialog(QDialog):
@@ -30,6 +32,8 @@ class PushDialog(QDialog):
         column.setSpacing(8)
         column.addWidget(make_label("Name on the Hugging Face hub", "heading"))
         column.addWidget(self.hub_id)
+        self._problem = make_label(role="problem", wraps=True)
+        column.addWidget(self._problem)
         column.addWidget(self.private)
         column.addSpacing(4)
         words = (
@@ -48,5 +52,9 @@ class PushDialog(QDialog):
         return self.hub_id.text().strip()
 
     def _review(self) -> None:
-        owner, slash, model = self.name().partition("/")
-        self.start.setEnabled(bool(owner and slash and model))
+        is_good = is_hub_id(self.name())
+        owner, _, model = self.name().partition("/")
+        is_typed = bool(model) or not owner
+        self.start.setEnabled(is_good)
+        self._problem.setText(HOW)
+        self._problem.setVisible(bool(self.name()) and is_typed and not is_good)

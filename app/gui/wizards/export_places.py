@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
     QFileDialog,
@@ -15,23 +18,39 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.flows.export import PlaceRow
-from app.gui.theme import Theme
+from app.errors import RacklessError, UserError
+from app.flows.export import Answers, PlaceRow, join_places, list_jobs
+from app.gui.bridge import Op, Report
+from app.gui.context import Context
+from app.gui.seam import CoreSeam
 from app.gui.widgets.answer_field import TICK_INDENT_PX
 from app.gui.widgets.parts import Button, make_label, make_scroll
+from app.gui.wizards.export_calibration import WAIT_MS
+
+if TYPE_CHECKING:
+    from app.quantize.plan import ExportPlan
+
+
+NO_NODE = "No node can make this now."
 
 
 class PlacesPage(QWidget):
     edited = Signal()
 
-    def __init__(self, theme: Theme) -> None:
+    def __init__(self, context: Context, run_id: str) -> None:
         super().__init__()
+        self._context, self._run_id = context, run_id
+        self._answers = Answers()
+        self._ops: dict[str, Op] = {}
+        self._node_problem = self._folder_problem = ""
         self._group = QButtonGroup(self)
         self.nodes: dict[str, QRadioButton] = {}
         self._wanted = ""
         self.folder = QLineEdit()
         self.folder.setAccessibleName("Folder for the result")
-        self.folder.textEdited.connect(lambda text: self.edited.emit())
+        self.folder.textEdited.connect(lambda text: self._type())
+        self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
+        self._look_soon.timeout.connect(self.look_at_folder)
         self._rows = QVBoxLayout()
         self._rows.setSpacing(2)
         self._note = make_label("Looking at the nodes\u2026", "muted", wraps=True)
@@ -51,7 +70,7 @@ class PlacesPage(QWidget):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.folder, 1)
-        row.addWidget(Button(theme, "Choose\u2026", self._browse, icon="folder"))
+        row.addWidget(Button(context.theme, "Choose\u2026", self._browse, icon="folder"))
         column.addLayout(row)
         column.addWidget(
             make_label(
@@ -62,6 +81,11 @@ class PlacesPage(QWidget):
             )
         )
 
+    @property
+    def problem(self) -> str:
+        """Why one cannot go on; empty: nothing is known that speaks against it."""
+        return self._folder_problem or self._node_problem
+
     def node(self) -> str:
         return next((name for name, one in self.nodes.items() if one.isChecked()), "")
 
@@ -69,25 +93,95 @@ class PlacesPage(QWidget):
         self._wanted = node
         self.folder.setText(folder)
 
+    def look(self, answers: Answers) -> None:
+        """Ask what the jobs take on each node, and look at their folders."""
+        self._answers, self._node_problem = answers, ""
+        self._clear()
+        self._note.setText("Looking at the nodes\u2026")
+        run_id = self._run_id
+
+        async def plan(core: CoreSeam, report: Report) -> list[ExportPlan]:
+            return [
+                await core.plan_export(
+                    run_id,
+                    job.to,
+                    types=job.types,
+                    checkpoint=answers.checkpoint,
+                    engine=job.engine,
+                )
+                for job in list_jobs(answers)
+            ]
+
+        self._ask("nodes", self._context.bridge.run(plan, self._show_plans, self._fail))
+        self.look_at_folder()
+
+    def look_at_folder(self) -> None:
+        """Look whether the folder is free."""
+        answers = replace(self._answers, folder=self.folder.text())
+        folders = [Path(job.folder) for job in list_jobs(answers)]
+        self._ask(
+            "folder",
+            self._context.bridge.run(
+                lambda core, report: core.check_export_folders(folders if answers.folder else []),
+                lambda result: self._tell_folder(""),
+                lambda error: self._tell_folder(_describe(error)),
+            ),
+        )
+
+    def leave(self) -> None:
+        """Ask nothing any more."""
+        self._look_soon.stop()
+        for op in self._ops.values():
+            op.cancel()
+
     def show_places(self, rows: Sequence[PlaceRow]) -> None:
         """Show the nodes, those that can first."""
-        wanted = self.node() or self._wanted
+        self._clear()
+        able = [row for row in rows if not row.problem]
+        self._note.setText(
+            "The files are where the checkpoint lies; the quickest node stands first."
+            if able
+            else NO_NODE
+        )
+        self._node_problem = "" if able else NO_NODE
+        self._add("", "The quickest that can", "", is_able=bool(able))
+        for row in rows:
+            self._add(row.node, row.node, row.problem or row.words, is_able=not row.problem)
+        chosen = self.nodes.get(self._wanted)
+        (chosen if chosen is not None and chosen.isEnabled() else self.nodes[""]).setChecked(True)
+        self.edited.emit()
+
+    def _clear(self) -> None:
+        """Show no node; the one that was chosen is chosen again where it comes back."""
+        self._wanted = self.node() or self._wanted
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:
                 widget.deleteLater()
         self.nodes = {}
-        able = [row for row in rows if not row.problem]
-        self._note.setText(
-            "The files are where the checkpoint lies; the quickest node stands first."
-            if able
-            else "No node can make this now."
-        )
-        self._add("", "The quickest that can", "", is_able=bool(able))
-        for row in rows:
-            self._add(row.node, row.node, row.problem or row.words, is_able=not row.problem)
-        chosen = self.nodes.get(wanted)
-        (chosen if chosen is not None and chosen.isEnabled() else self.nodes[""]).setChecked(True)
+
+    def _show_plans(self, plans: list[ExportPlan]) -> None:
+        self.show_places(join_places(plans))
+
+    def _fail(self, error: RacklessError) -> None:
+        self._node_problem = _describe(error)
+        self._note.setText("What it takes cannot be said.")
+        self.edited.emit()
+
+    def _ask(self, what: str, op: Op) -> None:
+        """Let the newest question of a kind be the only one."""
+        if what in self._ops:
+            self._ops[what].cancel()
+        self._ops[what] = op
+
+    def _type(self) -> None:
+        self._folder_problem = ""
+        self._look_soon.start()
+        self.edited.emit()
+
+    def _tell_folder(self, problem: str) -> None:
+        self._folder_problem = problem
+        self.edited.emit()
 
     def _add(self, node: str, title: str, words: str, *, is_able: bool) -> None:
         button = QRadioButton(title)
@@ -106,4 +200,9 @@ class PlacesPage(QWidget):
         chosen, _ = QFileDialog.getSaveFileName(self, "Folder for the result", self.folder.text())
         if chosen:
             self.folder.setText(chosen)
-            self.edited.emit()
+            self._type()
+
+
+def _describe(error: RacklessError) -> str:
+    hint = error.hint if isinstance(error, UserError) else ""
+    return f"{str(error).rstrip('.')}. {hint}".strip()

@@ -32,6 +32,7 @@ class ProgressRow(QWidget):
     def __init__(self, theme: Theme, job: Job) -> None:
         super().__init__()
         self._folder = job.folder
+        """Where it is, once it is made."""
         self.state = StatusPill(theme, _WORDS["waiting"])
         self.bar = QProgressBar(minimum=0, maximum=len(PHASES))
         self.bar.setTextVisible(False)
@@ -43,8 +44,10 @@ class ProgressRow(QWidget):
         deeds = QHBoxLayout(self._deeds)
         deeds.setContentsMargins(0, 0, 0, 0)
         deeds.setSpacing(8)
-        copy = Button(theme, "Copy the path", lambda: copy_text(job.folder), icon="copy")
-        chat = Button(theme, "Chat with it", lambda: self.chat_wanted.emit(job.folder), icon="chat")
+        copy = Button(theme, "Copy the path", lambda: copy_text(self._folder), icon="copy")
+        chat = Button(
+            theme, "Chat with it", lambda: self.chat_wanted.emit(self._folder), icon="chat"
+        )
         for button in (copy, chat):
             deeds.addWidget(button)
         deeds.addStretch(1)
@@ -83,10 +86,11 @@ class ProgressRow(QWidget):
             self.state.show_status(_WORDS.get(row.state, _WORDS["waiting"]))
             self.result.setText(row.problem)
             return
+        self._folder = str(row.made.path)
         keeps = all(verdict.keep for verdict in row.made.verdicts)
         self.state.show_status(Status("good", "Keep") if keeps else Status("warning", "Look at it"))
         measured = [describe_verdict(verdict) for verdict in row.made.verdicts]
-        self.result.setText("\n".join((*measured, str(row.made.path))))
+        self.result.setText("\n".join((*measured, self._folder)))
 
 
 class ProgressPage(QWidget):

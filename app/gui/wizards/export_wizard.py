@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QDir, Qt, QTimer
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QDialog,
     QFrame,
@@ -16,17 +17,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.errors import RacklessError
+from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.export import (
     FORMATS,
+    NO_CHECKPOINT,
     STEPS,
     Answers,
     Step,
     describe_target,
     find_problems,
-    join_places,
-    list_jobs,
     next_step,
     offer_targets,
     split_target,
@@ -67,12 +67,12 @@ class ExportWizard(QDialog):
         super().__init__(parent)
         self._context, self._run = context, run
         board = context.exports
-        draft = board.drafts.get(run.run_id) or Draft(
-            Answers(folder=suggest_folder(QDir.homePath(), run.name))
-        )
-        self.step: Step = draft.step
         self.batch: ExportBatch | None = board.batches.get(run.run_id)
-        self._has_checkpoint = True
+        usual = Answers(folder=suggest_folder(QDir.homePath(), run.name))
+        draft = board.drafts.get(run.run_id)
+        draft = draft or Draft(self.batch.answers if self.batch is not None else usual)
+        self.step: Step = draft.step
+        self._checkpoint_problem = ""
         self.setWindowTitle(f"Quantize and export {run.name}")
         self.resize(860, 640)
         self._make_pages(draft.answers)
@@ -118,10 +118,16 @@ class ExportWizard(QDialog):
         self.stack.setCurrentWidget(self._pages[step])
         self._steps.show_step(step)
         if step == "where":
-            self._plan_places()
+            self.places.look(self.answers())
         if step == "summary":
+            self.places.look_at_folder()
             self.summary.show_answers(self.answers())
         self._review()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Let a held Enter go on by one step only."""
+        if not (event.isAutoRepeat() and event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)):
+            super().keyPressEvent(event)
 
     # ------------------------------------------------------------ layout
 
@@ -138,7 +144,7 @@ class ExportWizard(QDialog):
         self.formats.choose(answers.targets, answers.engine)
         self.calibration = CalibrationPage(context)
         self.calibration.choose(answers.calibration)
-        self.places = PlacesPage(context.theme)
+        self.places = PlacesPage(context, self._run.run_id)
         self.places.choose(answers.node, answers.folder)
         for page in (self.formats, self.calibration, self.places):
             page.edited.connect(self._review)
@@ -163,6 +169,7 @@ class ExportWizard(QDialog):
         self.forward = Button(theme, "Next", lambda: self._move(1), role="primary")
         self.cancel = Button(theme, "Cancel the export", self._cancel, icon="stop")
         self.again = Button(theme, "Another export", self._begin_anew)
+        self.forward.setDefault(True)
         self.close_ = Button(theme, "Close", self.accept)
         buttons = QHBoxLayout()
         buttons.setSpacing(8)
@@ -183,13 +190,14 @@ class ExportWizard(QDialog):
 
     def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
         self.model.reset(found)
-        self._has_checkpoint = bool(found)
+        self._checkpoint_problem = "" if found else NO_CHECKPOINT
         newest = max((one.step for one in found), default=0)
         self.table.select(self._wanted_step or newest)
         self._review()
 
     def _fail_checkpoints(self, error: RacklessError) -> None:
-        self._has_checkpoint = False
+        hint = error.hint if isinstance(error, UserError) else ""
+        self._checkpoint_problem = f"{str(error).rstrip('.')}. {hint}".strip()
         self._review()
 
     def _show_plan(self, found: tuple[list[str], ExportPlan]) -> None:
@@ -198,29 +206,6 @@ class ExportWizard(QDialog):
 
     def _no_plan(self, error: RacklessError) -> None:
         """Without a forecast the sizes stay away; the export itself says what is wrong."""
-
-    def _plan_places(self) -> None:
-        answers = self.answers()
-
-        async def plan(core: CoreSeam, report: Report) -> list[ExportPlan]:
-            return [
-                await core.plan_export(
-                    self._run.run_id,
-                    job.to,
-                    types=job.types,
-                    checkpoint=answers.checkpoint,
-                    engine=job.engine,
-                )
-                for job in list_jobs(answers)
-            ]
-
-        self._ops.append(
-            self._context.bridge.run(
-                plan,
-                lambda plans: self.places.show_places(join_places(plans)),
-                lambda error: self._problem.setText(str(error)),
-            )
-        )
 
     # ------------------------------------------------------------ moving on
 
@@ -231,8 +216,10 @@ class ExportWizard(QDialog):
             self.go_to(next_step(self.step, self.answers(), by))
 
     def _start(self) -> None:
-        board, now_s = self._context.exports, self._context.cluster.now_s()
-        batch = board.begin(self._context.bridge, self._run.run_id, self.answers(), now_s)
+        context, asked = self._context, self.answers()
+        batch = context.exports.begin(
+            context.bridge, self._run.run_id, asked, context.cluster.now_s
+        )
         self._show_batch(batch)
 
     def _show_batch(self, batch: ExportBatch) -> None:
@@ -269,8 +256,7 @@ class ExportWizard(QDialog):
 
     def _count_time(self) -> None:
         if self.batch is not None:
-            self.batch.tick(self._context.cluster.now_s())
-            self.batch.changed.emit()
+            self.batch.tick()
 
     def _review(self) -> None:
         batch = self.batch
@@ -289,8 +275,9 @@ class ExportWizard(QDialog):
         problem = find_problems(
             self.step,
             self.answers(),
-            has_checkpoint=self._has_checkpoint,
+            checkpoint_problem=self._checkpoint_problem,
             calibration_problem=self.calibration.problem,
+            place_problem=self.places.problem,
         )
         self._problem.setText(problem)
         self._problem.setVisible(bool(problem))
@@ -299,6 +286,7 @@ class ExportWizard(QDialog):
         self.forward.setText("Export" if self.step == "summary" else "Next")
 
     def _leave(self) -> None:
+        self.places.leave()
         for op in self._ops:
             op.cancel()
         if self.batch is None:

@@ -8,6 +8,7 @@ from agents.artifacts import ENGINES, METHODS, TYPES, MakeJob, Origin, TextSourc
 from app.flows.export import (
     FORMATS,
     MAKERS,
+    NO_CHECKPOINT,
     PHASES,
     STEPS,
     Answers,
@@ -20,6 +21,7 @@ from app.flows.export import (
     list_jobs,
     next_step,
     offer_targets,
+    suggest_folder,
 )
 from tests.fakes.exports import make_export_plan
 
@@ -71,11 +73,26 @@ def test_steps_lead_there_and_back_and_calibration_only_where_it_counts():
 def test_what_is_missing_keeps_one_at_the_step():
     good = Answers(targets=("awq",), folder="/m")
     assert [find_problems(step, good) for step, _ in STEPS] == [""] * 5
-    assert "No node" in find_problems("what", good, has_checkpoint=False)
+    assert "No node" in find_problems("what", good, checkpoint_problem=NO_CHECKPOINT)
     assert "at least one" in find_problems("formats", replace(good, targets=()))
     assert find_problems("calibration", good, calibration_problem="3 words") == "3 words"
     assert find_problems("calibration", replace(good, targets=("nf4",))) == ""
     assert "folder" in find_problems("where", replace(good, folder="  "))
+    for step in ("where", "summary"):
+        assert find_problems(step, good, place_problem="/m is not empty") == "/m is not empty"
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder"),
+    [("/m/out/", "/m/out"), ("out", "~/out"), ("models/out", "~/models/out"), ("~/x", "~/x")],
+)
+def test_a_folder_without_a_beginning_is_below_the_home_folder(typed, folder):
+    (job,) = list_jobs(Answers(targets=("nf4",), folder=typed))
+    assert job.folder == folder
+
+
+def test_the_name_of_a_run_makes_one_folder_that_every_disk_takes():
+    assert suggest_folder("/home/me", "../x:y" + "z" * 300) == f"/home/me/..-x-y{'z' * 54}-export"
 
 
 def test_commands_say_all_that_was_chosen():

@@ -1,0 +1,34 @@
+"""Where an export may come to, as it is seen before anything is made."""
+
+import pytest
+
+from app.errors import UserError
+from app.runs.export_place import expect_free, free_place
+
+
+@pytest.mark.parametrize(
+    ("below", "words"),
+    [
+        ("full", "is not empty"),
+        ("full/a", "is a file"),
+        ("full/a/out", "a is a file"),
+        ("x" * 300, "File name too long"),
+        ("~nobody-of-that-name/out", "cannot be found"),
+    ],
+)
+def test_what_is_in_use_is_told_and_nothing_is_made(tmp_path, below, words):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").write_text("x")
+    out = tmp_path / below if not below.startswith("~") else tmp_path.__class__(below)
+    with pytest.raises(UserError, match=words):
+        expect_free(out)
+    with pytest.raises(UserError, match=words):
+        free_place(out)
+    assert [one.name for one in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_new_folder_below_new_folders_is_free_and_not_made(tmp_path):
+    assert expect_free(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    (tmp_path / "empty").mkdir()
+    expect_free(tmp_path / "empty")
+    assert [one.name for one in tmp_path.iterdir()] == ["empty"]
