@@ -56,7 +56,8 @@ def offer(
             continue
         for kind in (artifact.types if artifact.format == "gguf" else ()) or (None,):
             version = f", version {artifact.version}" if artifact.version > 1 else ""
-            label = f"{artifact.format.upper()} {kind or ''}".strip() + version
+            what = kind or ", ".join(artifact.types)
+            label = f"{artifact.format.upper()} {what}".strip() + version
             found.append(Choice(label=label, subject=Subject(what=artifact.label, type=kind)))
     return tuple(found)
 

@@ -138,3 +138,94 @@ def test_a_checkpoint_of_the_table_stands_among_them(busy):
     busy.wait_for(lambda: len(dialog.columns) == 3)
     assert dialog.columns[1].who.currentText() == "Step 320"
     dialog.close()
+
+
+def refuse_to_load(busy, monkeypatch, step, after=None):
+    """Let the checkpoint of a step not be loaded; `after` is waited for before that is known."""
+    load = busy.core.open_chat
+
+    async def open_chat(subject, *, progress=None):
+        if subject.checkpoint != step:
+            return await load(subject, progress=progress)
+        while after is not None and not after():  # noqa: ASYNC110 - of the other thread
+            await asyncio.sleep(0.005)
+        raise UserError("alpha has no training environment", "Set it up.")
+
+    monkeypatch.setattr(busy.core, "open_chat", open_chat)
+
+
+def test_a_question_is_not_lost_with_a_model_that_cannot_be_loaded(busy, dialog, monkeypatch):
+    refuse_to_load(busy, monkeypatch, 400)
+    prompt = "Who founded Brenford? " * 500
+    dialog.prompt.setPlainText(prompt)
+    press(dialog, "Send")
+    busy.wait_for(dialog.new.isEnabled)
+    for column in dialog.columns:
+        (exchange,) = column.transcript.exchanges
+        assert exchange.prompt == prompt.strip()
+    assert "Set it up." in dialog.columns[1].transcript.exchanges[0].problem
+
+
+def test_a_question_that_is_stopped_while_its_model_is_loaded_stays(busy, dialog, monkeypatch):
+    refuse_to_load(busy, monkeypatch, 400, after=lambda: False)
+    dialog.prompt.setPlainText("Who?")
+    press(dialog, "Send")
+    busy.wait_for(lambda: not dialog.columns[0].is_busy)
+    press(dialog, "Stop")
+    busy.wait_for(dialog.new.isEnabled)
+    (exchange,) = dialog.columns[1].transcript.exchanges
+    assert (exchange.prompt, exchange.problem[:9]) == ("Who?", "Not asked")
+
+
+def ask_all(busy, dialog):
+    dialog.fold.head.click()
+    busy.wait_for(lambda: bool(dialog.prompts.prompts()))
+    press(dialog, "Ask all")
+
+
+def test_answers_are_kept_though_the_last_model_cannot_be_loaded(busy, dialog, monkeypatch):
+    others = (dialog.columns[0], dialog.columns[2])
+    refuse_to_load(busy, monkeypatch, 400, after=lambda: not any(c.is_busy for c in others))
+    ask_all(busy, dialog)
+    busy.wait_for(lambda: bool(busy.core.past))
+    assert [model.title for model in busy.core.past[0].models] == [
+        *("support-chat, base, on alpha", "support-chat, Q8_0, on alpha"),
+    ]
+
+
+def test_answers_are_kept_when_the_last_column_is_taken_away(busy, dialog, monkeypatch):
+    refuse_to_load(busy, monkeypatch, 400, after=lambda: False)
+    ask_all(busy, dialog)
+    busy.wait_for(lambda: not dialog.columns[0].is_busy and not dialog.columns[2].is_busy)
+    dialog.columns[1]._remove.click()
+    busy.wait_for(lambda: bool(busy.core.past))
+    assert len(busy.core.past[0].models) == 2
+
+
+def test_answers_stay_those_of_the_model_that_gave_them(busy, dialog, monkeypatch):
+    refuse_to_load(busy, monkeypatch, 400, after=lambda: False)
+    ask_all(busy, dialog)
+    first, last = dialog.columns[0], dialog.columns[1]
+    busy.wait_for(lambda: not first.is_busy and not dialog.columns[2].is_busy)
+    first.who.setCurrentIndex(2)
+    first.who.activated.emit(2)
+    last.stop()
+    busy.wait_for(lambda: bool(busy.core.past))
+    assert busy.core.past[0].models[0].title == "support-chat, base, on alpha"
+
+
+def test_prompts_beyond_the_most_are_told(busy, dialog):
+    dialog.fold.head.click()
+    dialog.prompts.text.setPlainText("\n".join(f"Why {number}?" for number in range(140)))
+    assert len(dialog.prompts.prompts()) == 100
+    assert dialog.prompts._too_many.isVisible()
+    assert "140 prompts: the first 100" in dialog.prompts._too_many.text()
+    dialog.prompts.text.setPlainText("Why?")
+    assert not dialog.prompts._too_many.isVisible()
+
+
+def test_no_column_is_added_while_models_are_looked_for(busy):
+    dialog = open_chat(busy.context, busy.window, busy.cluster.runs[RUN])
+    assert not dialog.add.isEnabled()
+    busy.wait_for(lambda: len(dialog.columns) == 3)
+    dialog.close()

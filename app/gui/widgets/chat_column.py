@@ -92,7 +92,7 @@ class ChatColumn(QWidget):
             prompts: what is asked.
             settings: how answers are made.
             alone: each by itself, without what was said before.
-            done: called with the answers once all are there.
+            done: called with the answers once all are there; not where none can come.
         """
         said = () if alone else tuple(self.transcript.said())
         self._is_stopped, self._done = False, done
@@ -104,15 +104,17 @@ class ChatColumn(QWidget):
             )
             report(("loaded", held))
             found: list[ChatAnswer | None] = []
-            for prompt in prompts:
+            for place, prompt in enumerate(prompts):
                 if self._is_stopped:
                     found.append(None)
                     continue
-                report(("asked", (prompt, alone)))
+                if place:
+                    report(("asked", (prompt, alone)))
                 turn = make_turn(settings, said, prompt)
                 found.append(await _answer(core, held.key, turn, report))
             return tuple(found)
 
+        self.transcript.ask(prompts[0], is_alone=alone)  # now: a question is not lost with a model
         self._state.setText("Loading\u2026" if loaded is None else "Answering\u2026")
         self._op = self._context.bridge.run(work, self._finish, self._fail, self._hear)
         self.changed.emit()
@@ -124,6 +126,7 @@ class ChatColumn(QWidget):
         self._is_stopped = True
         if self._loaded is None:
             self._op.cancel()
+            self.transcript.finish(problem="Not asked: you stopped before the model was loaded.")
             self._end("Given up.")
             return
         key = self._loaded.key
@@ -187,19 +190,18 @@ class ChatColumn(QWidget):
             self.transcript.finish(problem=value)
 
     def _finish(self, found: Answers) -> None:
-        done, self._done = self._done, None
+        if self._done is not None:
+            self._done(found)
         self._end(_describe_place(self._loaded) if self._loaded else "")
-        if done is not None:
-            done(found)
 
     def _fail(self, error: RacklessError) -> None:
         hint = error.hint if isinstance(error, UserError) else ""
-        self.transcript.ask("Loading the model")
-        self.transcript.finish(problem=f"{error} {hint}".strip())
+        problem = f"The model cannot be loaded: {str(error).rstrip('.')}. {hint}"
+        self.transcript.finish(problem=problem.strip())
         self._end("It is not loaded.")
 
     def _end(self, state: str) -> None:
-        self._op = None
+        self._op = self._done = None
         if state:
             self._state.setText(state)
         self.changed.emit()

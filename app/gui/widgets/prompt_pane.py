@@ -54,6 +54,8 @@ class PromptPane(QWidget):
         column.setSpacing(8)
         column.addWidget(self._note)
         column.addWidget(self.text)
+        self._too_many = make_label(role="problem", wraps=True)
+        column.addWidget(self._too_many)
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.ask_all)
@@ -66,6 +68,7 @@ class PromptPane(QWidget):
         self._edit()
 
     def prompts(self) -> tuple[str, ...]:
+        """Return those that are kept and asked."""
         return read_prompts(self.text.toPlainText())[:MOST_PROMPTS]
 
     def show_prompts(self, prompts: Sequence[str]) -> None:
@@ -96,6 +99,11 @@ class PromptPane(QWidget):
         self.wanted.emit(self.prompts())
 
     def _edit(self) -> None:
+        count = len(read_prompts(self.text.toPlainText()))
+        self._too_many.setText(
+            f"{count} prompts: the first {MOST_PROMPTS} are kept and asked, the others are not."
+        )
+        self._too_many.setVisible(count > MOST_PROMPTS)
         self.set_busy(self._is_busy)
         self.edited.emit(self.prompts())
 

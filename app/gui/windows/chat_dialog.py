@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 
 from app.artifact import ArtifactSnapshot
 from app.conversation import Compared, Comparison, Project, Subject
-from app.errors import UserError
+from app.errors import RacklessError, UserError
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.chat import (
     MOST_COLUMNS,
@@ -63,7 +63,10 @@ class ChatDialog(QDialog):
         self._context, self._run, self._wanted = context, run, wanted
         self._project: Project | None = None
         self._choices: tuple[Choice, ...] = offer(run, (), ())
-        self._answers: dict[ChatColumn, Answers] = {}
+        self._is_looking = True
+        self._asked: tuple[str, ...] = ()
+        """Prompts whose answers shall be kept; empty: none are being given."""
+        self._answers: dict[ChatColumn, Compared] = {}
         self.setWindowTitle(f"Chat: {run.name}" if run else "Chat")
         self.resize(1120, 760)
         self.banner = Banner(context.theme)
@@ -72,7 +75,7 @@ class ChatDialog(QDialog):
         self._row.setSpacing(16)
         self._make_inputs()
         self._lay_out()
-        self._op = context.bridge.run(self._look, self._show_found, self.banner.show_error)
+        self._op = context.bridge.run(self._look, self._show_found, self._tell_not_found)
         self.finished.connect(lambda result: self._leave())
         self._review()
         self.prompt.setFocus()
@@ -88,13 +91,10 @@ class ChatDialog(QDialog):
 
     def ask_all(self, prompts: tuple[str, ...]) -> None:
         """Ask every prompt of the project in every column, and keep the answers."""
-        self._answers = {}
+        self._answers, self._asked = {}, prompts
         for column in self.columns:
             column.ask(
-                prompts,
-                self.how.settings(),
-                alone=True,
-                done=partial(self._collect, column, prompts),
+                prompts, self.how.settings(), alone=True, done=partial(self._collect, column)
             )
 
     def add_column(self, choice: Choice | None = None) -> None:
@@ -188,6 +188,7 @@ class ChatDialog(QDialog):
         return steps, made, project
 
     def _show_found(self, found: Found) -> None:
+        self._is_looking = False
         steps, made, self._project = found
         self._choices = offer(self._run, steps, made)
         wanted = name_artifact(self._wanted, made)
@@ -200,6 +201,11 @@ class ChatDialog(QDialog):
                 "No checkpoint is on the nodes that answer, and no artifact on this PC.",
             )
         self._refresh_project()
+
+    def _tell_not_found(self, error: RacklessError) -> None:
+        self._is_looking = False
+        self.banner.show_error(error)
+        self._review()
 
     def _refresh_project(self) -> None:
         project = self._project
@@ -222,16 +228,14 @@ class ChatDialog(QDialog):
 
     # ------------------------------------------------------------ deeds
 
-    def _collect(self, column: ChatColumn, prompts: tuple[str, ...], found: Answers) -> None:
-        self._answers[column] = found
-        if self._project is None or any(one.is_busy for one in self.columns):
-            return
-        models = tuple(
-            Compared(title=one.title(), answers=self._answers[one])
-            for one in self.columns
-            if one in self._answers and any(self._answers[one])
-        )
-        if not models:
+    def _collect(self, column: ChatColumn, found: Answers) -> None:
+        self._answers[column] = Compared(title=column.title(), answers=found)
+
+    def _keep_answers(self) -> None:
+        """Keep what was answered to the prompts, once nobody answers any more."""
+        prompts, self._asked = self._asked, ()
+        models = tuple(one for one in self._answers.values() if any(one.answers))
+        if self._project is None or not models:
             return
         project, now_s = self._project, self._context.cluster.now_s()
         kept = Comparison(
@@ -281,10 +285,13 @@ class ChatDialog(QDialog):
         self.send.setEnabled(bool(self.columns) and has_prompt and not is_busy)
         self.stop.setEnabled(is_busy)
         self.new.setEnabled(not is_busy)
-        self.add.setEnabled(bool(self._choices) and len(self.columns) < MOST_COLUMNS)
+        has_room = len(self.columns) < MOST_COLUMNS and not self._is_looking
+        self.add.setEnabled(bool(self._choices) and has_room)
         self.prompts.set_busy(is_busy or not self.columns)
         for column in self.columns:
             column.let_remove(len(self.columns) > 1)
+        if self._asked and not is_busy:
+            self._keep_answers()
 
     def _leave(self) -> None:
         self._op.cancel()

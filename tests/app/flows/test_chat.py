@@ -31,6 +31,9 @@ def test_every_model_of_a_run_is_offered_and_three_stand_side_by_side():
     wanted = Subject(what=RUN.run_id, checkpoint=320)
     assert choose_columns(choices, wanted)[1].label == "Step 320"
     assert offer(None, (), (gone,)) == ()
+    gptq = replace(make_artifact(), name="chat-gptq", format="gptq", types=("8-bit",))
+    assert [one.label for one in offer(None, (), (gptq,))] == ["GPTQ 8-bit"]
+    assert offer(None, (), (gptq,))[0].subject.type is None
     assert choose_columns((), wanted) == ()
     by_folder = name_artifact(Subject(what="/models/support-chat-gguf"), (gone, second))
     assert by_folder == Subject(what="support-chat-gguf:2")
