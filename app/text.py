@@ -14,6 +14,9 @@ DASH = "\u2013"
 """What stands where a value is not known."""
 BREAK = "\u200b"
 """Takes no room, and lets a line end where it stands."""
+MOST_OF_NAME = 60
+"""Characters of a name that may be of any length: file systems end at 255 bytes."""
+_NO_NAME = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 MOST_UNBROKEN = 24
 """Characters that stay in one line. More do not fit beside a form."""
 _UNBROKEN = re.compile(f"[^\\s/\\\\-]{{{MOST_UNBROKEN + 1},}}")
@@ -224,6 +227,15 @@ def let_break(text: str) -> str:
     63
     """
     return _UNBROKEN.sub(lambda found: _BETWEEN.sub(BREAK, found[0]), text)
+
+
+def file_name(text: str) -> str:
+    """Return what a file of that name can be called on any disk.
+
+    >>> file_name("a/b: c"), len(file_name("x" * 300))
+    ('a-b- c', 60)
+    """
+    return _NO_NAME.sub("-", text)[:MOST_OF_NAME]
 
 
 def capitalize(text: str) -> str:

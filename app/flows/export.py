@@ -7,7 +7,6 @@ they share its work; everything else is a job of its own.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Literal
 
 from agents.artifacts import ENGINES, TYPES, Engine
 from app.quantize.plan import ExportPlan, PlacePlan
-from app.text import show_bytes, show_duration, show_list
+from app.text import file_name, show_bytes, show_duration, show_list
 
 Step = Literal["what", "formats", "calibration", "where", "summary"]
 STEPS: tuple[tuple[Step, str], ...] = (
@@ -26,8 +25,6 @@ STEPS: tuple[tuple[Step, str], ...] = (
     ("summary", "Summary"),
 )
 NO_CHECKPOINT = "No node that answers has a whole checkpoint of this run."
-MOST_OF_NAME = 60
-"""Characters of a run's name in that of a folder: file systems end at 255 bytes."""
 CALIBRATED = ("awq", "gptq")
 """Formats whose rounding is fitted to data."""
 
@@ -266,8 +263,7 @@ def suggest_folder(home: str, run_name: str) -> str:
     >>> suggest_folder("/home/me/", "my run"), suggest_folder("/home/me", "a/b: c")
     ('/home/me/my run-export', '/home/me/a-b- c-export')
     """
-    name = re.sub(r'[/\\:*?"<>|\x00-\x1f]', "-", run_name)[:MOST_OF_NAME]
-    return f"{home.rstrip('/')}/{name}-export"
+    return f"{home.rstrip('/')}/{file_name(run_name)}-export"
 
 
 _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (

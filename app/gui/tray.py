@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app.gui.context import Context
 from app.gui.tray_icon import draw_tray_icon, picture_key
+from app.gui.widgets.parts import plain_action
 from app.gui.windows.main_window import MainWindow
 from app.telemetry.notices import SETTING_OF, Notice, Notices
 from app.telemetry.state import Tone
@@ -90,9 +91,9 @@ class Tray(QObject):
     def _fill_menu(self, text: str) -> None:
         window = self._window
         self.menu.clear()
-        self.menu.addAction(capitalize(text)).setEnabled(False)
+        self.menu.addAction(plain_action(capitalize(text))).setEnabled(False)
         for run in self._cluster.active_runs():
-            action = self.menu.addAction(describe_progress(run))
+            action = self.menu.addAction(plain_action(describe_progress(run)))
             action.triggered.connect(partial(self._open_run, run.run_id))
         self.menu.addSeparator()
         self.menu.addAction("Open Rackless").triggered.connect(window.come_forward)

@@ -31,6 +31,7 @@ STALL_FLOOR_S = 60.0
 STALL_STEPS = 10.0
 """No step for this many steps' time (and STALL_FLOOR_S) is a stall."""
 
+_WAY_OUT = "a new run like this one, with a lower learning rate, is the way out"
 _HARMLESS_THROTTLE = ("idle", "application clocks", "display")
 """Reasons that say nothing is wrong (NVML reports `gpu idle` whenever a card rests)."""
 
@@ -117,7 +118,7 @@ def check_run(run: RunSnapshot, last_step_age_s: float | None) -> tuple[Alert, .
             Alert(
                 kind="loss_not_finite",
                 severity="error",
-                text="the loss is not a number any more: stop, lower the learning rate, resume",
+                text=f"the loss is not a number any more: {_WAY_OUT}",
             )
         )
     steps = [rank.step_s for rank in run.ranks if rank.step_s is not None]

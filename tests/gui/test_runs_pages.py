@@ -1,5 +1,6 @@
 """Runs: the table, a run's page, new run, stop, resume, delete, logs."""
 
+import asyncio
 import math
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from app.errors import UsageError, UserError
 from app.events import Certificate, EvaluationRecord, RunEvent
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import Answers, to_spec
+from app.gui.charts.axis import choose_ticks, write_tick
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
@@ -151,6 +153,17 @@ def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
     spec, path = busy.called("write_run_file")[0]
     assert path == target
     assert spec == replace(SPEC, name="evening", seed=7, nodes=("alpha",))
+
+
+def test_a_name_with_gaps_and_signs_makes_a_command_and_a_file_that_work(busy, new_run):
+    for key, text in (("model", "m"), ("train", "t"), ("name", "Q&A: my first/second")):
+        new_run.form.fields[key].set_answer(text)
+    press(new_run, "Show as run file\u2026")
+    shown = open_dialog(RunFileDialog)
+    assert shown.command.text() == "rackless start 'Q&A- my first-second.yaml'"
+    shown.save_file(Path("/x/my runs/a.yaml"))
+    busy.wait_for(lambda: shown.command.text() == "rackless start '/x/my runs/a.yaml'")
+    press(shown, "Close")
 
 
 def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
@@ -321,6 +334,52 @@ def test_events_arrive_in_plain_words(busy, page):
 def test_a_loss_that_is_no_number_is_told_above_the_page(busy, page):
     busy.core.on_loop(busy.core.put_run, replace(running_run(), loss=math.nan))
     busy.wait_for(lambda: "not a number" in page.notice.message())
+
+
+def test_why_a_run_failed_is_told_before_its_loss(busy, page):
+    failed = replace(running_run(), state="failed", loss=math.nan, message="beta was lost")
+    busy.core.on_loop(busy.core.put_run, failed)
+    busy.wait_for(lambda: "beta was lost" in page.notice.message())
+
+
+def test_checkpoints_stay_those_of_the_run_that_is_shown(busy, page, monkeypatch):
+    find, may_end = busy.core.checkpoints, asyncio.Event()
+
+    async def checkpoints(run_id=None, verify=False):
+        if run_id == RUN:
+            await may_end.wait()
+        return await find(run_id, verify)
+
+    monkeypatch.setattr(busy.core, "checkpoints", checkpoints)
+    page.tabs.setCurrentIndex(3)
+    press(page, "Verify all")
+    assert "Verifying checkpoints of support-chat" in page.banner.message()
+    page._take_event(RunEvent(run_id=RUN, time_s=2.0, severity="info", text="Checkpoint of step 9"))
+    busy.window.open_run("poems-11c0")
+    busy.wait_for(lambda: bool(page.checkpoints.rows()))
+    busy.core.on_loop(may_end.set)
+    busy.wait_for(lambda: "support-chat: every checkpoint" in page.banner.message())
+    assert {one.run_id for one in page.checkpoints.rows()} == {"poems-11c0"}
+
+
+def test_where_there_is_no_checkpoint_none_is_called_whole(busy, page, monkeypatch):
+    async def find_none(run_id=None, verify=False):
+        return ()
+
+    monkeypatch.setattr(busy.core, "checkpoints", find_none)
+    page.tabs.setCurrentIndex(3)
+    press(page, "Verify all")
+    busy.wait_for(lambda: "no node that answers has a checkpoint" in page.banner.message())
+
+
+@pytest.mark.parametrize(
+    ("value", "step", "text"),
+    [(2e-6, 1e-6, "2e-6"), (0.0, 1e-6, "0"), (5e-4, 1e-4, "0.0005"), (1e36, 5e35, "1e36")],
+)
+def test_figures_of_an_axis_fit_beside_it_and_differ(value, step, text):
+    assert write_tick(value, step) == text
+    assert choose_ticks(Limits(0.0, 5e-7), 3) == [0.0, 2e-7, 4e-7]
+    assert choose_ticks(Limits(-1.7e308, 1.7e308), 3) == []
 
 
 def test_stop_asks_and_tells_the_end(busy, page):

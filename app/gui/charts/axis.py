@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from app.gui.charts.limits import Limits
+from app.text import show_exponent
 
 
 def choose_ticks(limits: Limits, num_wanted: int) -> list[float]:
@@ -14,14 +15,14 @@ def choose_ticks(limits: Limits, num_wanted: int) -> list[float]:
     [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     """
     span = limits.high - limits.low
-    if not span > 0 or num_wanted < 1:
+    if not 0 < span < math.inf or num_wanted < 1:
         return []
     raw = span / num_wanted
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(limits.low / step - 1e-9)
     last = math.floor(limits.high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 
 def write_tick(value: float, step: float) -> str:
@@ -29,7 +30,11 @@ def write_tick(value: float, step: float) -> str:
 
     >>> write_tick(1.5, 0.5), write_tick(2000.0, 500.0), write_tick(25000.0, 5000.0)
     ('1.5', '2,000', '25 k')
+    >>> write_tick(0.0, 2e-7), write_tick(4e-7, 2e-7), write_tick(1.5e-4, 5e-5)
+    ('0', '4e-7', '1.5e-4')
     """
+    if step < 1e-4 or abs(value) >= 1e7:  # longer texts do not fit beside a plot
+        return show_exponent(value) if value else "0"
     if abs(value) >= 10_000 and step >= 1000:
         return f"{value / 1000:,.0f} k"
     digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 0

@@ -28,7 +28,7 @@ from app.gui.tables.view import TableView
 from app.gui.widgets.banner import Banner, page_margins
 from app.gui.widgets.empty import EmptyState
 from app.gui.widgets.flow import FlowRow
-from app.gui.widgets.parts import Button, IconButton, make_label
+from app.gui.widgets.parts import Button, IconButton, make_label, plain_action
 from app.registry.serving import ServeCommand
 
 MOST_RUNS = 20
@@ -193,7 +193,7 @@ class ArtifactsPage(QWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for run in runs[:MOST_RUNS]:
-            menu.addAction(run.name, partial(self._runs.export, run))
+            menu.addAction(plain_action(run.name), partial(self._runs.export, run))
         menu.popup(self.export.mapToGlobal(self.export.rect().bottomLeft()))
 
     def _open_folder(self, artifact: ArtifactSnapshot) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
@@ -13,6 +14,7 @@ from app.events import (
     EvaluationRecord,
     RankProgress,
     RunEvent,
+    RunSnapshot,
     RunState,
     StepRecord,
 )
@@ -37,6 +39,7 @@ from app.gui.widgets.data_view import DataView
 from app.gui.widgets.parts import Button, make_label, make_scroll
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
+from app.telemetry.stream import ACTIVE_STATES
 from app.telling import describe_certificate
 
 WATCH_MS = 5000
@@ -137,7 +140,7 @@ class RunPage(QWidget):
             bridge.run(lambda core, report: load_run(core, run_id), self._fill),
             bridge.run(
                 lambda core, report: core.checkpoints(run_id),
-                self.checkpoints.reset,
+                partial(self._show_checkpoints, run_id),
                 failure=lambda error: None,  # no node answers: the table keeps what it has
             ),
         ]
@@ -223,7 +226,7 @@ class RunPage(QWidget):
         if run is None:
             return
         alerts = check_run(run, self._context.cluster.now_s() - self._last_step_s)
-        if alerts:
+        if alerts and (run.state in ACTIVE_STATES or not run.message):
             self.notice.show_message("error", f"{run.name}: {alerts[0].text}")
         elif run.certificate is not None and not run.certificate.kept:
             hint = "Its checkpoint or its environment is not what it was; see the run's events."
@@ -263,7 +266,8 @@ class RunPage(QWidget):
             self.events.put(event)
             if event.text.startswith("training began"):
                 self._context.bridge.run(
-                    lambda core, report: load_data(core, event.run_id), self.data.show_data
+                    lambda core, report: load_data(core, event.run_id),
+                    partial(self._show_data, event.run_id),
                 )
             if event.text.startswith("evaluation after"):
                 self._context.bridge.run(
@@ -273,9 +277,19 @@ class RunPage(QWidget):
             if "heckpoint" in event.text:
                 self._context.bridge.run(
                     lambda core, report: core.checkpoints(event.run_id),
-                    self.checkpoints.reset,
+                    partial(self._show_checkpoints, event.run_id),
                     failure=lambda error: None,
                 )
+
+    # What is asked of nodes may come when another run is looked at.
+
+    def _show_checkpoints(self, run_id: str, found: tuple[CheckpointSnapshot, ...]) -> None:
+        if run_id == self.run_id:
+            self.checkpoints.reset(found)
+
+    def _show_data(self, run_id: str, found: DataPreview | None) -> None:
+        if run_id == self.run_id:
+            self.data.show_data(found)
 
     def _show_evaluations(self, run_id: str, found: Sequence[EvaluationRecord]) -> None:
         if run_id == self.run_id:
@@ -287,24 +301,31 @@ class RunPage(QWidget):
             self.deeds.chat(run, chosen.step if chosen else None)
 
     def _verify(self) -> None:
-        run_id = self.run_id
+        run = self._context.cluster.runs.get(self.run_id)
+        if run is None:
+            return
+        run_id = run.run_id
         run_in_banner(
             self._context.bridge,
             self.banner,
             lambda core, report: core.checkpoints(run_id, verify=True),
-            self._show_verified,
-            title="Verifying checkpoints",
+            partial(self._show_verified, run),
+            title=f"Verifying checkpoints of {run.name}",
             hint="Every copy is read whole.",
             cancelled="What was known of them before holds.",
         )
 
-    def _show_verified(self, found: tuple[CheckpointSnapshot, ...]) -> None:
-        self.checkpoints.reset(found)
+    def _show_verified(self, run: RunSnapshot, found: tuple[CheckpointSnapshot, ...]) -> None:
+        self._show_checkpoints(run.run_id, found)
         bad = [item for item in found if item.verified is False]
         if bad:
-            self.banner.show_message("error", f"{len(bad)} of {len(found)} are damaged")
+            self.banner.show_message("error", f"{run.name}: {len(bad)} of {len(found)} are damaged")
+        elif found:
+            text = f"{run.name}: every checkpoint is whole and equal on the nodes that answer"
+            self.banner.show_message("good", text)
         else:
-            self.banner.show_message("good", "Every checkpoint is whole and equal on its nodes")
+            text = f"{run.name}: no node that answers has a checkpoint"
+            self.banner.show_message("warning", text, "Nothing was verified.")
 
     def _leave(self, run_id: str) -> None:
         if run_id == self.run_id:

@@ -70,7 +70,11 @@ class RunHead(QWidget):
         self._run = run
         self._title.setText(run.name)
         started = show_moment(run.started_s or run.created_s, self._context.cluster.now_s())
-        parts = (show_model(run.spec.model), f"on {', '.join(run.nodes)}", f"attempt {run.attempt}")
+        parts = (
+            show_model(run.spec.model),
+            f"on {', '.join(run.nodes) or DASH}",
+            f"attempt {run.attempt}",
+        )
         self._subtitle.setText(" \u00b7 ".join((*parts, f"started {started}", run.run_id)))
         self.state.show_status(describe_run(run.state, run.phase))
         self.buttons["stop"].setVisible(can_stop(run) or run.state == "stopping")

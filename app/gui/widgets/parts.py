@@ -140,6 +140,15 @@ class ElidedLabel(QLabel):
         return QSize(24, super().minimumSizeHint().height())
 
 
+def plain_action(text: str) -> str:
+    """Return a text as an entry of a menu shows it whole: `&` marks a key there.
+
+    >>> plain_action("Q&A")
+    'Q&&A'
+    """
+    return text.replace("&", "&&")
+
+
 def make_rule(*, upright: bool = False) -> QFrame:
     """Return a hairline."""
     rule = QFrame()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from PySide6.QtCore import Signal
@@ -21,6 +22,7 @@ from app.gui.context import Context
 from app.gui.seam import CoreSeam, RecipeRow
 from app.gui.widgets.banner import Banner, copy_text
 from app.gui.widgets.parts import Button, make_label, make_rule, make_selectable
+from app.text import file_name
 
 RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
 
@@ -36,6 +38,15 @@ async def write_file(core: CoreSeam, spec: RunSpec, path: Path) -> Path:
 
 async def keep_recipe(core: CoreSeam, title: str, spec: RunSpec) -> RecipeRow:
     return core.save_recipe(title, spec)
+
+
+def describe_start(path: str) -> str:
+    """Return the command that starts a run file, as a shell takes it.
+
+    >>> describe_start("my run.yaml")
+    "rackless start 'my run.yaml'"
+    """
+    return shlex.join(["rackless", "start", path])
 
 
 class RunFileDialog(QDialog):
@@ -55,7 +66,7 @@ class RunFileDialog(QDialog):
         self.text.setObjectName("code")
         self.text.setAccessibleName("Run file")
         self.command = make_selectable(
-            make_label(f"rackless start {spec.name}.yaml", "code", wraps=True)
+            make_label(describe_start(f"{file_name(spec.name)}.yaml"), "code", wraps=True)
         )
         self.title = QLineEdit()
         self.title.setAccessibleName("Title of the recipe")
@@ -113,11 +124,11 @@ class RunFileDialog(QDialog):
         )
 
     def _show_saved(self, path: Path) -> None:
-        self.command.setText(f"rackless start {path}")
+        self.command.setText(describe_start(str(path)))
         self.banner.show_message("good", "Saved", str(path))
 
     def _choose_place(self) -> None:
-        name = f"{self._spec.name}.yaml"
+        name = f"{file_name(self._spec.name)}.yaml"
         chosen, _ = QFileDialog.getSaveFileName(self, "Save the run file", name, RUN_FILES)
         if chosen:
             self.save_file(Path(chosen))
