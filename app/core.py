@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -913,6 +913,18 @@ class Core:
         from app.runs.chat import write_comparison
 
         write_comparison(project, found, path)
+
+    async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return which of `model`, `train` and `eval` cannot be what it names, and why."""
+        from app.library.data import tell_missing_data
+        from app.library.models import tell_missing_model
+
+        def look() -> dict[str, str]:
+            ways = {"model": tell_missing_model}
+            told = {key: ways.get(key, tell_missing_data)(name) for key, name in names.items()}
+            return {key: text for key, text in told.items() if text}
+
+        return await asyncio.to_thread(look)
 
     async def check_export_folders(self, folders: Sequence[Path]) -> None:
         """Expect each folder to be free for an export. Makes nothing.

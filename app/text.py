@@ -229,6 +229,16 @@ def let_break(text: str) -> str:
     return _UNBROKEN.sub(lambda found: _BETWEEN.sub(BREAK, found[0]), text)
 
 
+def shorten(text: str, most: int = 200) -> str:
+    """Return a text without blanks around it; one that is longer than `most` ends in dots.
+
+    >>> shorten(" 1.5 "), shorten("9" * 400, 20)
+    ('1.5', '99999999999999999999...')
+    """
+    text = text.strip()
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def file_name(text: str) -> str:
     """Return what a file of that name can be called on any disk.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 from agents.protocol import NodeFacts
@@ -60,8 +61,19 @@ class Review:
         return key in self.findings and self.findings[key].severity == "error"
 
 
-def review(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> Review:
-    """Check every answer, and say what would happen."""
+def review(
+    answers: Answers,
+    nodes: tuple[NodeSnapshot, ...],
+    missing: Mapping[str, str] = MappingProxyType({}),
+) -> Review:
+    """Check every answer, and say what would happen.
+
+    Args:
+        answers: as they stand.
+        nodes: of the cluster.
+        missing: field key -> why its path cannot be what it names, as it was looked for last. It
+            warns only: a file can come meanwhile, and a start looks again.
+    """
     findings: dict[str, Finding] = {}
     for key, problem in find_problems(answers):
         findings.setdefault(key, Finding(severity="error", text=problem))
@@ -72,7 +84,7 @@ def review(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> Review:
     if "shares" not in findings and (problem := _check_shares(answers, devices)):
         findings["shares"] = Finding(severity="error", text=problem)
     failed = any(finding.severity == "error" for finding in findings.values())
-    for key, text in _advice(answers, devices):
+    for key, text in (*missing.items(), *_advice(answers, devices)):
         findings.setdefault(key, Finding(severity="warning", text=text))
     return Review(
         findings=findings,
@@ -81,6 +93,16 @@ def review(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> Review:
         spec=None if failed else to_spec(answers),
         summary=_summary(answers, nodes, findings),
     )
+
+
+def name_paths(answers: Answers) -> dict[str, str]:
+    """Return what the answers name of model and data: field key -> path or hub id.
+
+    >>> name_paths(Answers(model=" m ", train="t.jsonl"))
+    {'model': 'm', 'train': 't.jsonl'}
+    """
+    named = {key: getattr(answers, key).strip() for key in ("model", "train", "eval")}
+    return {key: name for key, name in named.items() if name}
 
 
 def preview_spec(answers: Answers) -> RunSpec | None:

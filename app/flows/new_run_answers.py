@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from agents.spec import PATTERN_SIGNS, AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.flows.field import NO, YES
-from app.text import show_exponent
+from app.text import shorten, show_exponent
 
 Read = TypeVar("Read")
 ALL_NODES = "all"
@@ -185,14 +185,9 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def shorten(text: str) -> str:
-    """Return a text as a message repeats it: a long one ends in dots.
-
-    >>> shorten(" 1.5 "), shorten("9" * 400)
-    ('1.5', '99999999999999999999...')
-    """
-    text = text.strip()
-    return text if len(text) <= MOST_REPEATED else f"{text[:MOST_REPEATED]}..."
+def repeat(text: str) -> str:
+    """Return a text as a message repeats it."""
+    return shorten(text, MOST_REPEATED)
 
 
 def read_whole(text: str) -> int:
@@ -206,7 +201,7 @@ def read_whole(text: str) -> int:
             raise ValueError(text)
         return int(re.sub("[ ,_]", "", text))
     except ValueError:  # of `int`, too: a text of thousands of digits
-        raise ValueError(f"'{shorten(text)}' is not a whole number") from None
+        raise ValueError(f"'{repeat(text)}' is not a whole number") from None
 
 
 def read_decimal(text: str) -> float:
@@ -218,9 +213,9 @@ def read_decimal(text: str) -> float:
     try:
         value = float(text.strip().replace(",", "."))
     except ValueError:
-        raise ValueError(f"'{shorten(text)}' is not a number") from None
+        raise ValueError(f"'{repeat(text)}' is not a number") from None
     if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError(f"'{shorten(text)}' is not a number that can be used")
+        raise ValueError(f"'{repeat(text)}' is not a number that can be used")
     return value
 
 

@@ -15,7 +15,7 @@ from app.flows.new_run_answers import (
     read_shares,
     read_targets,
     read_whole,
-    shorten,
+    repeat,
     to_spec,
 )
 
@@ -69,7 +69,7 @@ def _pattern(text: str) -> Iterator[Problem]:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        said = f"'{shorten(text)}' is no regular expression: {error}"
+        said = f"'{repeat(text)}' is no regular expression: {error}"
         yield "targets", f"{said}. Or write names with commas between."
 
 
@@ -136,7 +136,7 @@ def _number(
     except ValueError as error:
         yield key, f"{error}."
         return
-    said = shorten(text)
+    said = repeat(text)
     if low is not None and value < low:
         yield key, f"{said} is too small; the least is {low:,}."
     if above is not None and value <= above:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -175,6 +175,7 @@ class CoreSeam(Protocol):
         checkpoint: int | None = None,
         engine: Engine = "gptqmodel",
     ) -> ExportPlan: ...
+    async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]: ...
     async def check_export_folders(self, folders: Sequence[Path]) -> None: ...
     async def check_calibration(self, path: Path) -> int: ...
     async def open_chat(

@@ -15,11 +15,12 @@ import re
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
+from app.text import shorten
 
 LINE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
@@ -39,12 +40,34 @@ _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\
 _PACKED |= {b"BZh91AY&SY": "bzip2"}
 """What compressed files begin with."""
 _PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
+_HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
 _NOT_DATA = ("dataset_info", "manifest.json", "state.json")
 _NOTES = ("readme", "license")
 """About the data, where it is text to read."""
+
+
+def is_hub_data(name: str) -> bool:
+    """Tell whether a name that is no file here can be that of a data set of the hub.
+
+    >>> is_hub_data("org/name"), is_hub_data("data/chats.jsonl"), is_hub_data("chats")
+    (True, False, False)
+    """
+    plain = name.startswith((".", "~", "/")) or Path(name).suffix.lower() in ALL_SUFFIXES
+    return _HUB_ID.fullmatch(name) is not None and not plain
+
+
+def tell_missing_data(name: str) -> str:
+    """Return why a name cannot be that of data, without a look into it; empty: it can."""
+    try:
+        is_here = Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, no text for a path
+        is_here = False
+    if is_here or is_hub_data(name):
+        return ""
+    return "There is no such file or folder on this PC."
 
 
 def find_data(name: str, key: str, hashes: HashStore) -> Source:
@@ -59,23 +82,32 @@ def find_data(name: str, key: str, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such file, it is of another kind, or it is broken.
     """
+    if tell_missing_data(name):
+        raise _no_such_file(name, key)
     path = Path(name).expanduser().absolute()
     if path.is_dir():
         return _find_folder(path, hashes)
     if not path.is_file():
-        plain = name.startswith((".", "~", "/")) or Path(name).suffix.lower() in ALL_SUFFIXES
-        if name.count("/") == 1 and not plain:
+        if is_hub_data(name):
             return Source(value=name)
-        raise UserError(
-            f"the data file {name} ({key}) does not exist",
-            "Give its path relative to the run file, or the whole path.",
-        )
+        raise _no_such_file(name, key)  # a device, say
     check_form(path)
     return make_bundle("data", path.stem, path.parent, [path], hashes, member=path.name)
 
 
+def _no_such_file(name: str, key: str) -> UserError:
+    return UserError(
+        f"the data file {shorten(name)} ({key}) does not exist",
+        "Give its path relative to the run file, or the whole path.",
+    )
+
+
 def _find_folder(folder: Path, hashes: HashStore) -> Source:
-    files = [path for path in sorted(_walk(folder)) if _is_data(path, folder)]
+    try:
+        files = [path for path in sorted(_walk(folder)) if _is_data(path, folder)]
+    except OSError as error:
+        text = f"{folder} cannot be read: {error.strerror}: {error.filename}"
+        raise UserError(text, "Name a folder that holds the data alone.") from error
     if not files:
         raise UserError(
             f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
@@ -87,7 +119,7 @@ def _find_folder(folder: Path, hashes: HashStore) -> Source:
 def _walk(folder: Path) -> Iterable[Path]:
     """Yield all files in and below a folder, those behind links too, but no folder twice."""
     seen = set()
-    for root, folders, names in os.walk(folder, followlinks=True):
+    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         real = os.path.realpath(root)
         if real in seen:
             folders.clear()
@@ -95,6 +127,10 @@ def _walk(folder: Path) -> Iterable[Path]:
         seen.add(real)
         folders.sort()
         yield from (Path(root, name) for name in names)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _is_data(path: Path, folder: Path) -> bool:

@@ -12,8 +12,11 @@ from pathlib import Path
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
+from app.text import shorten
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_NO_FOLDER = "There is no such folder on this PC, and no model of the hub is called so."
+_A_FILE = "This is a file: name the folder with config.json and the weights."
 _SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja", ".tiktoken"})
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
@@ -24,21 +27,38 @@ def find_model(name: str, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such folder, or it holds no model that can be sent.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _bundle_of(path.absolute(), hashes)
-    if path.is_file():
+    path = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
+    missing = tell_missing_model(name)
+    if missing == _A_FILE:
         raise UserError(
             f"the model {name} is a file", "Name the folder with config.json and the weights."
         )
-    if path.is_absolute() and not name.startswith("~"):
-        return Source(value=name)  # a folder on the nodes: each trainer says if it is not there
-    if name.startswith((".", "~")) or not _HUB_ID.fullmatch(name):
+    if missing:
         raise UserError(
-            f"there is no model folder {name} here, and it is not a hub id",
+            f"there is no model folder {shorten(name)} here, and it is not a hub id",
             "Give the folder's path (relative to the run file), or a hub id such as org/name.",
         )
-    return Source(value=name)
+    if path.is_dir():
+        return _bundle_of(path.absolute(), hashes)
+    return Source(value=name)  # of the hub, or on the nodes: each trainer says if it is not there
+
+
+def tell_missing_model(name: str) -> str:
+    """Return why a name cannot be that of a model, without a look into it; empty: it can.
+
+    A whole path may be that of a folder on the nodes.
+    """
+    path = Path(os.path.expanduser(name))
+    try:
+        if path.is_file():
+            return _A_FILE
+        if path.is_dir() or (path.is_absolute() and not name.startswith("~")):
+            return ""
+    except (OSError, ValueError):  # too long, no text for a path
+        return _NO_FOLDER
+    if not name.startswith((".", "~")) and _HUB_ID.fullmatch(name):
+        return ""
+    return _NO_FOLDER
 
 
 def find_tokenizer(name: str, hashes: HashStore) -> Source:
@@ -47,8 +67,8 @@ def find_tokenizer(name: str, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such folder.
     """
-    path = Path(name).expanduser()
-    if not path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if tell_missing_model(name) or not path.is_dir():
         return find_model(name, hashes)
     folder = path.absolute()
     suffixes = _SENT_SUFFIXES - {".safetensors"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -364,6 +364,8 @@ class FakeCore(FakeChats):
     token_place: str = "none"
     node_token_map: dict[str, NodeToken] = field(default_factory=dict)
     notice: str = ""
+    missing: set[str] = field(default_factory=set)
+    """Names of models and data that are not there."""
     used_folders: set[Path] = field(default_factory=set)
     """Where no export can come to."""
 
@@ -660,6 +662,9 @@ class FakeCore(FakeChats):
         engine: Engine = "gptqmodel",
     ) -> ExportPlan:
         return make_export_plan(to, tuple(types))
+
+    async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
+        return {key: "There is no such file." for key, n in names.items() if n in self.missing}
 
     async def check_export_folders(self, folders: Sequence[Path]) -> None:
         used = [folder for folder in folders if folder in self.used_folders]

@@ -118,6 +118,18 @@ def test_a_problem_shows_only_where_one_has_been(new_run):
     assert not new_run.form.fields["model"]._finding.isVisible()
 
 
+def test_a_file_that_is_not_there_is_told_at_its_field_while_typing(busy, new_run):
+    busy.core.missing = {"/data/chats.jsonl"}
+    field = new_run.form.fields["train"]
+    QTest.keyClicks(field.input, "/data/chats.jsonl")
+    busy.wait_for(field._finding.isVisible)
+    assert field._finding.text() == "There is no such file."
+    QTest.keyClicks(field.input, ".gz")
+    assert not field._finding.isVisible()
+    busy.settle(0.5)
+    assert not field._finding.isVisible()
+
+
 def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
     QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
     QTest.keyClicks(new_run.form.fields["train"].input, "/data/chats.jsonl")

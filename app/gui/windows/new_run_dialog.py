@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 from agents.spec import RunSpec
 from app.errors import RacklessError
 from app.events import RunSnapshot
-from app.flows.new_run import Review, plan_spec, preview_spec, review, take_advice
+from app.flows.new_run import Review, name_paths, plan_spec, preview_spec, review, take_advice
 from app.flows.new_run_answers import (
     Answers,
     take_up,
@@ -33,6 +33,7 @@ from app.flows.new_run_answers import (
 )
 from app.gui.bridge import Op
 from app.gui.context import Context
+from app.gui.live_paths import LivePaths
 from app.gui.live_plan import LivePlan
 from app.gui.seam import CoreSeam, RecipeRow
 from app.gui.widgets.banner import Banner
@@ -75,6 +76,8 @@ class NewRunDialog(QDialog):
         self.banner = Banner(context.theme)
         self.outlook = Outlook(context.theme, self.look_at_data)
         self._plan = LivePlan(context.bridge, self.outlook.plan)
+        self._paths = LivePaths(context.bridge, self)
+        self._paths.looked.connect(self._review)
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -220,11 +223,13 @@ class NewRunDialog(QDialog):
         self._fill(take_advice(self.answers(), change))
 
     def _review(self) -> Review:
-        result = review(self.answers(), self._context.cluster.node_list())
+        answers, nodes = self.answers(), self._context.cluster.node_list()
+        self._paths.follow(name_paths(answers))
+        result = review(answers, nodes, self._paths.missing)
         self.form.show_review(result, shows_all=self._shows_all)
         self.outlook.show_rows(result.summary)
-        self.outlook.look.setEnabled(preview_spec(self.answers()) is not None)
-        self._plan.follow(*plan_spec(self.answers(), self._context.cluster.node_list()))
+        self.outlook.look.setEnabled(preview_spec(answers) is not None)
+        self._plan.follow(*plan_spec(answers, nodes))
         return result
 
     def look_at_data(self) -> None:

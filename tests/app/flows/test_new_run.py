@@ -125,6 +125,13 @@ def test_warnings_do_not_stop_a_start():
     assert result.spec.checkpoint.every_minutes is None
 
 
+def test_what_is_not_there_is_told_at_its_field_and_a_start_looks_again():
+    result = review(GOOD, NODES, {"train": "There is no such file.", "model": "No folder."})
+    assert result.findings["train"].text == "There is no such file."
+    assert result.spec is not None
+    assert review(replace(GOOD, model=""), NODES, {"model": "No folder."}).is_error("model")
+
+
 def test_numbers_as_people_type_them():
     typed = replace(GOOD, learning_rate="0,0002", batch_sequences="1,024", max_steps="1 000")
     spec = review(typed, NODES).spec

@@ -12,8 +12,8 @@ from agents.errors import UserError as AgentError
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
 from app.errors import UserError
-from app.library.data import check_form, find_data
-from app.library.models import find_model
+from app.library.data import check_form, find_data, tell_missing_data
+from app.library.models import find_model, tell_missing_model
 from app.storage.database import open_database
 from app.storage.hashes import HashStore
 
@@ -334,3 +334,57 @@ def test_a_folder_is_sent_with_its_data_files_only(tmp_path: Path, hashes: HashS
     source = find_data(str(tmp_path), "data.train", hashes)
     assert [entry.path for entry in source.files] == ["a.jsonl", "deep/b.jsonl"]
     assert source.path_on_node("/agent/data/x") == "/agent/data/x"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_missing"),
+    [
+        ("chats.jsonl", True),
+        ("/nowhere/chats.jsonl", True),
+        ("~/nowhere/chats", True),
+        ("org/chats.csv", True),
+        ("org/chats", False),
+        ("x" * 5000, True),
+        ("\x00", True),
+        ("HERE", False),
+        ("HERE/model", False),
+    ],
+)
+def test_data_that_is_not_there_is_told_without_a_look_into_it(
+    tmp_path: Path, name: str, is_missing: bool
+) -> None:
+    (tmp_path / "model").mkdir()
+    assert bool(tell_missing_data(name.replace("HERE", str(tmp_path)))) == is_missing
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("org/model", ""),
+        ("gpt2", ""),
+        ("/on/the/nodes", ""),
+        ("HERE", ""),
+        ("HERE/file", "This is a file"),
+        ("~/nowhere", "no such folder"),
+        ("../nowhere", "no such folder"),
+        ("org/model/part", "no such folder"),
+        ("my model", "no such folder"),
+        ("x" * 5000, "no such folder"),
+        ("\x00", "no such folder"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told_without_a_look_into_it(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    (tmp_path / "file").touch()
+    told = tell_missing_model(name.replace("HERE", str(tmp_path)))
+    assert words in told
+    assert bool(told) == bool(words)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-that-name/x", "y" * 300 + "/b", "\x00"])
+def test_names_that_no_disk_can_have_are_told(hashes: HashStore, name: str) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        find_data(name, "data.train", hashes)
+    with pytest.raises(UserError, match="no model folder"):
+        find_model(name, hashes)
