@@ -635,6 +635,29 @@ def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
     assert busy.window.state.draft == {}
 
 
+def test_a_form_that_a_run_has_filled_is_kept_too_once_it_was_changed(busy):
+    busy.window.dialogs.ask_new_run()
+    open_dialog(NewRunDialog).form.fields["model"].set_answer("org/before")
+    open_dialog(NewRunDialog).reject()
+    busy.window.dialogs.repeat_run(busy.cluster.runs[RUN])
+    open_dialog(NewRunDialog).reject()
+    assert busy.window.state.draft == {"model": "org/before"}, "nothing was answered"
+    busy.window.dialogs.repeat_run(busy.cluster.runs[RUN])
+    open_dialog(NewRunDialog).form.fields["rank"].set_answer("77")
+    QTest.keyClick(open_dialog(NewRunDialog), Qt.Key.Key_Escape)
+    busy.window.dialogs.ask_new_run()
+    again = open_dialog(NewRunDialog)
+    assert (again.answers().rank, again.answers().model) == ("77", SPEC.model)
+    again.reject()
+
+
+def test_answers_are_kept_when_the_session_ends_around_the_form(busy, new_run):
+    new_run.form.fields["model"].set_answer("org/model")
+    busy.window.farewell.is_quiet = True
+    busy.window.close()
+    assert busy.window.state.draft == {"model": "org/model"}
+
+
 def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
     plain = "The newest is chosen; an older one repeats the steps after it."
     assert describe_choice(400, 400) == describe_choice(400, None) == plain

@@ -97,6 +97,7 @@ class ComparePage(QWidget):
     def _show_tables(self) -> None:
         while (item := self._tables.takeAt(0)) is not None:
             if (old := item.widget()) is not None:
+                old.hide()
                 old.deleteLater()
         differing = list_differences(self._runs)
         model: RowsModel[Row] = RowsModel(_columns(self._runs), key=lambda row: row.label)

@@ -23,6 +23,7 @@ class FactRows(QGridLayout):
         """Show (name, value) pairs in place of those before."""
         for label in self._labels:
             self.removeWidget(label)
+            label.hide()  # at once: deleted it is only when the loop comes round
             label.deleteLater()
         self._labels = []
         for place, (name, value) in enumerate(rows):

@@ -276,6 +276,7 @@ class ChatDialog(QDialog):
         column.let_go()
         self.columns.remove(column)
         self._row.removeWidget(column)
+        column.hide()
         column.deleteLater()
         self._review()
 

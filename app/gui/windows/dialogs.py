@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class Dialogs:
+    """Answers of a New run form that is left are kept, wherever they came from."""
+
     def __init__(self, context: Context, window: MainWindow) -> None:
         self._context, self._window = context, window
         self._palette: Palette | None = None
@@ -28,7 +30,6 @@ class Dialogs:
         if file is not None:
             dialog.open_file(file)
         else:
-            dialog.left.connect(self._keep_draft)
             dialog.started.connect(lambda run_id: self._keep_draft({}))
             if self._window.state.draft:
                 dialog.take_up(self._window.state.draft)
@@ -49,6 +50,7 @@ class Dialogs:
         dialog = NewRunDialog(self._context, self._window)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.started.connect(self._window.open_run)
+        dialog.left.connect(self._keep_draft)
         return dialog
 
     def choose_run_file(self) -> None:

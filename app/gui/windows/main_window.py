@@ -16,6 +16,7 @@ from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QKeySequence, QPaintEvent, QShortcut
 from PySide6.QtWidgets import (
     QApplication,
+    QDialog,
     QHBoxLayout,
     QMainWindow,
     QStackedWidget,
@@ -295,6 +296,8 @@ class MainWindow(QMainWindow):
         if decision == "end":
             self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
             event.accept()
+            for dialog in self.findChildren(QDialog):
+                dialog.reject()  # so that answers are kept
             self.is_over = True
             self.finished.emit()
             return

@@ -96,6 +96,8 @@ class NewRunDialog(QDialog):
         column.addLayout(foot)
         self._fill(Answers(name=self._free_name("run-1")))
         self._untouched = self.answers()
+        self._given: Answers | None = None
+        """What a run or a file has answered, where nothing was answered before."""
         self.form.edited.connect(self._review)
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
@@ -172,13 +174,15 @@ class NewRunDialog(QDialog):
     def reject(self) -> None:
         if self._op is not None:
             self._op.cancel()
-        self.left.emit(to_draft(self.answers(), self._untouched))
+        if self.answers() != self._given:
+            self.left.emit(to_draft(self.answers(), self._untouched))
         super().reject()
 
     def repeat(self, run: RunSnapshot) -> None:
         """Fill the form with every setting of a run, under a new name."""
         self._shows_all = True
         self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
+        self._given = self.answers()
         self.form.start_from.show_source(
             f"The run {run.name}", "Every setting as in that run, its data and nodes too.", run.spec
         )
@@ -212,7 +216,9 @@ class NewRunDialog(QDialog):
 
     def _take_file(self, path: Path, spec: RunSpec) -> None:
         self._shows_all = True
+        was_untouched = self.answers() == self._untouched
         self._fill(to_answers(spec))
+        self._given = self.answers() if was_untouched else None
         self.form.start_from.show_source(path.name, f"The settings of {path}.", spec)
         self.banner.show_message("good", f"Read {path.name}", "Change what you like, then start.")
 

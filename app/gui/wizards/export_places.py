@@ -157,6 +157,7 @@ class PlacesPage(QWidget):
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:
+                widget.hide()
                 widget.deleteLater()
         self.nodes = {}
 
