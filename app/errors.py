@@ -32,6 +32,17 @@ class UserError(RacklessError):
         self.hint = hint
 
 
+def describe_error(error: RacklessError) -> str:
+    """Return what happened and what to do next, in one text.
+
+    >>> describe_error(UserError("the disk is full", "Free some room."))
+    'the disk is full. Free some room.'
+    """
+    said, hint = str(error), error.hint if isinstance(error, UserError) else ""
+    is_open = hint and not said.endswith((".", "!", "?", ":"))
+    return f"{said}{'.' * bool(is_open)} {hint}".strip()
+
+
 class UsageError(UserError):
     """Raised when a command line or a run file is not right."""
 

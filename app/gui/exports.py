@@ -13,7 +13,7 @@ from typing import Literal
 
 from PySide6.QtCore import QObject, Signal
 
-from app.errors import RacklessError, UserError
+from app.errors import RacklessError, describe_error
 from app.events import Exported
 from app.flows.export import Answers, Job, Step, find_phase, list_jobs
 from app.gui.bridge import Bridge, Op
@@ -118,8 +118,7 @@ class ExportBatch(QObject):
         self.start()
 
     def _fail(self, row: Progress, error: RacklessError) -> None:
-        hint = error.hint if isinstance(error, UserError) else ""
-        row.state, row.problem, row.ended_s = "failed", f"{error} {hint}".strip(), self._now_s()
+        row.state, row.problem, row.ended_s = "failed", describe_error(error), self._now_s()
         self.start()
 
 

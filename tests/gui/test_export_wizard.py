@@ -155,7 +155,7 @@ def test_one_that_fails_does_not_keep_the_others(busy, wizard):
     busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
     assert [row.state for row in wizard.batch.rows] == ["failed", "done"]
     page = wizard.stack.currentWidget().widget()
-    assert "Free some room." in page.rows[0].result.text()
+    assert "the disk is full. Free some room." in page.rows[0].result.text()
 
 
 def test_a_file_with_three_words_keeps_one_at_the_step(busy, wizard):

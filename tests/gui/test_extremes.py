@@ -77,6 +77,15 @@ def test_the_perplexity_of_a_run_that_diverged_leaves_the_page_as_wide_as_it_was
     assert page.head.width() < busy.window.width()
 
 
+def test_ten_nodes_leave_the_form_as_wide_as_it_was(many):
+    many.window.actions_["new_run"].trigger()
+    dialog = open_dialog(NewRunDialog)
+    dialog.resize(dialog.minimumSize())
+    many.settle()
+    assert dialog.form.widget().width() == dialog.form.viewport().width()
+    dialog.reject()
+
+
 def test_ten_nodes_fit_the_dialog_that_resumes(many):
     dialog = ResumeDialog(many.context, many.window, many.cluster.runs[RUN])
     dialog.open()

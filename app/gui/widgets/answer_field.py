@@ -22,7 +22,7 @@ from app.flows.new_run import Finding
 from app.flows.new_run_answers import ALL_NODES, split_names
 from app.gui.tables.node_columns import describe_hardware
 from app.gui.theme import Theme
-from app.gui.widgets.parts import Button, make_label, set_role
+from app.gui.widgets.parts import Button, ElidedLabel, make_label, set_role
 
 TICK_INDENT_PX = 27
 """Where the words of a tick begin, so that its explanation stands below them."""
@@ -150,16 +150,23 @@ class AnswerField(QWidget):
         self._node_column.setSpacing(2)
         for node in nodes:
             state = "" if node.state == "online" else f" ({node.state})"
-            words = f"{node.name}{state} \u00b7 {describe_hardware(node)}"
-            self._add_box(node.name, words).setChecked(node.state == "online")
+            check = self._add_box(node.name, f"{node.name}{state}", describe_hardware(node))
+            check.setChecked(node.state == "online")
         if not nodes:
             self._node_column.addWidget(make_label("No node was added yet.", "muted"))
         return box
 
-    def _add_box(self, name: str, words: str) -> QCheckBox:
+    def _add_box(self, name: str, words: str, hardware: str = "") -> QCheckBox:
         check = QCheckBox(words)
+        check.setAccessibleDescription(hardware)
+        check.setToolTip(words)
+        check.setMinimumWidth(1)  # a name of any length makes the form no wider
         check.toggled.connect(lambda checked: self._touch())
-        self._node_column.addWidget(check)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(check)
+        row.addWidget(ElidedLabel(hardware, "muted"), 1)
+        self._node_column.addLayout(row)
         self._boxes[name] = check
         return check
 

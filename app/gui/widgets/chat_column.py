@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from agents.artifacts import ChatAnswer
 from app.conversation import Loaded, Subject, describe_answer
-from app.errors import RacklessError, UserError
+from app.errors import RacklessError, UserError, describe_error
 from app.flows.chat import Choice, Settings, make_turn, on_node
 from app.gui.bridge import Op, Report
 from app.gui.context import Context
@@ -195,9 +195,7 @@ class ChatColumn(QWidget):
         self._end(_describe_place(self._loaded) if self._loaded else "")
 
     def _fail(self, error: RacklessError) -> None:
-        hint = error.hint if isinstance(error, UserError) else ""
-        problem = f"The model cannot be loaded: {str(error).rstrip('.')}. {hint}"
-        self.transcript.finish(problem=problem.strip())
+        self.transcript.finish(problem=f"The model cannot be loaded: {describe_error(error)}")
         self._end("It is not loaded.")
 
     def _end(self, state: str) -> None:
@@ -224,7 +222,7 @@ async def _answer(core: CoreSeam, key: int, turn: Any, report: Report) -> ChatAn
             piece=lambda text: report(("piece", text)),
         )
     except UserError as error:
-        report(("problem", f"{error} {error.hint}".strip()))
+        report(("problem", describe_error(error)))
         return None
     report(("answer", found))
     return found

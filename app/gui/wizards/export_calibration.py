@@ -14,7 +14,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.errors import RacklessError, UserError
+from app.errors import RacklessError, describe_error
 from app.gui.bridge import Op
 from app.gui.context import Context
 from app.gui.widgets.parts import Button, make_label
@@ -112,6 +112,5 @@ class CalibrationPage(QWidget):
         self.edited.emit()
 
     def _fail(self, error: RacklessError) -> None:
-        hint = error.hint if isinstance(error, UserError) else ""
-        self.problem = f"{error} {hint}".strip()
+        self.problem = describe_error(error)
         self.edited.emit()

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.errors import RacklessError, UserError
+from app.errors import RacklessError, describe_error
 from app.flows.export import Answers, PlaceRow, join_places, list_jobs
 from app.gui.bridge import Op, Report
 from app.gui.context import Context
@@ -124,7 +124,7 @@ class PlacesPage(QWidget):
             self._context.bridge.run(
                 lambda core, report: core.check_export_folders(folders if answers.folder else []),
                 lambda result: self._tell_folder(""),
-                lambda error: self._tell_folder(_describe(error)),
+                lambda error: self._tell_folder(describe_error(error)),
             ),
         )
 
@@ -165,7 +165,7 @@ class PlacesPage(QWidget):
         self.show_places(join_places(plans))
 
     def _fail(self, error: RacklessError) -> None:
-        self._node_problem = _describe(error)
+        self._node_problem = describe_error(error)
         self._note.setText("What it takes cannot be said.")
         self.edited.emit()
 
@@ -202,8 +202,3 @@ class PlacesPage(QWidget):
         if chosen:
             self.folder.setText(chosen)
             self._type()
-
-
-def _describe(error: RacklessError) -> str:
-    hint = error.hint if isinstance(error, UserError) else ""
-    return f"{str(error).rstrip('.')}. {hint}".strip()

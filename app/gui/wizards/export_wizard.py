@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.errors import RacklessError, UserError
+from app.errors import RacklessError, describe_error
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.export import (
     FORMATS,
@@ -196,8 +196,7 @@ class ExportWizard(QDialog):
         self._review()
 
     def _fail_checkpoints(self, error: RacklessError) -> None:
-        hint = error.hint if isinstance(error, UserError) else ""
-        self._checkpoint_problem = f"{str(error).rstrip('.')}. {hint}".strip()
+        self._checkpoint_problem = describe_error(error)
         self._review()
 
     def _show_plan(self, found: tuple[list[str], ExportPlan]) -> None:
