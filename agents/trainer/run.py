@@ -21,6 +21,7 @@ from agents.trainer.checkpoint import CheckpointFolder
 from agents.trainer.compute import Computer, memory_in_words
 from agents.trainer.data.order import count_steps
 from agents.trainer.data.preview import describe
+from agents.trainer.data.store import ExampleSet
 from agents.trainer.failpoints import failpoints_from_environment
 from agents.trainer.fitting import describe_setting, fit, make_layers
 from agents.trainer.flops import read_flops
@@ -260,16 +261,27 @@ def _warn_of_data(journal: Journal, attempt: Attempt, prepared: Prepared, world_
             message=f"There {what} for {world_size} ranks.",
             hint="Rows come again in every epoch; with so few, one GPU is as fast",
         )
-    evaluation = prepared.evaluation
-    if evaluation is not None and evaluation.num_skipped and attempt.intent.eval_path:
-        first = evaluation.skipped[0]
-        left_out = f"{evaluation.num_skipped} {'is' if evaluation.num_skipped == 1 else 'are'}"
-        journal.write(
-            "warning",
-            message=f"Of {evaluation.num_rows} rows of {Path(attempt.intent.eval_path).name} "
-            f"{left_out} left out (the first, row {first.row}: {first.in_words}).",
-            hint="Correct data.eval, or go on without them",
-        )
+    evaluation, path = prepared.evaluation, attempt.intent.eval_path
+    if evaluation is not None and path:
+        _warn_of_rows(journal, evaluation, Path(path).name)
+
+
+def _warn_of_rows(journal: Journal, evaluation: ExampleSet, name: str) -> None:
+    left_out = (evaluation.num_skipped, "left out", evaluation.skipped)
+    cut = (evaluation.num_truncated, "cut", evaluation.truncated)
+    hints = (
+        "Correct data.eval, or go on without them",
+        "Raise sequence_tokens, or go on with their beginnings",
+    )
+    for (count, done, named), hint in zip((left_out, cut), hints, strict=True):
+        if count:
+            journal.write(
+                "warning",
+                message=f"Of {evaluation.num_rows} rows of {name} {count} "
+                f"{'is' if count == 1 else 'are'} {done} "
+                f"(the first, row {named[0].row}: {named[0].in_words}).",
+                hint=hint,
+            )
 
 
 def _tell_start(journal: Journal, attempt: Attempt, plan: Plan, prepared: Prepared) -> None:

@@ -144,7 +144,8 @@ def test_a_run_on_odd_data_trains_and_tells_what_it_left_out(tmp_path, tiny_mode
     run = Run(tmp_path / "run", tiny_model, spec, 2)
     write_odd_file(run.train, num_good=3)
     evaluation = tmp_path / "odd-eval.jsonl"
-    evaluation.write_text(json.dumps(chat("Hi", "Ho")) + "\n" + json.dumps(chat("Hi", "")) + "\n")
+    asked = [chat("Hi", "Ho"), chat("Hi", ""), chat("Hi", "river " * 300)]
+    evaluation.write_text("".join(json.dumps(row) + "\n" for row in asked))
     run.train_to_end(eval_path=str(evaluation))
     lines = run.journal()
     (started,) = [line for line in lines if line["kind"] == "started"]
@@ -157,10 +158,12 @@ def test_a_run_on_odd_data_trains_and_tells_what_it_left_out(tmp_path, tiny_mode
     (preview,) = [line for line in lines if line["kind"] == "preview"]
     assert [one["row"] for one in preview["truncated"]] == [4]
     warnings = [line["message"] for line in lines if line["kind"] == "warning"]
-    assert warnings == [
-        "Of 2 rows of odd-eval.jsonl 1 is left out (the first, row 2: the conversation has no "
+    assert warnings[0] == (
+        "Of 3 rows of odd-eval.jsonl 1 is left out (the first, row 2: the conversation has no "
         "answer of the assistant)."
-    ]
+    )
+    assert warnings[1].startswith("Of 3 rows of odd-eval.jsonl 1 is cut (the first, row 3: ")
+    assert len(warnings) == 2
     assert run.steps()[2]["loss"] > 0
 
 
