@@ -117,8 +117,11 @@ def _find_folder(folder: Path, hashes: HashStore) -> Source:
 
 
 def _walk(folder: Path) -> Iterable[Path]:
-    """Yield all files in and below a folder, those behind links too, but no folder twice."""
-    seen = set()
+    """Yield all files in and below a folder, those behind links too, but no folder twice.
+
+    A link back to where the folder lies leads to others' files and is left.
+    """
+    seen = {str(parent) for parent in folder.resolve().parents}
     for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         real = os.path.realpath(root)
         if real in seen:

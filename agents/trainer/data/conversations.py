@@ -300,7 +300,7 @@ def _find_turns(part: Any, key: str) -> tuple[Turn, ...] | None:
 def _read_turn(place: int, message: Any) -> Turn:
     if not isinstance(message, dict):
         raise ValueError(f"message {place} should be an object, but is {_name(message)}")
-    role = message.get("role", message.get("from"))
+    role, content = _given(message, "role", "from"), _given(message, "content", "value")
     if isinstance(role, str):
         plain = role.lower()
         role = _ROLE_NAMES.get(plain, plain if plain in ROLES else role)
@@ -314,12 +314,17 @@ def _read_turn(place: int, message: Any) -> Turn:
     weight = message.get("weight")
     if role == "assistant" and weight not in (None, 1):  # that of others says nothing here
         raise _NotTrained(f"message {place} has the weight {weight!r:.40}; only 1 is trained")
-    content = message.get("content", message.get("value"))
     if isinstance(content, list):
         content = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {_name(content)}")
     return Turn(role=role, content=_whole(content, f"message {place}"))
+
+
+def _given(message: dict[str, Any], name: str, other: str) -> Any:
+    """Return what stands under either name; a table has both, and nothing in one of them."""
+    value = message.get(name)
+    return message.get(other) if value is None else value
 
 
 def _join_parts(place: int, parts: list[Any]) -> str:

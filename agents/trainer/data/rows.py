@@ -69,8 +69,11 @@ def list_files(path: Path) -> list[Path]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield all files in and below a folder, those behind links too, but no folder twice."""
-    seen = set()
+    """Yield all files in and below a folder, those behind links too, but no folder twice.
+
+    A link back to where the folder lies leads to others' files and is left.
+    """
+    seen = {str(parent) for parent in folder.resolve().parents}
     for root, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(root)
         if real in seen:

@@ -265,6 +265,7 @@ def test_folders_behind_links_are_sent_once(tmp_path: Path, hashes: HashStore) -
         (tmp_path / name).write_text('{"text": "x"}')
     (tmp_path / "d" / "more").symlink_to(tmp_path / "other")
     (tmp_path / "d" / "deep" / "itself").symlink_to(tmp_path / "d")
+    (tmp_path / "d" / "above").symlink_to("..")
     source = find_data(str(tmp_path / "d"), "data.train", hashes)
     assert [entry.path for entry in source.files] == ["deep/a.jsonl", "more/b.jsonl"]
 

@@ -63,6 +63,17 @@ def test_sharegpt_names_and_text_parts_are_understood(tmp_path, names):
     assert found.rows[0].turns[1].content == "Ho"
 
 
+def test_names_of_either_kind_may_stand_beside_each_other_in_a_table(tmp_path):
+    chats = [CHAT["messages"], [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]]
+    names = ["role", "content", "from", "value"]
+    kind = pa.list_(pa.struct([(name, pa.string()) for name in names]))
+    table = pa.table({"messages": pa.array(chats, kind)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    found = read_rows(tmp_path / "a.parquet", "auto")
+    contents = [[turn.content for turn in row.turns] for row in found.rows]
+    assert contents == [["Hi", "Ho"], ["a", "b"]]
+
+
 @pytest.mark.parametrize(
     ("question", "answer"), [("instruction", "output"), ("prompt", "completion")]
 )
@@ -430,6 +441,7 @@ def test_folders_behind_links_are_read_once(tmp_path):
     more = make_folder(tmp_path / "elsewhere", ["c.jsonl"])
     (folder / "more").symlink_to(more)
     (folder / "itself").symlink_to(folder)
+    (folder / "above").symlink_to(tmp_path)
     (folder / "deep" / "again").symlink_to(folder / "deep")
     (folder / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     texts = [row.text for row in read_rows(folder, "auto").rows]
