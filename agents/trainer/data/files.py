@@ -323,7 +323,7 @@ def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
                     number += 1
                     yield number, value
                 reading.done_bytes = before + size * number // max(1, file.metadata.num_rows)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's; Arrow's own have none
         words = str(error).strip().splitlines()[0]

@@ -539,6 +539,9 @@ def test_a_damaged_page_of_parquet_is_said(tmp_path):
     content[10:40] = bytes(30)
     path.write_bytes(content)
     assert f"{path} is no whole Parquet file: " in refuse(path)
+    pq.write_table(pa.table({"text": ["one"], "other": ["two"]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"other", b"oth\xab\xff"))
+    assert f"{path} is no whole Parquet file: " in refuse(path)
 
 
 def test_parquet_without_a_known_column_is_refused(tmp_path):
