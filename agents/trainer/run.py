@@ -250,11 +250,18 @@ def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Jou
 
 
 def _warn_of_data(journal: Journal, attempt: Attempt, prepared: Prepared, world_size: int) -> None:
-    """Say that there are fewer examples than ranks, and what evaluation leaves out."""
-    count = len(prepared.train)
+    """Say that there are few examples for the ranks or a batch, and what evaluation leaves out."""
+    count, size = len(prepared.train), attempt.intent.spec.batch_sequences
+    noun = "pack" if attempt.intent.spec.packing else "row"
+    of_rows = " of rows" if noun == "pack" else ""
+    if world_size <= count < size:
+        rows = f"only {noun}{of_rows}" if count == 1 else f"{count} {noun}s{of_rows}"
+        journal.write(
+            "warning",
+            message=f"A batch of {size} sequences takes the {rows} of the data more than once.",
+            hint=f"Set batch_sequences to {count} or less, or go on: epochs then count for more",
+        )
     if count < world_size:
-        noun = "pack" if attempt.intent.spec.packing else "row"
-        of_rows = " of rows" if noun == "pack" else ""
         what = f"is 1 {noun}{of_rows}" if count == 1 else f"are {count} {noun}s{of_rows}"
         journal.write(
             "warning",

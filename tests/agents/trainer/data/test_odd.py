@@ -187,6 +187,16 @@ def test_one_row_fewer_than_ranks_is_trained_and_said(
     assert any(line["kind"] == "eval" for line in lines)
 
 
+@pytest.mark.parametrize(("num_rows", "words"), [(5, "the 5 rows"), (1, "the only row")])
+def test_a_batch_larger_than_the_data_is_trained_and_said(tmp_path, tiny_model, num_rows, words):
+    run = Run(tmp_path / "run", tiny_model, make_spec(batch_sequences=6, max_steps=1))
+    make_rows(run.train, num_rows)
+    run.train_to_end()
+    warnings = [line["message"] for line in run.journal() if line["kind"] == "warning"]
+    assert warnings == [f"A batch of 6 sequences takes {words} of the data more than once."]
+    assert run.steps()[1]["epoch"] == 6 / num_rows
+
+
 def test_an_empty_file_ends_every_rank_with_one_sentence(tmp_path, tiny_model):
     run = Run(tmp_path / "run", tiny_model, make_spec(), 2)
     run.train.write_bytes(b"\xef\xbb\xbf\r\n")
