@@ -104,10 +104,17 @@ def _no_such_file(name: str, key: str) -> UserError:
 
 def _find_folder(folder: Path, hashes: HashStore) -> Source:
     try:
-        files = [path for path in sorted(_walk(folder)) if _is_data(path, folder)]
+        found = sorted(_walk(folder))
+        packed = next((path for path in found if _is_packed(path, folder)), None)
+        files = [path for path in found if _is_data(path, folder)]
     except OSError as error:
         text = f"{folder} cannot be read: {error.strerror}: {error.filename}"
         raise UserError(text, "Name a folder that holds the data alone.") from error
+    if packed is not None:
+        raise UserError(
+            f"{packed} is compressed and would be left out",
+            "Unpack it, or take it out of the folder.",
+        )
     if not files:
         raise UserError(
             f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
@@ -140,6 +147,17 @@ def _is_data(path: Path, folder: Path) -> bool:
     parts = path.relative_to(folder).parts
     hidden = any(part.startswith(".") for part in parts)
     return not hidden and may_be_data(path.name) and path.is_file()
+
+
+def _is_packed(path: Path, folder: Path) -> bool:
+    """Return whether it is a data file that was compressed, and not unpacked beside itself."""
+    plain = path.with_suffix("")
+    return (
+        path.suffix.lower() in _PACKED_SUFFIXES
+        and plain.suffix.lower() in ALL_SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and not plain.exists()
+    )
 
 
 def may_be_data(name: str) -> bool:

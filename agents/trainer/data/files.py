@@ -31,7 +31,7 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
 _PACKED |= {b"BZh91AY&SY": "bzip2"}
 """What compressed files begin with."""
-_PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
+PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _BLOCK_CHARS = 1 << 20
 _MOST_CHARS = 1 << 28
 """Longest object in a JSON list, in characters."""
@@ -128,7 +128,7 @@ def find_kind(path: Path) -> str:
 
 def _refuse_other_content(path: Path, kind: str | None, start: bytes) -> None:
     packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
-    if packed and (kind is not None or path.suffix.lower() in _PACKED_SUFFIXES):
+    if packed and (kind is not None or path.suffix.lower() in PACKED_SUFFIXES):
         raise UserError(f"{path} is compressed ({packed}).", "Unpack it and name what was in it")
     if start.startswith(b"PAR1") and kind != "parquet":
         raise UserError(f"{path} is a Parquet file.", "Let its name end in .parquet")

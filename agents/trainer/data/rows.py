@@ -17,7 +17,7 @@ from typing import Any
 
 from agents.errors import UserError
 from agents.trainer.data.conversations import KNOWN_KEYS, Row, choose_format, read_row
-from agents.trainer.data.files import KINDS, Reading, read_file
+from agents.trainer.data.files import KINDS, PACKED_SUFFIXES, Reading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 
@@ -59,13 +59,20 @@ def list_files(path: Path) -> list[Path]:
     """Return the file, or all data files in and below the folder in the order of their names.
 
     Raises:
-        UserError: there is neither.
+        UserError: there is neither, or one of them is compressed.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist.", "Check data.train of the run file")
     if not path.is_dir():
         return [path]
-    return [file for file in sorted(_walk(path)) if _is_data(file.relative_to(path), file)]
+    files = sorted(_walk(path))
+    for file in files:
+        if _is_packed(file.relative_to(path), file):
+            raise UserError(
+                f"{file} is compressed and would be left out.",
+                "Unpack it, or take it out of the folder",
+            )
+    return [file for file in files if _is_data(file.relative_to(path), file)]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -121,6 +128,17 @@ def _refuse_json(path: Path, value: Any) -> None:
             f"{path} is text by its name, but its lines are rows of JSON.",
             "Let its name end in .jsonl, or set data.format: text to learn it as it stands",
         )
+
+
+def _is_packed(relative: Path, file: Path) -> bool:
+    """Return whether it is a data file that was compressed, and not unpacked beside itself."""
+    plain = file.with_suffix("")
+    return (
+        file.suffix.lower() in PACKED_SUFFIXES
+        and plain.suffix.lower() in KINDS
+        and not any(part.startswith(".") for part in relative.parts)
+        and not plain.exists()
+    )
 
 
 class RowReader:

@@ -241,6 +241,8 @@ FOLDERS = [
     ({"a.csv": "text,id\nx,1\n", "b.csv": "text,id\n"}, True),
     ({"license_cases.csv": "text\nx\n", "README.md": "about"}, True),
     ({"LICENSE.txt": "about"}, False),
+    ({"a.csv": "text\nx\n", "a.csv.gz": "packed", "b.tar.gz": "packed"}, True),
+    ({"a.csv": "text\nx\n", "b.csv.gz": "packed"}, False),
 ]
 
 

@@ -436,6 +436,15 @@ def test_data_that_is_named_like_a_note_is_read(tmp_path):
     assert texts == ["license_cases.jsonl", "readme.jsonl", "rest.jsonl"]
 
 
+def test_a_compressed_file_of_a_folder_is_never_left_out_without_a_word(tmp_path):
+    folder = make_folder(tmp_path, ["a.jsonl", "b.jsonl"])
+    for name in ("a.jsonl.gz", ".b.jsonl.gz", "code.tar.gz"):
+        write(folder, name, b"\x1f\x8b")
+    assert len(read_rows(folder, "auto").rows) == 2
+    write(folder, "C.JSONL.GZ", b"\x1f\x8b")
+    assert f"{folder / 'C.JSONL.GZ'} is compressed and would be left out." in refuse(folder)
+
+
 def test_folders_behind_links_are_read_once(tmp_path):
     folder = make_folder(tmp_path, ["a.jsonl", "deep/b.jsonl"])
     more = make_folder(tmp_path / "elsewhere", ["c.jsonl"])
