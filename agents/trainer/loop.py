@@ -31,7 +31,7 @@ from agents.trainer.group import Group
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.objectives import LOSS, SUMS, name_sums
 from agents.trainer.optimizer import set_learning_rate
-from agents.trainer.precision import first_scale
+from agents.trainer.precision import LossScale, begin_scaling
 from agents.trainer.prepare import Prepared
 from agents.trainer.profiling import Recorder
 from agents.trainer.record import Speeds, Work, describe_speed
@@ -56,6 +56,8 @@ class Plan:
     shares: tuple[float, ...]
     """To begin with."""
     speeds: Speeds
+    scales_loss: bool = False
+    """Some rank computes in fp16; see `precision`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +108,9 @@ class Loop:
         self._journal = journal
         self._heartbeat = heartbeat
         self._wishes = wishes
-        self._scales = prepared.model.dtype == torch.float16
-        resumed = prepared.resumed
-        self._scale = resumed.loss_scale if resumed else first_scale(prepared.model.dtype)
+        self._scales = plan.scales_loss
+        then = prepared.resumed.loss_scale if prepared.resumed else LossScale()
+        self._scale = begin_scaling(then) if self._scales else then
         self._layout = StatsLayout(
             sums=_SUMS, per_rank=_PER_RANK, rank=attempt.rank, world_size=len(plan.shares)
         )

@@ -3,15 +3,14 @@
 The gradients are computed `factor` times as large as they are (Micikevicius et al. 2018,
 arXiv:1710.03740, section 3.2). When they overflow, the step is skipped and the factor halved; after
 2,000 good steps it is doubled, as torch.amp.GradScaler does. Every rank sees the same summed
-gradients, so all skip the same steps.
+gradients, so all skip the same steps. Where one rank computes in fp16, all scale, also those whose
+card has bf16: gradients of different scales cannot be summed.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-import torch
 
 _FIRST = 65536.0
 _GROWS_AFTER = 2000
@@ -47,6 +46,13 @@ class LossScale:
         return self.factor < _LEAST
 
 
-def first_scale(dtype: torch.dtype) -> LossScale:
-    """Return the state at the first step of a run."""
-    return LossScale(factor=_FIRST if dtype == torch.float16 else 1.0)
+def begin_scaling(then: LossScale) -> LossScale:
+    """Return the state to begin with.
+
+    Args:
+        then: of a checkpoint; the default state says that nothing was scaled so far.
+
+    >>> begin_scaling(LossScale()).factor, begin_scaling(LossScale(factor=8.0)).factor
+    (65536.0, 8.0)
+    """
+    return LossScale(factor=_FIRST) if then == LossScale() else then

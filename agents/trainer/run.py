@@ -142,7 +142,12 @@ def _train(
         warmup_tokens = _CPU_WARMUP_TOKENS
     part = choose_examples(prepared.train, warmup_tokens)
     speed = measure_speed(computer, part, prepared.device)
-    reports = group.exchange("ready", {"tokens_per_s": speed, "stop": wishes.stop_wanted})
+    told = {
+        "tokens_per_s": speed,
+        "stop": wishes.stop_wanted,
+        "scales_loss": prepared.model.dtype == torch.float16,
+    }
+    reports = group.exchange("ready", told)
     solo = tuple(report["tokens_per_s"] for report in reports)
     shares = shares or choose_first_shares(solo)
     speeds = Speeds(
@@ -150,7 +155,8 @@ def _train(
         peak=find_peak(prepared.device, prepared.model.dtype),
         solo_tokens_per_s=solo,
     )
-    plan = _make_plan(attempt.intent.spec, prepared, shares, speeds)
+    scales_loss = any(report["scales_loss"] for report in reports)
+    plan = _make_plan(spec, prepared, shares, speeds, scales_loss=scales_loss)
     heartbeat.foresee(foresee_step_s(spec.batch_sequences, prepared.train.num_tokens, shares, solo))
     if attempt.rank == 0:
         spec, model = attempt.intent.spec, prepared.model
@@ -223,7 +229,12 @@ def _resumed_alike(attempt: Attempt, prepared: Prepared) -> Progress | None:
 
 
 def _make_plan(
-    spec: RunSpec, prepared: Prepared, shares: tuple[float, ...], speeds: Speeds
+    spec: RunSpec,
+    prepared: Prepared,
+    shares: tuple[float, ...],
+    speeds: Speeds,
+    *,
+    scales_loss: bool,
 ) -> Plan:
     return Plan(
         first_step=prepared.resumed.step + 1 if prepared.resumed else 1,
@@ -235,6 +246,7 @@ def _make_plan(
         ),
         shares=shares,
         speeds=speeds,
+        scales_loss=scales_loss,
     )
 
 

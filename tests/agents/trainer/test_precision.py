@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import doctest
 import hashlib
 import json
+import os
 import shutil
 
 import pytest
-import torch
 
 from agents.spec import AdapterSpec
-from agents.trainer.precision import LossScale, first_scale
-from tests.agents.trainer.ranks import Run, make_spec
+from agents.trainer import precision
+from agents.trainer.precision import LossScale, begin_scaling
+from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank
 
 
-def test_only_fp16_is_scaled():
-    assert first_scale(torch.float16).factor == 65536
-    assert first_scale(torch.bfloat16).factor == 1
+def run_without_bf16(environ: dict[str, str]) -> None:
+    """Be a rank whose card has no bf16, so that `precision: auto` takes fp16 there."""
+    os.environ.update(environ)
+    import torch
+
+    from agents.trainer import model
+    from agents.trainer.__main__ import main
+
+    model.choose_dtype = lambda name, device: torch.float16
+    os._exit(main())
+
+
+def train_unlike(run: Run, old_cards: set[int], **changes) -> None:
+    """Train with ranks of which some have no bf16; the others take fp32, as CPUs do."""
+    intent = run.intend(**changes)
+    ranks = [
+        start_rank(
+            intent, rank, run.attempt_folder, {}, run_without_bf16 if rank in old_cards else None
+        )
+        for rank in range(run.num_ranks)
+    ]
+    assert finish(ranks) == [0] * run.num_ranks, run.read_log(0)
+
+
+def test_a_scale_begins_where_none_was_and_goes_on_where_one_was():
+    assert doctest.testmod(precision).failed == 0
+    assert begin_scaling(LossScale()).factor == 65536
+    halved = LossScale(factor=1.0, num_skipped=16)
+    assert begin_scaling(halved) == halved
 
 
 def test_the_factor_falls_at_once_and_rises_slowly():
@@ -74,3 +102,32 @@ def test_an_overflow_skips_the_step_on_every_rank_and_is_told(tmp_path, tiny_mod
         assert run.steps(rank)[3]["gradient_norm"] is None
     after = json.loads((run.checkpoint(4) / "state.json").read_text())["loss_scale"]
     assert after == {"factor": 2.0**32, "good_steps": 0, "num_skipped": 2}
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_card_without_bf16_beside_others_moves_nothing_but_digits(tmp_path, tiny_model, kind):
+    adapter = AdapterSpec(kind=kind, rank=4, dropout=0.1)
+    spec = make_spec(adapter=adapter, shares=(2.0, 1.0), learning_rate=2e-3, max_steps=6)
+    alike = Run(tmp_path / "alike", tiny_model, spec, 2)
+    alike.train_to_end()
+    expected = alike.steps()
+    for old_card in (0, 1):
+        run = Run(tmp_path / f"unlike-{old_card}", tiny_model, spec, 2)
+        train_unlike(run, {old_card})
+        for step, line in expected.items():
+            for rank in (0, 1):
+                found = run.steps(rank)[step]
+                assert found["loss"] == pytest.approx(line["loss"], abs=0.005)
+                assert found["gradient_norm"] == pytest.approx(line["gradient_norm"], rel=0.02)
+
+
+def test_a_run_that_goes_on_in_fp16_begins_to_scale(tmp_path, tiny_model):
+    run = Run(tmp_path / "run", tiny_model, make_spec())
+    run.train_to_end()
+    expected = run.steps()
+    shutil.rmtree(run.checkpoint(4))
+    train_unlike(run, {0}, resume_step=2)
+    state = json.loads((run.checkpoint(4) / "state.json").read_text())
+    assert state["loss_scale"] == {"factor": 65536.0, "good_steps": 2, "num_skipped": 0}
+    for step, line in run.steps().items():
+        assert line["loss"] == pytest.approx(expected[step]["loss"], abs=0.005)
