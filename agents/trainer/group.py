@@ -98,6 +98,13 @@ class Group:
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         except (RuntimeError, ValueError) as error:
             place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            if self.rank == 0:
+                raise UserError(
+                    f"{self._names[0]} waited at {place} for the other ranks to start, for at most "
+                    f"{JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
+                    "Look at the logs of the other ranks; then run rackless check for the network "
+                    "between them",
+                ) from error
             raise PeerLost(
                 f"{self._names[self.rank]} could not reach rank 0 at {place} "
                 f"within {JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",

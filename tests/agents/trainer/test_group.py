@@ -7,11 +7,14 @@ import threading
 import time
 
 import pytest
+import torch
 from torch import distributed as dist
 
+from agents.errors import UserError
 from agents.trainer.group import Group, PeerLost, Ranks
 from agents.trainer.journal import Heartbeat, Journal
 from agents.trainer.loading import Loading
+from tests.agents.trainer.ranks import free_port
 
 NAMES = ["rank 0 (node alpha, cpu)", "rank 1 (node beta, cpu)"]
 
@@ -70,6 +73,20 @@ def test_a_rank_that_waits_for_another_of_its_node_is_alive_and_says_nothing(
     heartbeat.close()
     journal.close()
     assert (tmp_path / "journal").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"), [(0, "for the other ranks to start"), (1, "could not reach rank 0 at")]
+)
+def test_a_rank_that_nobody_joins_says_whom_it_waited_for(monkeypatch, rank, words):
+    monkeypatch.setattr("agents.trainer.group.JOIN_TIMEOUT_S", 1.0)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in {**place, "RANK": str(rank), "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as failed:
+        Group(Ranks(rank=rank, world_size=2), NAMES).join("gloo", torch.device("cpu"))
+    assert failed.value.message.startswith(NAMES[rank])
+    assert words in failed.value.message
 
 
 def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, groups, monkeypatch):
