@@ -76,7 +76,7 @@ def read_flops(module: nn.Module) -> ModelFlops:
     """
     head_module = _head_of(module)
     inside_head = {id(part) for part in head_module.modules()} if head_module else set()
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()  # of Gemma 3, whose own tells of no layers
     frozen = trained = head = 0
