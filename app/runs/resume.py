@@ -66,13 +66,14 @@ async def resume_run(
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
         tell("reading the checkpoints, and bringing one to every node")
-        step = await _prepare_checkpoint(
+        step, void = await _prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps
         )
         replay = None
         if step is not None and verify_steps is not None:
             replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
         folders = await send_inputs(services, plan.nodes, inputs, tell)
+        await _delete_all(services, void)  # not before everything else that can fail has gone well
         tell(f"launching on {show_list(plan.nodes)}")
         next_run = replace(run, attempt=attempt, spec=spec)
         await launch(services, next_run, plan, inputs, folders, step, replay)
@@ -152,8 +153,12 @@ async def _prepare_checkpoint(
     nodes: Sequence[str],
     answering: Sequence[str],
     verify_steps: int | None,
-) -> int | None:
-    """Choose the step to go on from and bring it to all `nodes`; None: none was ever saved."""
+) -> tuple[int | None, list[Copy]]:
+    """Choose the step to go on from and bring it to all `nodes`; None: none was ever saved.
+
+    Returns:
+        The step, and the copies of later ones, which the next attempt makes void.
+    """
     copies = await find_copies(services, run_id, answering)
     fitting = copies
     if verify_steps is not None:
@@ -166,23 +171,20 @@ async def _prepare_checkpoint(
         services.book.tell(
             run_id, "warning", "there is no checkpoint yet: it starts from the beginning"
         )
-        return None
+        return None, []
     step = good[0].info.step
     if wanted is None:
         expect_newest(services, run_id, step, answering)
-    keep = {(copy.node, copy.info.step) for copy in good}
-    await _delete_void(
-        services,
-        [c for c in copies if c.info.step >= step and (c.node, c.info.step) not in keep],
-    )
     holders = {copy.node for copy in good}
+    damaged = [c for c in copies if c.info.step == step and c.node not in holders]
+    await _delete_all(services, damaged)
     for node in nodes:
         if node not in holders:
             services.book.tell(
                 run_id, "info", f"checkpoint of step {step} is copied from {good[0].node} to {node}"
             )
             await services.cluster.copy(good[0].node, node, good[0].info.path)
-    return step
+    return step, [copy for copy in copies if copy.info.step > step]
 
 
 async def choose_checkpoint(
@@ -227,8 +229,7 @@ def _age(copy: Copy) -> tuple[int, float]:
     return copy.info.attempt, copy.info.created_s
 
 
-async def _delete_void(services: Services, copies: Sequence[Copy]) -> None:
-    """Delete what the new attempt will write again: damaged copies, and steps beyond its start."""
+async def _delete_all(services: Services, copies: Sequence[Copy]) -> None:
     await asyncio.gather(*(_delete(services, copy) for copy in copies))
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -385,6 +386,29 @@ def test_chosen_step_voids_what_came_after(
     cluster["gamma"].add_checkpoint(interrupted, 10)
     copies = asyncio.run(find_copies(services, interrupted, cluster.names()))
     assert {copy.info.step for copy in copies} == {5}, "gamma's old step 10 no longer counts"
+
+
+def test_chosen_step_voids_nothing_when_the_resume_fails_before_its_launch(
+    services: Services,
+    cluster: FakeCluster,
+    interrupted: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster["gamma"].reachable = True
+    push = cluster.push
+
+    async def refuse(name: str, *more: Any) -> str:
+        if name == "gamma":
+            raise UserError("the disk of gamma is full")
+        return await push(name, *more)
+
+    monkeypatch.setattr(cluster, "push", refuse)
+    with pytest.raises(UserError, match="gamma is full"):
+        asyncio.run(
+            resume_run(services, interrupted, checkpoint=5, nodes=("alpha", "beta", "gamma"))
+        )
+    assert {step for _, step in cluster["beta"].checkpoints} == {5, 10}
+    assert services.book.get(interrupted).state == "interrupted"
 
 
 def test_step_that_is_not_there_is_refused_with_those_that_are(
