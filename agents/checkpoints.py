@@ -6,6 +6,7 @@ complete when it got it; `verify` finds out whether it still is.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -54,12 +55,25 @@ def describe(home: Home, folder: Path) -> CheckpointInfo:
         step=int(match[1]),
         attempt=attempt,
         path=folder.relative_to(home.path).as_posix(),
-        size_bytes=sum(entry.size_bytes for entry in entries),
+        size_bytes=sum(entry.size_bytes for entry in entries) or _weigh(folder),
         manifest_sha256="" if problem else hash_entries(entries),
-        created_s=_number(manifest.get("created_s"), float, 0.0),
+        created_s=_number(manifest.get("created_s"), float, _changed_s(folder)),
         verified=False if problem else None,
         problem=problem,
     )
+
+
+def _weigh(folder: Path) -> int:
+    """Return the bytes of what lies there, where no manifest tells."""
+    with contextlib.suppress(OSError):  # somebody deletes it
+        return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return 0
+
+
+def _changed_s(folder: Path) -> float:
+    with contextlib.suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
 
 
 def read_entries(manifest: dict[str, Any] | None) -> list[FileEntry]:

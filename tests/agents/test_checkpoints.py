@@ -72,8 +72,11 @@ def test_list_is_sorted_and_ignores_what_is_no_checkpoint(home: Home) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": []}', '{"files": [{"path": 1}]}'])
 def test_unusable_manifest_is_a_problem_not_a_crash(home: Home, text: str) -> None:
-    (make(home) / "manifest.json").write_text(text)
+    folder = make(home)
+    (folder / "manifest.json").write_text(text)
     (found,) = list_checkpoints(home)
+    assert found.size_bytes == 1012 + len(text)
+    assert found.created_s == folder.stat().st_mtime, "not 1970"
     assert found.problem.startswith("manifest.json cannot be used: ")
     assert found.verified is False
     assert found.manifest_sha256 == ""
