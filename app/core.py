@@ -577,19 +577,36 @@ class Core:
         *,
         types: Sequence[str] = (),
         checkpoint: int | None = None,
+        node: str | None = None,
+        calibration: Path | None = None,
         engine: Engine = "gptqmodel",
     ) -> ExportPlan:
         """Foretell an export: what it makes, what it takes on each node, where it cannot be made.
 
-        Raises:
-            UserError: there is no such run, format or type.
-        """
-        from app.runs.export import choose_types
-        from app.runs.export_plan import plan_export
+        Args:
+            run_id: of the run.
+            to: one of `agents.artifacts.FORMATS`.
+            types: of the format; none: the usual one.
+            checkpoint: its step; None: the newest.
+            node: alone is looked at; None: all.
+            calibration: data file that has to be one; None: the run's own data.
+            engine: what makes AWQ.
 
-        run = self._book.get(run_id)
-        chosen = choose_types(to, types)
-        return await plan_export(self._services, run, to, chosen, checkpoint, engine=engine)
+        Raises:
+            UserError: there is no such run, format, type, node or data file.
+        """
+        from app.runs.export import foretell_export
+
+        return await foretell_export(
+            self._services,
+            run_id,
+            to,
+            checkpoint,
+            types=types,
+            node=node,
+            calibration=calibration,
+            engine=engine,
+        )
 
     async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
         """Return what exports made (of a run, if one is given), newest first.

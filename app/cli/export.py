@@ -78,7 +78,13 @@ async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.quantize.plan import describe_plan
 
     plan = await core.plan_export(
-        args.run, args.to, types=args.type, checkpoint=args.checkpoint, engine=args.engine
+        args.run,
+        args.to,
+        types=args.type,
+        checkpoint=args.checkpoint,
+        node=args.node,
+        calibration=args.calibration,
+        engine=args.engine,
     )
     out.document(_plan_document(plan))
     out.text("\n".join(describe_plan(plan)))

@@ -83,8 +83,7 @@ async def export_run(
     """
     tell = progress or (lambda text: None)
     types = choose_types(to, types)
-    if engine != ENGINES[0] and to != "awq":
-        raise UsageError(f"{engine} makes awq, and not {to}", "Leave --engine out.")
+    _expect_engine(to, engine)
     out = await asyncio.to_thread(free_place, out)
     with claim_place(services, out):
         return await _export(
@@ -148,6 +147,43 @@ async def _export(
     measured = keep_forecast(chosen, maker_of(to, engine))
     made_of = await asyncio.to_thread(record_export, services, out, to, types, origin, measured)
     return Exported(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
+
+
+async def foretell_export(
+    services: Services,
+    run_id: str,
+    to: str,
+    checkpoint: int | None = None,
+    *,
+    types: Sequence[str] = (),
+    node: str | None = None,
+    calibration: Path | None = None,
+    engine: Engine = "gptqmodel",
+) -> ExportPlan:
+    """Return what an export that is asked for as of `export_run` would take.
+
+    Raises:
+        UserError: there is no such run, format, type, node or data file.
+    """
+    types = choose_types(to, types)
+    _expect_engine(to, engine)
+    run = services.book.get(run_id)
+    _expect_nodes(services, () if node is None else (node,))
+    await asyncio.to_thread(_find_calibration, services, to, calibration)
+    plan = await plan_export(services, run, to, types, checkpoint, engine=engine)
+    places = tuple(one for one in plan.places if node in (None, one.node))
+    return replace(plan, places=places)
+
+
+def _expect_engine(to: str, engine: Engine) -> None:
+    if engine != ENGINES[0] and to != "awq":
+        raise UsageError(f"{engine} makes awq, and not {to}", "Leave --engine out.")
+
+
+def _expect_nodes(services: Services, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in services.cluster.names():
+            raise UsageError(f"there is no node {name}", "Look at them: rackless nodes list")
 
 
 def origin_of(run: RunRecord, step: int) -> Origin:
@@ -309,9 +345,7 @@ async def find_whole(
     Raises:
         UserError: there is none, or no such node.
     """
-    for name in nodes:
-        if name not in services.cluster.names():
-            raise UsageError(f"there is no node {name}", "Look at them: rackless nodes list")
+    _expect_nodes(services, nodes)
     copies = await find_copies(services, run_id, nodes)
     good = await choose_checkpoint(services, run_id, copies, checkpoint)
     if not good:

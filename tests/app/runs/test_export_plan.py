@@ -12,9 +12,9 @@ import pytest
 from agents.artifacts import Engine
 from agents.protocol import GpuFacts, GpuUse
 from agents.spec import RunSpec
-from app.errors import UserError
+from app.errors import UsageError, UserError
 from app.quantize.plan import ExportPlan, PlacePlan, describe_place, describe_plan
-from app.runs.export import export_run
+from app.runs.export import export_run, foretell_export
 from app.runs.export_plan import plan_export
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
@@ -82,6 +82,21 @@ def test_a_model_that_a_format_is_not_made_of_is_told(
     with pytest.raises(UserError, match="this export cannot be made: alpha cannot make it"):
         asyncio.run(export_run(services, interrupted, "awq", tmp_path / "out"))
     assert not two_unlike["alpha"].merges
+
+
+def test_a_plan_is_of_what_is_asked_for(
+    services: Services, interrupted: str, two_unlike: FakeCluster, tmp_path: Path
+) -> None:
+    found = asyncio.run(foretell_export(services, interrupted, "awq", node="alpha"))
+    assert [one.node for one in found.places] == ["alpha"]
+    with pytest.raises(UsageError, match="there is no node delta"):
+        asyncio.run(foretell_export(services, interrupted, "awq", node="delta"))
+    with pytest.raises(UsageError, match="autoawq makes awq, and not gptq"):
+        asyncio.run(foretell_export(services, interrupted, "gptq", engine="autoawq"))
+    with pytest.raises(UserError, match=r"none\.jsonl .* does not exist"):
+        asyncio.run(
+            foretell_export(services, interrupted, "awq", calibration=tmp_path / "none.jsonl")
+        )
 
 
 def test_a_gpu_that_a_run_uses_is_left_alone(
