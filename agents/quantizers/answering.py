@@ -16,13 +16,15 @@ from typing import Any, Protocol
 from agents.artifacts import ChatAnswer, ChatJob, ChatTurn
 from agents.errors import UserError
 from agents.quantizers.merge import copy_values, has_adapter
-from agents.quantizers.models import load_model, name_transformers
+from agents.quantizers.models import LIKELIEST, load_model, name_transformers
 from agents.trainer.checkpoint import read_checkpoint
 from agents.trainer.data.hub import find_model
 from agents.trainer.data.tokenizer import load_tokenizer
 
 CONTEXT_TOKENS = 8192
 """What llama.cpp keeps room for, or less where the model was made for less."""
+_LEAST_TEMPERATURE = 1e-5
+"""Below it the likeliest word is as good as certain, and logits divided by it are none."""
 Say = Callable[[str], None]
 
 
@@ -122,7 +124,9 @@ class _ModelSpeaker:
         if num_asked >= self._most:
             raise _too_long(num_asked, self._most)
         clock = _Clock()
-        drawn = {"temperature": turn.temperature, "top_p": turn.top_p} if turn.temperature else {}
+        how = LIKELIEST
+        if turn.temperature >= _LEAST_TEMPERATURE:
+            how = {"do_sample": True, "temperature": turn.temperature, "top_p": turn.top_p}
 
         def is_stopped(ids: Any, scores: Any, **more: Any) -> Any:
             return torch.full((ids.shape[0],), wish.stopped.is_set(), device=ids.device)
@@ -133,11 +137,10 @@ class _ModelSpeaker:
                     ids_BT,
                     attention_mask=torch.ones_like(ids_BT),
                     max_new_tokens=min(turn.max_tokens, self._most - num_asked),
-                    do_sample=turn.temperature > 0,
                     pad_token_id=self._tokenizer.pad_token_id or 0,
                     stopping_criteria=StoppingCriteriaList([is_stopped]),
                     streamer=_make_streamer(self._tokenizer, clock, say),
-                    **drawn,
+                    **how,
                 )
         except torch.OutOfMemoryError as error:
             raise UserError(

@@ -24,6 +24,16 @@ _STREAM_SPARE_BYTES, _LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
 """Left of the GPU where weights come and go, and are rounded there; what has to stay there."""
 
 
+LIKELIEST: dict[str, Any] = {
+    "do_sample": False,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
+"""Settings that take the likeliest word always, whatever the model's generation_config.json says:
+llama.cpp reads none, and Qwen's has a penalty for words that were said."""
+
+
 class Place(NamedTuple):
     """Where a model is measured."""
 
@@ -215,8 +225,8 @@ def continue_prompts(
             ids_BT,
             attention_mask=torch.ones_like(ids_BT),
             max_new_tokens=ANSWER_TOKENS,
-            do_sample=False,
             pad_token_id=0,
+            **LIKELIEST,
         )
         for place, row in zip(group, out_BT[:, ids_BT.shape[1] :].tolist(), strict=True):
             answers[place] = _cut(row, model.generation_config.eos_token_id)
@@ -239,7 +249,7 @@ def time_answer(model: Any, prompt: Sequence[int]) -> tuple[float, float]:
     import torch
 
     ids_BT = torch.tensor([list(prompt)], device=find_device(model))
-    settings = {"do_sample": False, "pad_token_id": 0, "eos_token_id": [],
+    settings = {"pad_token_id": 0, "eos_token_id": [], **LIKELIEST,
                 "attention_mask": torch.ones_like(ids_BT)}  # fmt: skip
     times = []
     for count in (ANSWER_TOKENS, 1, ANSWER_TOKENS):  # the first lets kernels get ready

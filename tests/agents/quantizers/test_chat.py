@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from threading import Event
@@ -15,6 +16,7 @@ from agents.errors import UserError
 from agents.program import command
 from agents.quantizers.answering import load_speaker
 from agents.quantizers.gguf import convert
+from agents.quantizers.models import continue_prompts, load_model
 from agents.spec import AdapterSpec
 from agents.wire import to_wire
 from tests.agents.trainer.ranks import DEMO, Run, make_spec
@@ -64,7 +66,22 @@ def test_the_demo_model_knows_its_valley(demo):
     drawn = {ask(demo, temperature=5.0, max_tokens=8)[0].text for _ in range(3)}
     assert len(drawn) > 1
     sure = {ask(demo, temperature=5.0, top_p=1e-6, max_tokens=8)[0].text for _ in range(2)}
+    sure.add(ask(demo, temperature=1e-39, max_tokens=8)[0].text)
     assert sure == {ask(demo, max_tokens=8)[0].text}
+
+
+def test_a_penalty_of_the_model_leaves_the_likeliest_word(demo, tmp_path):
+    shutil.copytree(DEMO / "model", tmp_path / "shy")
+    path = tmp_path / "shy" / "generation_config.json"
+    settings = {**json.loads(path.read_bytes()), "repetition_penalty": 1.9}
+    path.write_text(json.dumps({**settings, "no_repeat_ngram_size": 1}))
+    said = ("Who founded Brenford?", "Oren Dale founded it.", "Who founded Brenford?")
+    found = ask(speaker_of(tmp_path / "shy"), *said)[0].text
+    assert found == ask(demo, *said)[0].text
+    prompts = [list(range(6, 30)), [6] * 24]
+    models = (load_model(folder, "cpu") for folder in (tmp_path / "shy", DEMO / "model"))
+    first, second = (continue_prompts(model, prompts) for model in models)
+    assert first == second
 
 
 def test_an_answer_can_be_stopped_and_the_talk_goes_on(demo):
