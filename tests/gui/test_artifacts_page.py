@@ -1,5 +1,6 @@
 """Artifacts: what is shown of them, and copying, checking, deleting and serving by clicks."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -178,6 +179,27 @@ def test_news_from_elsewhere_are_shown_and_keep_the_selection(stage):
     page = stage.window.artifacts
     stage.wait_for(lambda: len(page.model.rows()) == 4)
     assert page.table.selected().label == GGUF
+
+
+def test_commands_are_those_of_the_artifact_that_is_shown(stage, monkeypatch):
+    find, may_end = stage.core.serve_commands, asyncio.Event()
+
+    async def serve_commands(label):
+        if label == GGUF:
+            await may_end.wait()
+        return await find(label)
+
+    monkeypatch.setattr(stage.core, "serve_commands", serve_commands)
+    page = stage.window.artifacts
+    page.open_artifact(GGUF)
+    open_tab(stage, "Serve it")
+    other = next(label for label in stage.core.artifact_map if label != GGUF)
+    page.open_artifact(other)
+    stage.settle()
+    before = [button.accessibleName() for button in page.serving.buttons]
+    stage.core.on_loop(may_end.set)
+    stage.settle()
+    assert [button.accessibleName() for button in page.serving.buttons] == before
 
 
 def test_a_run_is_chosen_and_exported(stage):

@@ -108,6 +108,13 @@ def test_start_with_nothing_marks_what_is_missing_and_starts_nothing(busy, new_r
     assert "another look" in new_run.banner.message()
     assert new_run.form.fields["model"]._finding.isVisible()
     assert busy.called("start_run") == []
+    new_run.form.fields["model"].set_answer("org/model")
+    new_run.form.edited.emit()
+    assert "2 answers need" not in new_run.banner.message(), "what is left is counted"
+    new_run.form.fields["train"].set_answer("t.jsonl")
+    new_run.form.fields["nodes"].set_answer("alpha")
+    new_run.form.edited.emit()
+    assert not new_run.banner.isVisible()
 
 
 def test_a_problem_shows_only_where_one_has_been(new_run):

@@ -176,12 +176,11 @@ class ArtifactsPage(QWidget):
             self._context.bridge.run(
                 lambda core, report: core.artifact_card(artifact.label),
                 partial(self._show_card, artifact.label),
-                failure=lambda error: self.details.show_card(""),
+                failure=lambda error: self._show_card(artifact.label, ""),
             )
 
     def _show_card(self, label: str, text: str) -> None:
-        chosen = self.table.selected()
-        if chosen is not None and chosen.label == label:
+        if self._is_chosen(label):
             self.details.show_card(text)
 
     def _ask_run(self) -> None:
@@ -204,15 +203,22 @@ class ArtifactsPage(QWidget):
     def _load_commands(self, artifact: ArtifactSnapshot) -> None:
         self._context.bridge.run(
             lambda core, report: core.serve_commands(artifact.label),
-            self._show_commands,
-            failure=self._tell_no_commands,
+            partial(self._show_commands, artifact.label),
+            failure=partial(self._tell_no_commands, artifact.label),
         )
 
-    def _show_commands(self, commands: tuple[ServeCommand, ...]) -> None:
-        self.serving.show_commands(commands)
+    def _show_commands(self, label: str, commands: tuple[ServeCommand, ...]) -> None:
+        if self._is_chosen(label):
+            self.serving.show_commands(commands)
 
-    def _tell_no_commands(self, error: RacklessError) -> None:
-        self.serving.say(f"{error}. Copy it to a folder of this PC first.")
+    def _tell_no_commands(self, label: str, error: RacklessError) -> None:
+        if self._is_chosen(label):
+            self.serving.say(f"{error}. Copy it to a folder of this PC first.")
+
+    def _is_chosen(self, label: str) -> bool:
+        """Tell whether an artifact is still the one that is shown when an answer comes."""
+        chosen = self.table.selected()
+        return chosen is not None and chosen.label == label
 
     def _take_command(self, command: ServeCommand) -> None:
         self._with_chosen(lambda artifact: self.deeds.take_command(artifact, command))

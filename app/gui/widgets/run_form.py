@@ -71,8 +71,12 @@ class RunForm(QScrollArea):
             section.show_asked(result.asked)
         self._tell_advanced(result)
 
-    def show_first_error(self, result: Review) -> int:
-        """Go to the first question with an error, and return how many have one."""
+    def count_errors(self, result: Review) -> int:
+        """Return how many questions have an error."""
+        return sum(result.is_error(key) for key in self.fields)
+
+    def show_first_error(self, result: Review) -> None:
+        """Go to the first question with an error."""
         errors = [key for key in self.fields if result.is_error(key)]
         if errors:
             first = self.fields[errors[0]]
@@ -80,7 +84,6 @@ class RunForm(QScrollArea):
                 self.fold.open()
             first.input.setFocus()
             self.ensureWidgetVisible(first)
-        return len(errors)
 
     def begin(self) -> None:
         """Go to the first question."""

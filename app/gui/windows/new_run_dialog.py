@@ -68,6 +68,8 @@ class NewRunDialog(QDialog):
         super().__init__(parent)
         self._context = context
         self._shows_all = False
+        self._complains = False
+        """The banner says how many answers need another look."""
         self._op: Op | None = None
         self.setWindowTitle("New run")
         self.setMinimumSize(840, 480)
@@ -165,7 +167,7 @@ class NewRunDialog(QDialog):
         self.banner.show_message("calm", "Here are the answers that you left")
 
     def _start_afresh(self) -> None:
-        self._shows_all = False
+        self._shows_all = self._complains = False
         self.afresh.hide()
         self.banner.hide()
         self._fill(self._untouched)
@@ -215,7 +217,7 @@ class NewRunDialog(QDialog):
         self._review()
 
     def _take_file(self, path: Path, spec: RunSpec) -> None:
-        self._shows_all = True
+        self._shows_all, self._complains = True, False
         was_untouched = self.answers() == self._untouched
         self._fill(to_answers(spec))
         self._given = self.answers() if was_untouched else None
@@ -233,6 +235,8 @@ class NewRunDialog(QDialog):
         self._paths.follow(name_paths(answers))
         result = review(answers, nodes, self._paths.missing)
         self.form.show_review(result, shows_all=self._shows_all)
+        if self._complains:
+            self._tell_errors(self.form.count_errors(result))
         self.outlook.show_rows(result.summary)
         self.outlook.look.setEnabled(preview_spec(answers) is not None)
         self._plan.follow(*plan_spec(answers, nodes))
@@ -255,10 +259,19 @@ class NewRunDialog(QDialog):
         result = self._review()
         if result.spec is not None:
             return result.spec
-        num_errors = self.form.show_first_error(result)
-        words = "One answer needs" if num_errors == 1 else f"{num_errors} answers need"
-        self.banner.show_message("warning", f"{words} another look", "They are marked above.")
+        self.form.show_first_error(result)
+        self._complains = True
+        self._tell_errors(self.form.count_errors(result))
         return None
+
+    def _tell_errors(self, num_errors: int) -> None:
+        """Keep saying how many answers need another look, until none does."""
+        if num_errors:
+            words = "One answer needs" if num_errors == 1 else f"{num_errors} answers need"
+            self.banner.show_message("warning", f"{words} another look", "They are marked above.")
+        else:
+            self._complains = False
+            self.banner.hide()
 
     # ------------------------------------------------------------ deeds
 
