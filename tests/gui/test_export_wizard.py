@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,8 +218,10 @@ def test_a_folder_that_is_used_is_told_at_its_field(busy, wizard):
     assert wizard.forward.isEnabled()
     press(wizard, "Next")
     busy.core.used_folders = {Path("/m/used-2")}
-    wizard.go_to("summary")
-    busy.wait_for(lambda: not wizard.forward.isEnabled())
+    press(wizard, "Close")
+    again = open_wizard(busy)
+    assert again.step == "summary"
+    busy.wait_for(lambda: not again.forward.isEnabled())
     assert busy.called("export_run") == []
 
 
@@ -277,3 +280,27 @@ def test_what_was_made_is_asked_and_copied_by_where_it_is(busy, wizard, monkeypa
     press(page, "Chat with it")
     assert open_dialog(ChatDialog)._wanted.what == "/home/anna/out"
     open_dialog(ChatDialog).close()
+
+
+def test_the_chosen_node_stays_while_nodes_are_looked_at_again(busy, wizard, monkeypatch):
+    go_to_places(busy, wizard)
+    busy.wait_for(lambda: "alpha" in wizard.places.nodes)
+    wizard.places.nodes["alpha"].click()
+    press(wizard, "Back")
+    plan, may_end = busy.core.plan_export, asyncio.Event()
+
+    async def wait(*asked, **told):
+        await may_end.wait()
+        return await plan(*asked, **told)
+
+    monkeypatch.setattr(busy.core, "plan_export", wait)
+    press(wizard, "Next")
+    assert wizard.answers().node == "alpha"
+    busy.core.on_loop(may_end.set)
+    busy.wait_for(lambda: "alpha" in wizard.places.nodes)
+    assert wizard.places.nodes["alpha"].isChecked()
+    wizard.places.nodes[""].click()
+    press(wizard, "Back")
+    press(wizard, "Next")
+    busy.wait_for(lambda: "alpha" in wizard.places.nodes)
+    assert wizard.answers().node == ""

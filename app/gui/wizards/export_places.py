@@ -50,7 +50,7 @@ class PlacesPage(QWidget):
         self.folder.setAccessibleName("Folder for the result")
         self.folder.textEdited.connect(lambda text: self._type())
         self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
-        self._look_soon.timeout.connect(self.look_at_folder)
+        self._look_soon.timeout.connect(lambda: self.look_at_folder(self._answers))
         self._rows = QVBoxLayout()
         self._rows.setSpacing(2)
         self._note = make_label("Looking at the nodes\u2026", "muted", wraps=True)
@@ -87,6 +87,9 @@ class PlacesPage(QWidget):
         return self._folder_problem or self._node_problem
 
     def node(self) -> str:
+        """Return the chosen node; empty: the quickest. While they are looked at, the one before."""
+        if not self.nodes:
+            return self._wanted
         return next((name for name, one in self.nodes.items() if one.isChecked()), "")
 
     def choose(self, node: str, folder: str) -> None:
@@ -113,11 +116,11 @@ class PlacesPage(QWidget):
             ]
 
         self._ask("nodes", self._context.bridge.run(plan, self._show_plans, self._fail))
-        self.look_at_folder()
+        self.look_at_folder(answers)
 
-    def look_at_folder(self) -> None:
-        """Look whether the folder is free."""
-        answers = replace(self._answers, folder=self.folder.text())
+    def look_at_folder(self, answers: Answers) -> None:
+        """Look whether the folders of what is asked for are free."""
+        answers = replace(answers, folder=self.folder.text())
         folders = [Path(job.folder) for job in list_jobs(answers)]
         self._ask(
             "folder",
@@ -153,7 +156,7 @@ class PlacesPage(QWidget):
 
     def _clear(self) -> None:
         """Show no node; the one that was chosen is chosen again where it comes back."""
-        self._wanted = self.node() or self._wanted
+        self._wanted = self.node()
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:

@@ -120,7 +120,7 @@ class ExportWizard(QDialog):
         if step == "where":
             self.places.look(self.answers())
         if step == "summary":
-            self.places.look_at_folder()
+            self.places.look_at_folder(self.answers())
             self.summary.show_answers(self.answers())
         self._review()
 
