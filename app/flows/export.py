@@ -6,7 +6,7 @@ they share its work; everything else is a job of its own.
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ STEPS: tuple[tuple[Step, str], ...] = (
     ("summary", "Summary"),
 )
 NO_CHECKPOINT = "No node that answers has a whole checkpoint of this run."
+_BEGINS_SOMEWHERE = re.compile(r"[~/\\]|[A-Za-z]:")
 CALIBRATED = ("awq", "gptq")
 """Formats whose rounding is fitted to data."""
 
@@ -163,7 +164,7 @@ def place_folder(text: str) -> str:
     ('/m/out', '~/out', '~/out', '/')
     """
     folder = text.strip().rstrip("/") or text.strip()
-    is_placed = not folder or folder.startswith("~") or os.path.isabs(folder)
+    is_placed = not folder or _BEGINS_SOMEWHERE.match(folder)
     return folder if is_placed else f"~/{folder}"
 
 

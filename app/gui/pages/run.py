@@ -70,6 +70,29 @@ async def load_evaluations(core: CoreSeam, run_id: str) -> list[EvaluationRecord
     return core.evaluations(run_id)
 
 
+def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
+    """Return the tone, message and hint of what is to be known of a run; None: nothing."""
+    alerts = check_run(run, last_step_age_s)
+    if alerts and (run.state in ACTIVE_STATES or not run.message):
+        return "error", f"{run.name}: {alerts[0].text}", ""
+    if run.certificate is not None and not run.certificate.kept:
+        hint = "Its checkpoint or its environment is not what it was; see the run's events."
+        return "error", describe_certificate(run.certificate), hint
+    if run.message:
+        return _NOTICE_TONES.get(run.state, "calm"), run.message, run.hint
+    return None
+
+
+def describe_verified(name: str, found: Sequence[CheckpointSnapshot]) -> tuple[Tone, str, str]:
+    """Return the tone, message and hint of what verifying a run's checkpoints came to."""
+    bad = [item for item in found if item.verified is False]
+    if bad:
+        return "error", f"{name}: {len(bad)} of {len(found)} are damaged", ""
+    if found:
+        return "good", f"{name}: every checkpoint is whole and equal on the nodes that answer", ""
+    return "warning", f"{name}: no node that answers has a checkpoint", "Nothing was verified."
+
+
 class RunPage(QWidget):
     closed = Signal()
 
@@ -225,15 +248,9 @@ class RunPage(QWidget):
         run = self._context.cluster.runs.get(self.run_id)
         if run is None:
             return
-        alerts = check_run(run, self._context.cluster.now_s() - self._last_step_s)
-        if alerts and (run.state in ACTIVE_STATES or not run.message):
-            self.notice.show_message("error", f"{run.name}: {alerts[0].text}")
-        elif run.certificate is not None and not run.certificate.kept:
-            hint = "Its checkpoint or its environment is not what it was; see the run's events."
-            self.notice.show_message("error", describe_certificate(run.certificate), hint)
-        elif run.message:
-            tone = _NOTICE_TONES.get(run.state, "calm")
-            self.notice.show_message(tone, run.message, run.hint)
+        notice = choose_notice(run, self._context.cluster.now_s() - self._last_step_s)
+        if notice is not None:
+            self.notice.show_message(*notice)
         else:
             self.notice.hide()
 
@@ -317,15 +334,7 @@ class RunPage(QWidget):
 
     def _show_verified(self, run: RunSnapshot, found: tuple[CheckpointSnapshot, ...]) -> None:
         self._show_checkpoints(run.run_id, found)
-        bad = [item for item in found if item.verified is False]
-        if bad:
-            self.banner.show_message("error", f"{run.name}: {len(bad)} of {len(found)} are damaged")
-        elif found:
-            text = f"{run.name}: every checkpoint is whole and equal on the nodes that answer"
-            self.banner.show_message("good", text)
-        else:
-            text = f"{run.name}: no node that answers has a checkpoint"
-            self.banner.show_message("warning", text, "Nothing was verified.")
+        self.banner.show_message(*describe_verified(run.name, found))
 
     def _leave(self, run_id: str) -> None:
         if run_id == self.run_id:

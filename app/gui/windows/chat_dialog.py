@@ -38,6 +38,7 @@ from app.gui.widgets.parts import Button, make_label
 from app.gui.widgets.prompt_pane import PromptPane
 
 PROMPT_HEIGHT_PX = 64
+Kept = tuple[tuple[str, ...], tuple[Comparison, ...]]
 Found = tuple[tuple[CheckpointSnapshot, ...], tuple[ArtifactSnapshot, ...], Project | None]
 
 
@@ -181,11 +182,7 @@ class ChatDialog(QDialog):
             made = await core.artifacts(self._run.run_id)
         elif self._wanted is not None:
             made = (await core.artifact(self._wanted.what),)
-        try:
-            project = core.project_of(what)
-        except UserError:
-            return steps, made, None
-        return steps, made, project
+        return steps, made, find_project(core, what)
 
     def _show_found(self, found: Found) -> None:
         self._is_looking = False
@@ -212,15 +209,11 @@ class ChatDialog(QDialog):
         self.fold.setVisible(project is not None)
         if project is None:
             return
+        self._context.bridge.run(
+            lambda core, report: read_project(core, project), self._show_project
+        )
 
-        async def read(
-            core: CoreSeam, report: Report
-        ) -> tuple[tuple[str, ...], tuple[Comparison, ...]]:
-            return core.prompts(project), core.compared_answers(project)
-
-        self._context.bridge.run(read, self._show_project)
-
-    def _show_project(self, found: tuple[tuple[str, ...], tuple[Comparison, ...]]) -> None:
+    def _show_project(self, found: Kept) -> None:
         prompts, past = found
         if not self.prompts.prompts():
             self.prompts.show_prompts(prompts)
@@ -298,6 +291,19 @@ class ChatDialog(QDialog):
         self._op.cancel()
         for column in self.columns:
             column.let_go()
+
+
+def find_project(core: CoreSeam, what: str) -> Project | None:
+    """Return the project of a run or an artifact; None: it has none."""
+    try:
+        return core.project_of(what)
+    except UserError:
+        return None
+
+
+async def read_project(core: CoreSeam, project: Project) -> Kept:
+    """Return the prompts of a project, and what was answered to them before."""
+    return core.prompts(project), core.compared_answers(project)
 
 
 async def _do(deed: Callable[..., None], *given: object) -> None:

@@ -36,6 +36,7 @@ from app.gui.context import Context
 from app.gui.live_paths import LivePaths
 from app.gui.live_plan import LivePlan
 from app.gui.seam import CoreSeam, RecipeRow
+from app.gui.theme import Theme
 from app.gui.widgets.banner import Banner
 from app.gui.widgets.outlook import Outlook
 from app.gui.widgets.parts import Button
@@ -56,6 +57,18 @@ async def read_recipes(core: CoreSeam) -> Sequence[RecipeRow]:
 
 async def drop_recipe(core: CoreSeam, name: str) -> RecipeRow:
     return core.delete_recipe(name)
+
+
+def may_delete_recipe(parent: QWidget, theme: Theme) -> bool:
+    """Ask whether a recipe of one's own shall go."""
+    return ask(
+        parent,
+        theme,
+        "Delete this recipe?",
+        "Runs that were started from it stay as they are. This cannot be undone.",
+        "Delete for good",
+        is_dangerous=True,
+    )
 
 
 class NewRunDialog(QDialog):
@@ -198,14 +211,7 @@ class NewRunDialog(QDialog):
             dialog.open()
 
     def _delete_recipe(self, name: str) -> None:
-        if ask(
-            self,
-            self._context.theme,
-            "Delete this recipe?",
-            "Runs that were started from it stay as they are. This cannot be undone.",
-            "Delete for good",
-            is_dangerous=True,
-        ):
+        if may_delete_recipe(self, self._context.theme):
             self._context.bridge.run(
                 lambda core, report: drop_recipe(core, name),
                 lambda recipe: self.form.start_from.drop(recipe.name),
