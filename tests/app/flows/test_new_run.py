@@ -215,7 +215,7 @@ OTHER = {
     "weight_decay": 0.01,
     "max_gradient_norm": 0.3,
     "optimizer": "paged_adamw_8bit",
-    "precision": "fp64",
+    "precision": "fp32",
     "recompute": "all",
     "compile": "off",
     "exact": False,
@@ -254,7 +254,11 @@ def test_each_setting_survives_the_dialog(key):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"objective": "sft"}, {"packing": False, "data": DataSpec(train="a", format="preference")}],
+    [
+        {"objective": "sft"},
+        {"objective": "sft", "precision": "fp64", "adapter": AdapterSpec()},
+        {"packing": False, "data": DataSpec(train="a", format="preference")},
+    ],
 )
 def test_a_run_file_written_by_hand_survives_the_dialog(changed):
     text = format_run(RunSpec(**{**OTHER, **changed}))
