@@ -39,7 +39,7 @@ from agents.quantizers.reuse import (
     find_reference,
     using,
 )
-from agents.quantizers.texts import Texts, read_texts
+from agents.quantizers.texts import MOST_TOKENS, Texts, read_texts
 from agents.quantizers.work import (
     Progress,
     appearing,
@@ -84,7 +84,8 @@ def _make_folder(
 ) -> list[Proof]:
     progress.begin("texts", "Reading the texts to judge by", partial_of(destination))
     tokenizer, _ = load_tokenizer(model)
-    texts = read_texts(job.train, job.evaluation, tokenizer, job.calibration)
+    most = count_tokens(model)
+    texts = read_texts(job.train, job.evaluation, tokenizer, job.calibration, most)
     with appearing(destination, "the quantized model") as partial:
         proofs = _make(job, model, home, partial, texts, tokenizer, progress)
         _finish(job, _read_lineage(model), partial, proofs, texts, progress.end())
@@ -121,6 +122,15 @@ def _make(
     if not stays or weigh_folder(place) > MOST_REFERENCE_BYTES:
         shutil.rmtree(place)
     return proofs
+
+
+def count_tokens(model: Path) -> int:
+    """Return how many tokens of a row are taken; llama.cpp refuses more than a model holds."""
+    config = read_json(model / "config.json")
+    about = config if isinstance(config, dict) else {}
+    text = about.get("text_config")
+    most = (text if isinstance(text, dict) else about).get("max_position_embeddings")
+    return min(MOST_TOKENS, most) if isinstance(most, int) and most > 1 else MOST_TOKENS
 
 
 def count_rows(size_bytes: int) -> int:

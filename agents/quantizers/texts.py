@@ -45,6 +45,7 @@ def read_texts(
     evaluation: TextSource | None,
     tokenizer: Any,
     own: TextSource | None = None,
+    most_tokens: int = MOST_TOKENS,
 ) -> Texts:
     """Return rows of both kinds, which have no row in common.
 
@@ -54,18 +55,22 @@ def read_texts(
         tokenizer: of the model.
         own: data to calibrate with instead of the run's, of any format whatever the run's
             objective is; held-out rows stay the run's.
+        most_tokens: of a row, for a model that holds fewer than `MOST_TOKENS`.
 
     Raises:
         UserError: the data cannot be read or is too short to say anything.
     """
-    rows = _read(train, tokenizer)
+    rows = _read(train, tokenizer, most_tokens)
     if evaluation is not None:
-        calibration, held_out = rows, _read(evaluation, tokenizer, held_out_from=train.path)
+        calibration, held_out = (
+            rows,
+            _read(evaluation, tokenizer, most_tokens, held_out_from=train.path),
+        )
     else:
         apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4))
         calibration, held_out = rows[:-apart], rows[-apart:]
     if own is not None:
-        calibration = _read(own, tokenizer, of_any_objective=True)
+        calibration = _read(own, tokenizer, most_tokens, of_any_objective=True)
     calibration, held_out = _spread(calibration, CALIBRATION_ROWS), _spread(held_out, HELD_OUT_ROWS)
     for kept, source in ((calibration, own or train), (held_out, evaluation or train)):
         if sum(map(len, kept)) < LEAST_TOKENS:
@@ -101,6 +106,7 @@ def split_blocks(rows: Sequence[Sequence[int]]) -> list[list[int]]:
 def _read(
     source: TextSource,
     tokenizer: Any,
+    most_tokens: int,
     *,
     of_any_objective: bool = False,
     held_out_from: str | None = None,
@@ -110,7 +116,7 @@ def _read(
     objective = "" if of_any_objective else source.objective  # which the reader expects nothing of
     reader = RowReader(files, source.format, objective, tally)
     rows: list[tuple[int, ...]] = []
-    for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), MOST_TOKENS):
+    for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), most_tokens):
         if isinstance(row, Skipped):
             reader.skip(row)
             continue

@@ -104,6 +104,21 @@ def test_gguf_answers_in_llama_cpp_as_the_original_does(tmp_path):
     assert names == {"valley-F16.gguf", "valley-Q8_0.gguf", "README.md", PROOF_FILE}
 
 
+def test_rows_are_no_longer_than_what_the_model_holds(tmp_path):
+    pytest.importorskip("xllamacpp")
+    model, data = tmp_path / "short", tmp_path / "long.jsonl"
+    shutil.copytree(DEMO / "model", model)
+    config = json.loads((model / "config.json").read_bytes())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    row = json.dumps({"text": "Oren Dale founded Brenford and laid the first stone. " * 20})
+    data.write_text("\n".join([row] * 8))
+    job = job_for(tmp_path, "gguf", "Q8_0", model=str(model), evaluation=None)
+    job = replace(job, train=TextSource(path=str(data), format="text"))
+    _, about = run(job, tmp_path)
+    (proof,) = about["proofs"]
+    assert proof["distance"]["num_tokens"] == 2 * 63
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)  # building the tool takes minutes
 def test_k_types_are_made_by_the_tool_that_is_built_for_them(tmp_path):
