@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QTextDocument
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.errors import UserError
+from app.events import RunEvent
 from app.gui.widgets.parts import make_label, make_selectable
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog
@@ -75,6 +76,23 @@ def test_the_perplexity_of_a_run_that_diverged_leaves_the_page_as_wide_as_it_was
     busy.core.on_loop(busy.core.put_run, replace(running_run(), perplexity=1e304, loss=700.0))
     busy.wait_for(lambda: page.progress.figures["perplexity"].text() == "1.00e+304")
     assert page.head.width() < busy.window.width()
+
+
+def test_a_tip_shows_a_text_as_it_is_on_several_lines(busy):
+    busy.window.open_run(RUN)
+    page = busy.window.run_page()
+    text = "rank 0: <b>bold</b> & " + "the disk is full, " * 40
+    for said in ("it trains", text):
+        page.events.put(RunEvent(run_id=RUN, time_s=1.0, severity="error", text=said))
+    tips = {
+        str(page.events.index(row, column).data(Qt.ItemDataRole.ToolTipRole))
+        for row in range(page.events.rowCount())
+        for column in range(page.events.columnCount())
+    }
+    assert "it trains" in tips
+    shown = QTextDocument()
+    shown.setHtml(max(tips, key=len))
+    assert shown.toPlainText().strip() == text.strip()
 
 
 def test_ten_nodes_leave_the_form_as_wide_as_it_was(many):

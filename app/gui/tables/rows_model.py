@@ -13,6 +13,8 @@ from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
+from app.gui.widgets.parts import plain_tip
+
 T = TypeVar("T")
 Index = QModelIndex | QPersistentModelIndex
 SORT_ROLE = int(Qt.ItemDataRole.UserRole)
@@ -125,7 +127,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
             return column.status(row).text if column.status else column.text(row)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return column.status(row).text if column.status else column.text(row)
+            return plain_tip(column.status(row).text if column.status else column.text(row))
         if role == SORT_ROLE:
             return column.sort(row) if column.sort else self.data(index).casefold()
         if role == STATUS_ROLE:

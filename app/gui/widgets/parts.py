@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import (
@@ -31,6 +32,9 @@ from PySide6.QtWidgets import (
 
 from app.gui.theme import Theme
 from app.text import BREAK, let_break
+
+MOST_OF_TIP = 100
+"""Characters of a tooltip that fit into one line."""
 
 
 class WrappedLabel(QLabel):
@@ -132,12 +136,25 @@ class ElidedLabel(QLabel):
         text = self.fontMetrics().elidedText(
             self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width()
         )
-        self.setToolTip(self.text() if text != self.text() else "")
+        self.setToolTip(plain_tip(self.text()) if text != self.text() else "")
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.contentsRect(), int(self.alignment()), text)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(24, super().minimumSizeHint().height())
+
+
+def plain_tip(text: str) -> str:
+    """Return a text as a tooltip shows it as it is, on as many lines as it needs.
+
+    Qt takes one with a tag for HTML, and any other for a single line, however long.
+
+    >>> plain_tip("the <b> of Q&A")
+    '<p style="white-space:pre-wrap">the &lt;b&gt; of Q&amp;A</p>'
+    """
+    if len(text) <= MOST_OF_TIP and "<" not in text:
+        return text
+    return f'<p style="white-space:pre-wrap">{escape(text)}</p>'
 
 
 def plain_action(text: str) -> str:
