@@ -16,6 +16,8 @@ Turn = tuple[str, str]
 """(role, what was said)."""
 Render = Callable[[Sequence[Turn]], str]
 _MARKS = ("@@S@@", "@@U@@", "@@A@@", "@@V@@")
+_ERRORS = (TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a template may raise beside those of Jinja."""
 _TRIALS: tuple[tuple[Turn, ...], ...] = (
     (("user", "Who?"),),
     (("system", "Be kind.\nAnd short."), ("user", "Who are you?")),
@@ -147,7 +149,7 @@ def _make_render(template: str, bos_token: str, eos_token: str) -> Render:
         try:
             made = environment.from_string(template)
             text = made.render(messages=messages, add_generation_prompt=True, **values)
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, *_ERRORS) as error:
             raise ValueError(f"it cannot be rendered: {error}") from error
         return text.removeprefix(bos_token)
 

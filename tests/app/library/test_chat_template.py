@@ -60,6 +60,8 @@ def test_a_template_without_a_system_prompt_has_none() -> None:
         (LLAMA_2, "first turn"),
         ("{{ messages[0]['content'] }}", "leaves out"),
         ("{{ oops", "cannot be rendered"),
+        ("{{ 1 // 0 }}", "cannot be rendered"),
+        ("{% macro on() %}{{ on() }}{% endmacro %}{{ on() }}", "cannot be rendered"),
         ("{% for m in messages %}{{ loop.index }}{{ m['content'] }};{% endfor %}", "first turn"),
         (CHATML.replace("<|im_end|>", '"""'), "characters"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot be rendered"),
