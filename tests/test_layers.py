@@ -27,7 +27,8 @@ TORCH = (
 TORCH_FOLDERS = ("agents.trainer", "agents.quantizers")
 SHARED_WITH_APP = (
     *("agents.protocol", "agents.spec", "agents.wire", "agents.logcap", "agents.cards"),
-    *("agents.artifacts", "agents.hub", "agents.layer_plan", "agents.model_config"),
+    *("agents.artifacts", "agents.data_files", "agents.hub", "agents.layer_plan"),
+    "agents.model_config",
 )
 INPUT_OUTPUT = (
     *("asyncio", "socket", "selectors", "ssl", "subprocess", "multiprocessing", "signal"),

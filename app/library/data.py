@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
+from agents.data_files import KINDS, Misfit, find_kind, find_line_end, look_through
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
 from app.text import shorten
 
-LINE_SUFFIXES = frozenset({".jsonl", ".ndjson"})
-TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
-TEXT_SUFFIXES = frozenset({".txt", ".text", ".md"})
-ALL_SUFFIXES = LINE_SUFFIXES | TABLE_SUFFIXES | TEXT_SUFFIXES | {".json", ".parquet"}
 MOST_BROKEN = 10
 MOST_BROKEN_SHARE = 0.05
 """Above both, data is refused; `agents.trainer.data.tally` has the same rule for meaning."""
@@ -33,20 +29,10 @@ _NO_START = "Correct the file; nothing was started."
 _LARGE_JSON_BYTES = 256 << 20
 _MOST_LINE_CHARS = 1 << 20
 """Of the first line of a `.json` file that has a row in each line."""
-_LINE_END_BYTES = 1 << 20
-"""Of the beginning of a file: lines end by \\r where no \\n stands in it."""
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
-_PACKED |= {b"BZh91AY&SY": "bzip2"}
-"""What compressed files begin with."""
-_PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
 _NO_OBJECT = "a row is not an object such as {...}"
-_NOT_DATA = ("dataset_info", "manifest.json", "state.json")
-_NOTES = ("readme", "license")
-"""About the data, where it is text to read."""
 
 
 def is_hub_data(name: str) -> bool:
@@ -55,7 +41,7 @@ def is_hub_data(name: str) -> bool:
     >>> is_hub_data("org/name"), is_hub_data("data/chats.jsonl"), is_hub_data("chats")
     (True, False, False)
     """
-    plain = name.startswith((".", "~", "/")) or Path(name).suffix.lower() in ALL_SUFFIXES
+    plain = name.startswith((".", "~", "/")) or Path(name).suffix.lower() in KINDS
     return _HUB_ID.fullmatch(name) is not None and not plain
 
 
@@ -104,67 +90,21 @@ def _no_such_file(name: str, key: str) -> UserError:
 
 def _find_folder(folder: Path, hashes: HashStore) -> Source:
     try:
-        found = sorted(_walk(folder))
-        packed = next((path for path in found if _is_packed(path, folder)), None)
-        files = [path for path in found if _is_data(path, folder)]
+        found = look_through(folder)
     except OSError as error:
         text = f"{folder} cannot be read: {error.strerror}: {error.filename}"
         raise UserError(text, "Name a folder that holds the data alone.") from error
-    if packed is not None:
+    if found.packed is not None:
         raise UserError(
-            f"{packed} is compressed and would be left out",
+            f"{found.packed} is compressed and would be left out",
             "Unpack it, or take it out of the folder.",
         )
-    if not files:
+    if not found.data:
         raise UserError(
             f"{folder} holds no data file", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet."
         )
-    check_form(*files)
-    return make_bundle("data", folder.name, folder, files, hashes)
-
-
-def _walk(folder: Path) -> Iterable[Path]:
-    """Yield all files in and below a folder, those behind links too, but no folder twice.
-
-    A link back to where the folder lies leads to others' files and is left.
-    """
-    seen = {str(parent) for parent in folder.resolve().parents}
-    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-        real = os.path.realpath(root)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders.sort()
-        yield from (Path(root, name) for name in names)
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
-
-
-def _is_data(path: Path, folder: Path) -> bool:
-    parts = path.relative_to(folder).parts
-    hidden = any(part.startswith(".") for part in parts)
-    return not hidden and may_be_data(path.name) and path.is_file()
-
-
-def _is_packed(path: Path, folder: Path) -> bool:
-    """Return whether it is a data file that was compressed, and not unpacked beside itself."""
-    plain = path.with_suffix("")
-    return (
-        path.suffix.lower() in _PACKED_SUFFIXES
-        and plain.suffix.lower() in ALL_SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and not plain.exists()
-    )
-
-
-def may_be_data(name: str) -> bool:
-    """Tell by its name whether a file of a folder holds rows."""
-    suffix, plain = Path(name).suffix.lower(), name.lower()
-    notes = _NOT_DATA + _NOTES if suffix in TEXT_SUFFIXES else _NOT_DATA
-    return suffix in ALL_SUFFIXES and not plain.startswith(notes)
+    check_form(*found.data)
+    return make_bundle("data", folder.name, folder, found.data, hashes)
 
 
 def check_form(*paths: Path) -> None:
@@ -176,12 +116,14 @@ def check_form(*paths: Path) -> None:
     count = _Count()
     for path in paths:
         try:
-            kind = _find_kind(path)
+            kind = find_kind(path)
             if kind == "parquet":
                 _check_parquet(path)
                 count.num_whole += 1
             else:
                 _count_rows(path, kind, count)
+        except Misfit as misfit:
+            raise UserError(str(misfit), f"{misfit.hint}.") from misfit
         except OSError as error:
             raise UserError(
                 f"{path} cannot be read: {error.strerror}", "Check the path."
@@ -194,56 +136,19 @@ def check_form(*paths: Path) -> None:
         )
 
 
-def _find_kind(path: Path) -> str:
-    """Return how a file is cut into rows; one of another suffix is looked into, and may be JSON."""
-    with path.open("rb") as file:
-        start = file.read(4096)
-    if start.startswith(_UTF16_MARKS):
-        raise UserError(f"{path} is not text in UTF-8", "Save it as UTF-8.")
-    suffix = path.suffix.lower()
-    _refuse_other_content(path, suffix, start)
-    kinds = {"lines": LINE_SUFFIXES, "table": TABLE_SUFFIXES, "text": TEXT_SUFFIXES}
-    kinds |= {"json": frozenset({".json"}), "parquet": frozenset({".parquet"})}
-    for kind, suffixes in kinds.items():
-        if suffix in suffixes:
-            return kind
-    if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
-        return "json"
-    raise UserError(
-        f"{path}: '{suffix}' is not a kind of data file that Rackless reads",
-        "Use .jsonl, .json, .csv, .tsv, .txt or .parquet.",
-    )
-
-
-def _refuse_other_content(path: Path, suffix: str, start: bytes) -> None:
-    packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
-    if packed and suffix in ALL_SUFFIXES | _PACKED_SUFFIXES:
-        raise UserError(f"{path} is compressed ({packed})", "Unpack it and name what was in it.")
-    if start.startswith(b"PAR1") and suffix != ".parquet":
-        raise UserError(f"{path} is a Parquet file", "Let its name end in .parquet.")
-
-
 def _count_rows(path: Path, kind: str, count: _Count) -> None:
-    with _open(path, newline=_find_line_end(path, kind)) as file:
-        if kind == "table":
+    ends = {"csv": "", "json": "\n"}
+    with _open(path, newline=ends[kind] if kind in ends else find_line_end(path)) as file:
+        if kind == "csv":
             _check_table(path, file, count)
         elif kind == "text":
             count.num_whole += sum(1 for line in file if line.strip())
-        elif kind == "lines" or _has_row_per_line(path):
+        elif kind == "jsonl" or _has_row_per_line(path):
             _check_json_lines(path, file, count)
         elif path.stat().st_size > _LARGE_JSON_BYTES:
             count.num_whole += 1  # too much to hold here; the trainer reads it as a stream
         else:
             _check_json(path, file.read(), count)
-
-
-def _find_line_end(path: Path, kind: str) -> str:
-    r"""Return what ends a line: \n alone, or any of \n, \r\n and \r ("")."""
-    if kind in ("table", "json"):
-        return "" if kind == "table" else "\n"
-    with path.open("rb") as file:
-        start = file.read(_LINE_END_BYTES)
-    return "" if b"\r" in start and b"\n" not in start else "\n"
 
 
 def _open(path: Path, newline: str) -> TextIO:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.data_files import may_be_data
 from agents.spec import RunSpec
-from app.library.data import may_be_data
 
 SAMPLE_BYTES = 1 << 20
 MOST_ENTRIES = 500

@@ -19,19 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.data_files import Misfit, find_kind, find_line_end
 from agents.errors import UserError, explain_os_error
 from agents.trainer.data.conversations import KNOWN_KEYS, TOOL_KEYS
 
 Raw = tuple[int, Any]
 """Line or place from 1, and the value: an object, None for an empty line, or ValueError."""
-KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
-KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
 _MAX_CSV_FIELD = 1 << 27
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
-_PACKED |= {b"BZh91AY&SY": "bzip2"}
-"""What compressed files begin with."""
-PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _BLOCK_CHARS = 1 << 20
 _MOST_CHARS = 1 << 28
 """Longest object in a JSON list, in characters."""
@@ -62,7 +56,8 @@ def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
         if kind == "parquet":
             yield from _read_parquet(path, reading)
             return
-        with _open(path, reading, newline=_find_line_end(path, kind)) as file:
+        end = "\n" if kind == "json" else find_line_end(path)
+        with _open(path, reading, newline=end) as file:
             if kind == "jsonl":
                 yield from _read_json_lines(file)
             elif kind == "json":
@@ -97,54 +92,12 @@ def _open(path: Path, reading: Reading, *, newline: str) -> io.TextIOWrapper:
 def _words_for(path: Path) -> Iterator[None]:
     try:
         yield
+    except Misfit as misfit:
+        raise UserError(f"{misfit}.", misfit.hint) from misfit
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist.", "Check data.train of the run file") from error
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
-
-
-def find_kind(path: Path) -> str:
-    """Return how a file is cut into rows: one of the values of `KINDS`.
-
-    Raises:
-        UserError: in no way that Rackless knows.
-    """
-    with path.open("rb") as file:
-        start = file.read(4096)
-    if start.startswith(_UTF16_MARKS):
-        raise UserError(f"{path} is UTF-16 text.", "Save it as UTF-8 and start again")
-    kind = KINDS.get(path.suffix.lower())
-    _refuse_other_content(path, kind, start)
-    first = start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if kind is None and first in (b"{", b"["):
-        kind = "json"
-    if kind is None:
-        raise UserError(
-            f"{path}: '{path.suffix}' is not a kind of data file that Rackless reads.",
-            "Use .jsonl, .json, .csv, .tsv, .txt or .parquet",
-        )
-    return kind
-
-
-def _refuse_other_content(path: Path, kind: str | None, start: bytes) -> None:
-    packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
-    if packed and (kind is not None or path.suffix.lower() in PACKED_SUFFIXES):
-        raise UserError(f"{path} is compressed ({packed}).", "Unpack it and name what was in it")
-    if start.startswith(b"PAR1") and kind != "parquet":
-        raise UserError(f"{path} is a Parquet file.", "Let its name end in .parquet")
-
-
-def _find_line_end(path: Path, kind: str) -> str:
-    r"""Return what ends a line, as `open` wants it.
-
-    \n alone, as U+2028 and its like, and even \r, may stand in a text; any of \n, \r\n and \r ("")
-    where the file begins with a MiB that has only the latter, as those of old Macs do.
-    """
-    if kind == "json":
-        return "\n"
-    with path.open("rb") as file:
-        start = file.read(_BLOCK_CHARS)
-    return "" if b"\r" in start and b"\n" not in start else "\n"
 
 
 def _read_text(file: io.TextIOWrapper) -> Iterator[Raw]:

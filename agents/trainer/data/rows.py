@@ -8,22 +8,18 @@ all files. What is left out goes to the tally, which holds the rule.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.errors import UserError
+from agents.data_files import KINDS, look_through
+from agents.errors import UserError, explain_os_error
 from agents.trainer.data.conversations import KNOWN_KEYS, Row, choose_format, read_row
-from agents.trainer.data.files import KINDS, PACKED_SUFFIXES, Reading, read_file
+from agents.trainer.data.files import Reading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
-
-_NOT_DATA = ("dataset_info", "manifest.json", "state.json")
-_NOTES = ("readme", "license")
-"""About the data, where it is text to read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,30 +61,16 @@ def list_files(path: Path) -> list[Path]:
         raise UserError(f"{path} does not exist.", "Check data.train of the run file")
     if not path.is_dir():
         return [path]
-    files = sorted(_walk(path))
-    for file in files:
-        if _is_packed(file.relative_to(path), file):
-            raise UserError(
-                f"{file} is compressed and would be left out.",
-                "Unpack it, or take it out of the folder",
-            )
-    return [file for file in files if _is_data(file.relative_to(path), file)]
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield all files in and below a folder, those behind links too, but no folder twice.
-
-    A link back to where the folder lies leads to others' files and is left.
-    """
-    seen = {str(parent) for parent in folder.resolve().parents}
-    for root, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(root)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders.sort()
-        yield from (Path(root, name) for name in names)
+    try:
+        found = look_through(path)
+    except OSError as error:
+        raise explain_os_error(error, f"looking through {path}") from error
+    if found.packed is not None:
+        raise UserError(
+            f"{found.packed} is compressed and would be left out.",
+            "Unpack it, or take it out of the folder",
+        )
+    return list(found.data)
 
 
 def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
@@ -110,13 +92,6 @@ def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _is_data(relative: Path, file: Path) -> bool:
-    hidden = any(part.startswith(".") for part in relative.parts)
-    kind = KINDS.get(file.suffix.lower())
-    named = file.name.lower().startswith(_NOT_DATA + _NOTES if kind == "text" else _NOT_DATA)
-    return not hidden and not named and kind is not None and file.is_file()
-
-
 def _refuse_json(path: Path, value: Any) -> None:
     """Refuse a .txt with rows of JSON: nobody wants its braces to be learned."""
     try:
@@ -128,17 +103,6 @@ def _refuse_json(path: Path, value: Any) -> None:
             f"{path} is text by its name, but its lines are rows of JSON.",
             "Let its name end in .jsonl, or set data.format: text to learn it as it stands",
         )
-
-
-def _is_packed(relative: Path, file: Path) -> bool:
-    """Return whether it is a data file that was compressed, and not unpacked beside itself."""
-    plain = file.with_suffix("")
-    return (
-        file.suffix.lower() in PACKED_SUFFIXES
-        and plain.suffix.lower() in KINDS
-        and not any(part.startswith(".") for part in relative.parts)
-        and not plain.exists()
-    )
 
 
 class RowReader:

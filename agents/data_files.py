@@ -1,0 +1,142 @@
+"""Which files hold rows, and how a file is cut into them.
+
+The master looks before it sends data, a node before it reads them: here, so that both judge alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv"}
+KINDS |= {".txt": "text", ".text": "text", ".md": "text", ".parquet": "parquet"}
+"""End of a file's name -> how it is cut into rows."""
+_NAMED = "Use .jsonl, .json, .csv, .tsv, .txt or .parquet"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"(\xb5/\xfd": "zstd", b"\xfd7zXZ": "xz"}
+_PACKED |= {b"BZh91AY&SY": "bzip2"}
+"""What compressed files begin with."""
+_PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
+_NOT_DATA = ("dataset_info", "manifest.json", "state.json")
+_NOTES = ("readme", "license")
+"""About the data, where it is text to read."""
+_START_BYTES = 4096
+_LINE_END_BYTES = 1 << 20
+
+
+class Misfit(Exception):
+    """A file is no data. The text has no full stop, and neither has the hint."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderFiles:
+    """What a folder holds."""
+
+    data: tuple[Path, ...]
+    """Files with rows in and below it, in the order of their names."""
+    packed: Path | None
+    """A file with rows that is compressed, and not unpacked beside itself."""
+
+
+def look_through(folder: Path) -> FolderFiles:
+    """Return which files in and below a folder hold rows, by their names.
+
+    Raises:
+        OSError: a part of it cannot be read.
+    """
+    files = [path for path in sorted(_walk(folder)) if not _is_hidden(path.relative_to(folder))]
+    return FolderFiles(
+        data=tuple(path for path in files if may_be_data(path.name) and path.is_file()),
+        packed=next(filter(_is_packed, files), None),
+    )
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield all files in and below a folder, those behind links too, but no folder twice.
+
+    A link back to where the folder lies leads to others' files and is left.
+    """
+    seen = {str(parent) for parent in folder.resolve().parents}
+    for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders.sort()
+        yield from (Path(root, name) for name in names)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _is_hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def _is_packed(path: Path) -> bool:
+    plain = path.with_suffix("")
+    is_data = path.suffix.lower() in _PACKED_SUFFIXES and plain.suffix.lower() in KINDS
+    return is_data and not plain.exists()
+
+
+def may_be_data(name: str) -> bool:
+    """Tell by its name whether a file of a folder holds rows.
+
+    >>> [may_be_data(name) for name in ("rows.JSONL", "README.md", "readme.csv", "state.json")]
+    [True, False, True, False]
+    """
+    kind = KINDS.get(Path(name).suffix.lower())
+    others = _NOT_DATA + _NOTES if kind == "text" else _NOT_DATA
+    return kind is not None and not name.lower().startswith(others)
+
+
+def find_kind(path: Path) -> str:
+    """Return how a file is cut into rows: one of the values of `KINDS`.
+
+    One whose name has another end is looked into, and may be JSON.
+
+    Raises:
+        Misfit: in no way that Rackless knows.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(_START_BYTES)
+    suffix = path.suffix.lower()
+    kind = KINDS.get(suffix)
+    if start.startswith(_UTF16_MARKS):
+        raise Misfit(f"{path} is UTF-16, not text in UTF-8", "Save it as UTF-8")
+    packed = next((name for mark, name in _PACKED.items() if start.startswith(mark)), None)
+    if packed and (kind is not None or suffix in _PACKED_SUFFIXES):
+        raise Misfit(f"{path} is compressed ({packed})", "Unpack it and name what was in it")
+    if start.startswith(b"PAR1") and kind != "parquet":
+        raise Misfit(f"{path} is a Parquet file", "Let its name end in .parquet")
+    if kind is None and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        kind = "json"
+    if kind is None:
+        raise Misfit(
+            f"{path}: '{path.suffix}' is not a kind of data file that Rackless reads", _NAMED
+        )
+    return kind
+
+
+def find_line_end(path: Path) -> str:
+    r"""Return what ends a line of a file, as `open` wants it.
+
+    \n alone, as U+2028 and its like, and even \r, may stand in a text; any of \n, \r\n and \r ("")
+    where the file begins with a MiB that has only the latter, as those of old Macs do.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(_LINE_END_BYTES)
+    return "" if b"\r" in start and b"\n" not in start else "\n"
