@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from agents.protocol import RankPlacement, from_wire, to_wire
-from agents.spec import RunSpec
+from agents.protocol import RankPlacement, WireError, from_wire, to_wire
+from agents.spec import MAX_COUNT, RunSpec
 from app.events import RunEvent, RunState
 from app.storage.database import Database
 
@@ -213,7 +213,7 @@ def _run_of(row: tuple[Any, ...]) -> RunRecord:
         run_id=row[0],
         name=row[1],
         state=cast(RunState, row[2]),
-        spec=from_wire(RunSpec, json.loads(row[3])),
+        spec=_spec_of(json.loads(row[3])),
         attempt=row[4],
         nodes=tuple(json.loads(row[5])),
         message=row[6],
@@ -224,6 +224,25 @@ def _run_of(row: tuple[Any, ...]) -> RunRecord:
         stop_asked=bool(row[11]),
         progress=from_wire(Progress, json.loads(row[12])),
     )
+
+
+def _spec_of(plain: dict[str, Any]) -> RunSpec:
+    """Return a spec; of one from before a rule of today, the nearest that today's take."""
+    try:
+        return from_wire(RunSpec, plain)
+    except WireError:
+        nearest = cast(dict[str, Any], _limit(plain))
+        kind = (nearest.get("adapter") or {}).get("kind")
+        if kind == "qlora" and nearest.get("precision") == "fp64":
+            nearest["precision"] = "fp32"
+        return from_wire(RunSpec, nearest)
+
+
+def _limit(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: one if name == "seed" else _limit(one) for name, one in value.items()}
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return min(value, MAX_COUNT) if is_number else value
 
 
 def _attempt_of(row: tuple[Any, ...]) -> AttemptRecord:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agents.protocol import Calibration, RankPlacement
-from agents.spec import DataSpec, RunSpec
+from agents.protocol import Calibration, RankPlacement, to_wire
+from agents.spec import MAX_COUNT, DataSpec, RunSpec
 from app.events import RunEvent
 from app.planning.learning import Outcome
 from app.storage.database import Database, open_database
@@ -46,6 +47,21 @@ def test_nodes_keep_their_order_and_addresses(database: Database, tmp_path: Path
         ("zeta", None),
         ("beta", "beta"),
     ]
+
+
+def test_a_run_from_before_a_rule_of_today_is_listed_and_changed(database: Database) -> None:
+    store = RunStore(database)
+    store.add(RUN)
+    old = to_wire(SPEC) | {"precision": "fp64", "max_steps": 10**18, "seed": 2**62}
+    old["adapter"] |= {"kind": "qlora"}
+    with database.write() as connection:
+        connection.execute("UPDATE runs SET spec = ?", (json.dumps(old),))
+    (found,) = store.all()
+    assert (found.spec.precision, found.spec.max_steps) == ("fp32", MAX_COUNT)
+    assert (found.spec.seed, found.spec.nodes) == (2**62, SPEC.nodes)
+    changed = store.change(RUN.run_id, lambda run: replace(run, state="failed"))
+    assert changed is not None
+    assert store.all() == (changed,)
 
 
 def test_lost_database_takes_the_nodes_from_their_copy(database: Database, tmp_path: Path) -> None:
