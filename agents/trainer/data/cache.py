@@ -35,6 +35,8 @@ _TOLD_ROWS = 1000
 _TOLD_CHARS = 1 << 22
 _WAIT_S = 1.0
 _SOURCES = ("conversations", "files", "packing", "rows", "store", "tally", "tokens")
+_SHARED_SOURCES = ("data_files",)
+"""Modules, here and in `agents`, that decide what the rows are and what is learned of them."""
 
 
 def load_examples(
@@ -78,6 +80,7 @@ def make_key(files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any) 
     """
     names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
     ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
+    ours += [pkgutil.get_data("agents", f"{name}.py") or b"" for name in _SHARED_SOURCES]
     parts = {
         "data": [data_sha256, names],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),

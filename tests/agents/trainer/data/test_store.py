@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import pkgutil
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +66,19 @@ def test_examples_come_back_as_they_were_written(tmp_path, tokenizer):
     assert found.num_tokens.tolist() == [example.num_tokens for example in found]
     assert found.weights.tolist() == [example.num_targets for example in found]
     assert found[3].segments[0].is_target.tolist() == [False] + [True] * (found.num_tokens[3] - 1)
+
+
+@pytest.mark.parametrize("module", ["rows.py", "data_files.py"])
+def test_tokens_are_made_anew_by_other_code(tmp_path, monkeypatch, module):
+    path = write_rows(tmp_path / "a.jsonl", texts(1))
+    before = key_of(path)
+    read = pkgutil.get_data
+
+    def change(package, name):
+        return (read(package, name) or b"") + (b"\n" if name == module else b"")
+
+    monkeypatch.setattr(cache.pkgutil, "get_data", change)
+    assert key_of(path) != before
 
 
 def test_a_second_reader_maps_what_the_first_one_made(tmp_path, tokenizer, monkeypatch):
