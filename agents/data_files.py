@@ -84,7 +84,7 @@ def _is_hidden(relative: Path) -> bool:
 
 def _is_packed(path: Path) -> bool:
     plain = path.with_suffix("")
-    is_data = path.suffix.lower() in _PACKED_SUFFIXES and plain.suffix.lower() in KINDS
+    is_data = path.suffix.lower() in _PACKED_SUFFIXES and may_be_data(plain.name)
     return is_data and not plain.exists()
 
 

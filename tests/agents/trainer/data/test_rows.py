@@ -439,7 +439,7 @@ def test_data_that_is_named_like_a_note_is_read(tmp_path):
 
 def test_a_compressed_file_of_a_folder_is_never_left_out_without_a_word(tmp_path):
     folder = make_folder(tmp_path, ["a.jsonl", "b.jsonl"])
-    for name in ("a.jsonl.gz", ".b.jsonl.gz", "code.tar.gz"):
+    for name in ("a.jsonl.gz", ".b.jsonl.gz", "code.tar.gz", "README.md.gz", "state.json.gz"):
         write(folder, name, b"\x1f\x8b")
     assert len(read_rows(folder, "auto").rows) == 2
     write(folder, "C.JSONL.GZ", b"\x1f\x8b")
