@@ -21,7 +21,7 @@ TRAINING_LIMIT_S = 60.0
 OTHER_LIMIT_S = 600.0
 """For loading, warm-up, saving and evaluation, and before the first heartbeat."""
 STEPS_ALLOWED = 10
-"""A step may take this many times the median of the last ones, or what the rank foresees."""
+"""A rank may say nothing for this many times its usual silence, or the step that it foresees."""
 ABSENCE_S = 10.0
 """A gap between two looks that means that this process was held up itself."""
 REMOTE_PATIENCE_S = 5.0
@@ -48,7 +48,10 @@ class _Track:
     beat_s: float
     step: int | None = None
     phase: str = "loading"
-    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    silences_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+    """The longest of each of the last steps: a rank speaks between micro-batches, too."""
+    silence_s: float = 0.0
+    """The longest of the step that is being done."""
     foreseen_step_s: float = 0.0
     """What the rank takes a step for by its warm-up, as long as there was none."""
 
@@ -98,8 +101,10 @@ class StallWatch:
     def _limit_s(self, track: _Track) -> float:
         if track.phase != "training":
             return max(OTHER_LIMIT_S, self._training_limit_s)
-        step_s = statistics.median(track.steps_s) if track.steps_s else track.foreseen_step_s
-        return max(self._training_limit_s, STEPS_ALLOWED * step_s)
+        usual_s = track.foreseen_step_s
+        if track.silences_s:
+            usual_s = statistics.median(track.silences_s)
+        return max(self._training_limit_s, STEPS_ALLOWED * usual_s)
 
     def _describe(self, track: _Track, now_s: float) -> Stall:
         state = read_process_state(track.rank.pid)
@@ -128,8 +133,13 @@ def _follow(track: _Track) -> None:
     if not isinstance(at_s, (int, float)) or at_s <= track.beat_s:
         return
     if isinstance(step, int):
-        if track.step is not None and step > track.step and track.phase == "training":
-            track.steps_s.append((at_s - track.beat_s) / (step - track.step))
+        if track.step is not None and track.phase == "training":
+            num_steps = step - track.step  # more than one where they are quick
+            silence_s = (at_s - track.beat_s) / max(1, num_steps)
+            track.silence_s = max(track.silence_s, silence_s)
+            if num_steps > 0:
+                track.silences_s.append(track.silence_s)
+                track.silence_s = 0.0
         track.step = step
     foreseen_s = beat.get("foreseen_step_s")
     if isinstance(foreseen_s, (int, float)):

@@ -84,6 +84,21 @@ def test_slow_steps_may_take_ten_times_their_median(node: Node, ranks: Ranks) ->
     assert look_on(watch, now_s, now_s + 1000.0) == now_s - 30.0 + 300.5
 
 
+def test_a_step_ends_with_a_short_part_and_the_next_may_begin_with_a_long_one(
+    node: Node, ranks: Ranks
+) -> None:
+    """A rank tells between micro-batches that it is alive, and the last one is what is left."""
+    watch = StallWatch(ranks.all, node.intent("train", "train"))
+    now_s, step = 1010.0, 0
+    ranks.beat(now_s, (0, 0), foreseen_step_s=180.0)
+    for part_s in (90.0, 90.0, 3.0, 90.0, 90.0, 3.0, 90.0):
+        assert look_on(watch, now_s, now_s + part_s) is None
+        now_s += part_s
+        step += part_s < 60.0
+        ranks.beat(now_s, (step, step), foreseen_step_s=180.0)
+    assert look_on(watch, now_s, now_s + 2000.0) == now_s + 900.5
+
+
 @pytest.mark.parametrize("phase", ["saving", "evaluating"])
 def test_loading_and_saving_may_take_ten_minutes(node: Node, ranks: Ranks, phase: str) -> None:
     watch = StallWatch(ranks.all, node.intent("train", "train"))
