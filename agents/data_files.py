@@ -51,7 +51,7 @@ def look_through(folder: Path) -> FolderFiles:
     Raises:
         OSError: a part of it cannot be read.
     """
-    files = [path for path in sorted(_walk(folder)) if not _is_hidden(path.relative_to(folder))]
+    files = sorted(_walk(folder))
     return FolderFiles(
         data=tuple(path for path in files if may_be_data(path.name) and path.is_file()),
         packed=next(filter(_is_packed, files), None),
@@ -61,7 +61,8 @@ def look_through(folder: Path) -> FolderFiles:
 def _walk(folder: Path) -> Iterator[Path]:
     """Yield all files in and below a folder, those behind links too, but no folder twice.
 
-    A link back to where the folder lies leads to others' files and is left.
+    What is hidden is left, and so is a link back to where the folder lies: it leads to others'
+    files.
     """
     seen = {str(parent) for parent in folder.resolve().parents}
     for root, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
@@ -70,16 +71,12 @@ def _walk(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders.sort()
-        yield from (Path(root, name) for name in names)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(root, name) for name in names if not name.startswith("."))
 
 
 def _raise(error: OSError) -> NoReturn:
     raise error
-
-
-def _is_hidden(relative: Path) -> bool:
-    return any(part.startswith(".") for part in relative.parts)
 
 
 def _is_packed(path: Path) -> bool:

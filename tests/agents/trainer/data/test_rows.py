@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -444,6 +447,26 @@ def test_a_compressed_file_of_a_folder_is_never_left_out_without_a_word(tmp_path
     assert len(read_rows(folder, "auto").rows) == 2
     write(folder, "C.JSONL.GZ", b"\x1f\x8b")
     assert f"{folder / 'C.JSONL.GZ'} is compressed and would be left out." in refuse(folder)
+
+
+def test_a_link_into_a_hidden_folder_is_followed(tmp_path):
+    folder = make_folder(tmp_path, [".versions/3/a.jsonl"])
+    (folder / "now").symlink_to(Path(".versions", "3"))
+    assert [row.text for row in read_rows(folder, "auto").rows] == [".versions/3/a.jsonl"]
+
+
+def test_hidden_folders_are_not_looked_into(tmp_path, monkeypatch):
+    """That of deleted files, on many drives, is another user's."""
+    folder = make_folder(tmp_path, ["a.jsonl", ".Trash-0/b.jsonl", "deep/.hub/c.jsonl"])
+    scan = os.scandir
+
+    def refuse_hidden(path):
+        if Path(path).name.startswith("."):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse_hidden)
+    assert [row.text for row in read_rows(folder, "auto").rows] == ["a.jsonl"]
 
 
 def test_folders_behind_links_are_read_once(tmp_path):
