@@ -42,9 +42,11 @@ def expect_free(out: Path) -> Path:
             raise UserError(f"{out} is not empty", _NEW)
         if out.exists() and not out.is_dir():
             raise UserError(f"{out} is a file", _NEW)
-        above = next(folder for folder in (out, *out.parents) if folder.exists())
+        above = next((folder for folder in (out, *out.parents) if folder.exists()), None)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+    if above is None:  # on Windows, where a drive or another PC is away
+        raise UserError(f"{out} cannot be written: {out.anchor} is not there", _ANOTHER)
     if is_same_folder(out, Path()):  # a program in a folder that was taken away starts no other
         raise UserError(f"{out} is the folder that this runs in", "Name a new one in it.")
     if not above.is_dir():
@@ -100,7 +102,8 @@ def claim_place(services: Services, out: Path) -> Iterator[None]:
         UserError: one is on its way there.
     """
     folder = private_folder(services.paths.home / "exports")
-    path = folder / f"{hashlib.sha256(os.fsencode(out)).hexdigest()[:32]}.lock"
+    place = os.path.normcase(os.path.realpath(out))  # a folder above may be a link
+    path = folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.lock"
     handle = try_locked(path)
     if handle is None:
         raise UserError(f"another export is on its way to {out}", _ANOTHER)

@@ -1,9 +1,11 @@
 """Where an export may come to, as it is seen before anything is made."""
 
+from pathlib import Path
+
 import pytest
 
 from app.errors import UserError
-from app.runs.export_place import expect_free, free_place
+from app.runs.export_place import claim_place, expect_free, free_place
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,20 @@ def test_a_new_folder_below_new_folders_is_free_and_not_made(tmp_path):
     (tmp_path / "empty").mkdir()
     expect_free(tmp_path / "empty")
     assert [one.name for one in tmp_path.iterdir()] == ["empty"]
+
+
+def test_a_drive_that_is_away_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # nor is the root, as on Windows
+    with pytest.raises(UserError, match="cannot be written: / is not there"):
+        expect_free(tmp_path / "out")
+
+
+def test_the_place_of_an_export_is_known_by_every_spelling(services, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with (
+        claim_place(services, free_place(tmp_path / "disk" / "out")),
+        pytest.raises(UserError, match="another export is on its way to"),
+        claim_place(services, free_place(tmp_path / "link" / "out")),
+    ):
+        pass
