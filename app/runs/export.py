@@ -170,7 +170,8 @@ async def foretell_export(
     run = services.book.get(run_id)
     _expect_nodes(services, () if node is None else (node,))
     await asyncio.to_thread(_find_calibration, services, to, calibration)
-    plan = await plan_export(services, run, to, types, checkpoint, engine=engine)
+    there = None if node is None else await find_copies(services, run.run_id, (node,))
+    plan = await plan_export(services, run, to, types, checkpoint, there, engine)
     places = tuple(one for one in plan.places if node in (None, one.node))
     return replace(plan, places=places)
 

@@ -47,7 +47,8 @@ async def plan_export(
     Args:
         types: of the format, as they are spelled there.
         checkpoint: its step; None: the newest.
-        whole: its copies, where they were looked for already; None: they are listed, not read.
+        whole: the copies to choose among, where they were looked for already; None: those of all
+            nodes are listed, not read.
         engine: what makes AWQ.
     """
     names = services.cluster.names()

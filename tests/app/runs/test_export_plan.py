@@ -89,6 +89,9 @@ def test_a_plan_is_of_what_is_asked_for(
 ) -> None:
     found = asyncio.run(foretell_export(services, interrupted, "awq", node="alpha"))
     assert [one.node for one in found.places] == ["alpha"]
+    del two_unlike["alpha"].checkpoints[interrupted, 10]
+    found = asyncio.run(foretell_export(services, interrupted, "awq", node="alpha"))
+    assert (found.step, found.places[0].problems) == (5, ()), "an export there takes what it has"
     with pytest.raises(UsageError, match="there is no node delta"):
         asyncio.run(foretell_export(services, interrupted, "awq", node="delta"))
     with pytest.raises(UsageError, match="autoawq makes awq, and not gptq"):
