@@ -161,8 +161,9 @@ async def _prepare_checkpoint(
     """
     copies = await find_copies(services, run_id, answering)
     fitting = copies
-    if verify_steps is not None:
-        steps = {c.info.step for c in copies} if wanted is None else {wanted}
+    known = {copy.info.step for copy in copies}
+    if verify_steps is not None and (wanted is None or wanted in known):
+        steps = known if wanted is None else {wanted}
         starts = choose_starts(services, run_id, steps, verify_steps, is_wanted=wanted is not None)
         fitting = tuple(copy for copy in copies if copy.info.step in starts)
     good = await choose_checkpoint(services, run_id, fitting, wanted)

@@ -68,6 +68,9 @@ def test_too_few_logged_steps_are_told_before_anything_is_deleted(
     with pytest.raises(UserError, match=r"step 10 of .* has 2 logged steps after it") as refused:
         asyncio.run(resume_run(services, stopped, checkpoint=10, verify_steps=3))
     assert refused.value.hint.startswith("Verify fewer: --verify 2, or leave out --checkpoint")
+    with pytest.raises(UserError, match="no checkpoint of step 7 of") as refused:
+        asyncio.run(resume_run(services, stopped, checkpoint=7, verify_steps=2))
+    assert refused.value.hint == "The steps are: 10, 5"
     with pytest.raises(UsageError, match="0 steps cannot be replayed"):
         asyncio.run(resume_run(services, stopped, verify_steps=0))
     assert {step for _, step in cluster["alpha"].checkpoints} == {5, 10}
