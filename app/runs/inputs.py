@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agents.protocol import from_wire
 from agents.spec import RunSpec
-from app.errors import UserError
+from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_model
@@ -117,6 +117,8 @@ async def send(
     progress = say_bytes(tell, f"sending {what} to {node}") if is_large else None
     try:
         return source.path_on_node(await services.cluster.push(node, source, progress))
+    except NodeUnreachable:
+        raise  # what it has was not learned
     except UserError as error:
         changed = await asyncio.to_thread(_find_changed, services.hashes, source)
         if changed is None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agents.spec import RunSpec
-from app.errors import UserError
+from app.errors import NodeUnreachable, UserError
 from app.library.data import find_data
 from app.runs.inputs import send
 from app.runs.services import Services
@@ -36,4 +36,19 @@ def test_data_that_was_edited_and_is_on_no_node_is_named(
     )
     path.unlink()
     with pytest.raises(UserError, match="arrived damaged"):
+        asyncio.run(send(services, "alpha", source))
+
+
+def test_a_node_that_goes_away_is_not_said_to_lack_what_was_edited(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(spec.data.train)
+    source = find_data(str(path), "data.train", services.hashes)
+    path.write_text('{"text": "hello again"}\n')
+
+    async def lose(*args: Any) -> str:
+        raise NodeUnreachable("alpha cannot be reached")
+
+    monkeypatch.setattr(cluster, "push", lose)
+    with pytest.raises(NodeUnreachable, match="alpha cannot be reached"):
         asyncio.run(send(services, "alpha", source))
