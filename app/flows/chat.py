@@ -41,14 +41,15 @@ def offer(
 
     Args:
         run: whose models they are; None: it is deleted, and its artifacts alone are left.
-        checkpoints: of the run, newest first.
+        checkpoints: of the run, newest first; those known to be damaged are left out.
         artifacts: of the run.
     """
     found: list[Choice] = []
     if run is not None:
         base = Subject(what=run.run_id, of_base=True)
         found.append(Choice(label="Base, before training", subject=base))
-        for one in sorted(checkpoints, key=lambda one: -one.step):
+        usable = [one for one in checkpoints if one.verified is not False]
+        for one in sorted(usable, key=lambda one: -one.step):
             subject = Subject(what=run.run_id, checkpoint=one.step)
             found.append(Choice(label=f"Step {one.step}", subject=subject))
     for artifact in artifacts:

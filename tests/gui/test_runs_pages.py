@@ -25,6 +25,7 @@ from app.gui.windows.data_dialog import DataDialog
 from app.gui.windows.new_run_dialog import NewRunDialog
 from app.gui.windows.resume_dialog import ResumeDialog, describe_choice
 from app.gui.windows.run_file_dialog import RunFileDialog
+from app.gui.wizards.export_wizard import ExportWizard
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
@@ -669,3 +670,27 @@ def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
     plain = "The newest is chosen; an older one repeats the steps after it."
     assert describe_choice(400, 400) == describe_choice(400, None) == plain
     assert "step 480, on a node that does not answer" in describe_choice(400, 480)
+    assert "step 480, on a node that does not answer" in describe_choice(400, 480, 440)
+    damaged = "The checkpoint of step 480 is damaged; that of step 400 is chosen."
+    assert describe_choice(400, 480, 480) == damaged
+
+
+@pytest.mark.parametrize(("num_damaged", "step"), [(1, 320), (3, None)])
+def test_a_damaged_checkpoint_is_shown_and_not_chosen(busy, monkeypatch, num_damaged, step):
+    plain = busy.core.checkpoints
+
+    async def list_damaged(run_id=None, verify=False):
+        found = await plain(run_id, verify)
+        bad = [replace(one, verified=False, problem="alpha: cut") for one in found[:num_damaged]]
+        return (*bad, *found[num_damaged:])
+
+    monkeypatch.setattr(busy.core, "checkpoints", list_damaged)
+    dialog = ResumeDialog(busy.context, busy.window, busy.cluster.runs[RUN])
+    busy.wait_for(lambda: len(dialog.model.rows()) == 3)
+    assert dialog.choice().step == step
+    dialog.reject()
+    wizard = ExportWizard(busy.context, busy.window, busy.cluster.runs[RUN])
+    busy.wait_for(lambda: len(wizard.model.rows()) == 3)
+    assert wizard.answers().checkpoint == step
+    assert wizard.forward.isEnabled() == (step is not None)
+    wizard.reject()

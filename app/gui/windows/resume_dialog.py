@@ -30,12 +30,21 @@ class ResumeChoice:
     """None: nothing is replayed."""
 
 
-def describe_choice(newest: int, known: int | None) -> str:
-    """Return what is to be known of the newest checkpoint found, and of one known to be newer.
+def describe_choice(newest: int, known: int | None, damaged: int | None = None) -> str:
+    """Return what is to be known of the newest checkpoint that can be chosen, and of newer ones.
+
+    Args:
+        newest: its step.
+        known: step of the newest that was saved.
+        damaged: step of a newer one that was found and cannot be used.
 
     >>> describe_choice(80, 80)
     'The newest is chosen; an older one repeats the steps after it.'
+    >>> describe_choice(80, 90, 90)
+    'The checkpoint of step 90 is damaged; that of step 80 is chosen.'
     """
+    if damaged is not None and (known is None or known <= damaged):
+        return f"The checkpoint of step {damaged} is damaged; that of step {newest} is chosen."
     if known is None or known <= newest:
         return "The newest is chosen; an older one repeats the steps after it."
     return (
@@ -139,10 +148,14 @@ class ResumeDialog(QDialog):
 
     def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
         self.model.reset(found)
-        if found:
-            newest = max(item.step for item in found)
-            self._note.setText(describe_choice(newest, self._run.newest_checkpoint_step))
+        usable = [item.step for item in found if item.verified is not False]
+        if usable:
+            newest = max(usable)
+            damaged = max((item.step for item in found if item.step > newest), default=None)
+            self._note.setText(describe_choice(newest, self._run.newest_checkpoint_step, damaged))
             self.table.select(newest)
+        elif found:
+            self._note.setText("No checkpoint on the nodes that answer can be used.")
         else:
             self._note.setText(
                 "No node that answers holds a checkpoint of this run: it begins anew."

@@ -190,8 +190,9 @@ class ExportWizard(QDialog):
 
     def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
         self.model.reset(found)
-        self._checkpoint_problem = "" if found else NO_CHECKPOINT
-        newest = max((one.step for one in found), default=0)
+        usable = [one.step for one in found if one.verified is not False]
+        self._checkpoint_problem = "" if usable else NO_CHECKPOINT
+        newest = max(usable, default=0)
         self.table.select(self._wanted_step or newest)
         self._review()
 

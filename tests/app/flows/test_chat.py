@@ -35,6 +35,9 @@ def test_every_model_of_a_run_is_offered_and_three_stand_side_by_side():
     assert [one.label for one in offer(None, (), (gptq,))] == ["GPTQ 8-bit"]
     assert offer(None, (), (gptq,))[0].subject.type is None
     assert choose_columns((), wanted) == ()
+    damaged = replace(STEPS[1], verified=False, problem="a: manifest.json cannot be used")
+    labels = [one.label for one in offer(RUN, (STEPS[0], damaged), ())]
+    assert labels == ["Base, before training", "Step 320"]
     by_folder = name_artifact(Subject(what="/models/support-chat-gguf"), (gone, second))
     assert by_folder == Subject(what="support-chat-gguf:2")
     assert name_artifact(wanted, (second,)) == wanted
