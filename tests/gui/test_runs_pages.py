@@ -659,6 +659,16 @@ def test_a_form_that_a_run_has_filled_is_kept_too_once_it_was_changed(busy):
     again.reject()
 
 
+def test_a_run_file_that_cannot_be_read_takes_no_answers_away(busy):
+    busy.window.state.draft = {"model": "org/before"}
+    busy.core.failure = UsageError("x.yaml: rank is 'a'", "Write a whole number.")
+    busy.window.dialogs.ask_new_run(Path("/x/x.yaml"))
+    dialog = open_dialog(NewRunDialog)
+    busy.wait_for(lambda: "Write a whole number" in dialog.banner.message())
+    dialog.reject()
+    assert busy.window.state.draft == {"model": "org/before"}
+
+
 def test_answers_are_kept_when_the_session_ends_around_the_form(busy, new_run):
     new_run.form.fields["model"].set_answer("org/model")
     busy.window.farewell.is_quiet = True

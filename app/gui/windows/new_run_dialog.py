@@ -166,6 +166,7 @@ class NewRunDialog(QDialog):
 
     def open_file(self, path: Path) -> None:
         """Fill the form from a run file."""
+        self._given = self.answers()  # one that cannot be read has answered nothing
         self._context.bridge.run(
             lambda core, report: read_file(core, path),
             partial(self._take_file, path),
