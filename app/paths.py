@@ -31,9 +31,12 @@ def whole_path(path: Path) -> Path:
     One folder has one spelling so, by which it is found again.
 
     Raises:
-        OSError: links lead to each other.
+        OSError: links lead to each other, or `~` is of nobody.
     """
-    path = path.expanduser().absolute()
+    try:
+        path = path.expanduser().absolute()
+    except RuntimeError as error:
+        raise OSError(errno.ENOENT, "there is no such user", str(path)) from error
     try:
         return path.resolve() if ".." in path.parts or path.is_symlink() else path
     except RuntimeError as error:  # what Python before 3.13 makes of such links

@@ -6,6 +6,7 @@ tokenizer, which lies on the nodes and refuses what is too short for it once mor
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from app.errors import UserError
@@ -26,7 +27,7 @@ def find_calibration(path: Path, hashes: HashStore) -> Source:
     Raises:
         UserError: there is no such file, it is no data, or it has too few words.
     """
-    place = path.expanduser().absolute()
+    place = Path(os.path.expanduser(path)).absolute()
     found = find_data(str(place), "--calibration", hashes)
     _count_words(place)
     return found
@@ -38,7 +39,7 @@ def check_calibration(path: Path, hashes: HashStore) -> int:
     Raises:
         UserError: there is no such file, it is no data, or it has too few words.
     """
-    place = path.expanduser().absolute()
+    place = Path(os.path.expanduser(path)).absolute()
     find_data(str(place), "--calibration", hashes)
     return _count_words(place)
 

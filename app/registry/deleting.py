@@ -45,7 +45,7 @@ def find_place(artifact: ArtifactSnapshot, place: str | None) -> str | None:
     if place is None or place in known:
         return place
     folders = [one.place for one in artifact.copies if one.kind == "folder"]
-    with suppress(OSError):  # links that lead to each other
+    with suppress(OSError):  # it leads nowhere
         path = whole_path(Path(place))
         for one in folders:
             if one == str(path) or is_same_folder(Path(one), path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -130,7 +131,7 @@ def find_folder(services: Services, what: str) -> Path | None:
     Raises:
         UserError: there is such an artifact, but no copy of it on this PC.
     """
-    path = Path(what).expanduser()
+    path = Path(os.path.expanduser(what))
     if "/" in what or path.is_dir():
         return path.absolute()
     name = what.partition(":")[0]

@@ -35,8 +35,6 @@ def expect_free(out: Path) -> Path:
         out = whole_path(out)
     except OSError as error:
         raise UserError(f"{out} leads nowhere: {error.strerror}", _ANOTHER) from error
-    except RuntimeError as error:  # of expanduser: there is no such user
-        raise UserError(f"{out} cannot be found: {error}", _ANOTHER) from error
     try:
         if out.is_dir() and any(out.iterdir()):
             raise UserError(f"{out} is not empty", _NEW)

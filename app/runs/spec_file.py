@@ -178,6 +178,6 @@ def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
 
 def _found(name: str, folder: Path) -> str:
     """Return the absolute path if `name` exists beside the run file, else `name` unchanged."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
     beside = path if path.is_absolute() else folder / path
-    return os.path.normpath(beside) if beside.exists() else name
+    return os.path.normpath(beside) if os.path.exists(beside) else name

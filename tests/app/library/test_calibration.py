@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import UserError
-from app.library.calibration import LEAST_WORDS, find_calibration
+from app.library.calibration import LEAST_WORDS, check_calibration, find_calibration
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
 
@@ -27,3 +27,9 @@ def test_a_script_without_spaces_has_words_all_the_same(services: Services, tmp_
     file.write_text("a" * 1000, encoding="utf-8")
     with pytest.raises(UserError, match=r"poems\.txt has 1 words"):
         find_calibration(file, services.hashes)
+
+
+def test_a_file_of_nobody_is_told(services: Services) -> None:
+    for look in (find_calibration, check_calibration):
+        with pytest.raises(UserError, match="does not exist"):
+            look(Path("~nobody-of-that-name/poems.txt"), services.hashes)

@@ -230,6 +230,11 @@ def test_another_spelling_of_a_place_is_no_other_copy(
             delete(services, made, str(tmp_path / name))
     with pytest.raises(UserError, match="leads nowhere"):
         copy(services, made, str(tmp_path / "loop"))
+    for deed in (copy, delete):
+        with pytest.raises(UserError, match=r"no such user|no copy of poems-merged:1 is in"):
+            deed(services, made, "~nobody-of-that-name/out")
+    with pytest.raises(UserError, match="no such user"):
+        add_folder(services, Path("~nobody-of-that-name/out"))
     copy(services, made, str(tmp_path / "x" / ".." / "two"))
     assert look(services, made).copies[-1].place == str(tmp_path / "two")
 

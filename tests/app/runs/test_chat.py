@@ -231,8 +231,9 @@ def test_what_cannot_be_asked_is_said(services: Services, tmp_path: Path) -> Non
         load(services, str(gguf), of_base=True)
     with pytest.raises(UsageError, match="there is no node zeta"):
         load(services, str(gguf), node="zeta")
-    with pytest.raises(UserError, match="is no artifact"):
-        load(services, str(tmp_path))
+    for nothing in (str(tmp_path), "~nobody-of-that-name/gguf"):
+        with pytest.raises(UserError, match="is no artifact"):
+            load(services, nothing)
     (gguf / "proof.json").write_text("[]")
     with pytest.raises(UserError, match="is no artifact"):
         read_artifact(gguf)

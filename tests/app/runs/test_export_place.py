@@ -15,7 +15,7 @@ from app.runs.export_place import claim_place, expect_free, free_place
         ("full/a", "is a file"),
         ("full/a/out", "a is a file"),
         ("x" * 300, "File name too long"),
-        ("~nobody-of-that-name/out", "cannot be found"),
+        ("~nobody-of-that-name/out", "there is no such user"),
     ],
 )
 def test_what_is_in_use_is_told_and_nothing_is_made(tmp_path, below, words):

@@ -303,3 +303,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except UsageError:
         return
     assert dataclasses.is_dataclass(spec)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/t.jsonl", "t" * 300])
+def test_a_name_that_no_path_can_have_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run.yaml").write_text(f"model: org/name\ndata: {{train: {name}}}\n")
+    assert read_run_file(tmp_path / "run.yaml").data.train == name
