@@ -46,13 +46,13 @@ def find_model(name: str, hashes: HashStore) -> Source:
 def tell_missing_model(name: str) -> str:
     """Return why a name cannot be that of a model, without a look into it; empty: it can.
 
-    A whole path may be that of a folder on the nodes.
+    A whole path may be that of a folder on the nodes, which are Linux whatever this PC is.
     """
     path = Path(os.path.expanduser(name))
     try:
         if path.is_file():
             return _A_FILE
-        if path.is_dir() or (path.is_absolute() and not name.startswith("~")):
+        if path.is_dir() or name.startswith("/"):
             return ""
     except (OSError, ValueError):  # too long, no text for a path
         return _NO_FOLDER

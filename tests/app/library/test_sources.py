@@ -66,6 +66,13 @@ def test_folder_on_the_nodes_is_passed_on(hashes: HashStore) -> None:
     assert find_model("/srv/models/llama", hashes).value == "/srv/models/llama"
 
 
+def test_folder_on_the_nodes_is_passed_on_from_windows(
+    hashes: HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "is_absolute", lambda path: bool(path.drive))  # as there
+    assert find_model("/models/llama", hashes).value == "/models/llama"
+
+
 @pytest.mark.parametrize("name", ["./absent", "~/absent-model", "a/b/c", "two words", "-x", ""])
 def test_name_that_is_no_model(hashes: HashStore, name: str, monkeypatch: pytest.MonkeyPatch,
                                tmp_path: Path) -> None:  # fmt: skip
