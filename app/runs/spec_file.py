@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def parse_run(text: str, source: str = "run file") -> RunSpec:
         UsageError: with every problem found, each with its line.
     """
     data, lines, problems = load_yaml(text, needed="the keys model and data")
+    _restore_off(data)
     if not problems:
         problems = find_problems(data, lines)
     if problems:
@@ -88,6 +90,15 @@ def parse_run(text: str, source: str = "run file") -> RunSpec:
         )
         raise UsageError(listed, "Correct the file; nothing was started.")
     return validate(data)
+
+
+def _restore_off(data: Any) -> None:
+    """Put the word `off` back where it is a value: YAML 1.1 reads it as false."""
+    if not isinstance(data, dict):
+        return
+    for key, hint in typing.get_type_hints(RunSpec).items():
+        if data.get(key) is False and "off" in typing.get_args(hint):
+            data[key] = "off"
 
 
 def format_run(spec: RunSpec) -> str:

@@ -57,6 +57,16 @@ def test_numbers_as_people_write_them(text: str, value: float) -> None:
     assert parse_run(f"{RIGHT}learning_rate: {text}\n").learning_rate == value
 
 
+@pytest.mark.parametrize("value", ["off", "Off", '"off"', "false"])
+def test_off_is_a_word_where_it_is_one_of_the_values(value: str) -> None:
+    spec = parse_run(f"{RIGHT}compile: {value}\nrebalance: off\n")
+    assert (spec.compile, spec.rebalance) == ("off", False)
+    assert parse_run(format_run(spec)) == spec
+    assert problems(f"{RIGHT}compile: on\n") == [
+        "run.yaml, line 3: compile is true; it must be auto or off"
+    ]
+
+
 def test_text_that_looks_like_a_number_stays_a_text() -> None:
     spec = RunSpec(model="1e5", data=DataSpec(train="0e0"), name="12", nodes=("3e-4", "yes"))
     assert parse_run(format_run(spec)) == spec
