@@ -50,10 +50,10 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                _roll_back(self._connection)
                 raise
-            self._connection.execute("COMMIT")
 
     def version_of_data(self) -> int:
         """Return a number that changes whenever another process has written."""
@@ -177,8 +177,14 @@ def _apply(connection: sqlite3.Connection, step: int) -> None:
         _expect_healthy(connection)
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        _roll_back(connection)
         raise
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """End the transaction, unless SQLite has done so itself, as it may on a full disk."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def _back_up(connection: sqlite3.Connection, path: Path) -> None:

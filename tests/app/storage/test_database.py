@@ -160,6 +160,32 @@ def test_write_is_all_or_nothing(path: Path) -> None:
     assert database.read("SELECT * FROM facts WHERE key != 'filled'") == []
 
 
+def test_transaction_that_sqlite_ended_by_itself_hides_no_reason(path: Path) -> None:
+    database = open_database(path)
+
+    def fill_the_disk(connection: sqlite3.Connection) -> None:
+        connection.execute("ROLLBACK")  # as SQLite does where a page could not be written
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(UserError, match="disk is full"), database.write() as connection:
+        fill_the_disk(connection)
+
+
+def test_commit_that_fails_leaves_no_transaction_open(path: Path) -> None:
+    database = open_database(path)
+    reader = sqlite3.connect(path)
+    database._connection.execute("PRAGMA busy_timeout = 1")
+    database._connection.execute("PRAGMA journal_mode = delete")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM facts").fetchone()
+    with pytest.raises(UserError, match="locked"), database.write() as connection:
+        connection.execute("INSERT INTO facts VALUES ('late', 'x')")
+    reader.close()
+    with database.write() as connection:
+        connection.execute("INSERT INTO facts VALUES ('later', 'x')")
+    assert database.read("SELECT key FROM facts WHERE key LIKE 'late%'") == [("later",)]
+
+
 def test_two_processes_write_at_once_and_lose_nothing(path: Path) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(path), name, "40"])
