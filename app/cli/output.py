@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, TextIO
 
 _GAP = "  "
+_WIPE = "\r\x1b[K"
 
 
 class Output:
@@ -66,6 +68,15 @@ class Output:
     @property
     def is_terminal(self) -> bool:
         return not self.as_json and self._out.isatty()
+
+    def bar(self, text: str) -> None:
+        """Show a line that the next one replaces, cut to the terminal: a wrapped one stays."""
+        columns = shutil.get_terminal_size().columns
+        self.raw(f"{_WIPE}{text[: columns - 1]}".encode())
+
+    def wipe(self) -> None:
+        """Take away the line that `bar` has shown."""
+        self.raw(_WIPE.encode())
 
     def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)

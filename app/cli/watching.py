@@ -71,8 +71,7 @@ class Watching:
         if run.step is None or run.total_steps is None or self._out.as_json:
             return
         if self._out.is_terminal:
-            self._wipe()
-            self._out.raw(progress_text(run).encode())
+            self._out.bar(progress_text(run))
             self._bar_shown = True
         elif time.monotonic() - self._printed_s >= PLAIN_EVERY_S:
             self._printed_s = time.monotonic()
@@ -80,7 +79,7 @@ class Watching:
 
     def _wipe(self) -> None:
         if self._bar_shown:
-            self._out.raw(b"\r\x1b[K")
+            self._out.wipe()
             self._bar_shown = False
 
 

@@ -15,8 +15,10 @@ import pytest
 from app.cli import nodes, preview, runs
 from app.cli.main import build_parser, run
 from app.cli.output import Output
+from app.cli.watching import Watching
 from app.data_words import spell_out
 from app.errors import UsageError
+from app.events import RunChanged
 from app.library.recipes import list_recipes
 from app.registry.node_tokens import NodeToken
 from app.runs.spec_file import parse_run
@@ -394,3 +396,18 @@ def test_settings_are_listed_and_changed(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["settings", "set", "colour", "pink"]) == 2
     for key, value in (("notify_hot", "on"), ("lost_after_s", "15")):
         assert run(["settings", "set", key, value]) == 0
+
+
+def test_the_bar_of_a_run_is_no_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "30")
+    screen = Terminal()
+    snapshot = replace(make_run("r-1", "r", "running"), step=3, total_steps=1200, loss=2.5)
+    core = FakeCore(run_map={"r-1": snapshot})
+    with Watching(core, Output(False, screen), "r-1"):  # type: ignore[arg-type]
+        core.events.publish(RunChanged(run=snapshot))
+    shown = [piece for piece in screen.getvalue().split("\r\x1b[K") if piece]
+    assert [(len(piece), piece[:14]) for piece in shown] == [(29, "step 3 of 1200")]
