@@ -80,7 +80,10 @@ def with_core(handler: CoreHandler) -> Handler:
     def run(args: argparse.Namespace, out: Output) -> int:
         import asyncio  # 50 ms that --help does not need
 
-        return asyncio.run(_run_with_core(handler, args, out))
+        try:
+            return asyncio.run(_run_with_core(handler, args, out))
+        except asyncio.CancelledError:  # by a listener whose reader has gone, and nothing else
+            raise BrokenPipeError from None
 
     return run
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from app.cli.output import Output
+from app.cli.watching import while_read
 from app.errors import UserError
 from app.events import Event, LogArrived
 
@@ -64,7 +65,7 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
     for file in core.logs(run.run_id, rank, run.attempt):
         for offset, data in await asyncio.to_thread(list, file.pieces()):
             show(file.attempt, file.path.name, offset, data)
-    with core.events.listening(take):
+    with core.events.listening(while_read(take)):
         await core.watch_run(run.run_id)
     for file in core.logs(run.run_id, rank, run.attempt):
         for offset, data in await asyncio.to_thread(list, file.pieces()):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
 from app.cli.output import Output, plain
-from app.events import Event, RunChanged, RunHappened, RunSnapshot, StepsArrived
+from app.events import Event, Listener, RunChanged, RunHappened, RunSnapshot, StepsArrived
 from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
@@ -26,6 +27,28 @@ def end_text(run: RunSnapshot) -> str:
     return "\n".join(lines)
 
 
+def while_read(listener: Listener) -> Listener:
+    """Return a listener that breaks this command off once nobody reads what it prints.
+
+    Raised here, that would come out of the task which watches the run, as a mistake of ours.
+    """
+    command = asyncio.current_task()
+    assert command is not None
+    gone = False
+
+    def take(event: Event) -> None:
+        nonlocal gone
+        if gone:
+            return
+        try:
+            listener(event)
+        except BrokenPipeError:
+            gone = True
+            command.cancel()
+
+    return take
+
+
 class Watching:
     """Prints, inside its block, what a person wants to read of one run's events."""
 
@@ -36,7 +59,7 @@ class Watching:
         self._out = out
         self._printed_s = 0.0
         self._bar_shown = False
-        self._listening = core.events.listening(self._take)
+        self._listening = core.events.listening(while_read(self._take))
 
     def __enter__(self) -> Watching:
         self._listening.__enter__()

@@ -407,7 +407,31 @@ def test_the_bar_of_a_run_is_no_wider_than_the_terminal(monkeypatch: pytest.Monk
     screen = Terminal()
     snapshot = replace(make_run("r-1", "r", "running"), step=3, total_steps=1200, loss=2.5)
     core = FakeCore(run_map={"r-1": snapshot})
-    with Watching(core, Output(False, screen), "r-1"):  # type: ignore[arg-type]
-        core.events.publish(RunChanged(run=snapshot))
+
+    async def watch() -> None:
+        with Watching(core, Output(False, screen), "r-1"):  # type: ignore[arg-type]
+            core.events.publish(RunChanged(run=snapshot))
+
+    asyncio.run(watch())
     shown = [piece for piece in screen.getvalue().split("\r\x1b[K") if piece]
     assert [(len(piece), piece[:14]) for piece in shown] == [(29, "step 3 of 1200")]
+
+
+def test_watching_that_nobody_reads_is_broken_off_and_fails_no_watcher() -> None:
+    class Unread(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    snapshot = replace(make_run("r-1", "r", "running"), step=3, total_steps=1200, loss=2.5)
+    core = FakeCore(run_map={"r-1": snapshot})
+
+    async def publish() -> None:
+        core.events.publish(RunChanged(run=snapshot))
+
+    async def watch() -> None:
+        with Watching(core, Output(False, Unread()), "r-1"):  # type: ignore[arg-type]
+            await asyncio.create_task(publish())
+            await asyncio.sleep(60)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(watch())
