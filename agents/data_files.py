@@ -125,15 +125,18 @@ def find_kind(path: Path) -> str:
     return kind
 
 
-def find_line_end(path: Path) -> str:
-    r"""Return what ends a line of a file, as `open` wants it.
+def find_line_end(path: Path, kind: str) -> str:
+    r"""Return what ends a line of a file of a kind, as `open` wants it.
 
-    \n alone, as U+2028 and its like, and even \r, may stand in a text; any of \n, \r\n and \r ("")
-    where the file begins with a MiB that has only the latter, as those of old Macs do.
+    Python's csv finds the ends itself (""), and JSON has none that matter. Of the others \n alone,
+    as U+2028 and its like, and even \r, may stand in a text; any of \n, \r\n and \r ("") where the
+    file begins with a MiB that has only the latter, as those of old Macs do.
 
     Raises:
         OSError: it cannot be read.
     """
+    if kind in ("csv", "json"):
+        return "" if kind == "csv" else "\n"
     with path.open("rb") as file:
         start = file.read(_LINE_END_BYTES)
     return "" if b"\r" in start and b"\n" not in start else "\n"

@@ -137,8 +137,7 @@ def check_form(*paths: Path) -> None:
 
 
 def _count_rows(path: Path, kind: str, count: _Count) -> None:
-    ends = {"csv": "", "json": "\n"}
-    with _open(path, newline=ends[kind] if kind in ends else find_line_end(path)) as file:
+    with _open(path, newline=find_line_end(path, kind)) as file:
         if kind == "csv":
             _check_table(path, file, count)
         elif kind == "text":

@@ -56,8 +56,7 @@ def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
         if kind == "parquet":
             yield from _read_parquet(path, reading)
             return
-        end = "\n" if kind == "json" else find_line_end(path)
-        with _open(path, reading, newline=end) as file:
+        with _open(path, reading, newline=find_line_end(path, kind)) as file:
             if kind == "jsonl":
                 yield from _read_json_lines(file)
             elif kind == "json":
