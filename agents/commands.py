@@ -36,19 +36,19 @@ def run_command(argv: list[str]) -> int:
 
 
 def _serve(nonce: str) -> int:
-    from agents.greeting import greet
+    from agents.serve.handshake import greet
 
     greeted = greet(nonce)
     if greeted is None:
         return 1
-    from agents.server import serve
+    from agents.serve.server import serve
 
     serve(*greeted)
     return 0
 
 
 def _transfer(command: str, path: str) -> int:
-    from agents import files
+    from agents.node import files
 
     try:
         home = open_home()

@@ -253,3 +253,18 @@ def boot_id() -> str:
             return file.read().decode("ascii").strip()
     except OSError:
         return ""
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def tells_full_disk(error: BaseException) -> bool:
+    """Tell whether an error of the system, or of safetensors, means that the disk is full."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agents.artifacts import Origin
-from agents.protocol import FileEntry
+from agents.contract.artifacts import Origin
+from agents.contract.run import FileEntry
 from app.text import count_of, show_list
 
 CopyKind = Literal["folder", "node", "hub"]
@@ -66,7 +66,7 @@ class ArtifactSnapshot:
     name: str
     version: int
     format: str
-    """One of `agents.artifacts.FORMATS`."""
+    """One of `agents.contract.formats.FORMATS`."""
     types: tuple[str, ...] = ()
     origin: Origin | None = None
     """None: it was made elsewhere, and says nothing of it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.artifacts import ChatAnswer, ChatOpened
+from agents.contract.artifacts import ChatAnswer, ChatOpened
 from app.text import show_duration
 
 MOST_PROMPTS = 100
@@ -63,7 +63,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class AnswerComparison:
     """What several models answered to the same prompts."""
 
     time_s: float
@@ -94,7 +94,7 @@ def describe_answer(found: ChatAnswer) -> str:
     return f"{speed}first after {show_duration(found.first_token_s)}, {tokens}{ended}"
 
 
-def to_markdown(project: Project, found: Comparison) -> str:
+def to_markdown(project: Project, found: AnswerComparison) -> str:
     """Return a comparison as a document to keep or send."""
     lines = [f"# Answers of {len(found.models)} models", ""]
     lines += [f"- Base: `{project.base}`", f"- Data: `{project.data}`"]

@@ -21,14 +21,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from app.core import Core
+from app.core.core import Core
 from app.errors import HostKeyUnknown, UserError
-from app.events import Certificate, Event, RunChanged, RunSnapshot
-from app.nodes.loopback import LoopbackNode, power_cut
-from app.nodes.loopback_site import LoopbackSite
-from app.planning.words import describe_plan, describe_step
-from app.runs.run import ACTIVE_STATES
-from app.telling import describe_certificate
+from app.events import ACTIVE_STATES, Certificate, Event, RunChanged, RunSnapshot
+from app.nodes.transport.loopback import LoopbackNode, power_cut
+from app.nodes.transport.loopback_site import LoopbackSite
+from app.presentation.plan_text import describe_plan, describe_step
+from app.presentation.result_text import describe_certificate
 from app.text import count_of, show_list, show_loss, show_share
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -54,7 +53,7 @@ class Story:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """What the story came to."""
 
     run_id: str
@@ -117,7 +116,7 @@ class Demo:
         """End every process of every node of the demo. Blocks for a moment."""
         self._site.close()
 
-    async def tell(self, core: Core, report: Report) -> Outcome:
+    async def tell(self, core: Core, report: Report) -> DemoOutcome:
         """Tell the story from its beginning to its end.
 
         Raises:
@@ -140,7 +139,7 @@ class Demo:
 
     # ------------------------------------------------------------ the story
 
-    async def _tell(self, core: Core) -> Outcome:
+    async def _tell(self, core: Core) -> DemoOutcome:
         self._next(f"{len(self._names)} SSH servers on loopback, each with a home of its own")
         await self._site.start()
         self._next("their fingerprints are compared and confirmed")
@@ -160,7 +159,7 @@ class Demo:
         before, after = await self._ask(made.path)
         self._say("done", f"{after}")
         run = await core.run(run_id)
-        return Outcome(
+        return DemoOutcome(
             run_id=run_id,
             first_loss=run.first_loss or 0.0,
             loss=run.loss or 0.0,

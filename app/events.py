@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agents.protocol import AttemptStatus, CheckpointInfo, NodeFacts, RankPlacement, Sample
-from agents.spec import RunSpec
+from agents.contract.node import NodeFacts, Sample
+from agents.contract.run import AttemptStatus, CheckpointInfo, RankPlacement
+from agents.contract.spec import RunSpec
 from app.artifact import Verdict
 
 NodeState = Literal["connecting", "online", "unreachable", "refused"]
@@ -391,3 +392,12 @@ __all__ = [
     "TraceRow",
     "TransportKind",
 ]
+
+
+Severity = Literal["info", "warning", "error"]
+
+
+ACTIVE_STATES: frozenset[RunState] = frozenset({"created", "launching", "running", "stopping"})
+
+
+RESUMABLE_STATES: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed"})

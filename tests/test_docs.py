@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

@@ -25,11 +25,7 @@ TORCH = (
     "cudnn",
 )  # fmt: skip
 TORCH_FOLDERS = ("agents.trainer", "agents.quantizers")
-SHARED_WITH_APP = (
-    *("agents.protocol", "agents.spec", "agents.wire", "agents.logcap", "agents.cards"),
-    *("agents.artifacts", "agents.data_files", "agents.hub", "agents.layer_plan"),
-    "agents.model_config",
-)
+SHARED_WITH_APP = ("agents.contract",)
 INPUT_OUTPUT = (
     *("asyncio", "socket", "selectors", "ssl", "subprocess", "multiprocessing", "signal"),
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "fcntl", "mmap", "sqlite3", "asyncssh"),
@@ -55,7 +51,7 @@ class Import:
     path: str
     line: int
     module: str
-    """The module that imports, such as `app.runs.launch`."""
+    """The module that imports, such as `app.runs.lifecycle.launch`."""
     name: str
 
 
@@ -122,7 +118,7 @@ def third_party_in_agent(found: Import) -> bool:
 
 RULES: dict[str, Callable[[Path, Import], bool]] = {
     "agents never imports app": lambda _, i: within(i.module, "agents") and within(i.name, "app"),
-    "app imports from agents only protocol, spec, wire, logcap and cards": lambda _, i: (
+    "app imports from agents only the contract": lambda _, i: (
         within(i.module, "app")
         and within(i.name, "agents")
         and not within(i.name, *SHARED_WITH_APP)
@@ -281,22 +277,27 @@ def test_no_file_names_a_path_of_this_machine() -> None:
 
 
 SAMPLES = [
-    ("agents never imports app", "agents/server.py", "def f():\n    from app import errors\n", 2),
     (
-        "app imports from agents only protocol, spec, wire, logcap and cards",
-        "app/core.py",
+        "agents never imports app",
+        "agents/serve/server.py",
+        "def f():\n    from app import errors\n",
+        2,
+    ),
+    (
+        "app imports from agents only the contract",
+        "app/core/core.py",
         "import agents\n",
         1,
     ),
     (
-        "app imports from agents only protocol, spec, wire, logcap and cards",
+        "app imports from agents only the contract",
         "app/nodes/bootstrap.py",
-        "from agents import protocol, server\n",
+        "from agents import contract, server\n",
         1,
     ),
     (
         "only app/gui imports Qt",
-        "app/runs/launch.py",
+        "app/runs/lifecycle/launch.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from PySide6.QtCore import Qt\n",
         3,
     ),
@@ -306,11 +307,11 @@ SAMPLES = [
         "import importlib\nimportlib.import_module('pyqtgraph')\n",
         2,
     ),
-    ("only app/nodes imports asyncssh", "app/runs/watch.py", "import asyncssh.misc\n", 1),
-    ("only app/storage imports sqlite3", "app/core.py", "x = __import__('sqlite3')\n", 1),
+    ("only app/nodes imports asyncssh", "app/runs/lifecycle/watch.py", "import asyncssh.misc\n", 1),
+    ("only app/storage imports sqlite3", "app/core/core.py", "x = __import__('sqlite3')\n", 1),
     (
         "only agents/trainer and agents/quantizers import torch",
-        "app/planning/memory.py",
+        "app/planning/memory/forecast.py",
         "import torch.nn as nn\n",
         1,
     ),
@@ -323,7 +324,7 @@ SAMPLES = [
     (
         "the rest of agents does not import the trainer or the quantizers",
         "agents/handlers.py",
-        "def f():\n    from agents.trainer.checkpoint import read\n",
+        "def f():\n    from agents.trainer.checkpoint.folder import read\n",
         2,
     ),
     (
@@ -334,7 +335,7 @@ SAMPLES = [
     ),
     (
         "arrows point leftwards: domain <- services <- core <- gui, cli",
-        "app/runs/resume.py",
+        "app/runs/lifecycle/resume.py",
         "from .. import core\n",
         1,
     ),
@@ -366,14 +367,30 @@ def test_each_rule_names_a_sample_that_breaks_it(
 
 
 def test_allowed_imports_break_no_rule(tmp_path: Path) -> None:
-    write(tmp_path, "app/gui/bridge.py", "from PySide6 import QtCore\nfrom app import core\n")
-    write(tmp_path, "app/nodes/connection.py", "import asyncssh\nfrom agents.wire import to_wire\n")
+    write(
+        tmp_path, "app/gui/session/bridge.py", "from PySide6 import QtCore\nfrom app import core\n"
+    )
+    write(
+        tmp_path,
+        "app/nodes/transport/connection.py",
+        "import asyncssh\nfrom agents.contract.wire import to_wire\n",
+    )
     write(tmp_path, "app/storage/database.py", "import sqlite3\nfrom app.errors import UserError\n")
-    write(tmp_path, "app/core.py", "from app.runs import run\nfrom agents.protocol import Hello\n")
+    write(
+        tmp_path,
+        "app/core/core.py",
+        "from app.runs import run\nfrom agents.contract.messages import Hello\n",
+    )
     write(tmp_path, "app/runs/run.py", "from app import events\nfrom . import launch\n")
-    write(tmp_path, "app/planning/plan.py", "import math\nfrom agents.spec import RunSpec\n")
+    write(
+        tmp_path, "app/planning/plan.py", "import math\nfrom agents.contract.spec import RunSpec\n"
+    )
     write(tmp_path, "agents/trainer/loop.py", "import torch\nimport safetensors.torch\n")
-    write(tmp_path, "agents/telemetry/gpu.py", "import pynvml\nfrom agents.protocol import Hello\n")
+    write(
+        tmp_path,
+        "agents/telemetry/gpu.py",
+        "import pynvml\nfrom agents.contract.messages import Hello\n",
+    )
 
     assert {rule: violations(tmp_path, rule) for rule in RULES} == {rule: [] for rule in RULES}
 
@@ -393,8 +410,8 @@ def test_open_in_pure_code_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_newer_python_in_agents_is_found(tmp_path: Path, text: str) -> None:
-    write(tmp_path, "agents/files.py", text)
-    assert [line.split()[0] for line in newer_python(tmp_path)] == ["agents/files.py:3"]
+    write(tmp_path, "agents/node/files.py", text)
+    assert [line.split()[0] for line in newer_python(tmp_path)] == ["agents/node/files.py:3"]
 
 
 def test_no_class_of_the_window_is_long():

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agents.artifacts import ChatJob, ChatTurn
+from agents.contract.artifacts import ChatJob, ChatTurn
+from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import UserError
-from agents.quantizers.answering import Speaker, load_speaker
-from agents.quantizers.work import Progress, locate, read_plain, run_job
-from agents.wire import WireError, from_wire, to_wire
+from agents.quantizers.generation import Speaker, load_speaker
+from agents.quantizers.job.job import JobProgress, locate, read_plain, run_job
 
 
 class Inbox:
@@ -53,7 +53,7 @@ class Inbox:
             self.stopped.set()
 
 
-def converse(speaker: Speaker, inbox: Inbox, idle_s: float, progress: Progress) -> None:
+def converse(speaker: Speaker, inbox: Inbox, idle_s: float, progress: JobProgress) -> None:
     """Answer turn after turn, until none comes for long."""
     while (turn := inbox.next(idle_s)) is not None:
         try:
@@ -85,7 +85,7 @@ def read_job(path: Path) -> tuple[ChatJob, str]:
 def main(argv: list[str]) -> NoReturn:
     """Hold one conversation and end this process: llama.cpp's threads do not always end."""
 
-    def work(path: Path, progress: Progress) -> None:
+    def work(path: Path, progress: JobProgress) -> None:
         job, device = read_job(path)
         inbox = Inbox()
         speaker = load_speaker(job, device)

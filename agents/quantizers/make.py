@@ -14,15 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import PROOF_FILE, MakeJob
+from agents.contract.artifacts import PROOF_FILE, MakeJob
+from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import UserError
-from agents.quantizers import calibrated
-from agents.quantizers.card import write_card
-from agents.quantizers.compare import ModelPredictor
-from agents.quantizers.gguf import write_files
-from agents.quantizers.llama_cpp import LlamaCpp, name_runtime
-from agents.quantizers.meter import Phase, weigh_folder
-from agents.quantizers.models import (
+from agents.quantizers.formats import calibrated
+from agents.quantizers.formats.gguf import write_files
+from agents.quantizers.inference.llama_cpp import LlamaCpp, name_runtime
+from agents.quantizers.inference.models import (
     ANSWER_TOKENS,
     continue_prompts,
     load_model,
@@ -31,17 +29,8 @@ from agents.quantizers.models import (
     weigh,
     widen,
 )
-from agents.quantizers.original import Original, answers_at_once, look_at_original, recall
-from agents.quantizers.proof import Proof, find_lost_tokens, share_of_same_tokens
-from agents.quantizers.reuse import (
-    LINEAGE_FILE,
-    MOST_REFERENCE_BYTES,
-    find_reference,
-    using,
-)
-from agents.quantizers.texts import MOST_TOKENS, Texts, read_texts
-from agents.quantizers.work import (
-    Progress,
+from agents.quantizers.job.job import (
+    JobProgress,
     appearing,
     copy_companions,
     locate,
@@ -49,9 +38,20 @@ from agents.quantizers.work import (
     read_plain,
     run_job,
 )
+from agents.quantizers.job.meter import Phase, weigh_folder
+from agents.quantizers.job.reuse import LINEAGE_FILE, MOST_REFERENCE_BYTES, find_reference, using
+from agents.quantizers.job.texts import MOST_TOKENS, Texts, read_texts
+from agents.quantizers.proof.card import write_card
+from agents.quantizers.proof.compare import ModelPredictor
+from agents.quantizers.proof.reference_model import (
+    Original,
+    answers_at_once,
+    look_at_original,
+    recall,
+)
+from agents.quantizers.proof.verdict import Proof, find_lost_tokens, share_of_same_tokens
 from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
-from agents.wire import WireError, from_wire, to_wire
 
 _LLAMA_CPP_ROWS, _FEWEST_ROWS = 12, 2
 _LLAMA_CPP_BYTES = 1 << 30
@@ -59,7 +59,7 @@ _LLAMA_CPP_BYTES = 1 << 30
 after the other, which takes as long as reading all weights."""
 
 
-def make(job: MakeJob, home: Path, progress: Progress) -> None:
+def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
     """Do the job.
 
     Raises:
@@ -80,7 +80,7 @@ def make(job: MakeJob, home: Path, progress: Progress) -> None:
 
 
 def _make_folder(
-    job: MakeJob, model: Path, destination: Path, home: Path, progress: Progress
+    job: MakeJob, model: Path, destination: Path, home: Path, progress: JobProgress
 ) -> list[Proof]:
     progress.begin("texts", "Reading the texts to judge by", partial_of(destination))
     tokenizer, _ = load_tokenizer(model)
@@ -99,7 +99,7 @@ def _make(
     folder: Path,
     texts: Texts,
     tokenizer: Any,
-    progress: Progress,
+    progress: JobProgress,
 ) -> list[Proof]:
     rows = texts.held_out if job.method != "gguf" else texts.held_out[: count_rows(weigh(model))]
     place, stays = find_reference(model, rows, folder)
@@ -143,10 +143,10 @@ def count_rows(size_bytes: int) -> int:
 
 
 def _quantize(
-    job: MakeJob, model: Path, folder: Path, texts: Texts, tokenizer: Any, progress: Progress
+    job: MakeJob, model: Path, folder: Path, texts: Texts, tokenizer: Any, progress: JobProgress
 ) -> None:
     """Write a model that Transformers loads."""
-    from agents.quantizers import nf4
+    from agents.quantizers.formats import nf4
 
     progress.begin("quantize", f"Quantizing to {_name(job)}")
     if job.method == "nf4":
@@ -160,7 +160,7 @@ def _name(job: MakeJob) -> str:
     return " ".join((job.method, *job.types))
 
 
-def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progress) -> Proof:
+def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: JobProgress) -> Proof:
     progress.begin("proof", "Loading the result in Transformers and measuring it")
     times = None
     if job.method == "nf4" and job.device == "cpu":  # its layers keep what they have computed with
@@ -181,7 +181,7 @@ def _prove_folder(job: MakeJob, folder: Path, first: Original, progress: Progres
 
 
 def _prove_gguf(
-    kind: str, path: Path, first: Original, tokenizer: Any, progress: Progress
+    kind: str, path: Path, first: Original, tokenizer: Any, progress: JobProgress
 ) -> Proof:
     progress.begin("proof", f"Loading {kind} in llama.cpp and measuring it")
     longest = max(map(len, first.rows)) + ANSWER_TOKENS

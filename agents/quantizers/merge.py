@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import UserError
-from agents.quantizers.meter import Phase
-from agents.quantizers.reuse import LINEAGE_FILE, is_merged, make_room, name_merge, weigh_files
-from agents.quantizers.work import (
-    Progress,
+from agents.quantizers.job.job import (
+    JobProgress,
     appearing,
     copy_companions,
     locate,
@@ -29,16 +27,18 @@ from agents.quantizers.work import (
     read_plain,
     run_job,
 )
-from agents.trainer.checkpoint import Checkpoint, read_checkpoint
+from agents.quantizers.job.meter import Phase
+from agents.quantizers.job.reuse import LINEAGE_FILE, is_merged, make_room, name_merge, weigh_files
+from agents.trainer.checkpoint.fingerprint import hash_model
+from agents.trainer.checkpoint.folder import Checkpoint, read_checkpoint
 from agents.trainer.data.hub import find_model
-from agents.trainer.fingerprint import hash_model
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 _SHARD_SIZE = "5GB"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class MergeInputs:
     """What `JOB.json` says."""
 
     model: str
@@ -49,7 +49,7 @@ class Job:
     """Where hashes of big files are remembered; None: nowhere."""
 
 
-def read_job(path: Path) -> Job:
+def read_job(path: Path) -> MergeInputs:
     """Read the job file. Relative paths start at the agent's home.
 
     Raises:
@@ -60,7 +60,7 @@ def read_job(path: Path) -> Job:
         checkpoint = plain.get("checkpoint")
         if checkpoint is None:
             checkpoint = f"runs/{plain['run_id']}/checkpoints/step-{plain['step']:08d}"
-        return Job(
+        return MergeInputs(
             model=locate(home, plain["model_path"]),
             checkpoint=home / checkpoint,
             destination=home / plain["destination"],
@@ -70,7 +70,7 @@ def read_job(path: Path) -> Job:
         raise UserError(f"{path} is not a merge job: {error!r}.", "Export the run again") from error
 
 
-def merge(job: Job, progress: Progress) -> None:
+def merge(job: MergeInputs, progress: JobProgress) -> None:
     """Do the job.
 
     Raises:
@@ -83,7 +83,7 @@ def merge(job: Job, progress: Progress) -> None:
     progress.tell(f"The merged model is in {job.destination}", path=str(job.destination))
 
 
-def _merge(job: Job, progress: Progress) -> None:
+def _merge(job: MergeInputs, progress: JobProgress) -> None:
     progress.begin(
         "check", "Checking the checkpoint and the base model", partial_of(job.destination)
     )
@@ -119,7 +119,7 @@ def _refuse_other_model(checkpoint: Checkpoint, base: Path, hashes: Path | None)
         )
 
 
-def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: JobProgress) -> None:
     progress.begin("load", "Loading PyTorch and the base model")
     import torch
     from transformers import AutoModelForCausalLM
@@ -139,7 +139,7 @@ def _write_model(base: Path, checkpoint: Checkpoint, folder: Path, progress: Pro
     model.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
 
 
-def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: Progress) -> Any:
+def _merge_adapter(model: Any, checkpoint: Checkpoint, progress: JobProgress) -> Any:
     """Return the base model with every adapted weight replaced."""
     from peft import PeftModel
     from peft.tuners.lora import LoraLayer
@@ -203,8 +203,8 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
     Raises:
         UserError: they are not finite.
     """
-    from agents.trainer.shards import find_shards, read_shards
-    from agents.trainer.snapshot import FULL_STEM
+    from agents.trainer.checkpoint.sharded_files import find_shards, read_shards
+    from agents.trainer.checkpoint.state import FULL_STEM
 
     parameters = dict(model.named_parameters())
     for name, value in read_shards(find_shards(checkpoint.path, FULL_STEM)):

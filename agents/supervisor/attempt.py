@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from agents.contract.run import AttemptIntent, AttemptState, AttemptStatus, RankStatus
+from agents.contract.wire import WireError, from_wire
 from agents.errors import UserError
-from agents.protocol import AttemptIntent, AttemptState, AttemptStatus, RankStatus
 from agents.state import SAFE_NAME, Home, Identity, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
-from agents.wire import WireError, from_wire
 
 STREAM_NAME = re.compile(
     r"supervisor\.jsonl\Z|rank-\d{1,5}\.(jsonl|log)\Z|trace-\d{8,12}-rank-\d{1,5}\.json\.gz\Z"
@@ -30,7 +30,7 @@ STATES = ("stopped", "done", "failed")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptFolder:
     """One attempt's folder on this node."""
 
     home: Home
@@ -65,17 +65,17 @@ class Attempt:
             raise UserError(f"This node has no attempt {self.number} of run {self.run_id}.")
 
 
-def find_attempts(home: Home) -> list[Attempt]:
+def find_attempts(home: Home) -> list[AttemptFolder]:
     """Return every attempt on this node, by run and number."""
     found = []
     for path in home.runs.glob("*/attempts/*/intent.json"):
         number, run_id = path.parent.name, path.parents[2].name
         if number.isdigit() and SAFE_NAME.match(run_id):
-            found.append(Attempt(home, run_id, int(number)))
+            found.append(AttemptFolder(home, run_id, int(number)))
     return sorted(found, key=lambda attempt: (attempt.run_id, attempt.number))
 
 
-def read_status(attempt: Attempt, tagged: Tagged | None = None) -> AttemptStatus:
+def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> AttemptStatus:
     """Return the attempt as its files and processes tell it now.
 
     `tagged` is a look at all tagged processes, for who asks about many attempts.
@@ -108,7 +108,7 @@ def read_status(attempt: Attempt, tagged: Tagged | None = None) -> AttemptStatus
     return replace(status, spec=intent.spec, all_ranks=intent.ranks) if intent else status
 
 
-def is_over(attempt: Attempt) -> bool:
+def is_over(attempt: AttemptFolder) -> bool:
     """Tell whether the attempt has ended or was lost, reading as little as possible."""
     if attempt.file("exit.json").exists():
         return True
@@ -117,7 +117,7 @@ def is_over(attempt: Attempt) -> bool:
 
 
 def _judge(
-    attempt: Attempt, supervisor: Identity | None, ended: dict[str, Any] | None
+    attempt: AttemptFolder, supervisor: Identity | None, ended: dict[str, Any] | None
 ) -> tuple[AttemptState, str, str]:
     if ended is not None:
         state = ended.get("state")
@@ -138,7 +138,7 @@ def _judge(
     )
 
 
-def _is_launching(attempt: Attempt) -> bool:
+def _is_launching(attempt: AttemptFolder) -> bool:
     """Tell whether a server is between writing the intent and seeing the supervisor start."""
     try:
         lock = os.open(attempt.home.run(attempt.run_id) / "launch.lock", os.O_RDONLY)
@@ -154,7 +154,7 @@ def _is_launching(attempt: Attempt) -> bool:
 
 
 def _read_ranks(
-    attempt: Attempt, started: dict[str, Any], ended: dict[str, Any] | None, state: str
+    attempt: AttemptFolder, started: dict[str, Any], ended: dict[str, Any] | None, state: str
 ) -> tuple[RankStatus, ...]:
     rows = (ended or {}).get("ranks") or started.get("ranks") or []
     codes = {} if ended else _read_exit_codes(attempt.file("supervisor.jsonl"))
@@ -163,7 +163,7 @@ def _read_ranks(
 
 
 def _read_rank(
-    attempt: Attempt, row: dict[str, Any], codes: dict[int, int], alive: bool
+    attempt: AttemptFolder, row: dict[str, Any], codes: dict[int, int], alive: bool
 ) -> RankStatus:
     rank = int(row["rank"])
     beat = read_json(attempt.file(f"rank-{rank}.heartbeat")) or {}

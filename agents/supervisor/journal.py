@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Journal:
+class AttemptJournal:
     """One append-only file; each line is one write."""
 
     def __init__(self, path: Path) -> None:

@@ -14,14 +14,14 @@ import subprocess
 import time
 from pathlib import Path
 
+from agents.contract.run import AttemptIntent, AttemptStatus
+from agents.contract.wire import to_wire
 from agents.errors import UserError, explain_os_error
-from agents.protocol import AttemptIntent, AttemptStatus
 from agents.state import Home, agent_command, archive_path, locked, require_name, write_json
-from agents.supervisor.attempt import Attempt, read_status
+from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.fence import raise_fence, read_fence
 from agents.supervisor.leases import lease_devices, release
 from agents.supervisor.sweep import find_processes
-from agents.wire import to_wire
 
 START_TIMEOUT_S = 30.0
 LOCK_TIMEOUT_S = 40.0
@@ -35,7 +35,7 @@ def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
     """
     require_name(intent.run_id, "The run id")
     _check(home, intent)
-    attempt = Attempt(home, intent.run_id, intent.attempt)
+    attempt = AttemptFolder(home, intent.run_id, intent.attempt)
     run = home.run(intent.run_id)
     is_new = not run.exists()
     try:
@@ -47,7 +47,7 @@ def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
     return read_status(attempt)
 
 
-def _launch_locked(attempt: Attempt, intent: AttemptIntent) -> None:
+def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     run = attempt.home.run(intent.run_id)
     try:
         run.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def _check(home: Home, intent: AttemptIntent) -> None:
             raise UserError(f"Node {node} has no checkpoint of step {intent.resume_step}: {folder}")
 
 
-def _refuse_older(attempt: Attempt, intent: AttemptIntent) -> None:
+def _refuse_older(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     newest = read_fence(attempt.home, intent.run_id)
     if intent.attempt < newest:
         raise UserError(
@@ -101,7 +101,7 @@ def _refuse_older(attempt: Attempt, intent: AttemptIntent) -> None:
         )
 
 
-def _write_intent(attempt: Attempt, intent: AttemptIntent) -> None:
+def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     raise_fence(attempt.home, attempt.run_id, attempt.number)
     is_new = not attempt.folder.exists()
     try:
@@ -115,7 +115,7 @@ def _write_intent(attempt: Attempt, intent: AttemptIntent) -> None:
         raise
 
 
-def _start_supervisor(attempt: Attempt, held: list[int]) -> None:
+def _start_supervisor(attempt: AttemptFolder, held: list[int]) -> None:
     """Start `supervise`; it forks once more and its first process ends at once."""
     command = [*agent_command(), "supervise", str(attempt.folder), ",".join(map(str, held))]
     try:
@@ -135,7 +135,7 @@ def _start_supervisor(attempt: Attempt, held: list[int]) -> None:
     process.wait()
 
 
-def supervisor_environ(attempt: Attempt) -> dict[str, str]:
+def supervisor_environ(attempt: AttemptFolder) -> dict[str, str]:
     """Return the server's environment with the attempt's tag in it."""
     return {
         **os.environ,
@@ -145,7 +145,7 @@ def supervisor_environ(attempt: Attempt) -> dict[str, str]:
     }
 
 
-def _wait_for_start(attempt: Attempt) -> None:
+def _wait_for_start(attempt: AttemptFolder) -> None:
     """Wait until the supervisor has told about itself or has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.protocol import AttemptIntent, RankPlacement
+from agents.contract.run import AttemptIntent, RankPlacement
 from agents.state import archive_path, read_json
-from agents.supervisor.attempt import Attempt, read_journal
+from agents.supervisor.attempt import AttemptFolder, read_journal
 
 LOG_TAIL_BYTES = 8192
 LOG_LINE_CHARACTERS = 400
@@ -83,7 +83,9 @@ class RankProcess:
         }
 
 
-def start_rank(attempt: Attempt, intent: AttemptIntent, placement: RankPlacement) -> RankProcess:
+def start_rank(
+    attempt: AttemptFolder, intent: AttemptIntent, placement: RankPlacement
+) -> RankProcess:
     """Start the rank in a session of its own.
 
     Raises:
@@ -113,7 +115,7 @@ def start_rank(attempt: Attempt, intent: AttemptIntent, placement: RankPlacement
 
 
 def rank_environ(
-    attempt: Attempt, intent: AttemptIntent, placement: RankPlacement
+    attempt: AttemptFolder, intent: AttemptIntent, placement: RankPlacement
 ) -> dict[str, str]:
     """Return the whole environment of one rank."""
     num_local = sum(r.node == intent.node for r in intent.ranks)

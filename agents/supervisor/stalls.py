@@ -14,7 +14,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from agents.protocol import AttemptIntent
+from agents.contract.run import AttemptIntent
 from agents.supervisor.ranks import RankProcess
 
 TRAINING_LIMIT_S = 60.0

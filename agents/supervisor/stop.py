@@ -11,10 +11,10 @@ import os
 import signal
 import time
 
+from agents.contract.run import AttemptStatus
 from agents.errors import UserError
-from agents.protocol import AttemptStatus
 from agents.state import take_lock, write_json
-from agents.supervisor.attempt import Attempt, read_status
+from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.sweep import (
     SETTLE_S,
     describe_unkillable,
@@ -28,7 +28,7 @@ SUPERVISOR_EXTRA_S = SETTLE_S + 10.0
 MAX_GRACE_S = 3600.0
 
 
-def stop(attempt: Attempt, grace_s: float) -> AttemptStatus:
+def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
     """Ask the attempt to end, wait until no tagged process is left, and return its status.
 
     Raises:
@@ -48,7 +48,7 @@ def stop(attempt: Attempt, grace_s: float) -> AttemptStatus:
     return read_status(attempt)
 
 
-def _ask(attempt: Attempt, grace_s: float) -> None:
+def _ask(attempt: AttemptFolder, grace_s: float) -> None:
     with contextlib.suppress(UserError):  # on a full disk the signal alone must do
         write_json(attempt.file("stop.json"), {"grace_s": grace_s, "requested_s": time.time()})
     supervisor = attempt.read_supervisor()
@@ -56,7 +56,7 @@ def _ask(attempt: Attempt, grace_s: float) -> None:
         send_signal(attempt.tag, supervisor.pid, signal.SIGTERM)
 
 
-def _wait_for_supervisor(attempt: Attempt, patience_s: float) -> None:
+def _wait_for_supervisor(attempt: AttemptFolder, patience_s: float) -> None:
     """Wait until it is gone or its patience is over."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -68,11 +68,11 @@ def _wait_for_supervisor(attempt: Attempt, patience_s: float) -> None:
         time.sleep(0.05)
 
 
-def _is_recorded(attempt: Attempt) -> bool:
+def _is_recorded(attempt: AttemptFolder) -> bool:
     return attempt.file("exit.json").exists()
 
 
-def _record(attempt: Attempt) -> None:
+def _record(attempt: AttemptFolder) -> None:
     """Write the end of an attempt whose supervisor could not, unless one is writing it now."""
     lock = os.open(attempt.file("supervisor.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -20,17 +20,17 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from agents.contract.logcap import cap_log
+from agents.contract.run import AttemptIntent
 from agents.errors import UserError
-from agents.logcap import cap_log
-from agents.protocol import AttemptIntent
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
-from agents.supervisor.attempt import Attempt
-from agents.supervisor.journal import Journal
+from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.journal import AttemptJournal
 from agents.supervisor.leases import sign
 from agents.supervisor.ranks import RankProcess, start_rank
 from agents.supervisor.stalls import StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
-from agents.supervisor.verdict import Verdict, judge_end, judge_failure, judge_stall
+from agents.supervisor.verdict import AttemptOutcome, judge_end, judge_failure, judge_stall
 
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5
@@ -51,7 +51,7 @@ def supervise(folder: str, lease_fds: str = "") -> int:
         os._exit(0)
     os.setsid()
     path = Path(folder)
-    attempt = Attempt(Home(path.parents[3]), path.parents[1].name, int(path.name))
+    attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
     lock = os.open(path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not take_lock(lock, 0.0) or attempt.file("exit.json").exists():
         return 0
@@ -74,11 +74,11 @@ def become_subreaper() -> None:
 class Supervisor:
     """Starts the ranks, watches them, ends them, and writes down how it ended."""
 
-    def __init__(self, attempt: Attempt, intent: AttemptIntent, identity: Identity) -> None:
+    def __init__(self, attempt: AttemptFolder, intent: AttemptIntent, identity: Identity) -> None:
         self._attempt = attempt
         self._intent = intent
         self._identity = identity
-        self._journal = Journal(attempt.file("supervisor.jsonl"))
+        self._journal = AttemptJournal(attempt.file("supervisor.jsonl"))
         self._ranks: list[RankProcess] = []
         self._stop_asked = False
         self._can_cap_logs = True
@@ -95,7 +95,7 @@ class Supervisor:
             self._journal.write("launched", pid=self._identity.pid)
             verdict = self._start_ranks() or self._watch()
         except UserError as error:
-            verdict = Verdict(state="failed", message=error.message, hint=error.hint)
+            verdict = AttemptOutcome(state="failed", message=error.message, hint=error.hint)
         except Exception as bug:  # noqa: BLE001 - the edge: ranks must not be left alone
             traceback.print_exc()
             verdict = self._describe_bug(bug)
@@ -104,8 +104,8 @@ class Supervisor:
             reserve.unlink()
         self._write_exit(verdict)
 
-    def _describe_bug(self, bug: Exception) -> Verdict:
-        return Verdict(
+    def _describe_bug(self, bug: Exception) -> AttemptOutcome:
+        return AttemptOutcome(
             state="failed",
             message=f"A fault in the supervisor on node {self._intent.node}: "
             f"{type(bug).__name__}: {bug}.",
@@ -119,7 +119,7 @@ class Supervisor:
         started = {**self._identity.to_json(), "started_s": time.time(), "ranks": rows}
         write_json(self._attempt.file("started.json"), started)
 
-    def _start_ranks(self) -> Verdict | None:
+    def _start_ranks(self) -> AttemptOutcome | None:
         """Start this node's ranks; return why not when that fails."""
         for placement in self._intent.ranks:
             if placement.node != self._intent.node:
@@ -128,7 +128,7 @@ class Supervisor:
                 rank = start_rank(self._attempt, self._intent, placement)
             except OSError as error:
                 where = f"rank {placement.rank} on node {self._intent.node}"
-                return Verdict(
+                return AttemptOutcome(
                     state="failed",
                     message=f"Could not start {where} with {self._intent.python}: {error}.",
                     hint=f"Build the environment again: rackless nodes setup {self._intent.node}",
@@ -140,7 +140,7 @@ class Supervisor:
 
     # ------------------------------------------------------------ watch
 
-    def _watch(self) -> Verdict:
+    def _watch(self) -> AttemptOutcome:
         """Wait for the end of all ranks, a bad end of one, a stall, or the wish to stop."""
         stalls = StallWatch(self._ranks, self._intent)
         while any(rank.exit_code is None for rank in self._ranks):
@@ -157,14 +157,14 @@ class Supervisor:
                 return judge_stall(stall, self._intent)
         return judge_end(self._ranks, self._intent)
 
-    def _gather_failure(self) -> Verdict:
+    def _gather_failure(self) -> AttemptOutcome:
         """Give the other ranks a moment to fail too, then name the cause among them."""
         self._wait_for_all(GATHER_S)
         if self._is_stop_asked():
             return self._stop()
         return judge_failure(self._ranks, self._intent)
 
-    def _stop(self) -> Verdict:
+    def _stop(self) -> AttemptOutcome:
         """Ask each rank to finish its step and save; what does not is ended by the sweep."""
         grace_s = self._read_grace_s()
         self._journal.write("stopping", grace_s=grace_s)
@@ -181,7 +181,7 @@ class Supervisor:
             return verdict
         text = ", ".join(map(str, late))
         message = f"Rank {text} did not finish its step within {grace_s:g} s and was killed."
-        return Verdict(state="stopped", message=message)
+        return AttemptOutcome(state="stopped", message=message)
 
     def _read_grace_s(self) -> float:
         value = (read_json(self._attempt.file("stop.json")) or {}).get("grace_s")
@@ -241,7 +241,7 @@ class Supervisor:
 
     # ------------------------------------------------------------ end
 
-    def _end_rest(self, verdict: Verdict) -> Verdict:
+    def _end_rest(self, verdict: AttemptOutcome) -> AttemptOutcome:
         """End every process of the attempt but this one; say so when one cannot be ended."""
         if verdict.state == "failed":
             for rank in self._ranks:
@@ -255,14 +255,14 @@ class Supervisor:
         if not left:
             return verdict
         message = f"{verdict.message} {describe_unkillable(left, self._intent.node)}".strip()
-        return Verdict(state="failed", message=message, hint="Restart that PC")
+        return AttemptOutcome(state="failed", message=message, hint="Restart that PC")
 
     def _has_others(self, own: int) -> bool:
         return bool(
             find_processes(self._attempt.tag, own) or find_processes(self._attempt.tag, own)
         )
 
-    def _write_exit(self, verdict: Verdict) -> None:
+    def _write_exit(self, verdict: AttemptOutcome) -> None:
         """Write exit.json, with patience for a full disk."""
         value = {
             "state": verdict.state,

@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from agents.protocol import AttemptIntent, AttemptState
+from agents.contract.run import AttemptIntent, AttemptState
 from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import Stall
 
@@ -44,22 +44,24 @@ SIGNAL_CAUSES = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttemptOutcome:
     state: AttemptState
     message: str = ""
     hint: str = ""
     peer_lost: bool = False
 
 
-def judge_end(ranks: list[RankProcess], intent: AttemptIntent, wished: bool = False) -> Verdict:
+def judge_end(
+    ranks: list[RankProcess], intent: AttemptIntent, wished: bool = False
+) -> AttemptOutcome:
     """Return the end of ranks that ended well, or (`wished`) were asked to stop."""
     failed = [rank for rank in ranks if rank.exit_code]
     if failed and not wished:
         return judge_failure(ranks, intent)
     reasons = {rank.read_last("finished").get("reason") for rank in ranks}
     if "stopped" in reasons or (wished and reasons != {"completed"}):
-        return Verdict(state="stopped", message=_describe_late(failed, intent))
-    return Verdict(state="done")
+        return AttemptOutcome(state="stopped", message=_describe_late(failed, intent))
+    return AttemptOutcome(state="done")
 
 
 def _describe_late(failed: list[RankProcess], intent: AttemptIntent) -> str:
@@ -68,7 +70,7 @@ def _describe_late(failed: list[RankProcess], intent: AttemptIntent) -> str:
     return f"While stopping, {_describe_exit(failed[0], intent)}"
 
 
-def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> Verdict:
+def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOutcome:
     """Return the failure of the rank that most likely caused the others'."""
     failed = [rank for rank in ranks if rank.exit_code]
     cause = min(failed, key=lambda rank: (is_peer_lost(rank), rank.ended_s or 0.0))
@@ -79,7 +81,7 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> Verdict:
         message += " It lost its connection to another rank."
     if peer_lost:
         message += " Possibly another node failed: look there first."
-    return Verdict(
+    return AttemptOutcome(
         state="failed",
         message=message,
         hint=str(told.get("hint", ""))
@@ -88,7 +90,7 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> Verdict:
     )
 
 
-def judge_stall(stall: Stall, intent: AttemptIntent) -> Verdict:
+def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
     """Return the failure of a rank that stood still."""
     place = "" if stall.step is None else f" after step {stall.step}"
     cause = {
@@ -98,7 +100,7 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> Verdict:
     }.get(stall.process_state, "")
     if stall.maybe_remote:
         cause = " It may be waiting for a rank on another node: look there too."
-    return Verdict(
+    return AttemptOutcome(
         state="failed",
         message=(
             f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) stood still for "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.protocol import GpuFacts, GpuSample
+from agents.contract.node import GpuFacts, GpuSample
 
 THROTTLE_REASONS = {
     0x04: "power limit",

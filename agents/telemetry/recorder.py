@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from agents.contract.wire import to_wire
 from agents.errors import UserError
 from agents.state import Home, archive_path, identify, take_lock, write_json
 from agents.supervisor.leases import is_any_held
@@ -27,7 +28,6 @@ from agents.telemetry.host import Host
 from agents.telemetry.lease import LEASE_S, read_renewal
 from agents.telemetry.ring import RingWriter
 from agents.telemetry.sampler import take_sample
-from agents.wire import to_wire
 
 PERIOD_S = 1.0
 LOCK_TIMEOUT_S = 3.0

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agents.contract.node import Sample
+from agents.contract.wire import to_wire
 from agents.errors import explain_os_error
-from agents.protocol import Sample
-from agents.wire import to_wire
 
 NUM_SLOTS = 600
 HOST_BYTES = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from agents.protocol import Sample
+from agents.contract.node import Sample
 from agents.telemetry.gpu import GpuReader
 from agents.telemetry.host import Host
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from agents.errors import UserError
 from agents.program import imports_that_stay
-from agents.trainer.attempt import Attempt, read_attempt, redirect_output
-from agents.trainer.journal import Heartbeat, Journal
-from agents.trainer.wishes import Wishes
+from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
+from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.step_control import Wishes
 
 EXIT_USER_ERROR = 3
 EXIT_FAULT = 1
@@ -43,7 +43,7 @@ def main() -> int:
     redirect_output(folder / f"rank-{rank}.log")
     wishes = Wishes(folder, rank)
     wishes.listen()
-    journal = Journal(folder / f"rank-{rank}.jsonl")
+    journal = RankJournal(folder / f"rank-{rank}.jsonl")
     heartbeat = Heartbeat(folder / f"rank-{rank}.heartbeat")
     try:
         return _run(folder, rank, journal, heartbeat, wishes)
@@ -54,7 +54,9 @@ def main() -> int:
         sys.stderr.flush()
 
 
-def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes: Wishes) -> int:
+def _run(
+    folder: Path, rank: int, journal: RankJournal, heartbeat: Heartbeat, wishes: Wishes
+) -> int:
     try:
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
@@ -80,7 +82,7 @@ def _run(folder: Path, rank: int, journal: Journal, heartbeat: Heartbeat, wishes
     return 0
 
 
-def _introduce(attempt: Attempt) -> None:
+def _introduce(attempt: RankAttempt) -> None:
     """Begin the log with what everybody who reads it asks first."""
     intent, place = attempt.intent, attempt.placement
     _say(

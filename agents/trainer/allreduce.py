@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from agents.protocol import AllReduceProbe
-from agents.wire import from_wire
+from agents.contract.node import AllReduceProbe
+from agents.contract.wire import from_wire
 
 
 def main(argv: list[str]) -> NoReturn:

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from agents.contract.node import Calibration, CalibrationJob
+from agents.contract.wire import from_wire, to_wire
 from agents.errors import UserError
-from agents.protocol import Calibration, CalibrationJob
-from agents.trainer import nf4
-from agents.trainer.prepare import choose_device
-from agents.wire import from_wire, to_wire
+from agents.trainer.kernels import nf4
+from agents.trainer.rank.device import choose_device
 
 _SIZES = (4096, 11008, 4096)
 """M, O, I: the widest layer of a 7B model (Llama 2) with 4,096 tokens at once."""

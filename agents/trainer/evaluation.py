@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from agents.spec import RunSpec
-from agents.trainer.compute import Computer, Part
-from agents.trainer.examples import Examples
-from agents.trainer.group import Group
-from agents.trainer.objectives import LOSS, name_sums
-from agents.trainer.shares import split_batch
+from agents.contract.spec import RunSpec
+from agents.trainer.data.examples import Examples, Part
+from agents.trainer.execution.executor import Executor
+from agents.trainer.objectives.objective import LOSS, name_sums
+from agents.trainer.parallel.shares import split_batch
+from agents.trainer.rank.group import Group
 
 _AT_ONCE = 1024
 """Examples in memory at once; among so many, those of like length are found."""
@@ -71,7 +71,7 @@ def is_due(spec: RunSpec, step: int, num_rows: int, *, last: bool) -> bool:
 
 
 def evaluate(
-    computer: Computer,
+    computer: Executor,
     group: Group,
     examples: Examples,
     shares: Sequence[float],

@@ -20,27 +20,27 @@ import torch
 from torch import Tensor
 
 from agents.errors import UserError
-from agents.trainer.attempt import Attempt
-from agents.trainer.balance import Balancer
-from agents.trainer.batch import Batch, choose_batch
-from agents.trainer.certificate import Certifier
-from agents.trainer.compute import Computer
+from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
-from agents.trainer.group import Group
-from agents.trainer.journal import Heartbeat, Journal
-from agents.trainer.objectives import LOSS, SUMS, name_sums
-from agents.trainer.optimizer import set_learning_rate
-from agents.trainer.precision import LossScale, begin_scaling
-from agents.trainer.prepare import Prepared
-from agents.trainer.profiling import Recorder
-from agents.trainer.record import Speeds, Work, describe_speed
-from agents.trainer.reducer import Reducer
-from agents.trainer.saving import Saver
-from agents.trainer.schedule import learning_rate_at
-from agents.trainer.stats import Stats, StatsLayout
-from agents.trainer.stopwatch import StepTimes, Stopwatch
-from agents.trainer.wishes import SLOTS, Granted, Wishes
+from agents.trainer.execution.executor import Executor
+from agents.trainer.metrics.profiler import Recorder
+from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
+from agents.trainer.metrics.step_statistics import Stats, StatsLayout
+from agents.trainer.metrics.stopwatch import StepTimes, Stopwatch
+from agents.trainer.objectives.objective import LOSS, SUMS, name_sums
+from agents.trainer.optim.loss_scale import LossScale, begin_scaling
+from agents.trainer.optim.optimizer import set_learning_rate
+from agents.trainer.optim.schedule import learning_rate_at
+from agents.trainer.parallel.balance import Balancer
+from agents.trainer.parallel.batch import Batch, choose_batch
+from agents.trainer.parallel.reducer import Reducer
+from agents.trainer.rank.attempt import RankAttempt
+from agents.trainer.rank.group import Group
+from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.step_control import SLOTS, StepControl, Wishes
+from agents.trainer.resume_verifier import ResumeVerifier
+from agents.trainer.training_state import TrainingState
 
 _SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
 _PER_RANK = ("micro_tokens", "num_recomputed", "num_moved", "compute_s", "compute_tokens")
@@ -48,7 +48,7 @@ _PER_RANK = ("micro_tokens", "num_recomputed", "num_moved", "compute_s", "comput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class TrainingSchedule:
     """What is fixed for the whole attempt."""
 
     first_step: int
@@ -70,7 +70,7 @@ class Agreed:
     gradient_norm: float
     samples: str
     """Hash of the rows of the batch."""
-    granted: Granted
+    granted: StepControl
     is_due: bool
     """The clock asks for a checkpoint."""
     micro_tokens: tuple[int, ...]
@@ -83,16 +83,16 @@ class Loop:
 
     def __init__(
         self,
-        attempt: Attempt,
-        prepared: Prepared,
-        plan: Plan,
+        attempt: RankAttempt,
+        prepared: TrainingState,
+        plan: TrainingSchedule,
         *,
         group: Group,
-        computer: Computer,
+        computer: Executor,
         saver: Saver,
         recorder: Recorder,
-        certifier: Certifier | None,
-        journal: Journal,
+        certifier: ResumeVerifier | None,
+        journal: RankJournal,
         heartbeat: Heartbeat,
         wishes: Wishes,
     ) -> None:
@@ -266,7 +266,7 @@ class Loop:
             more=name_sums(self._spec.objective, means),
             gradient_norm=norm,
             samples=hash_rows(batch.row_numbers),
-            granted=Granted.read(stats.sums),
+            granted=StepControl.read(stats.sums),
             is_due=stats.sums["due"] > 0,
             micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
             num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
@@ -277,7 +277,7 @@ class Loop:
         self._saver.add_tokens(batch.num_tokens)
         self._heartbeat.beat(batch.step)
         segments = [segment for example in batch.mine.examples for segment in example.segments]
-        work = Work(
+        work = StepWork(
             lengths=tuple(len(segment.ids) for segment in segments),
             num_targets=sum(segment.num_targets for segment in segments),
             global_tokens=batch.num_tokens,
@@ -314,7 +314,7 @@ class Loop:
         self._journal.write("eval", step=step, **told)
         self._enter("training", step)
 
-    def _trace(self, step: int, granted: Granted, *, ends: bool) -> None:
+    def _trace(self, step: int, granted: StepControl, *, ends: bool) -> None:
         """Begin to record the steps after this one, or end it."""
         if granted.trace_steps:
             self._recorder.begin(step + 1, granted.trace_steps)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -16,68 +15,39 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from agents.checkpoints import hash_entries
+from agents.contract.spec import RunSpec
 from agents.errors import UserError
-from agents.spec import RunSpec
-from agents.trainer import compiling, nf4
-from agents.trainer.attempt import Attempt
-from agents.trainer.checkpoint import Checkpoint, read_checkpoint
-from agents.trainer.compression import make_wire
-from agents.trainer.compute import memory_in_words
-from agents.trainer.data.cache import load_examples
-from agents.trainer.data.hub import find_data, find_model
-from agents.trainer.data.store import ExampleSet
-from agents.trainer.fingerprint import (
-    fixed_part,
-    hash_files,
+from agents.node.checkpoints import hash_entries
+from agents.trainer.checkpoint.fingerprint import (
     hash_model,
     hash_spec,
-    name_differences,
 )
-from agents.trainer.flat import FlatParameters, Layout
-from agents.trainer.forward import Forward
-from agents.trainer.group import Group
-from agents.trainer.loading import Loading
-from agents.trainer.model import (
-    TrainedModel,
+from agents.trainer.checkpoint.resume import _find_checkpoint, refuse_other_run
+from agents.trainer.checkpoint.state import load_snapshot, read_carried, read_progress
+from agents.trainer.data.cache import load_examples
+from agents.trainer.data.file_hashes import hash_files
+from agents.trainer.data.hub import find_data, find_model
+from agents.trainer.data.store import ExampleSet
+from agents.trainer.kernels import compiling, nf4
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.model import (
     load_model,
     load_tokenizer,
     make_trained,
     refuse_unknown_words,
 )
-from agents.trainer.objectives import Objective, make_objective
-from agents.trainer.optimizer import make_optimizer
-from agents.trainer.reducer import Wire
-from agents.trainer.reference import Reference, needs_reference
-from agents.trainer.snapshot import Progress, load_snapshot, read_carried, read_progress
+from agents.trainer.objectives.reference_model import ReferenceTable, needs_reference
+from agents.trainer.objectives.registry import make_objective
+from agents.trainer.optim.flat_parameters import FlatParameters, Layout
+from agents.trainer.optim.optimizer import make_optimizer
+from agents.trainer.parallel.compression import make_wire
+from agents.trainer.rank.attempt import RankAttempt
+from agents.trainer.rank.device import memory_in_words
+from agents.trainer.rank.group import Group
+from agents.trainer.rank.load_progress import Loading
+from agents.trainer.training_state import TrainingState
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """What a rank holds when it has loaded."""
-
-    device: torch.device
-    train: ExampleSet
-    evaluation: ExampleSet | None
-    model: TrainedModel
-    objective: Objective
-    reference: Reference | None
-    """What the objective compares with, if that is a table."""
-    flat: FlatParameters
-    optimizer: torch.optim.Optimizer
-    wire: Wire
-    """How gradients travel; it may carry something from step to step."""
-    hashes: dict[str, str]
-    """`spec_sha256`, `data_sha256` and `model_sha256`."""
-    versions: dict[str, str]
-    resumed: Progress | None
-    """Where the run stood in the checkpoint; None: it begins."""
-    checkpoint: Checkpoint | None
-    """The one that is gone on from; None: the run begins."""
-    saved_by: dict[str, str]
-    """The versions that wrote the checkpoint; empty: it begins."""
 
 
 def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
@@ -103,45 +73,9 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
         )
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device of this rank, and make it the current one.
-
-    Raises:
-        UserError: torch does not see it.
-    """
-    if not name.startswith("cuda"):
-        return torch.device("cpu")
-    device = torch.device(name)
-    count = torch.cuda.device_count()
-    if not torch.cuda.is_available() or (device.index or 0) >= count:
-        raise UserError(
-            f"torch {torch.__version__} does not see {name} (it sees {count} GPUs).",
-            "Check nvidia-smi on that PC and that torch was built for its CUDA version",
-        )
-    torch.cuda.set_device(device)
-    return device
-
-
-def limit_memory(device: torch.device, most_gib: float | None) -> None:
-    """Let this process take no more of its GPU than that, in GiB; None: all of it.
-
-    Under WSL2 no more than what is free in any case: the driver of Windows gives more than there is
-    and keeps it in the PC's own memory, which makes training many times slower without a word.
-    """
-    if device.type != "cuda":
-        return
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    spills = "microsoft" in platform.release().lower()
-    most_bytes = float(free_bytes if spills else total_bytes)
-    if most_gib is not None:
-        most_bytes = min(most_bytes, most_gib * 2**30)
-    if most_bytes < total_bytes:
-        torch.cuda.set_per_process_memory_fraction(most_bytes / total_bytes, device)
-
-
 def prepare(
-    attempt: Attempt, group: Group, device: torch.device, loading: Loading | None = None
-) -> Prepared:
+    attempt: RankAttempt, group: Group, device: torch.device, loading: Loading | None = None
+) -> TrainingState:
     """Load data, model and checkpoint on this rank, and agree with the others.
 
     Args:
@@ -150,7 +84,7 @@ def prepare(
     Raises:
         UserError: this rank or another one cannot train; the message names which, and why.
     """
-    loaded: list[Prepared] = []
+    loaded: list[TrainingState] = []
 
     def load() -> dict[str, Any]:
         with memory_in_words(device):
@@ -175,7 +109,7 @@ def prepare(
     return prepared
 
 
-def _restore(prepared: Prepared) -> dict[str, Any]:
+def _restore(prepared: TrainingState) -> dict[str, Any]:
     """Go on with what the checkpoint holds; only now, as the reference is the base model."""
     assert prepared.checkpoint is not None
     load_snapshot(prepared.checkpoint, flat=prepared.flat, optimizer=prepared.optimizer)
@@ -202,8 +136,8 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
 
 
 def _load(
-    attempt: Attempt, group: Group, device: torch.device, loading: Loading | None
-) -> tuple[Prepared, dict[str, Any]]:
+    attempt: RankAttempt, group: Group, device: torch.device, loading: Loading | None
+) -> tuple[TrainingState, dict[str, Any]]:
     intent = attempt.intent
     spec = intent.spec
     transformers_logging.disable_progress_bar()
@@ -238,7 +172,7 @@ def _load(
         reference = None
         if needs_reference(spec):
             cache = attempt.tokens_folder.with_name("references")
-            reference = Reference(spec, forward, (train, evaluation), cache, device)
+            reference = ReferenceTable(spec, forward, (train, evaluation), cache, device)
         optimizer = make_optimizer(spec, flat)
         carried = read_carried(checkpoint) if checkpoint else {}
         wire = make_wire(spec.compression, flat, group, spec.seed, carried)
@@ -249,7 +183,7 @@ def _load(
         }
     if checkpoint is not None and resumed is not None:
         refuse_other_run(checkpoint, resumed, spec, hashes)
-    prepared = Prepared(
+    prepared = TrainingState(
         device=device,
         train=train,
         evaluation=evaluation,
@@ -275,7 +209,7 @@ def _load(
 
 def _load_data(
     path: str,
-    attempt: Attempt,
+    attempt: RankAttempt,
     tokenizer: Any,
     loading: Loading | None,
     held_out_from: str | None = None,
@@ -288,42 +222,6 @@ def _load_data(
         return load_examples(files, sha256, spec, tokenizer, cache), sha256
     tell = partial(loading.tell, "tokenizing")
     return load_examples(files, sha256, spec, tokenizer, cache, tell, loading.wait), sha256
-
-
-def _find_checkpoint(attempt: Attempt) -> Checkpoint | None:
-    step = attempt.intent.resume_step
-    if step is None:
-        return None
-    checkpoint = read_checkpoint(attempt.run_folder / "checkpoints" / f"step-{step:08d}")
-    problem = checkpoint.verify()
-    if problem:
-        raise UserError(
-            f"The checkpoint {checkpoint.path} is damaged: {problem}.",
-            "Resume from another one: rackless checkpoints lists them",
-        )
-    return checkpoint
-
-
-def refuse_other_run(
-    checkpoint: Checkpoint, then: Progress, spec: RunSpec, hashes: dict[str, str]
-) -> None:
-    """Check that the checkpoint was made from the same model, data and settings.
-
-    Raises:
-        UserError: it was not; the message names what differs.
-    """
-    manifest = checkpoint.manifest
-    differences = name_differences(fixed_part(then.spec), fixed_part(spec))
-    if manifest.data_sha256 != hashes["data_sha256"]:
-        differences.append(f"the content of the training file {spec.data.train} has changed")
-    if hashes["model_sha256"] and manifest.model_sha256 != hashes["model_sha256"]:
-        differences.append(f"the files of the model {spec.model} have changed")
-    if differences:
-        raise UserError(
-            f"The checkpoint of step {manifest.step} does not fit this run: "
-            f"{'; '.join(differences)}.",
-            "Put that back as it was, or start a new run",
-        )
 
 
 def _versions() -> dict[str, str]:

@@ -12,47 +12,46 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agents.spec import RunSpec
-from agents.trainer import compiling
-from agents.trainer.attempt import Attempt
-from agents.trainer.balance import choose_first_shares
-from agents.trainer.certificate import Certifier, choose_promise
-from agents.trainer.checkpoint import CheckpointFolder
-from agents.trainer.compute import Computer, memory_in_words
+from agents.contract.spec import RunSpec
+from agents.contract.wire import to_wire
+from agents.trainer.autotune import describe_setting, fit, make_layers
+from agents.trainer.checkpoint.folder import CheckpointFolder
+from agents.trainer.checkpoint.saver import Saver
+from agents.trainer.checkpoint.state import ResumePoint
+from agents.trainer.data.examples import choose_examples
 from agents.trainer.data.order import count_steps
 from agents.trainer.data.preview import describe
 from agents.trainer.data.store import ExampleSet
-from agents.trainer.failpoints import failpoints_from_environment
-from agents.trainer.fitting import describe_setting, fit, make_layers
-from agents.trainer.flops import read_flops
-from agents.trainer.group import Group, Ranks
-from agents.trainer.journal import Heartbeat, Journal
-from agents.trainer.loading import Loading
-from agents.trainer.loop import Loop, Plan
-from agents.trainer.micro import CPU_TOKENS
-from agents.trainer.neighbours import watch
-from agents.trainer.peaks import find_peak
-from agents.trainer.prepare import (
-    Prepared,
-    choose_device,
-    limit_memory,
-    prepare,
-    refuse_unsupported,
-)
-from agents.trainer.profiling import Recorder
-from agents.trainer.record import Speeds
-from agents.trainer.saving import Saver
-from agents.trainer.snapshot import Progress
-from agents.trainer.warmup import choose_examples, measure_speed
-from agents.trainer.wishes import Wishes
-from agents.wire import to_wire
+from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.gpu_pressure import watch
+from agents.trainer.execution.warmup import measure_speed
+from agents.trainer.kernels import compiling
+from agents.trainer.loop import Loop, TrainingSchedule
+from agents.trainer.metrics.flops import read_flops
+from agents.trainer.metrics.peaks import find_peak
+from agents.trainer.metrics.profiler import Recorder
+from agents.trainer.metrics.step_metrics import Speeds
+from agents.trainer.model.micro_batch import CPU_TOKENS
+from agents.trainer.parallel.balance import choose_first_shares
+from agents.trainer.prepare import prepare, refuse_unsupported
+from agents.trainer.rank.attempt import RankAttempt
+from agents.trainer.rank.device import choose_device, limit_memory, memory_in_words
+from agents.trainer.rank.failpoints import failpoints_from_environment
+from agents.trainer.rank.group import Group, Ranks
+from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.load_progress import Loading
+from agents.trainer.rank.step_control import Wishes
+from agents.trainer.resume_verifier import ResumeVerifier, choose_promise
+from agents.trainer.training_state import TrainingState
 
 _CPU_WARMUP_TOKENS = 256
 _GPU_WARMUP_TOKENS = 4096
 """Enough to be busy with for a moment."""
 
 
-def run_rank(attempt: Attempt, journal: Journal, heartbeat: Heartbeat, wishes: Wishes) -> None:
+def run_rank(
+    attempt: RankAttempt, journal: RankJournal, heartbeat: Heartbeat, wishes: Wishes
+) -> None:
     """Train this rank's part of the attempt.
 
     Raises:
@@ -79,7 +78,7 @@ def choose_backend(device: torch.device) -> str:
     return named or ("nccl" if device.type == "cuda" else "gloo")
 
 
-def _settle(attempt: Attempt, ranks: Ranks, device: torch.device) -> None:
+def _settle(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> None:
     """Fix what the last bits of the numbers depend on, and keep the log free of noise."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     cores = len(os.sched_getaffinity(0)) // max(1, ranks.local_world_size)
@@ -95,10 +94,10 @@ def _settle(attempt: Attempt, ranks: Ranks, device: torch.device) -> None:
 
 
 def _train(
-    attempt: Attempt,
-    prepared: Prepared,
+    attempt: RankAttempt,
+    prepared: TrainingState,
     group: Group,
-    journal: Journal,
+    journal: RankJournal,
     heartbeat: Heartbeat,
     wishes: Wishes,
 ) -> None:
@@ -109,7 +108,7 @@ def _train(
 
     spec = attempt.intent.spec
     layers = make_layers(spec, prepared, warn, local_ranks=attempt.num_local_ranks)
-    computer = Computer(
+    computer = Executor(
         prepared.model,
         prepared.flat,
         prepared.objective,
@@ -208,7 +207,9 @@ def foresee_step_s(
     return max(part / speed for part, speed in zip(parts, tokens_per_s, strict=True))
 
 
-def _make_certifier(attempt: Attempt, prepared: Prepared, journal: Journal) -> Certifier | None:
+def _make_certifier(
+    attempt: RankAttempt, prepared: TrainingState, journal: RankJournal
+) -> ResumeVerifier | None:
     intent, resumed = attempt.intent, prepared.resumed
     if intent.replay is None or resumed is None:
         return None
@@ -218,10 +219,10 @@ def _make_certifier(attempt: Attempt, prepared: Prepared, journal: Journal) -> C
         resumed.devices,
         same_versions=prepared.saved_by == prepared.versions,
     )
-    return Certifier(intent.replay, promise, prepared.model.dtype, journal)
+    return ResumeVerifier(intent.replay, promise, prepared.model.dtype, journal)
 
 
-def _resumed_alike(attempt: Attempt, prepared: Prepared) -> Progress | None:
+def _resumed_alike(attempt: RankAttempt, prepared: TrainingState) -> ResumePoint | None:
     """Return the state of the checkpoint when the same devices go on in the same order."""
     resumed = prepared.resumed
     devices = tuple((rank.node, rank.device_id) for rank in attempt.intent.ranks)
@@ -230,13 +231,13 @@ def _resumed_alike(attempt: Attempt, prepared: Prepared) -> Progress | None:
 
 def _make_plan(
     spec: RunSpec,
-    prepared: Prepared,
+    prepared: TrainingState,
     shares: tuple[float, ...],
     speeds: Speeds,
     *,
     scales_loss: bool,
-) -> Plan:
-    return Plan(
+) -> TrainingSchedule:
+    return TrainingSchedule(
         first_step=prepared.resumed.step + 1 if prepared.resumed else 1,
         total_steps=count_steps(
             epochs=spec.epochs,
@@ -250,7 +251,9 @@ def _make_plan(
     )
 
 
-def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Journal) -> Saver:
+def _make_saver(
+    attempt: RankAttempt, prepared: TrainingState, group: Group, journal: RankJournal
+) -> Saver:
     folder = CheckpointFolder(
         attempt.run_folder / "checkpoints",
         run_id=attempt.intent.run_id,
@@ -261,7 +264,9 @@ def _make_saver(attempt: Attempt, prepared: Prepared, group: Group, journal: Jou
     return Saver(attempt, prepared, group=group, folder=folder, journal=journal)
 
 
-def _warn_of_data(journal: Journal, attempt: Attempt, prepared: Prepared, world_size: int) -> None:
+def _warn_of_data(
+    journal: RankJournal, attempt: RankAttempt, prepared: TrainingState, world_size: int
+) -> None:
     """Say that there are few examples for the ranks or a batch, and what evaluation leaves out."""
     count, size = len(prepared.train), attempt.intent.spec.batch_sequences
     noun = "pack" if attempt.intent.spec.packing else "row"
@@ -285,7 +290,7 @@ def _warn_of_data(journal: Journal, attempt: Attempt, prepared: Prepared, world_
         _warn_of_rows(journal, evaluation, Path(path).name)
 
 
-def _warn_of_rows(journal: Journal, evaluation: ExampleSet, name: str) -> None:
+def _warn_of_rows(journal: RankJournal, evaluation: ExampleSet, name: str) -> None:
     left_out = (evaluation.num_skipped, "left out", evaluation.skipped)
     cut = (evaluation.num_truncated, "cut", evaluation.truncated)
     hints = (
@@ -303,7 +308,9 @@ def _warn_of_rows(journal: Journal, evaluation: ExampleSet, name: str) -> None:
             )
 
 
-def _tell_start(journal: Journal, attempt: Attempt, plan: Plan, prepared: Prepared) -> None:
+def _tell_start(
+    journal: RankJournal, attempt: RankAttempt, plan: TrainingSchedule, prepared: TrainingState
+) -> None:
     train = prepared.train
     _warn_of_data(journal, attempt, prepared, len(plan.shares))
     journal.write(

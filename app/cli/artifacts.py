@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.artifacts import RUNTIMES
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output, aligned, confirm
 from app.errors import UsageError
-from app.registry import RUNTIMES
-from app.telling import describe_copy, describe_lineage, describe_verdict
+from app.presentation.result_text import describe_copy, describe_lineage, describe_verdict
 from app.text import show_bytes, show_list, show_moment
 
 if TYPE_CHECKING:
     from app.artifact import ArtifactSnapshot
-    from app.core import Core
+    from app.core.core import Core
 
 
 def add_parser(commands: Commands) -> None:
@@ -132,7 +132,7 @@ async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.artifact import tell_last
-    from app.registry.deleting import find_place
+    from app.artifacts.deletion import find_place
 
     artifact = await core.artifact(args.name)
     warning = tell_last(artifact, find_place(artifact, args.copy))

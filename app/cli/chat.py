@@ -15,8 +15,8 @@ from app.cli.output import Output
 from app.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from agents.artifacts import ChatAnswer, ChatMessage
-    from app.core import Core
+    from agents.contract.artifacts import ChatAnswer, ChatMessage
+    from app.core.core import Core
 
 _LEAVE = ("/quit", "/exit")
 _NEW = "/new"
@@ -137,7 +137,7 @@ async def _ask(
     prompt: str,
 ) -> ChatAnswer:
     """Ask, print the answer as it comes, and add both to what was said."""
-    from agents.artifacts import ChatMessage, ChatTurn
+    from agents.contract.artifacts import ChatMessage, ChatTurn
     from app.conversation import describe_answer
 
     system = [ChatMessage(role="system", content=args.system)] if args.system else []

@@ -10,7 +10,7 @@ from app.cli.output import Output
 from app.text import count_of
 
 if TYPE_CHECKING:
-    from app.core import Core
+    from app.core.core import Core
 
 
 def add_parser(commands: Commands) -> None:

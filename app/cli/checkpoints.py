@@ -10,7 +10,7 @@ from app.cli.output import Output
 from app.text import show_bytes, show_duration, show_moment
 
 if TYPE_CHECKING:
-    from app.core import Core
+    from app.core.core import Core
 
 _VERIFIED = {True: "yes", False: "NO", None: "not looked at"}
 

@@ -13,7 +13,7 @@ from app.cli.output import Output
 from app.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.core import Core
+    from app.core.core import Core
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -89,7 +89,7 @@ def with_core(handler: CoreHandler) -> Handler:
 
 
 async def _run_with_core(handler: CoreHandler, args: argparse.Namespace, out: Output) -> int:
-    from app.core import Core
+    from app.core.core import Core
     from app.paths import default_home
 
     async with Core.open(default_home()) as core:

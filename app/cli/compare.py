@@ -11,7 +11,7 @@ from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 
 if TYPE_CHECKING:
-    from app.core import Core
+    from app.core.core import Core
 
 
 def add_parser(commands: Commands) -> None:

@@ -16,7 +16,7 @@ from app.cli.output import Output
 from app.text import show_duration, show_loss
 
 if TYPE_CHECKING:
-    from app.demo import Demo, Outcome, Story
+    from app.demo import Demo, DemoOutcome, Story
 
 PLAIN_EVERY_S = 2.0
 """Between two lines about one step where there is no terminal."""
@@ -57,14 +57,14 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
 def _show_window(demo: Demo) -> int:
     from app.gui.application import open_window
 
-    async def story(core: Any, report: Callable[[Story], None]) -> Outcome:
+    async def story(core: Any, report: Callable[[Story], None]) -> DemoOutcome:
         return await demo.tell(core, report)
 
     return open_window(demo.master_home, story, starts_story=True)
 
 
-async def _tell(demo: Demo, out: Output) -> Outcome:
-    from app.core import Core
+async def _tell(demo: Demo, out: Output) -> DemoOutcome:
+    from app.core.core import Core
 
     _end_on_terminate()
     began_s = time.monotonic()
@@ -82,7 +82,7 @@ def _end_on_terminate() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _end_text(outcome: Outcome) -> str:
+def _end_text(outcome: DemoOutcome) -> str:
     return "\n".join(
         (
             f"The loss fell from {show_loss(outcome.first_loss)} to {show_loss(outcome.loss)}. "

@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.artifacts import ENGINES, FORMATS
+from agents.contract.formats import ENGINES, FORMATS
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 from app.errors import UsageError
-from app.telling import describe_verdict
+from app.presentation.result_text import describe_verdict
 
 if TYPE_CHECKING:
-    from app.core import Core
-    from app.quantize.plan import ExportPlan
+    from app.artifacts.estimates.plan import ExportPlan
+    from app.core.core import Core
 
 
 def add_parser(commands: Commands) -> None:
@@ -75,7 +75,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.quantize.plan import describe_plan
+    from app.artifacts.estimates.plan import describe_plan
 
     plan = await core.plan_export(
         args.run,

@@ -12,8 +12,8 @@ from app.errors import UserError
 from app.events import Event, LogArrived
 
 if TYPE_CHECKING:
-    from app.core import Core
-    from app.runs.logs import LogFile
+    from app.core.core import Core
+    from app.runs.journals.logs import LogFile
 
 _STREAM = re.compile(r"rank-(\d+)\.log")
 

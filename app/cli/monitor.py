@@ -11,8 +11,8 @@ from app.errors import UserError
 from app.text import show_bytes_of, show_celsius, show_share, show_watts
 
 if TYPE_CHECKING:
-    from agents.protocol import Sample
-    from app.core import Core
+    from agents.contract.node import Sample
+    from app.core.core import Core
     from app.events import SampleArrived
 
 _HEAD = ["NODE", "DEVICE", "BUSY", "MEMORY", "TEMP", "POWER"]

@@ -13,7 +13,7 @@ from app.errors import HostKeyUnknown
 from app.text import DASH, show_bytes, show_duration
 
 if TYPE_CHECKING:
-    from app.core import Core
+    from app.core.core import Core
     from app.events import NodeSnapshot
     from app.nodes.node import NodeAddress
 
@@ -107,7 +107,7 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.planning.words import describe_calibration
+    from app.presentation.plan_text import describe_calibration
 
     node = await core.node(args.name)
     measured = core.calibrations(args.name)
@@ -133,7 +133,7 @@ async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.planning.words import describe_calibration
+    from app.presentation.plan_text import describe_calibration
 
     found = await core.calibrate_node(args.name, out.note)
     out.document(found)
@@ -143,7 +143,7 @@ async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _token(core: Core, args: argparse.Namespace, out: Output) -> int:
-    from app.registry.node_tokens import describe_tokens
+    from app.hub.node_tokens import describe_tokens
 
     if args.give:
         found = await core.give_hub_token(args.names)

@@ -110,7 +110,7 @@ def plain(value: Any) -> Any:
     {'loss': None, 'steps': [1, 2]}
     """
     if is_dataclass(value) and not isinstance(value, type):
-        from agents.protocol import to_wire  # 40 ms that --help does not need
+        from agents.contract.messages import to_wire  # 40 ms that --help does not need
 
         return plain(to_wire(value))
     if isinstance(value, dict):

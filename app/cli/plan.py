@@ -11,8 +11,8 @@ from app.cli.output import Output, plain
 from app.text import show_model, show_rate, show_share
 
 if TYPE_CHECKING:
-    from agents.spec import RunSpec
-    from app.core import Core
+    from agents.contract.spec import RunSpec
+    from app.core.core import Core
     from app.planning.candidate import Candidate, GpuPlan, Plan
 
 MOST_SHOWN = 6
@@ -41,7 +41,7 @@ async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
     """Print a plan for people."""
-    from app.planning.words import describe_candidate, describe_other, describe_plan
+    from app.presentation.plan_text import describe_candidate, describe_other, describe_plan
 
     out.text(f"{show_model(spec.model)}, {spec.adapter.kind}")
     out.text(describe_plan(plan))
@@ -59,7 +59,7 @@ def print_plan(plan: Plan, spec: RunSpec, out: Output) -> None:
 
 
 def _print_gpus(candidate: Candidate, out: Output) -> None:
-    from app.planning.words import describe_memory, describe_setting, group_memory
+    from app.presentation.plan_text import describe_memory, describe_setting, group_memory
     from app.text import show_bytes
 
     rows = []

@@ -10,8 +10,8 @@ from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output, plain
 
 if TYPE_CHECKING:
-    from agents.protocol import DataPreview
-    from app.core import Core
+    from agents.contract.data import DataPreview
+    from app.core.core import Core
 
 _GREEN = "\x1b[32m", "\x1b[0m"
 
@@ -46,7 +46,7 @@ async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 def print_figures(found: DataPreview, out: Output) -> None:
     """Print what was recognised, counted, left out and cut."""
-    from app.data_words import describe_data
+    from app.presentation.data_text import describe_data
 
     for caption, text in describe_data(found):
         out.text(f"{caption:<14}{text}")
@@ -54,7 +54,7 @@ def print_figures(found: DataPreview, out: Output) -> None:
 
 def print_preview(found: DataPreview, out: Output) -> None:
     """Print the figures, then the rows with what is learned marked."""
-    from app.data_words import LEARNED, mark_learned, title_of
+    from app.presentation.data_text import LEARNED, mark_learned, title_of
 
     print_figures(found, out)
     marks = _GREEN if out.is_terminal else LEARNED

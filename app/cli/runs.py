@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.command import Commands, add_command, add_verbs, names_of, with_core
 from app.cli.output import Output, plain
+from app.presentation.result_text import describe_certificate, describe_saved, describe_trace
 from app.telemetry.step_parts import show_rank_memory, split_step
-from app.telling import describe_certificate, describe_saved, describe_trace
 from app.text import (
     count_of,
     show_duration,
@@ -23,10 +23,10 @@ from app.text import (
 )
 
 if TYPE_CHECKING:
-    from agents.protocol import DataPreview
-    from app.core import Core
+    from agents.contract.data import DataPreview
+    from app.core.core import Core
     from app.events import RunEvent, RunSnapshot
-    from app.planning.outcome import Comparison
+    from app.planning.forecast_accuracy import ForecastComparison
 
 SHOWN_EVENTS = 30
 OPERATION_LETTERS = 60
@@ -136,8 +136,8 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _print_comparison(found: Comparison, out: Output) -> None:
-    from app.planning.words import describe_comparison
+def _print_comparison(found: ForecastComparison, out: Output) -> None:
+    from app.presentation.plan_text import describe_comparison
 
     rows = describe_comparison(found)
     if rows:

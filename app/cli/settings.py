@@ -10,7 +10,7 @@ from app.cli.output import Output
 from app.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.core import Core
+    from app.core.core import Core
     from app.settings import Setting, Value
 
 

@@ -11,8 +11,8 @@ from app.cli.output import Output
 from app.text import show_list
 
 if TYPE_CHECKING:
-    from agents.spec import RunSpec
-    from app.core import Core
+    from agents.contract.spec import RunSpec
+    from app.core.core import Core
 
 
 def add_parser(commands: Commands) -> None:

@@ -11,7 +11,7 @@ from app.events import Event, Listener, RunChanged, RunHappened, RunSnapshot, St
 from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
-    from app.core import Core
+    from app.core.core import Core
 
 PLAIN_EVERY_S = 2.0
 """Between two lines of progress where there is no terminal."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.protocol import NodeFacts
+from agents.contract.node import NodeFacts
 from app.errors import UsageError
 from app.events import NodeSnapshot
 from app.nodes.node import (
@@ -26,7 +26,7 @@ SLOW_MBIT = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
+class NodeAnswers:
     way: Way = "ssh"
     target: str = ""
     """`user@host`, with `:port` behind it where it is not 22."""
@@ -39,7 +39,7 @@ class Answers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Review:
+class NodeReview:
     name: str
     """The name that the node would get."""
     address: NodeAddress | None
@@ -48,7 +48,7 @@ class Review:
     """Field -> what is wrong with it."""
 
 
-def review(answers: Answers, taken: Sequence[str]) -> Review:
+def review(answers: NodeAnswers, taken: Sequence[str]) -> NodeReview:
     """Check the answers; `taken` are the names in use."""
     problems: dict[str, str] = {}
     address: NodeAddress | None = LocalAddress()
@@ -74,7 +74,7 @@ def review(answers: Answers, taken: Sequence[str]) -> Review:
     problem = _name_problem(name, taken)
     if problem:
         problems["name"] = problem
-    return Review(name=name, address=None if problems else address, problems=problems)
+    return NodeReview(name=name, address=None if problems else address, problems=problems)
 
 
 def suggest_name(host: str, taken: Sequence[str]) -> str:
@@ -104,7 +104,7 @@ def _sentence(error: UsageError) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class FoundNode:
     """What a PC is made of, for the one who has just added it."""
 
     rows: tuple[tuple[str, str], ...]
@@ -115,7 +115,7 @@ class Found:
     """Whether it has what training needs."""
 
 
-def describe_found(node: NodeSnapshot) -> Found:
+def describe_found(node: NodeSnapshot) -> FoundNode:
     """Return what was found on a node that answers.
 
     >>> describe_found(NodeSnapshot(name="a", transport="ssh", address="a", state="online")).notes
@@ -124,7 +124,7 @@ def describe_found(node: NodeSnapshot) -> Found:
     facts = node.facts
     if facts is None:
         waiting = "It answers, and has not told yet what it is made of."
-        return Found(rows=(), notes=(waiting,), is_ready=False)
+        return FoundNode(rows=(), notes=(waiting,), is_ready=False)
     gpus = [f"{gpu.name}, {show_bytes(gpu.memory_bytes)}" for gpu in facts.gpus]
     drivers = sorted({gpu.driver for gpu in facts.gpus if gpu.driver})
     cores = f", {count_of(facts.num_cores, 'core')}" if facts.num_cores else ""
@@ -138,7 +138,7 @@ def describe_found(node: NodeSnapshot) -> Found:
     ]
     report = facts.environment
     is_ready = report is not None and report.fits
-    return Found(rows=tuple(rows), notes=tuple(_notes(facts)), is_ready=is_ready)
+    return FoundNode(rows=tuple(rows), notes=tuple(_notes(facts)), is_ready=is_ready)
 
 
 def _notes(facts: NodeFacts) -> Iterator[str]:

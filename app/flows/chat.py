@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agents.artifacts import ChatMessage, ChatTurn
+from agents.contract.artifacts import ChatMessage, ChatTurn
 from app.artifact import ArtifactSnapshot
 from app.conversation import Subject
 from app.events import CheckpointSnapshot, RunSnapshot
@@ -23,7 +23,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class ChatSettings:
     """How answers are made: the same for all columns."""
 
     system: str = ""
@@ -85,7 +85,7 @@ def choose_columns(choices: Sequence[Choice], wanted: Subject | None) -> tuple[C
     return tuple(group[0] for group in (base, steps, made) if group)
 
 
-def make_turn(settings: Settings, said: Sequence[tuple[str, str]], prompt: str) -> ChatTurn:
+def make_turn(settings: ChatSettings, said: Sequence[tuple[str, str]], prompt: str) -> ChatTurn:
     """Return what goes to the model.
 
     Args:

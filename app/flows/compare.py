@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.protocol import to_wire
+from agents.contract.messages import to_wire
 from app.events import RunSnapshot
 from app.flows.new_run_fields import FIELDS
 from app.text import DASH, show_duration, show_loss, show_rate
@@ -18,14 +18,14 @@ _UNSAID = frozenset({"name", "version"})
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CompareRow:
     """One thing, as it is in each run."""
 
     label: str
     values: tuple[str, ...]
 
 
-def list_differences(runs: Sequence[RunSnapshot]) -> list[Row]:
+def list_differences(runs: Sequence[RunSnapshot]) -> list[CompareRow]:
     """Return the settings in which the runs differ, in the order of a run file.
 
     >>> list_differences([])
@@ -37,11 +37,11 @@ def list_differences(runs: Sequence[RunSnapshot]) -> list[Row]:
     for key in keys:
         values = tuple(_show(one.get(key)) for one in flat)
         if len(set(values)) > 1 and key not in _UNSAID:
-            rows.append(Row(_label(key), values))
+            rows.append(CompareRow(_label(key), values))
     return rows
 
 
-def list_results(runs: Sequence[RunSnapshot]) -> list[Row]:
+def list_results(runs: Sequence[RunSnapshot]) -> list[CompareRow]:
     """Return what became of each run."""
     readings = (
         ("State", lambda run: run.state),
@@ -51,7 +51,7 @@ def list_results(runs: Sequence[RunSnapshot]) -> list[Row]:
         ("Throughput", lambda run: show_rate(run.tokens_per_s)),
         ("Took", _duration),
     )
-    return [Row(label, tuple(read(run) for run in runs)) for label, read in readings]
+    return [CompareRow(label, tuple(read(run) for run in runs)) for label, read in readings]
 
 
 def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

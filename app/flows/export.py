@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.artifacts import ENGINES, TYPES, Engine
-from app.quantize.plan import ExportPlan, PlacePlan
+from agents.contract.formats import ENGINES, TYPES, Engine
+from app.artifacts.estimates.plan import ExportPlan, PlacePlan
 from app.text import file_name, show_bytes, show_duration, show_list
 
 Step = Literal["what", "formats", "calibration", "where", "summary"]
@@ -92,7 +92,7 @@ _TYPE_WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
+class ExportAnswers:
     checkpoint: int | None = None
     """Step; None: the newest whole one."""
     targets: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Answers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class ExportEstimate:
     """One export, as the core and the command know it."""
 
     to: str
@@ -168,7 +168,7 @@ def place_folder(text: str) -> str:
     return folder if is_placed else f"~/{folder}"
 
 
-def list_jobs(answers: Answers) -> tuple[Job, ...]:
+def list_jobs(answers: ExportAnswers) -> tuple[ExportEstimate, ...]:
     """Return the exports that the answers ask for, in the order of the formats."""
     groups: list[tuple[str, tuple[str, ...]]] = []
     for one in FORMATS:
@@ -181,7 +181,7 @@ def list_jobs(answers: Answers) -> tuple[Job, ...]:
     folder = place_folder(answers.folder)
     both_gptq = sum(to == "gptq" for to, _ in groups) > 1
     return tuple(
-        Job(
+        ExportEstimate(
             to=to,
             types=types,
             folder=folder if len(groups) == 1 else f"{folder}/{_name_folder(to, types, both_gptq)}",
@@ -195,14 +195,14 @@ def _name_folder(to: str, types: Sequence[str], both_gptq: bool) -> str:
     return f"{to}-{types[0]}" if to == "gptq" and both_gptq else to
 
 
-def asks_calibration(answers: Answers) -> bool:
+def asks_calibration(answers: ExportAnswers) -> bool:
     """Tell whether what is chosen is fitted to data."""
     return any(split_target(target)[0] in CALIBRATED for target in answers.targets)
 
 
 def find_problems(
     step: Step,
-    answers: Answers,
+    answers: ExportAnswers,
     *,
     checkpoint_problem: str = "",
     calibration_problem: str = "",
@@ -228,14 +228,14 @@ def find_problems(
     return place_problem if step in ("where", "summary") else ""
 
 
-def next_step(step: Step, answers: Answers, by: int) -> Step:
+def next_step(step: Step, answers: ExportAnswers, by: int) -> Step:
     """Return the step after (1) or before (-1) another; calibration only where it is of use."""
     keys = [key for key, _ in STEPS if key != "calibration" or asks_calibration(answers)]
     place = keys.index(step) if step in keys else keys.index("formats")
     return keys[min(max(place + by, 0), len(keys) - 1)]
 
 
-def describe_commands(run_id: str, answers: Answers) -> tuple[str, ...]:
+def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
     """Return the commands that do the same.
 
     >>> describe_commands("r-1", Answers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc"))

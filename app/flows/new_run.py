@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-from agents.protocol import NodeFacts
-from agents.spec import DataSpec, RunSpec
+from agents.contract.node import NodeFacts
+from agents.contract.spec import DataSpec, RunSpec
 from app.events import NodeSnapshot
 from app.flows.new_run_answers import (
     ALL_NODES,
-    Answers,
+    RunAnswers,
     read_shares,
     read_whole,
     split_names,
@@ -27,7 +27,7 @@ from app.flows.new_run_answers import (
 from app.flows.new_run_fields import FIELDS
 from app.flows.new_run_problems import find_problems, is_asked
 from app.planning.advice import apply_change
-from app.runs.advice import advise
+from app.runfile.advice import advise
 from app.runs.placement import keep_single, place_ranks
 from app.text import count_of, show_list
 
@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Review:
+class RunReview:
     """What the answers come to."""
 
     findings: Mapping[str, Finding] = field(default_factory=dict)
@@ -62,10 +62,10 @@ class Review:
 
 
 def review(
-    answers: Answers,
+    answers: RunAnswers,
     nodes: tuple[NodeSnapshot, ...],
     missing: Mapping[str, str] = MappingProxyType({}),
-) -> Review:
+) -> RunReview:
     """Check every answer, and say what would happen.
 
     Args:
@@ -86,7 +86,7 @@ def review(
     failed = any(finding.severity == "error" for finding in findings.values())
     for key, text in (*missing.items(), *_advice(answers, devices)):
         findings.setdefault(key, Finding(severity="warning", text=text))
-    return Review(
+    return RunReview(
         findings=findings,
         asked=frozenset(asked.key for asked in FIELDS if is_asked(asked.key, answers)),
         changed=_changed(answers),
@@ -95,7 +95,7 @@ def review(
     )
 
 
-def name_paths(answers: Answers) -> dict[str, str]:
+def name_paths(answers: RunAnswers) -> dict[str, str]:
     """Return what the answers name of model and data: field key -> path or hub id.
 
     >>> name_paths(Answers(model=" m ", train="t.jsonl"))
@@ -105,14 +105,14 @@ def name_paths(answers: Answers) -> dict[str, str]:
     return {key: name for key, name in named.items() if name}
 
 
-def preview_spec(answers: Answers) -> RunSpec | None:
+def preview_spec(answers: RunAnswers) -> RunSpec | None:
     """Return a spec that says enough to look at the data; None while something of it is missing."""
     asked = ("model", "train", "objective", "format", "sequence_tokens", "packing", "nodes")
-    chosen = Answers(**{key: getattr(answers, key) for key in asked})
+    chosen = RunAnswers(**{key: getattr(answers, key) for key in asked})
     return None if find_problems(chosen) else to_spec(chosen)
 
 
-def plan_spec(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpec | None, str]:
+def plan_spec(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpec | None, str]:
     """Return a spec that says enough for a plan; None and why while something of it is missing."""
     if not answers.model.strip():
         return None, "Choose a model to see what it needs."
@@ -126,7 +126,7 @@ def plan_spec(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpe
     return to_spec(named), ""
 
 
-def take_advice(answers: Answers, change: Mapping[str, object]) -> Answers:
+def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers:
     """Return the answers with a plan's advice followed.
 
     >>> answers = Answers(model="m", sequence_tokens="2048")
@@ -138,7 +138,7 @@ def take_advice(answers: Answers, change: Mapping[str, object]) -> Answers:
     return replace(answers, **{key: getattr(advised, key) for key in keys})
 
 
-def _named(answers: Answers) -> Answers:
+def _named(answers: RunAnswers) -> RunAnswers:
     """Return the answers with a word where a name or data are still missing."""
     return replace(
         answers, name=answers.name.strip() or "-", train=answers.train.strip() or "the data"
@@ -150,7 +150,7 @@ def usable_nodes(nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
     return tuple(node for node in nodes if node.state == "online")
 
 
-def chosen_nodes(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
+def chosen_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[NodeSnapshot, ...]:
     """Return the snapshots of the nodes that would train."""
     if answers.nodes == ALL_NODES:
         return nodes
@@ -158,7 +158,7 @@ def chosen_nodes(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> tuple[Nod
     return tuple(node for node in nodes if node.name in names)
 
 
-def find_devices(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> tuple[str, ...]:
+def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[str, ...]:
     """Return what each rank would train on, such as `cuda:0`; empty while that is not known."""
     facts: dict[str, NodeFacts] = {}
     for node in chosen_nodes(answers, nodes):
@@ -185,7 +185,7 @@ def describe_devices(nodes: tuple[NodeSnapshot, ...]) -> str:
 # ---------------------------------------------------------------- what is wrong
 
 
-def _check_nodes(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> Finding | None:
+def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Finding | None:
     if not nodes:
         return Finding(severity="error", text="There is no node yet: add this PC or another one.")
     if answers.nodes == ALL_NODES:
@@ -209,7 +209,7 @@ def _check_nodes(answers: Answers, nodes: tuple[NodeSnapshot, ...]) -> Finding |
     return None
 
 
-def _check_shares(answers: Answers, devices: tuple[str, ...]) -> str:
+def _check_shares(answers: RunAnswers, devices: tuple[str, ...]) -> str:
     num_shares = len(read_shares(answers.shares))
     if not num_shares or not devices or num_shares == len(devices):
         return ""
@@ -217,7 +217,7 @@ def _check_shares(answers: Answers, devices: tuple[str, ...]) -> str:
     return f"{count_of(num_shares, 'share')} for {ranks}: one for each is needed, or none."
 
 
-def _advice(answers: Answers, devices: tuple[str, ...]) -> list[tuple[str, str]]:
+def _advice(answers: RunAnswers, devices: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return (field key, advice), also while it is still open what is trained."""
     whole = replace(
         answers,
@@ -230,7 +230,7 @@ def _advice(answers: Answers, devices: tuple[str, ...]) -> list[tuple[str, str]]
     return [(a.key.rpartition(".")[2], a.text) for a in advise(to_spec(whole), devices)]
 
 
-def _changed(answers: Answers) -> frozenset[str]:
+def _changed(answers: RunAnswers) -> frozenset[str]:
     usual = to_answers(RunSpec(model="-", data=DataSpec(train="-")))
     return frozenset(
         asked.key
@@ -245,7 +245,7 @@ def _changed(answers: Answers) -> frozenset[str]:
 
 
 def _summary(
-    answers: Answers, nodes: tuple[NodeSnapshot, ...], findings: Mapping[str, Finding]
+    answers: RunAnswers, nodes: tuple[NodeSnapshot, ...], findings: Mapping[str, Finding]
 ) -> tuple[tuple[str, str], ...]:
     chosen = chosen_nodes(answers, nodes)
     rows = [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
-from agents.spec import PATTERN_SIGNS, AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.spec import PATTERN_SIGNS, AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.flows.field import NO, YES
 from app.text import shorten, show_exponent
 
@@ -24,7 +24,7 @@ _WHOLE = re.compile(r"[+-]?(\d+|\d{1,3}([ ,_]\d{3})+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
+class RunAnswers:
     """One text per field, as typed; `true` or `false` for a tick."""
 
     name: str = "my-run"
@@ -72,7 +72,7 @@ class Answers:
     copies: str = "2"
 
 
-def to_spec(answers: Answers) -> RunSpec:
+def to_spec(answers: RunAnswers) -> RunSpec:
     """Turn answers into the spec.
 
     Raises:
@@ -122,11 +122,11 @@ def to_spec(answers: Answers) -> RunSpec:
     )
 
 
-def to_answers(spec: RunSpec) -> Answers:
+def to_answers(spec: RunSpec) -> RunAnswers:
     """Return the answers that make `spec`; for a run file that is opened, or a run repeated."""
     adapter, saving = spec.adapter, spec.checkpoint
     targets = adapter.targets
-    return Answers(
+    return RunAnswers(
         name=spec.name,
         model=spec.model,
         train=spec.data.train,
@@ -171,7 +171,7 @@ def to_answers(spec: RunSpec) -> Answers:
     )
 
 
-def use_recipe(answers: Answers, recipe: RunSpec) -> Answers:
+def use_recipe(answers: RunAnswers, recipe: RunSpec) -> RunAnswers:
     """Return the recipe's settings for the name, model, data and nodes that were answered."""
     kept = ("name", "model", "train", "eval", "nodes")
     return replace(to_answers(recipe), **{key: getattr(answers, key) for key in kept})
@@ -258,7 +258,7 @@ def _tick(value: bool) -> str:
     return YES if value else NO
 
 
-def _beta(answers: Answers) -> float:
+def _beta(answers: RunAnswers) -> float:
     """Return beta; where it is not asked and of no use, its default."""
     try:
         value = read_decimal(answers.dpo_beta)
@@ -266,10 +266,10 @@ def _beta(answers: Answers) -> float:
         value = 0.0
     if value > 0 or answers.objective == "dpo":
         return value
-    return read_decimal(Answers().dpo_beta)
+    return read_decimal(RunAnswers().dpo_beta)
 
 
-def _adapter(answers: Answers) -> AdapterSpec:
+def _adapter(answers: RunAnswers) -> AdapterSpec:
     kind = cast(Any, answers.adapter)
     if answers.adapter != "full":
         return AdapterSpec(
@@ -293,7 +293,7 @@ def _adapter(answers: Answers) -> AdapterSpec:
         return AdapterSpec(kind=kind)
 
 
-def to_draft(answers: Answers, untouched: Answers) -> dict[str, str]:
+def to_draft(answers: RunAnswers, untouched: RunAnswers) -> dict[str, str]:
     """Return the answers in which a form that was left differs from what it began with.
 
     >>> to_draft(Answers(name="a", rank="8"), Answers(name="a"))
@@ -303,12 +303,12 @@ def to_draft(answers: Answers, untouched: Answers) -> dict[str, str]:
     return {key: value for key, value in plain.items() if value != before[key]}
 
 
-def take_up(draft: Mapping[str, object], untouched: Answers) -> Answers:
+def take_up(draft: Mapping[str, object], untouched: RunAnswers) -> RunAnswers:
     """Return the answers of a draft; what another version wrote and none asks is left out.
 
     >>> take_up({"rank": "8", "gone": "1", "alpha": 3}, Answers(name="a")).rank
     '8'
     """
-    known = {one.name for one in fields(Answers)}
+    known = {one.name for one in fields(RunAnswers)}
     kept = {key: text for key, text in draft.items() if key in known and isinstance(text, str)}
     return replace(untouched, **kept)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from agents.spec import MAX_COUNT, MAX_SEED
+from agents.contract.spec import MAX_COUNT, MAX_SEED
 from app.flows.field import YES
 from app.flows.new_run_answers import (
-    Answers,
+    RunAnswers,
     read_decimal,
     read_shares,
     read_targets,
@@ -25,14 +25,14 @@ Problem = tuple[str, str]
 """(field key, what is wrong)."""
 
 
-def is_asked(key: str, answers: Answers) -> bool:
+def is_asked(key: str, answers: RunAnswers) -> bool:
     """Tell whether a question has a meaning, given the other answers."""
     if key in ADAPTER_KEYS:
         return answers.adapter != "full"
     return key != "dpo_beta" or answers.objective == "dpo"
 
 
-def find_problems(answers: Answers) -> list[Problem]:
+def find_problems(answers: RunAnswers) -> list[Problem]:
     """Return everything that keeps the answers from being a run, the first of a field counts."""
     found = [*_missing(answers), *_numbers(answers), *_contradictions(answers)]
     found = [(key, text) for key, text in found if is_asked(key, answers)]
@@ -48,10 +48,10 @@ def find_problems(answers: Answers) -> list[Problem]:
 def _key_of(text: str) -> str:
     """Return the field of a limit of RunSpec, whose text begins with the key's name."""
     key = text.split(" ", 1)[0].rpartition(".")[2]
-    return key if hasattr(Answers(), key) else "name"
+    return key if hasattr(RunAnswers(), key) else "name"
 
 
-def _missing(answers: Answers) -> Iterator[Problem]:
+def _missing(answers: RunAnswers) -> Iterator[Problem]:
     if not answers.name.strip():
         yield "name", "Give the run a name."
     if not answers.model.strip():
@@ -73,7 +73,7 @@ def _pattern(text: str) -> Iterator[Problem]:
         yield "targets", f"{said}. Or write names with commas between."
 
 
-def _contradictions(answers: Answers) -> Iterator[Problem]:
+def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
     if answers.objective == "dpo":
         if answers.packing == YES:
             yield "packing", "DPO compares pairs one by one: leave this off, or choose SFT."
@@ -88,7 +88,7 @@ def _contradictions(answers: Answers) -> Iterator[Problem]:
 # ---------------------------------------------------------------- numbers
 
 
-def _numbers(answers: Answers) -> Iterator[Problem]:
+def _numbers(answers: RunAnswers) -> Iterator[Problem]:
     ask_whole, ask_decimal = (
         partial(_number, answers, read_whole, most=MAX_COUNT),
         partial(_number, answers, read_decimal),
@@ -116,7 +116,7 @@ def _numbers(answers: Answers) -> Iterator[Problem]:
 
 
 def _number(
-    answers: Answers,
+    answers: RunAnswers,
     read: Callable[[str], float],
     key: str,
     *,
@@ -147,7 +147,7 @@ def _number(
         yield key, f"{said} is too large; the most is {most:,}."
 
 
-def _shares(answers: Answers) -> Iterator[Problem]:
+def _shares(answers: RunAnswers) -> Iterator[Problem]:
     try:
         shares = read_shares(answers.shares)
     except ValueError as error:

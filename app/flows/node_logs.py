@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.protocol import LogTail
+from agents.contract.node import LogTail
 from app.text import count_of, show_bytes, show_moment
 
 

@@ -33,14 +33,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PaletteMatch:
     index: int
     """Of the entry among those given."""
     places: tuple[int, ...]
     """The letters of the title that were meant, ascending."""
 
 
-def find_entries(entries: Sequence[Entry], query: str) -> list[Found]:
+def find_entries(entries: Sequence[Entry], query: str) -> list[PaletteMatch]:
     """Return what `query` finds, the best first, at most MAX_FOUND.
 
     >>> entries = [Entry(title="Add a PC", group="action"), Entry(title="New run", group="action")]
@@ -49,7 +49,7 @@ def find_entries(entries: Sequence[Entry], query: str) -> list[Found]:
     """
     words = query.lower().split()
     if not words:
-        common = [Found(index, ()) for index, entry in enumerate(entries) if entry.is_common]
+        common = [PaletteMatch(index, ()) for index, entry in enumerate(entries) if entry.is_common]
         return common[:MAX_FOUND]
     ranked = []
     for index, entry in enumerate(entries):
@@ -58,7 +58,7 @@ def find_entries(entries: Sequence[Entry], query: str) -> list[Found]:
         if len(known) == len(words):
             score = sum(score for score, _ in known) + (_COMMON if entry.is_common else 0.0)
             places = sorted({place for _, places in known for place in places})
-            ranked.append((-score, index, Found(index, tuple(places))))
+            ranked.append((-score, index, PaletteMatch(index, tuple(places))))
     return [found for _, _, found in sorted(ranked)[:MAX_FOUND]]
 
 

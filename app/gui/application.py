@@ -15,18 +15,18 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QApplication
 
-from app.gui.bridge import Bridge
-from app.gui.cluster import Cluster
-from app.gui.context import Context
-from app.gui.demo_apart import run_demo_apart
-from app.gui.one_instance import OneInstance
-from app.gui.preferences import preferences_of
-from app.gui.seam import CoreSeam, OpenCore
-from app.gui.selfcheck import check_reference_counts
-from app.gui.theme import Theme
-from app.gui.window_state import read_window_state, write_window_state
-from app.gui.windows.crash_dialog import CrashHook
-from app.gui.windows.main_window import MainWindow, Story
+from app.core.api import CoreApi, OpenCore
+from app.gui.kit.theme import Theme
+from app.gui.session.bridge import Bridge
+from app.gui.session.context import Context
+from app.gui.session.live_state import LiveState
+from app.gui.session.preferences import preferences_of
+from app.gui.shell.crash_dialog import CrashHook
+from app.gui.shell.demo_process import run_demo_apart
+from app.gui.shell.main_window import MainWindow, Story
+from app.gui.shell.one_instance import OneInstance
+from app.gui.shell.selfcheck import check_reference_counts
+from app.gui.shell.window_state import read_window_state, write_window_state
 from app.paths import Paths
 from app.settings import Settings
 
@@ -35,8 +35,8 @@ def core_opener(home: Path) -> OpenCore:
     """Return what opens the real core; its imports too happen on the core's thread."""
 
     @contextlib.asynccontextmanager
-    async def open_core() -> AsyncIterator[CoreSeam]:
-        from app.core import Core
+    async def open_core() -> AsyncIterator[CoreApi]:
+        from app.core.core import Core
 
         async with Core.open(home) as core:
             yield core
@@ -70,7 +70,7 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     state = read_window_state(home)
     bridge = Bridge(core_opener(home))
     bridge.crashed.connect(hook.show_crash)
-    context = Context(bridge, Cluster(bridge), theme, preferences=preferences, home=home)
+    context = Context(bridge, LiveState(bridge), theme, preferences=preferences, home=home)
     window = MainWindow(context, state, story or run_demo_apart)
     hook.parent_window = window
     _connect_life(application, bridge, window)
@@ -105,7 +105,7 @@ def make_application() -> QApplication:
 
 
 def _make_tray(context: Context, window: MainWindow) -> None:
-    from app.gui.tray import Tray  # after the first frame, which needs none
+    from app.gui.shell.tray import Tray  # after the first frame, which needs none
 
     Tray(context, window)
 

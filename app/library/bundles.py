@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agents.protocol import FileEntry, to_wire
+from agents.contract.messages import to_wire
+from agents.contract.run import FileEntry
 from app.errors import UserError
 from app.storage.hashes import HashStore
 

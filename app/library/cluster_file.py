@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.cards import GIB, find_card, list_cards
+from agents.contract.cards import GIB, find_card, list_cards
 from app.errors import UsageError
 from app.planning.cluster import (
     ASSUMED,
     Cluster,
-    Link,
+    LinkSpeed,
     Pair,
     PlannedGpu,
     PlannedNode,
@@ -31,8 +31,8 @@ from app.planning.cluster import (
     ethernet,
     guess_desktop,
 )
-from app.runs.spec_file import MAX_FILE_BYTES, load_yaml
-from app.runs.spec_problems import KeyPath, Problem, dotted
+from app.runfile.problems import KeyPath, Problem, dotted
+from app.runfile.run_file import MAX_FILE_BYTES, load_yaml
 
 _SYSTEMS: tuple[System, ...] = ("linux", "windows", "wsl")
 _MOST_GPUS = 16
@@ -166,9 +166,9 @@ class _Reader:
         count = self._number((*path, "count"), known.get("count", 1))
         return [one] * int(count or 1)
 
-    def _links(self, data: Any, names: list[str]) -> tuple[dict[Pair, Link], Link]:
+    def _links(self, data: Any, names: list[str]) -> tuple[dict[Pair, LinkSpeed], LinkSpeed]:
         entries = {} if data is None else self._mapping(("links",), data, None)
-        links: dict[Pair, Link] = {}
+        links: dict[Pair, LinkSpeed] = {}
         default = ASSUMED
         for key, entry in entries.items():
             link = self._link(("links", key), entry)
@@ -182,7 +182,7 @@ class _Reader:
                 self._tell(("links", key), text + " ".join([*names, "alpha", "beta"][:2]))
         return links, default
 
-    def _link(self, path: KeyPath, entry: Any) -> Link:
+    def _link(self, path: KeyPath, entry: Any) -> LinkSpeed:
         known = self._mapping(path, entry, ("gbit_per_s", "latency_ms"))
         gbit = self._number((*path, "gbit_per_s"), known.get("gbit_per_s", 1))
         latency_ms = self._number((*path, "latency_ms"), known.get("latency_ms"))

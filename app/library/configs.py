@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.hub import read_token
-from agents.model_config import MOST_BYTES, find_config, parse_config
+from agents.contract.hub import read_token
+from agents.contract.model_config import MOST_BYTES, find_config, parse_config
 from app.errors import UserError
 from app.paths import private_folder
 

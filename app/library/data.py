@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from agents.data_files import KINDS, Misfit, find_kind, find_line_end, look_through
+from agents.contract.data_files import KINDS, Misfit, find_kind, find_line_end, look_through
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
@@ -113,7 +113,7 @@ def check_form(*paths: Path) -> None:
     Raises:
         UserError: naming the file, the line and the reason.
     """
-    count = _Count()
+    count = _RowCount()
     for path in paths:
         try:
             kind = find_kind(path)
@@ -136,7 +136,7 @@ def check_form(*paths: Path) -> None:
         )
 
 
-def _count_rows(path: Path, kind: str, count: _Count) -> None:
+def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
     with _open(path, newline=find_line_end(path, kind)) as file:
         if kind == "csv":
             _check_table(path, file, count)
@@ -163,7 +163,7 @@ def _check_parquet(path: Path) -> None:
         raise UserError(f"{path} is no whole Parquet file", "Write or copy it again.")
 
 
-class _Count:
+class _RowCount:
     """Counts the rows of all files, and keeps the first that is broken."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class _Count:
             raise self._first
 
 
-def _check_json_lines(path: Path, lines: Iterable[str], count: _Count) -> None:
+def _check_json_lines(path: Path, lines: Iterable[str], count: _RowCount) -> None:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             count.num_blank += 1
@@ -218,7 +218,7 @@ def _has_row_per_line(path: Path) -> bool:
         return False
 
 
-def _check_json(path: Path, text: str, count: _Count) -> None:
+def _check_json(path: Path, text: str, count: _RowCount) -> None:
     """Look over a list, or objects that stand one after the other."""
     decoder = json.JSONDecoder()
     start = _end_of(_BLANK, text, 0)
@@ -254,7 +254,7 @@ def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
     return found.end() if found else place
 
 
-def _check_table(path: Path, lines: Iterable[str], count: _Count) -> None:
+def _check_table(path: Path, lines: Iterable[str], count: _RowCount) -> None:
     csv.field_size_limit(1 << 27)
     rows = iter(lines)
     first = []

@@ -11,7 +11,7 @@ import json
 import os
 from pathlib import Path
 
-from agents.spec import RunSpec
+from agents.contract.spec import RunSpec
 from app.library.data_size import list_files
 
 

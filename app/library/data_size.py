@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.data_files import may_be_data
-from agents.spec import RunSpec
+from agents.contract.data_files import may_be_data
+from agents.contract.spec import RunSpec
 
 SAMPLE_BYTES = 1 << 20
 MOST_ENTRIES = 500
@@ -68,7 +68,7 @@ def guess_data(path: Path) -> DataGuess:
 def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
     """Return the guess for examples as the run sees them: cut, and packed where it packs.
 
-    >>> from agents.spec import DataSpec
+    >>> from agents.contract.spec import DataSpec
     >>> spec = RunSpec(model="m", data=DataSpec(train="t"), sequence_tokens=1000, packing=True)
     >>> guess = DataGuess(num_rows=100, mean_tokens=200.0, longest_tokens=500, is_whole=True)
     >>> packed = cut_and_pack(guess, spec)

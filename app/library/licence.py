@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from agents.hub import find_snapshot
+from agents.contract.hub import find_snapshot
 from app.library.configs import is_hub_id
 
 _CARD = "README.md"

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from agents.spec import RunSpec
+from agents.contract.spec import RunSpec
 from app.errors import UsageError, UserError
 from app.library.bundles import safe_name
 from app.paths import replace_text
-from app.runs.spec_file import format_run, parse_run
+from app.runfile.run_file import format_run, parse_run
 from app.text import free_name
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Protocol
 
-from agents.protocol import (
+from agents.contract.messages import (
     MAX_LINE_BYTES,
     Event,
     Hello,
@@ -29,8 +29,8 @@ from agents.protocol import (
 )
 from app.errors import NodeNotReady
 from app.nodes.archive import AgentArchive
-from app.nodes.connection import Connection
-from app.nodes.process import Process
+from app.nodes.transport.connection import Connection
+from app.nodes.transport.process import Process
 
 STEP_TIMEOUT_S = 30.0
 """Longest silence before the agent's hello."""

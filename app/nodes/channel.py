@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from agents.protocol import (
+from agents.contract.messages import (
     MAX_LINE_BYTES,
     Event,
     RemoteError,
@@ -33,7 +33,7 @@ EventCallback = Callable[[str, dict[str, Any]], None]
 _log = logging.getLogger(__name__)
 
 
-class Channel:
+class MasterChannel:
     """The conversation with one started agent. Create it inside a running event loop."""
 
     def __init__(self, agent: StartedAgent, where: str) -> None:

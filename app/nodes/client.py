@@ -13,43 +13,42 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agents.artifacts import (
+from agents.contract.artifacts import (
     ChatJob,
     ChatOpened,
     ChatReply,
     ChatTurn,
     MakeJob,
+    MergeJob,
     PackagesBuild,
     PackagesReport,
 )
-from agents.protocol import (
+from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.messages import WireError, from_wire, to_wire
+from agents.contract.node import (
     AllReduceProbe,
-    AttemptIntent,
-    AttemptStatus,
-    BundleStatus,
     Calibration,
     CalibrationJob,
-    CheckpointInfo,
-    DataPreview,
     EnvironmentBuild,
     EnvironmentQuery,
     EnvironmentReport,
-    FileEntry,
-    MergeJob,
     NodeFacts,
     NodeLogs,
     NodeTokenPlace,
-    PreviewJob,
-    StreamChunk,
     TokenWish,
-    WireError,
-    Wish,
-    from_wire,
-    to_wire,
+)
+from agents.contract.run import (
+    AttemptIntent,
+    AttemptStatus,
+    BundleStatus,
+    CheckpointInfo,
+    ControlRequest,
+    FileEntry,
+    StreamChunk,
 )
 from app.errors import AgentBug
 from app.nodes.link import Link
-from app.nodes.process import Process
+from app.nodes.transport.process import Process
 
 Progress = Callable[[str], None]
 """Called with a sentence about how far a slow request is."""
@@ -193,7 +192,7 @@ class NodeClient:
         args = {"run_id": run_id, "attempt": attempt, "grace_s": grace_s}
         return await self._ask(AttemptStatus, "attempt.stop", args, grace_s + STOP_MARGIN_S)
 
-    async def leave_wish(self, run_id: str, attempt: int, wish: Wish) -> None:
+    async def leave_wish(self, run_id: str, attempt: int, wish: ControlRequest) -> None:
         """Ask the trainer for something; its journal tells what becomes of it."""
         args = {"run_id": run_id, "attempt": attempt, "wish": to_wire(wish)}
         await self._request("attempt.wish", args, QUICK_TIMEOUT_S)

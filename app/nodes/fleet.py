@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-from agents.protocol import NodeFacts
+from agents.contract.node import NodeFacts
 from app.errors import UserError
 from app.events import EventHub, NodeChanged, NodeRemoved, NodeSnapshot
 from app.nodes.archive import AgentArchive, build_archive
@@ -220,13 +220,13 @@ class Fleet:
     def _is_known_host(self, address: NodeAddress) -> bool:
         if not isinstance(address, SshAddress):
             return True
-        from app.nodes.host_keys import HostKeys
+        from app.nodes.transport.host_keys import HostKeys
 
         return HostKeys(self._home).find(address) is not None
 
     def _forget_host(self, address: NodeAddress) -> None:
         if isinstance(address, SshAddress):
-            from app.nodes.host_keys import HostKeys
+            from app.nodes.transport.host_keys import HostKeys
 
             HostKeys(self._home).forget(address)
 

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from agents.protocol import Hello
+from agents.contract.messages import Hello
 from app.nodes.archive import AgentArchive
 from app.nodes.bootstrap import start_agent
-from app.nodes.channel import Channel
-from app.nodes.connection import Connection, connect
+from app.nodes.channel import MasterChannel
 from app.nodes.node import Node
-from app.nodes.process import Process
+from app.nodes.transport.connection import Connection, connect
+from app.nodes.transport.process import Process
 
 CLOSE_GRACE_S = 2.0
 
@@ -28,7 +28,7 @@ class Link:
         self,
         node: Node,
         connection: Connection,
-        channel: Channel,
+        channel: MasterChannel,
         connect_again: Callable[[], Awaitable[Connection]],
     ) -> None:
         self.node = node
@@ -95,4 +95,4 @@ async def open_link(
         except BaseException:
             await connection.close()
             raise
-    return Link(node, connection, Channel(agent, node.name), connect_again)
+    return Link(node, connection, MasterChannel(agent, node.name), connect_again)

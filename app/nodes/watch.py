@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from agents.protocol import NodeFacts, Sample, WireError, from_wire
+from agents.contract.messages import WireError, from_wire
+from agents.contract.node import NodeFacts, Sample
 from app.errors import (
     HostKeyChanged,
     HostKeyUnknown,

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agents.spec import RunSpec
-from app.planning.candidate import Advice, Candidate, Question
-from app.planning.case import Case
-from app.planning.memory import GIB
-from app.planning.opening import open_case
+from agents.contract.spec import RunSpec
+from app.planning.build_context import open_case
+from app.planning.candidate import Advice, Candidate, PlanRequest
+from app.planning.memory.forecast import GIB
+from app.planning.plan_context import Case
 from app.planning.reasons import name_nodes, name_way
-from app.planning.resident import split_rows
+from app.planning.strategies.data_parallel import split_rows
 
 _LEAST_GAIN = 1.05
 _SLOW_NETWORK = 0.1
@@ -24,7 +24,7 @@ _MOST_MORE = 16
 
 
 def give_advice(
-    question: Question, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
+    question: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
 ) -> tuple[Advice, ...]:
     """Return what helps, the most important first."""
     if not case.workers:
@@ -50,7 +50,7 @@ def _together(case: Case, found: Sequence[Candidate]) -> Candidate | None:
 
 
 def _make_fit(
-    question: Question, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
+    question: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
 ) -> Iterator[Advice]:
     """Say what makes it fit on the largest card, or on all of them."""
     names = tuple(node.name for node in case.cluster.nodes)
@@ -128,7 +128,7 @@ def _changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
 def apply_change(spec: RunSpec, change: Mapping[str, Any]) -> RunSpec:
     """Return the spec with dotted keys changed.
 
-    >>> from agents.spec import DataSpec
+    >>> from agents.contract.spec import DataSpec
     >>> spec = RunSpec(model="m", data=DataSpec(train="d"))
     >>> apply_change(spec, {"adapter.kind": "qlora", "sequence_tokens": 512}).adapter.kind
     'qlora'
@@ -195,7 +195,7 @@ def _lost(rows: int, speeds: list[float]) -> float:
     return max(count / v for count, v in zip(split_rows(rows, speeds), speeds, strict=True)) / ideal
 
 
-def _compress(question: Question, chosen: Candidate) -> Iterator[Advice]:
+def _compress(question: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
     """Say what fewer bytes would gain where the network is waited for."""
     waited = chosen.parts_s.network_s
     if question.spec.compression != "none" or waited < _SLOW_NETWORK * chosen.step_s:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agents.spec import RunSpec
+from agents.contract.spec import RunSpec
 from app.planning.cluster import Cluster
 from app.planning.learning import Corrections
-from app.planning.memory import MemoryForecast, Setting
+from app.planning.memory.forecast import MemoryForecast, MemorySetting
 from app.planning.model_shape import ModelShape
 
 Mode = Literal["single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
@@ -28,7 +28,7 @@ class DataSize:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class PlanRequest:
     """All that a plan depends on."""
 
     spec: RunSpec
@@ -72,7 +72,7 @@ class GpuPlan:
     """Name of the GPU."""
     share: float
     """Of the global batch, 0 to 1; in a pipeline of the layers."""
-    setting: Setting
+    setting: MemorySetting
     memory: MemoryForecast
     room_bytes: int
     """What the run may take of this GPU, with what others hold."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal
 
-from agents.cards import Card, find_card
-from agents.protocol import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
-from app.planning.memory import GpuMemory
+from agents.contract.cards import Card, find_card
+from agents.contract.node import Calibration, GpuFacts, GpuSample, NodeFacts, Sample
+from app.planning.memory.forecast import GpuMemory
 
 System = Literal["linux", "windows", "wsl"]
 LinkSource = Literal["measured", "nominal", "given", "assumed"]
@@ -100,7 +100,7 @@ class PlannedNode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class LinkSpeed:
     """The way between two PCs, the same in both directions at once."""
 
     bytes_per_s: float
@@ -112,14 +112,14 @@ class Link:
 
 def ethernet(
     gbit_per_s: float, latency_s: float | None = None, source: LinkSource = "given"
-) -> Link:
+) -> LinkSpeed:
     """Return the link that a nominal speed gives.
 
     >>> ethernet(1.0).bytes_per_s
     117500000.0
     """
     share = _FAST_SHARE if gbit_per_s >= _FAST_GBIT else ETHERNET_SHARE
-    return Link(
+    return LinkSpeed(
         bytes_per_s=gbit_per_s * 1e9 / 8 * share,
         latency_s=_ASSUMED_LATENCY_S if latency_s is None else latency_s,
         source=source,
@@ -135,11 +135,11 @@ class Cluster:
     """PCs that a run may use, in their order, and the ways between them."""
 
     nodes: tuple[PlannedNode, ...]
-    links: Mapping[Pair, Link] = field(default_factory=dict)
+    links: Mapping[Pair, LinkSpeed] = field(default_factory=dict)
     """By the two names; what is missing is like `default_link`."""
-    default_link: Link = ASSUMED
+    default_link: LinkSpeed = ASSUMED
 
-    def link(self, first: str, second: str) -> Link:
+    def link(self, first: str, second: str) -> LinkSpeed:
         """Return the way between two PCs."""
         return self.links.get(frozenset((first, second)), self.default_link)
 
@@ -157,7 +157,7 @@ def make_cluster(
     facts: Mapping[str, NodeFacts],
     *,
     samples: Mapping[str, Sample] | None = None,
-    measured: Mapping[Pair, Link] | None = None,
+    measured: Mapping[Pair, LinkSpeed] | None = None,
     interfaces: Mapping[str, str | None] | None = None,
     calibrations: Mapping[tuple[str, str], Calibration] | None = None,
 ) -> Cluster:

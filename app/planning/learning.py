@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from agents.spec import AdapterKind
+from agents.contract.spec import AdapterKind
 
 NEWEST = 9
 """Outcomes that count, of each kind."""
@@ -27,7 +27,7 @@ _WEIGHT_OF_NONE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class RunOutcome:
     """Forecast and measurement of one GPU in one attempt. Ratios are measured over forecast."""
 
     card: str
@@ -73,7 +73,7 @@ class Correction:
 class Corrections:
     """All that was learned so far."""
 
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[RunOutcome, ...] = ()
 
     def find(
         self, card: str, family: str, adapter: AdapterKind, *, is_calibrated: bool = False
@@ -105,19 +105,19 @@ class Corrections:
         return make_factor(ratios, NETWORK_LIMITS, "over this network")
 
 
-def _memory_of(outcome: Outcome) -> float | None:
+def _memory_of(outcome: RunOutcome) -> float | None:
     return outcome.memory_ratio
 
 
-def _speed_of(outcome: Outcome) -> float | None:
+def _speed_of(outcome: RunOutcome) -> float | None:
     return outcome.speed_ratio
 
 
 def _choose(
-    own: list[Outcome],
+    own: list[RunOutcome],
     family: str,
     adapter: AdapterKind,
-    read: Callable[[Outcome], float | None],
+    read: Callable[[RunOutcome], float | None],
     limits: tuple[float, float],
 ) -> Factor:
     same = [outcome for outcome in own if outcome.adapter == adapter]
@@ -132,7 +132,9 @@ def _choose(
     return UNKNOWN
 
 
-def _newest(outcomes: Iterable[Outcome], read: Callable[[Outcome], float | None]) -> list[float]:
+def _newest(
+    outcomes: Iterable[RunOutcome], read: Callable[[RunOutcome], float | None]
+) -> list[float]:
     by_time = sorted(outcomes, key=lambda outcome: outcome.ended_s, reverse=True)
     ratios = [ratio for outcome in by_time if (ratio := read(outcome)) is not None and ratio > 0]
     return ratios[:NEWEST]

@@ -2,17 +2,17 @@
 
 A ring all-reduce of B bytes over N ranks sends 2 (N-1)/N B over every link in each direction
 (Patarasuk and Yuan 2009), and no algorithm sends less. Gradients travel in buckets while the last
-micro-batch's backward pass still runs (see agents/trainer/reducer.py), so only what takes longer
-than that is waited for, and the last bucket always is.
+micro-batch's backward pass still runs (see agents/trainer/parallel/reducer.py), so only what takes
+longer than that is waited for, and the last bucket always is.
 """
 
 from __future__ import annotations
 
 import math
 
-from agents.spec import Compression, RunSpec
-from app.planning.cluster import Link
-from app.planning.memory import count_trained
+from agents.contract.spec import Compression, RunSpec
+from app.planning.cluster import LinkSpeed
+from app.planning.memory.forecast import count_trained
 from app.planning.model_shape import ModelShape, choose_targets
 
 NUM_BUCKETS = 8
@@ -23,7 +23,7 @@ _POWER_RANK = 4
 _VALUE_BYTES: dict[Compression, int] = {"none": 4, "bf16": 2, "powersgd": 4}
 
 
-def ring_s(num_bytes: float, link: Link, num_ranks: int) -> float:
+def ring_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
     """Return the seconds of an all-reduce.
 
     The gradients of Llama-2-7B's LoRA r=16 on q, k, v and o, 67.1 MB in fp32, between three PCs
@@ -39,7 +39,7 @@ def ring_s(num_bytes: float, link: Link, num_ranks: int) -> float:
     return wire_s + 2 * (num_ranks - 1) * link.latency_s / 2
 
 
-def gather_s(num_bytes: float, link: Link, num_ranks: int) -> float:
+def gather_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
     """Return the seconds until every rank has all of what is spread over the ranks.
 
     A 70B model in 4 bit (35.4 GB) over seven PCs with Gigabit Ethernet; a micro-step needs that
@@ -71,7 +71,7 @@ def hide(seconds: float, last_pass_s: float) -> float:
 def gradient_bytes(shape: ModelShape, spec: RunSpec) -> float:
     """Return what the gradients travel as.
 
-    >>> from agents.spec import AdapterSpec, DataSpec, RunSpec
+    >>> from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
     >>> from app.planning.model_shape import read_shape
     >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
     ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
@@ -104,7 +104,7 @@ def _factors(num_inputs: int, num_outputs: int, rank: int) -> tuple[tuple[int, i
     return (rank, num_inputs), (num_outputs, rank)
 
 
-def statistics_s(link: Link, num_ranks: int) -> float:
+def statistics_s(link: LinkSpeed, num_ranks: int) -> float:
     """Return the seconds of the small all-reduce that ends a step.
 
     >>> from app.planning.cluster import ethernet

@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from app.planning.advice import give_advice
+from app.planning.build_context import open_case
 from app.planning.candidate import Advice as Advice
 from app.planning.candidate import Candidate as Candidate
 from app.planning.candidate import DataSize as DataSize
 from app.planning.candidate import GpuPlan as GpuPlan
 from app.planning.candidate import Mode as Mode
 from app.planning.candidate import Plan as Plan
-from app.planning.candidate import Question as Question
+from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
-from app.planning.case import Case, Worker
-from app.planning.opening import open_case
+from app.planning.plan_context import Case, Worker
 from app.planning.reasons import explain
-from app.planning.resident import plan_data, plan_single
-from app.planning.sharded import plan_sharded
-from app.planning.staged import plan_pipeline
-from app.planning.streamed import plan_streamed
+from app.planning.strategies.data_parallel import plan_data, plan_single
+from app.planning.strategies.pipeline_plan import plan_pipeline
+from app.planning.strategies.sharded import plan_sharded
+from app.planning.strategies.weight_streaming import plan_streamed
 from app.planning.subsets import choose_subsets, fastest_together
 
 _FULLY_COMPUTED = 6
 _SHOWN_OF_A_MODE = 3
 
 
-def make_plan(question: Question) -> Plan:
+def make_plan(question: PlanRequest) -> Plan:
     """Return the fastest plan that fits, the others with why they lost, and what would help."""
     case = open_case(question)
     found = sorted(find_candidates(case), key=lambda one: (not one.fits, one.step_s))

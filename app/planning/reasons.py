@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.planning.candidate import Candidate, Mode
-from app.planning.case import Case
-from app.planning.memory import GIB
-from app.planning.sharded import wire_s
+from app.planning.memory.forecast import GIB
+from app.planning.plan_context import Case
+from app.planning.strategies.sharded import wire_s
 
 _MODES: dict[Mode, str] = {
     "single": "one GPU",

@@ -1,6 +1,6 @@
 """Which setting the trainer's own search will choose on a GPU.
 
-The search of agents/trainer/tuning.py, with forecasts in the place of its measurements.
+The search of agents/trainer/execution/tuner.py, with forecasts in the place of its measurements.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from agents.layer_plan import (
+from agents.contract.layer_plan import (
     LEAST_GAIN,
     MEMORY_SHARE,
     MOST_TOKENS,
@@ -16,18 +16,18 @@ from agents.layer_plan import (
     Needs,
     choose_plan,
 )
-from agents.spec import RunSpec
-from app.planning.memory import (
+from agents.contract.spec import RunSpec
+from app.planning.memory.forecast import (
     Fit,
     GpuMemory,
     MemoryForecast,
-    Setting,
+    MemorySetting,
     count_rest_bytes,
     count_state_bytes,
     estimate_memory,
 )
+from app.planning.memory.phases import measure_widest, worst_pass_bytes
 from app.planning.model_shape import ModelShape
-from app.planning.moments import measure_widest, worst_pass_bytes
 
 
 def choose_setting(
@@ -40,7 +40,7 @@ def choose_setting(
     ranks: int = 1,
     host_bytes: int = 0,
     bus_bytes_per_s: float = 0.0,
-    token_s: Callable[[Setting], float],
+    token_s: Callable[[MemorySetting], float],
 ) -> Fit:
     """Forecast what the trainer's own search will choose.
 
@@ -68,7 +68,8 @@ def choose_setting(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Search:
-    """The search of agents/trainer/tuning.py, with forecasts in the place of measurements."""
+    """The search of agents/trainer/execution/tuner.py, with forecasts in the place of
+    measurements."""
 
     shape: ModelShape
     spec: RunSpec
@@ -77,9 +78,9 @@ class _Search:
     ranks: int
     host_bytes: int
     bus_bytes_per_s: float
-    token_s: Callable[[Setting], float]
+    token_s: Callable[[MemorySetting], float]
 
-    def estimate(self, setting: Setting) -> MemoryForecast:
+    def estimate(self, setting: MemorySetting) -> MemoryForecast:
         return estimate_memory(
             self.shape,
             self.spec,
@@ -89,10 +90,10 @@ class _Search:
             ranks=self.ranks,
         )
 
-    def choose(self, most_tokens: int) -> Setting:
+    def choose(self, most_tokens: int) -> MemorySetting:
         """Return the fastest setting, or the smallest one where none fits."""
         num_all = 0 if self.spec.recompute == "none" else self.shape.num_layers
-        least = Setting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
+        least = MemorySetting(micro_tokens=self.longest_tokens, num_recomputed=num_all)
         needs, room_bytes = self._needs(least), self._room_bytes()
         best = self._try(needs, room_bytes, self.longest_tokens)
         if best is None:
@@ -106,7 +107,7 @@ class _Search:
             best = found
         return best
 
-    def _needs(self, least: Setting) -> Needs:
+    def _needs(self, least: MemorySetting) -> Needs:
         tokens = self.longest_tokens
         twice = replace(least, micro_tokens=2 * tokens)
         once_bytes, twice_bytes = (
@@ -131,9 +132,9 @@ class _Search:
         most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
         return most * MEMORY_SHARE - rest_bytes - count_state_bytes(self.shape, self.spec)
 
-    def _try(self, needs: Needs, room_bytes: float, tokens: int) -> Setting | None:
+    def _try(self, needs: Needs, room_bytes: float, tokens: int) -> MemorySetting | None:
         """Return the faster of moving and not moving; None: the card is too small."""
-        found: list[Setting] = []
+        found: list[MemorySetting] = []
         for may_move in (True, False):
             plan = choose_plan(
                 needs,
@@ -146,7 +147,7 @@ class _Search:
             )
             if plan is not None:
                 found.append(
-                    Setting(
+                    MemorySetting(
                         micro_tokens=tokens,
                         num_recomputed=plan.num_recomputed,
                         num_moved=plan.num_moved,

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from app.planning.case import Case
-from app.planning.cluster import Link
+from app.planning.cluster import LinkSpeed
 from app.planning.network import gradient_bytes, hide, ring_s
+from app.planning.plan_context import Case
 
 MOST_NODES = 10
 """Of more PCs only the fastest ones together are looked at, not every subset."""
@@ -84,7 +84,7 @@ def _prospect(case: Case, name: str) -> _Prospect | None:
 def _estimate_s(
     case: Case,
     some: tuple[_Prospect, ...],
-    links: dict[tuple[str, str], Link],
+    links: dict[tuple[str, str], LinkSpeed],
     num_bytes: float,
 ) -> float:
     step_s = case.step_tokens / sum(one.tokens_per_s for one in some)

@@ -3,12 +3,12 @@
 A roofline in which the terms add up, since a layer's kernels run one after the other: products of
 matrices at the rate that the card reaches, attention at its own, what lies between them at the
 speed of the card's memory, and 4-bit weights that are unpacked once per pass. The shares below say
-what of a rate is reached; they hold for compiled layers (see agents/trainer/layers.py), and follow
-whole steps of a 7B model on an H200 (tests/app/planning/test_throughput.py).
+what of a rate is reached; they hold for compiled layers (see agents/trainer/execution/layers.py),
+and follow whole steps of a 7B model on an H200 (tests/app/planning/test_throughput.py).
 
-FLOPs as in agents/trainer/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight counts 4
-per token, a trained one 6, and 2 more where a layer computes its activations again. DPO with an
-adapter asks the base model first, and computes its logits again for their gradient.
+FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
+counts 4 per token, a trained one 6, and 2 more where a layer computes its activations again. DPO
+with an adapter asks the base model first, and computes its logits again for their gradient.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from agents.spec import RunSpec
+from agents.contract.spec import RunSpec
 from app.planning.cluster import PlannedGpu
-from app.planning.memory import Setting, choose_dtype, count_trained
+from app.planning.memory.forecast import MemorySetting, choose_dtype, count_trained
 from app.planning.model_shape import LayerShape, ModelShape, choose_targets
 from app.planning.rates import Rates
 
@@ -55,7 +55,7 @@ _FP32_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class ModelCost:
     """What a model costs whichever card computes it, per token of forward and backward passes."""
 
     layer_flops: float
@@ -84,7 +84,7 @@ class Work:
     """Read and written by an optimizer step."""
 
 
-def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
+def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelCost:
     """Count what a token costs.
 
     Args:
@@ -93,7 +93,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
     Llama-2-7B with LoRA r=16 on q, k, v and o in sequences of 2,048: 28.1 GFLOP per token, 57.6
     TFLOP per sequence.
 
-    >>> from agents.spec import AdapterSpec, DataSpec, RunSpec
+    >>> from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
     >>> from app.planning.model_shape import read_shape
     >>> shape = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
     ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
@@ -113,7 +113,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> Work:
     attended = shape.num_layers * shape.num_heads * shape.head_dim * length
     if shape.head_dim <= _NARROW_HEAD:
         attended /= _NARROW_SHARE
-    return Work(
+    return ModelCost(
         layer_flops=(6.0 if full else 4.0 + 2 * asks) * met + 6.0 * inner,
         layer_again_flops=2.0 * (met + inner),
         attention_flops=(6.0 + 2 * asks) * attended,
@@ -170,7 +170,7 @@ def _traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class PlannedPace:
     """What passes over a model cost on one card."""
 
     token_s: float
@@ -187,7 +187,7 @@ class Pace:
     """Of a step."""
     num_layers: int
 
-    def seconds(self, tokens: float, setting: Setting, mean_tokens: float) -> float:
+    def seconds(self, tokens: float, setting: MemorySetting, mean_tokens: float) -> float:
         """Return the time of all micro-batches of a step.
 
         Args:
@@ -204,14 +204,16 @@ class Pace:
         computing_s = tokens * each + num_passes * (self.pass_s + again * self.again_pass_s)
         return max(computing_s, num_passes * (self.launch_s + again * self.launch_again_s))
 
-    def tokens_per_s(self, setting: Setting, mean_tokens: float) -> float:
+    def tokens_per_s(self, setting: MemorySetting, mean_tokens: float) -> float:
         """Return the speed with full micro-batches."""
         rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
         tokens = rows_at_once * mean_tokens
         return tokens / self.seconds(tokens, setting, mean_tokens)
 
 
-def make_pace(work: Work, rates: Rates, *, correction: float = 1.0, share: float = 1.0) -> Pace:
+def make_pace(
+    work: ModelCost, rates: Rates, *, correction: float = 1.0, share: float = 1.0
+) -> PlannedPace:
     """Return what passes cost on a card.
 
     Args:
@@ -237,7 +239,7 @@ def make_pace(work: Work, rates: Rates, *, correction: float = 1.0, share: float
         + work.attention_again_flops / attention_rate
         + work.traffic_again_bytes / traffic_rate
     )
-    return Pace(
+    return PlannedPace(
         token_s=token_s / correction,
         again_s=again_s / correction,
         pass_s=(work.num_unpacked * unpack_s + work.num_layers * _LAYER_PASS_S) / correction,

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agents.protocol import CheckpointInfo
+from agents.contract.run import CheckpointInfo
 from app.errors import RacklessError
 from app.events import CheckpointSnapshot
-from app.runs.cluster import Cluster
+from app.runs.node_pool import NodePool
 from app.runs.services import Services
 
 
@@ -44,7 +44,7 @@ async def find_copies(
     )
 
 
-async def _list_on(cluster: Cluster, node: str, run_id: str | None) -> list[Copy]:
+async def _list_on(cluster: NodePool, node: str, run_id: str | None) -> list[Copy]:
     try:
         infos = await cluster.agent(node).checkpoint_list(run_id)
     except RacklessError:
@@ -70,12 +70,12 @@ def counts(step: int, saved_in: int, starts: Mapping[int, int]) -> bool:
     return all(step <= start for attempt, start in starts.items() if attempt > saved_in)
 
 
-async def verify(cluster: Cluster, copies: Iterable[Copy]) -> tuple[Copy, ...]:
+async def verify(cluster: NodePool, copies: Iterable[Copy]) -> tuple[Copy, ...]:
     """Have every copy's files hashed on its node."""
     return tuple(await asyncio.gather(*(_verify_copy(cluster, copy) for copy in copies)))
 
 
-async def _verify_copy(cluster: Cluster, copy: Copy) -> Copy:
+async def _verify_copy(cluster: NodePool, copy: Copy) -> Copy:
     try:
         info = await cluster.agent(copy.node).checkpoint_verify(copy.info.run_id, copy.info.step)
     except RacklessError as error:

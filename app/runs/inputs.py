@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.protocol import from_wire
-from agents.spec import RunSpec
+from agents.contract.messages import from_wire
+from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_model
-from app.runs.cluster import Progress
+from app.presentation.result_text import say_bytes
+from app.runs.node_pool import Progress
 from app.runs.services import Services
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
-from app.telling import say_bytes
 
 TOLD_BYTES = 64 * 1024**2
 """From this size on it is told how far the sending is."""

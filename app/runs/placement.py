@@ -7,23 +7,10 @@ which node is rank 0.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from agents.protocol import GpuFacts, NodeFacts, RankPlacement
-from app.errors import UserError
-
-LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoint:
-    """Where a node's ranks are reached by the others."""
-
-    address: str
-    interface: str | None
-    """The network device with that address; None: not known, left to torch."""
+from agents.contract.node import GpuFacts, NodeFacts
+from agents.contract.run import RankPlacement
 
 
 def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
@@ -81,77 +68,3 @@ def choose_checkpoint_ranks(ranks: Sequence[RankPlacement], copies: int) -> tupl
     for place in ranks:
         first.setdefault(place.node, place.rank)
     return tuple(list(first.values())[:copies])
-
-
-def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
-    """Return each node's address for training.
-
-    A node reached over SSH has the address that the master came by. The PC of the master itself has
-    none: it takes the one of its own that lies in a network with the others; alone, loopback.
-
-    Raises:
-        UserError: nodes on loopback and nodes elsewhere cannot reach each other.
-    """
-    known = {name: known.address for name, known in facts.items() if known.address}
-    remote = [address for address in known.values() if not _is_loopback(address)]
-    addresses = {
-        name: known.get(name) or _own_address(fact, remote) for name, fact in facts.items()
-    }
-    if remote:
-        addresses = {
-            name: _own_address(facts[name], remote) if _is_loopback(address) else address
-            for name, address in addresses.items()
-        }
-    _expect_reachable(addresses, bool(remote))
-    return {
-        name: Endpoint(address=address, interface=_interface(facts[name], address))
-        for name, address in addresses.items()
-    }
-
-
-def _own_address(facts: NodeFacts, peers: Sequence[str]) -> str:
-    """Return the node's address in a network that it shares with a peer.
-
-    Interfaces tell no netmask, so the longest common beginning of two addresses stands for one.
-    """
-    own = [i.address for i in facts.interfaces if i.up is not False and not _is_loopback(i.address)]
-    best = max(
-        ((_common_bits(mine, peer), mine) for mine in own for peer in peers),
-        default=(0, LOOPBACK),
-    )
-    return best[1]
-
-
-def _common_bits(first: str, second: str) -> int:
-    try:
-        one = ipaddress.ip_address(first.partition("%")[0])
-        two = ipaddress.ip_address(second.partition("%")[0])
-    except ValueError:
-        return -1
-    if one.version != two.version:
-        return -1
-    return one.max_prefixlen - (int(one) ^ int(two)).bit_length()
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def _expect_reachable(addresses: Mapping[str, str], has_remote: bool) -> None:
-    stuck = [name for name, address in addresses.items() if _is_loopback(address)]
-    if has_remote and stuck:
-        raise UserError(
-            f"node {stuck[0]} has no address that the other nodes can reach",
-            "Connect it to the network of the others, or run on the others alone: set nodes in the "
-            "run file.",
-        )
-
-
-def _interface(facts: NodeFacts, address: str) -> str | None:
-    for interface in facts.interfaces:
-        if interface.address == address:
-            return interface.name
-    return "lo" if _is_loopback(address) else None

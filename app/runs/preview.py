@@ -20,16 +20,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from agents import protocol
-from agents.protocol import DataPreview, PreviewJob, from_wire, to_wire
-from agents.spec import RunSpec
-from agents.wire import read_said
+from agents.contract import messages
+from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.messages import from_wire, to_wire
+from agents.contract.spec import RunSpec
+from agents.contract.wire import read_said
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_tokenizer
+from app.provisioning.environment import python_of
 from app.runs.inputs import send
-from app.runs.readiness import choose_nodes, python_of
+from app.runs.preflight import choose_nodes
 from app.runs.services import Services
 
 Progress = Callable[[str], None]
@@ -150,7 +152,7 @@ async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess
 
     What libraries log goes to a file, so that it never stands in the middle of a line of ours.
     """
-    root = str(Path(protocol.__file__).parents[1])
+    root = str(Path(messages.__file__).parents[2])
     environ = {**os.environ, "PYTHONPATH": root, "RACKLESS_AGENT_HOME": str(home)}
     with (folder / "stderr").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(

@@ -15,12 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agents.protocol import AttemptStatus
+from agents.contract.run import AttemptStatus
 from app.events import RunState
 from app.text import show_list
-
-ACTIVE_STATES: frozenset[RunState] = frozenset({"created", "launching", "running", "stopping"})
-RESUMABLE_STATES: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed"})
 
 _ENDS: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed", "done"})
 MOVES: dict[RunState, frozenset[RunState]] = {
@@ -46,7 +43,7 @@ def may_move(old: RunState, new: RunState) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class RunPart:
     """What is known about one node's part of an attempt."""
 
     node: str
@@ -68,7 +65,7 @@ class Part:
 class Situation:
     """Everything that a verdict rests on."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RunPart, ...]
     stop_asked: bool = False
     launching: bool = False
     """A living launcher is still at work: parts may be missing."""
@@ -86,7 +83,7 @@ class Situation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class StateJudgement:
     state: RunState
     message: str = ""
     hint: str = ""
@@ -94,7 +91,7 @@ class Verdict:
     """Nodes whose part has to be stopped."""
 
 
-def judge(situation: Situation) -> Verdict:
+def judge(situation: Situation) -> StateJudgement:
     """Return the state of the run, why, and which nodes' parts must be stopped."""
     culprit = _find_culprit(situation)
     if culprit is not None:
@@ -110,7 +107,7 @@ def is_peer_loss(status: AttemptStatus) -> bool:
     return status.state == "failed" and status.peer_lost
 
 
-def _find_culprit(situation: Situation) -> Part | None:
+def _find_culprit(situation: Situation) -> RunPart | None:
     parts = situation.parts
     for part in parts:
         if part.answers and _is_gone(part, situation):
@@ -127,7 +124,7 @@ def _find_culprit(situation: Situation) -> Part | None:
     return min(failed, key=_end_time) if failed else None
 
 
-def _is_gone(part: Part, situation: Situation) -> bool:
+def _is_gone(part: RunPart, situation: Situation) -> bool:
     """Tell whether a node that answers has lost its part, or never got it."""
     if part.status is not None:
         return part.status.state == "lost"
@@ -136,7 +133,7 @@ def _is_gone(part: Part, situation: Situation) -> bool:
     return situation.is_ours or not any(other.active for other in situation.parts)
 
 
-def _end_time(part: Part) -> float:
+def _end_time(part: RunPart) -> float:
     ended_s = part.status.ended_s if part.status else None
     return ended_s if ended_s is not None else float("inf")
 
@@ -151,32 +148,32 @@ def _stands_still(situation: Situation) -> bool:
     )
 
 
-def _sentence(culprit: Part, situation: Situation) -> Verdict:
+def _sentence(culprit: RunPart, situation: Situation) -> StateJudgement:
     status = culprit.status
     others = [p.node for p in situation.parts if p is not culprit and p.answers]
     if status is not None and status.state == "failed":
         if not is_peer_loss(status):
-            return Verdict(
+            return StateJudgement(
                 state="failed", message=status.message, hint=_hint(status.hint, situation)
             )
-        return Verdict(
+        return StateJudgement(
             state="interrupted",
             message=f"the nodes lost contact with each other{_where(situation)}",
             hint=_hint("Check the network with: rackless check", situation),
         )
     if situation.stop_asked:
-        return Verdict(
+        return StateJudgement(
             state="stopped", message=f"node {culprit.node} was lost while the run was stopped"
         )
     resume = f"Resume on {show_list(others)}." if others else "Resume once a node answers again."
     if culprit.answers and status is None:
-        return Verdict(
+        return StateJudgement(
             state="interrupted",
             message=f"node {culprit.node} has no part of the run: its launch broke off, or the "
             "agent's folder there was removed",
             hint="Resume the run.",
         )
-    return Verdict(
+    return StateJudgement(
         state="interrupted",
         message=f"node {culprit.node} was lost{_where(situation)}",
         hint=resume,
@@ -200,20 +197,20 @@ def _hint(hint: str, situation: Situation) -> str:
     return f"{hint.rstrip('.')}. Then resume from step {situation.checkpoint_step}."
 
 
-def _going_on(situation: Situation) -> Verdict:
+def _going_on(situation: Situation) -> StateJudgement:
     silent = [part.node for part in situation.parts if not part.answers]
     message = (
         f"{show_list(silent)} cannot be reached; training goes on without us" if silent else ""
     )
     states = {part.status.state for part in situation.parts if part.status is not None}
     if situation.stop_asked or "stopping" in states or "stopped" in states:
-        return Verdict(state="stopping", message=message)
+        return StateJudgement(state="stopping", message=message)
     if situation.launching:
-        return Verdict(state="launching", message=message)
-    return Verdict(state="running", message=message)
+        return StateJudgement(state="launching", message=message)
+    return StateJudgement(state="running", message=message)
 
 
-def _ended(situation: Situation) -> Verdict:
+def _ended(situation: Situation) -> StateJudgement:
     """No part is active and nothing went wrong: done, stopped, or nobody can tell."""
     states = [part.status.state for part in situation.parts if part.status is not None]
     silent = [part.node for part in situation.parts if not part.answers]
@@ -221,15 +218,15 @@ def _ended(situation: Situation) -> Verdict:
         return _nobody_answers(situation, silent)
     note = _silent_note(silent)
     if all(state == "done" for state in states):
-        return Verdict(state="done", message=note)
-    return Verdict(state="stopped", message=note)
+        return StateJudgement(state="done", message=note)
+    return StateJudgement(state="stopped", message=note)
 
 
-def _nobody_answers(situation: Situation, silent: Sequence[str]) -> Verdict:
+def _nobody_answers(situation: Situation, silent: Sequence[str]) -> StateJudgement:
     if situation.launching or not silent:
-        return Verdict(state="launching")
+        return StateJudgement(state="launching")
     state: RunState = "stopping" if situation.stop_asked else "running"
-    return Verdict(
+    return StateJudgement(
         state=state,
         message=f"{show_list(silent)} cannot be reached; what the run does now is not known",
         hint="Its ranks go on by themselves. It is looked at again as soon as a node answers.",

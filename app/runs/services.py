@@ -13,8 +13,8 @@ from app.errors import UserError
 from app.filelock import try_locked
 from app.library.configs import ConfigLibrary
 from app.paths import Paths, private_folder
-from app.runs.book import RunBook
-from app.runs.cluster import Cluster
+from app.runs.node_pool import NodePool
+from app.runs.run_repository import RunRepository
 from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
@@ -29,9 +29,9 @@ _LOOK_S = 0.01
 @dataclass(frozen=True, slots=True)
 class Services:
     paths: Paths
-    book: RunBook
+    book: RunRepository
     hashes: HashStore
-    cluster: Cluster
+    cluster: NodePool
     settings: Settings
     planning: PlanningStore
     configs: ConfigLibrary

@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from agents.protocol import RankPlacement
-from app.events import RankProgress, RunSnapshot, StepRecord
-from app.runs.history import AttemptHistory, RankHistory, RunHistory
-from app.runs.run import ACTIVE_STATES
-from app.storage.runs import Progress, RunRecord
+from agents.contract.run import RankPlacement
+from app.events import ACTIVE_STATES, RankProgress, RunSnapshot, StepRecord
+from app.runs.journals.history import AttemptHistory, RankHistory, RunHistory
+from app.storage.runs import RunRecord, StoredProgress
 from app.text import show_share
 
 _PHASES = (
@@ -19,7 +18,7 @@ _PHASES = (
 """In the order of a run."""
 
 
-def make_progress(history: RunHistory, attempt: int) -> Progress:
+def make_progress(history: RunHistory, attempt: int) -> StoredProgress:
     """Return how far the run has come, as its journals tell it."""
     now = history.attempt(attempt)
     told = [history.attempts[number] for number in sorted(history.attempts)]
@@ -27,7 +26,7 @@ def make_progress(history: RunHistory, attempt: int) -> Progress:
     first = next((a.first for a in told if a.first is not None), None)
     totals = [a.total_steps for a in told if a.total_steps is not None]
     resumed = now.first_step if now.newest is None else None
-    return Progress(
+    return StoredProgress(
         step=resumed if resumed is not None else newest.step if newest else None,
         total_steps=totals[-1] if totals else None,
         loss=newest.loss if newest else None,
@@ -91,7 +90,7 @@ def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:
     return done / possible if possible and len(attempt.ranks) == world_size else None
 
 
-def _remaining_s(progress: Progress, recent: Sequence[StepRecord]) -> float | None:
+def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> float | None:
     """Return the median step time times the steps that are left.
 
     A median, because the first step and those that save a checkpoint take much longer.

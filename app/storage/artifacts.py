@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from agents.protocol import FileEntry, from_wire, to_wire
+from agents.contract.messages import from_wire, to_wire
+from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, CopyKind, CopyState
 from app.storage.database import Database
 

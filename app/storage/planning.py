@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.protocol import Calibration, WireError, from_wire, to_wire
-from app.planning.learning import Outcome
+from agents.contract.messages import WireError, from_wire, to_wire
+from agents.contract.node import Calibration
+from app.planning.learning import RunOutcome
 from app.storage.database import Database
 
 MOST_OUTCOMES = 2000
@@ -127,7 +128,7 @@ class PlanningStore:
 
     # ------------------------------------------------------------ outcomes
 
-    def outcomes(self) -> tuple[Outcome, ...]:
+    def outcomes(self) -> tuple[RunOutcome, ...]:
         """Return what the newest runs taught; rows of another version are passed over."""
         rows = self._database.read(
             "SELECT outcome FROM outcomes ORDER BY ended_s DESC LIMIT ?", (MOST_OUTCOMES,)
@@ -135,12 +136,12 @@ class PlanningStore:
         found = []
         for (text,) in rows:
             try:
-                found.append(from_wire(Outcome, json.loads(text)))
+                found.append(from_wire(RunOutcome, json.loads(text)))
             except WireError:
                 continue
         return tuple(found)
 
-    def save_outcomes(self, run_id: str, attempt: int, outcomes: dict[int, Outcome]) -> None:
+    def save_outcomes(self, run_id: str, attempt: int, outcomes: dict[int, RunOutcome]) -> None:
         """Remember what each rank of an attempt taught."""
         with self._database.write() as connection:
             connection.executemany(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from agents.protocol import WireError, from_wire, to_wire
-from app.conversation import Comparison, Project
+from agents.contract.messages import WireError, from_wire, to_wire
+from app.conversation import AnswerComparison, Project
 from app.storage.database import Database
 
 MOST_COMPARISONS = 50
@@ -31,7 +31,7 @@ class PromptStore:
                 (project.base, project.data, json.dumps(prompts)),
             )
 
-    def comparisons(self, project: Project) -> tuple[Comparison, ...]:
+    def comparisons(self, project: Project) -> tuple[AnswerComparison, ...]:
         """Return what was answered, newest first; rows of another version are passed over."""
         rows = self._database.read(
             "SELECT comparison FROM comparisons WHERE base = ? AND data = ? ORDER BY id DESC",
@@ -40,12 +40,12 @@ class PromptStore:
         found = []
         for (text,) in rows:
             try:
-                found.append(from_wire(Comparison, json.loads(text)))
+                found.append(from_wire(AnswerComparison, json.loads(text)))
             except WireError:
                 continue
         return tuple(found)
 
-    def add_comparison(self, project: Project, comparison: Comparison) -> None:
+    def add_comparison(self, project: Project, comparison: AnswerComparison) -> None:
         place = (project.base, project.data)
         with self._database.write() as connection:
             connection.execute(

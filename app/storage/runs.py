@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from agents.protocol import RankPlacement, WireError, from_wire, to_wire
-from agents.spec import MAX_COUNT, RunSpec
+from agents.contract.messages import WireError, from_wire, to_wire
+from agents.contract.run import RankPlacement
+from agents.contract.spec import MAX_COUNT, RunSpec
 from app.events import RunEvent, RunState
 from app.storage.database import Database
 
@@ -24,7 +25,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class StoredProgress:
     """How far a run has come, kept so that a list of runs needs no journals."""
 
     step: int | None = None
@@ -50,7 +51,7 @@ class RunRecord:
     ended_s: float | None = None
     stop_asked: bool = False
     """A person wants it stopped; remembered so that a new master goes on stopping."""
-    progress: Progress = field(default_factory=Progress)
+    progress: StoredProgress = field(default_factory=StoredProgress)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +223,7 @@ def _run_of(row: tuple[Any, ...]) -> RunRecord:
         started_s=row[9],
         ended_s=row[10],
         stop_asked=bool(row[11]),
-        progress=from_wire(Progress, json.loads(row[12])),
+        progress=from_wire(StoredProgress, json.loads(row[12])),
     )
 
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from agents.protocol import GpuFacts, GpuSample, Sample
+from agents.contract.node import GpuFacts, GpuSample, Sample
 from app.events import NodeSnapshot, RankProgress, RunSnapshot
 from app.telemetry.alerts import (
     Alert,
@@ -46,7 +46,7 @@ class DeviceKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class StreamReading:
     """The newest figures of one device."""
 
     name: str
@@ -69,7 +69,7 @@ class Reading:
 @dataclass(slots=True)
 class Device:
     key: DeviceKey
-    reading: Reading
+    reading: StreamReading
     history: Ring = field(default_factory=lambda: Ring(6, HISTORY_SAMPLES))
     alerts: tuple[Alert, ...] = ()
     rank: RankProgress | None = None
@@ -121,7 +121,7 @@ class Telemetry:
         wanted = [_reading_of_facts(gpu) for gpu in node.facts.gpus]
         names = [f"cuda:{gpu.index}" for gpu in node.facts.gpus]
         if not wanted:
-            cpu = Reading(
+            cpu = StreamReading(
                 name=node.facts.cpu or "CPU",
                 is_gpu=False,
                 memory_total_bytes=node.facts.memory_bytes,
@@ -221,7 +221,7 @@ class Telemetry:
             tokens_per_s=sum(tokens) if tokens else None,
         )
 
-    def _add(self, node: str, name: str, reading: Reading, sample: Sample) -> DeviceKey:
+    def _add(self, node: str, name: str, reading: StreamReading, sample: Sample) -> DeviceKey:
         key = DeviceKey(node, name)
         device = self._devices.get(key)
         if device is None:
@@ -247,7 +247,7 @@ def _name(run: RunSnapshot | None) -> str | None:
     return run.name if run is not None else None
 
 
-def _device_alerts(reading: Reading, active: frozenset[AlertKind]) -> list[Alert | None]:
+def _device_alerts(reading: StreamReading, active: frozenset[AlertKind]) -> list[Alert | None]:
     return [
         check_heat(reading.temperature_celsius, is_gpu=reading.is_gpu, active=active),
         check_throttle(reading.throttle),
@@ -260,8 +260,8 @@ def _device_order(device: Device) -> tuple[int, str]:
     return (int(index) if index.isdigit() else -1, kind)
 
 
-def _reading_of_facts(gpu: GpuFacts) -> Reading:
-    return Reading(
+def _reading_of_facts(gpu: GpuFacts) -> StreamReading:
+    return StreamReading(
         name=gpu.name,
         is_gpu=True,
         memory_total_bytes=gpu.memory_bytes,
@@ -269,8 +269,8 @@ def _reading_of_facts(gpu: GpuFacts) -> Reading:
     )
 
 
-def _gpu(gpu: GpuSample) -> Reading:
-    return Reading(
+def _gpu(gpu: GpuSample) -> StreamReading:
+    return StreamReading(
         name=gpu.name,
         is_gpu=True,
         utilisation=gpu.utilisation,
@@ -285,8 +285,8 @@ def _gpu(gpu: GpuSample) -> Reading:
     )
 
 
-def _cpu(sample: Sample, name: str) -> Reading:
-    return Reading(
+def _cpu(sample: Sample, name: str) -> StreamReading:
+    return StreamReading(
         name=name,
         is_gpu=False,
         utilisation=sample.cpu_utilisation,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import agents.__main__ as entry
-from agents.protocol import Event, decode
+from agents.contract.messages import Event, decode
 from app.nodes.archive import build_archive
-from tests.agents.test_server import Agent
+from tests.agents.serve.test_server import Agent
 
 SOURCE = Path(entry.__file__)
 

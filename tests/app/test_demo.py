@@ -15,7 +15,7 @@ import pytest
 
 from app.demo import NAMES, QUESTION, Demo
 from app.errors import UserError
-from app.nodes.loopback import find_processes, power_cut
+from app.nodes.transport.loopback import find_processes, power_cut
 
 ROOT = Path(__file__).resolve().parents[2]
 

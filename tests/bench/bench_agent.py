@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.protocol import Event, Request, decode, encode
+from agents.contract.messages import Event, Request, decode, encode
 from app.nodes.archive import build_archive
 from tests.bench.processes import command_of, cpu_s, memory_bytes, processes_with
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agents.quantizers.awq_by_gptqmodel import find_clips, find_scales
-from agents.quantizers.by_gptqmodel import let_few_cores_work
+from agents.quantizers.formats.awq_by_gptqmodel import find_clips, find_scales
+from agents.quantizers.formats.by_gptqmodel import let_few_cores_work
 
 GROUP, TOKENS, ROW, ROWS_AT_ONCE = 128, 512, 256, 8
 TIMES = 3

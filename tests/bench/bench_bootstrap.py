@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from app.nodes.archive import AgentArchive, build_archive
-from app.nodes.connection import connect
 from app.nodes.link import open_link
 from app.nodes.node import Node
+from app.nodes.transport.connection import connect
 from tests.bench.ssh_server import MeasuredServer, measured_server
 
 WARM_TARGET_S = 0.4

@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from agents.files import describe_file
-from agents.trainer.checkpoint import sync_file
-from agents.trainer.digest import digest
-from agents.trainer.flat import FlatParameters
-from agents.trainer.optimizer import export_state, make_optimizer
-from agents.trainer.snapshot import HostCopy
+from agents.node.files import describe_file
+from agents.state import sync_file
+from agents.trainer.checkpoint.state import HostCopy
+from agents.trainer.optim.flat_parameters import FlatParameters
+from agents.trainer.optim.optimizer import export_state, make_optimizer
+from agents.trainer.parallel.state_digest import digest
 
 ROWS = 64
 SETTINGS = SimpleNamespace(optimizer="adamw", learning_rate=1e-4, weight_decay=0.0)

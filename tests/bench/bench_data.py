@@ -29,11 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def measure(num_rows: int) -> None:
     """Tokenize a generated file in this process; print what it took as JSON."""
-    from agents.spec import DataSpec, RunSpec
+    from agents.contract.spec import DataSpec, RunSpec
     from agents.trainer.data.cache import load_examples
     from agents.trainer.data.order import shuffle_epoch
     from agents.trainer.data.rows import find_files
-    from agents.trainer.model import load_tokenizer
+    from agents.trainer.model.model import load_tokenizer
 
     tokenizer, _ = load_tokenizer(DEMO / "model")
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from tests.bench.bench_train import make_model, train
 
 CAPS_GIB = "6,8,12,16,24"

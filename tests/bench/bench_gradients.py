@@ -35,15 +35,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agents.layer_plan import LayerPlan
-from agents.spec import AdapterSpec, RunSpec
-from agents.trainer.attempt import read_attempt
-from agents.trainer.batch import choose_batch
-from agents.trainer.compute import Computer
-from agents.trainer.group import Group, Ranks
-from agents.trainer.layers import Layers
+from agents.contract.layer_plan import LayerPlan
+from agents.contract.spec import AdapterSpec, RunSpec
+from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.layers import LayerStack
+from agents.trainer.parallel.batch import choose_batch
+from agents.trainer.parallel.reducer import ExactWire, Reducer
 from agents.trainer.prepare import prepare
-from agents.trainer.reducer import ExactWire, Reducer
+from agents.trainer.rank.attempt import read_attempt
+from agents.trainer.rank.group import Group, Ranks
 from tests.agents.trainer.ranks import (
     Run,
     finish,
@@ -182,17 +182,17 @@ class Trainer:
         self._player = cache(self._make_player)
         self.expected = cache(self._compute_alone)
 
-    def _make_player(self, num_recomputed: int) -> tuple[Computer, Reducer]:
+    def _make_player(self, num_recomputed: int) -> tuple[Executor, Reducer]:
         prepared = prepare(self._attempt, Group(Ranks(), self._attempt.rank_names), CPU)
         self._train = prepared.train
         values = prepared.flat.values  # B of an adapter is zero at first, and the gradient of A
         draw = torch.Generator().manual_seed(5)
         values += 0.05 * torch.randn(len(values), generator=draw, dtype=torch.float64).to(values)
-        layers = Layers(prepared.model)
+        layers = LayerStack(prepared.model)
         layers.set(LayerPlan(num_recomputed=num_recomputed))
         if layers.plan.num_recomputed != num_recomputed:
             raise RuntimeError(f"{layers.plan.num_recomputed} layers are computed twice")
-        computer = Computer(
+        computer = Executor(
             prepared.model, prepared.flat, prepared.objective, CPU,
             layers=layers, micro_tokens=1,
             warn=lambda message, hint: None, beat=lambda: None,

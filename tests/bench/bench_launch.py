@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.core import Core
-from app.nodes.loopback import LoopbackNode, power_cut, start_loopback
+from app.core.core import Core
 from app.nodes.node import SshAddress
+from app.nodes.transport.loopback import LoopbackNode, power_cut, start_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET_S = 3.0

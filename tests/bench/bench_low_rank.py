@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from agents.trainer import low_rank
+from agents.trainer.kernels import lora_kernels
 
 SETS = ((4096, 4096, 4096), (4096,), (11008, 11008))
 REPEATS, TIMES = 20, 5
@@ -57,15 +57,15 @@ def compare(widths: tuple[int, ...], num_tokens: int, rank: int) -> None:
     pairs = {
         "expand": (
             lambda: [part @ up.T for part, up in zip(parts, ups, strict=True)],
-            lambda: low_rank.expand(low, ups),
+            lambda: lora_kernels.expand(low, ups),
         ),
-        "shrink": (shrink, lambda: low_rank.shrink(gradients, ups)),
+        "shrink": (shrink, lambda: lora_kernels.shrink(gradients, ups)),
         "gather": (
             lambda: [
                 torch.mm(gradient.T, part, out_dtype=wide)
                 for gradient, part in zip(gradients, parts, strict=True)
             ],
-            lambda: low_rank.gather(gradients, low, ups, 1.0, wide),
+            lambda: lora_kernels.gather(gradients, low, ups, 1.0, wide),
         ),
     }
     for name, (plain, ours) in pairs.items():

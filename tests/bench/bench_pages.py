@@ -67,7 +67,7 @@ def bench_plot() -> bool:
     from app.gui.application import make_application
     from app.gui.charts.limits import Limits
     from app.gui.charts.plot import Plot
-    from app.gui.theme import Theme
+    from app.gui.kit.theme import Theme
     from app.text import show_loss
 
     application = make_application()
@@ -99,7 +99,7 @@ def bench_plot() -> bool:
 
 def bench_log() -> bool:
     from app.gui.application import make_application
-    from app.gui.theme import Theme
+    from app.gui.kit.theme import Theme
     from tests.fakes.core import busy_core
     from tests.gui.stage import Stage
 
@@ -134,8 +134,8 @@ def bench_pixel() -> bool:
     from PySide6.QtGui import QPaintEvent
 
     from app.gui.application import make_application
-    from app.gui.theme import Theme
-    from app.gui.widgets.card import DeviceCard
+    from app.gui.kit.theme import Theme
+    from app.gui.overview.card import DeviceCard
     from app.telemetry.stream import TIME
     from tests.fakes.site import Site
     from tests.gui.real_stage import RealStage

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from agents.trainer.group import Group, Ranks
-from agents.trainer.micro import group_examples
-from agents.trainer.shares import split_batch
+from agents.trainer.model.micro_batch import group_examples
+from agents.trainer.parallel.shares import split_batch
+from agents.trainer.rank.group import Group, Ranks
 from app.planning.cluster import ethernet
 from app.planning.network import hide, ring_s, statistics_s
 from tests.bench import bench_unlike

@@ -12,9 +12,9 @@ import statistics
 import sys
 import time
 
-from agents.spec import AdapterKind
+from agents.contract.spec import AdapterKind
 from app.planning.cluster import Cluster, ethernet
-from app.planning.plan import Question, make_plan
+from app.planning.plan import PlanRequest, make_plan
 from tests.app.planning.clusters import ask, make_node
 
 GOAL_S = 0.050
@@ -24,7 +24,7 @@ CARDS = (
 )  # fmt: skip
 
 
-def measure(question: Question, repeats: int) -> float:
+def measure(question: PlanRequest, repeats: int) -> float:
     """Return the median seconds of a plan."""
     make_plan(question)
     times_s = []

@@ -122,14 +122,14 @@ class Bench:
     def __init__(self, job: Job, device: Any) -> None:
         import torch
 
-        from agents.spec import AdapterSpec, DataSpec, RunSpec
-        from agents.trainer import compiling, nf4
-        from agents.trainer.compute import Computer
-        from agents.trainer.flat import FlatParameters
-        from agents.trainer.forward import Forward
-        from agents.trainer.layers import Layers
-        from agents.trainer.model import make_trained
-        from agents.trainer.offload import Offloader
+        from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+        from agents.trainer.execution.activation_offload import Offloader
+        from agents.trainer.execution.executor import Executor
+        from agents.trainer.execution.layers import LayerStack
+        from agents.trainer.kernels import compiling, nf4
+        from agents.trainer.model.forward import Forward
+        from agents.trainer.model.model import make_trained
+        from agents.trainer.optim.flat_parameters import FlatParameters
 
         self.job, self.device, self.meter = job, device, Meter(device)
         self.warnings: list[str] = []
@@ -158,13 +158,13 @@ class Bench:
         self.meter.clean()
         self.sizes["flat_bytes"] = self.meter.now()
         fixed = [*model.module.parameters(), *model.module.buffers()]
-        layers = Layers(
+        layers = LayerStack(
             model,
             compiled=device.type == "cuda",
             offloader=Offloader(device, fixed, 24 << 30),
             warn=lambda message, hint: self.warnings.append(message),
         )
-        self.computer = Computer(
+        self.computer = Executor(
             model, self.flat, self.watched, device, layers=layers, micro_tokens=1 << 20,
             warn=lambda message, hint: self.warnings.append(message), beat=lambda: None,
         )  # fmt: skip
@@ -173,7 +173,7 @@ class Bench:
 
     def compile(self) -> dict[str, Any]:
         """Compile both ways of a layer on few tokens, and tell what one layer keeps."""
-        from agents.layer_plan import LayerPlan
+        from agents.contract.layer_plan import LayerPlan
 
         layers = self.computer.layers
         part = make_part([512, 512], self.job)
@@ -203,7 +203,7 @@ class Bench:
 
     def measure(self, wanted: Row) -> dict[str, Any]:
         """Return the figures of a row."""
-        from agents.layer_plan import LayerPlan
+        from agents.contract.layer_plan import LayerPlan
 
         layers, meter = self.computer.layers, self.meter
         count = layers.most_layers
@@ -257,7 +257,7 @@ class Bench:
         """Have an optimizer of this kind with all of its state."""
         from dataclasses import replace
 
-        from agents.trainer.optimizer import make_optimizer
+        from agents.trainer.optim.optimizer import make_optimizer
 
         if name == self.optimizer_name:
             return
@@ -293,7 +293,7 @@ class Watched:
         """Return what `objectives.Supervised` does."""
         import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
-        from agents.trainer.objectives import NUM_SUMS
+        from agents.trainer.objectives.objective import NUM_SUMS
 
         features = self._forward.features(batch)
         meter = self._meter
@@ -309,8 +309,7 @@ def make_part(lengths: list[int], job: Job) -> Any:
     """Return sequences of random tokens that all count."""
     import numpy as np
 
-    from agents.trainer.compute import Part
-    from agents.trainer.examples import Example, Segment
+    from agents.trainer.data.examples import Example, Part, Segment
 
     draw = np.random.default_rng(5)
     examples = []
@@ -359,7 +358,7 @@ def calibrate_first(out: str, lock: str, deadline_s: float, cpu: bool) -> None:
     """Write what the node's own measurement says of this card, and what a bare process holds."""
     import torch
 
-    from agents.protocol import CalibrationJob
+    from agents.contract.node import CalibrationJob
     from agents.trainer.calibration import calibrate
 
     with alone(lock):

@@ -32,8 +32,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import CONVERTED_TYPES, ENGINES, Engine
-from agents.files import describe_file
+from agents.contract.formats import CONVERTED_TYPES, ENGINES, Engine
+from agents.node.files import describe_file
 from tests.agents.trainer.ranks import DEMO
 from tests.bench import learned_model
 from tests.bench.quantize_jobs import Bench, make, make_capped, merge

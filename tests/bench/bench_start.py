@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from app.nodes.loopback import power_cut
+from app.nodes.transport.loopback import power_cut
 
 REPEATS = 7
 LIMIT_S = 1.5

@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from agents.protocol import AttemptIntent, RankPlacement
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
-from agents.wire import to_wire
+from agents.contract.run import AttemptIntent, RankPlacement
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.wire import to_wire
 from tests.agents.trainer.ranks import DEMO, free_port, read_journal
 
 ROOT = Path(__file__).parents[2]

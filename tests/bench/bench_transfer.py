@@ -17,13 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents.protocol import FileEntry
-from app.nodes import transfer
+from agents.contract.run import FileEntry
 from app.nodes.archive import build_archive
-from app.nodes.connection import connect
+from app.nodes.files import transfer
+from app.nodes.files.local_files import BLOCK_BYTES, read_blocks
 from app.nodes.link import open_link
-from app.nodes.local_files import BLOCK_BYTES, read_blocks
 from app.nodes.node import Node
+from app.nodes.transport.connection import connect
 from tests.bench.ssh_server import MeasuredServer, measured_server
 from tests.fakes.ssh import client_of
 

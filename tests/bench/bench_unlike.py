@@ -29,12 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from agents.trainer.balance import Balancer, choose_first_shares
-from agents.trainer.flat import FlatParameters
-from agents.trainer.group import Group, Ranks
-from agents.trainer.micro import group_examples
-from agents.trainer.reducer import ExactWire, Reducer
-from agents.trainer.shares import split_batch
+from agents.trainer.model.micro_batch import group_examples
+from agents.trainer.optim.flat_parameters import FlatParameters
+from agents.trainer.parallel.balance import Balancer, choose_first_shares
+from agents.trainer.parallel.reducer import ExactWire, Reducer
+from agents.trainer.parallel.shares import split_batch
+from agents.trainer.rank.group import Group, Ranks
 from tests.cluster.namespaces import SYSTEM_PATH, run_tool
 
 ROOT = Path(__file__).parents[2]

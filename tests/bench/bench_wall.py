@@ -21,10 +21,10 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 import numpy as np
 from PySide6.QtWidgets import QApplication, QGridLayout, QWidget
 
-from agents.protocol import GpuSample, Sample
+from agents.contract.node import GpuSample, Sample
 from app.gui.application import make_application
-from app.gui.theme import Theme
-from app.gui.widgets.card import DeviceCard
+from app.gui.kit.theme import Theme
+from app.gui.overview.card import DeviceCard
 from app.telemetry.state import Status
 from app.telemetry.stream import DeviceKey, Telemetry
 

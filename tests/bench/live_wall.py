@@ -17,9 +17,9 @@ from PySide6.QtCore import Qt, QTimer
 
 from app.events import NodeChanged
 from app.gui.application import make_application
-from app.gui.theme import Theme
-from app.gui.widgets.card import HEIGHT_PX
-from app.gui.widgets.wall import GAP_PX, HEAD_PX
+from app.gui.kit.theme import Theme
+from app.gui.overview.card import HEIGHT_PX
+from app.gui.overview.wall import GAP_PX, HEAD_PX
 from tests.fakes.core import FakeCore, make_node
 from tests.gui.cpu_wait import CpuWait
 from tests.gui.stage import Stage

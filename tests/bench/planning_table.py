@@ -16,12 +16,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agents.spec import AdapterSpec, DataSpec, RunSpec
-from app.planning.memory import GIB, GpuMemory, MemoryForecast, Setting, estimate_memory
+from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from app.planning.memory.forecast import (
+    GIB,
+    GpuMemory,
+    MemoryForecast,
+    MemorySetting,
+    estimate_memory,
+)
 from app.planning.model_shape import read_shape
 from tests.bench.planning_jobs import SHAPES, TIED
 
-TABLE = Path(__file__).parents[1] / "app" / "planning" / "measured_memory.json"
+TABLE = Path(__file__).parents[1] / "app" / "planning" / "memory" / "measured_memory.json"
 H200 = GpuMemory(total_bytes=140 * GIB, capability=(9, 0), num_multiprocessors=132)
 _TOLD = ("shape", "kind", "rank", "targets", "dropout", "optimizer", "sequence", "tokens")
 
@@ -75,7 +81,7 @@ def forecast(table: dict[str, Any], row: dict[str, Any]) -> MemoryForecast:
         optimizer=row["optimizer"],
         compile="auto" if row.get("compiled", True) else "off",
     )
-    setting = Setting(
+    setting = MemorySetting(
         micro_tokens=row["tokens"],
         num_recomputed=row["num_recomputed"],
         num_moved=row["num_moved"],

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import PROOF_FILE, Engine, MakeJob, Origin, TextSource
-from agents.quantizers.reuse import LINEAGE_FILE
-from agents.quantizers.texts import read_texts
+from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
+from agents.contract.formats import Engine
+from agents.contract.wire import to_wire
+from agents.quantizers.job.reuse import LINEAGE_FILE
+from agents.quantizers.job.texts import read_texts
 from agents.trainer.data.tokenizer import load_tokenizer
-from agents.wire import to_wire
 from app.planning.model_shape import read_shape
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,7 @@ def make(
     Args:
         case: names it.
         model: folder of Transformers with `train.jsonl` and `eval.jsonl`.
-        method: of `agents.artifacts.METHODS`.
+        method: of `agents.contract.formats.METHODS`.
         types: of the method.
         cap_gib: of the GPU; None: all of it.
         engine: that makes AWQ.
@@ -193,9 +194,9 @@ def write_adapter(model: Path, checkpoints: Path) -> None:
     from peft import LoraConfig
     from safetensors.torch import save_file
 
-    from agents.trainer.checkpoint import CheckpointFolder
-    from agents.trainer.failpoints import Failpoints
-    from agents.trainer.fingerprint import hash_model
+    from agents.trainer.checkpoint.fingerprint import hash_model
+    from agents.trainer.checkpoint.folder import CheckpointFolder
+    from agents.trainer.rank.failpoints import Failpoints
 
     shape = read_shape(json.loads((model / "config.json").read_bytes()))
 

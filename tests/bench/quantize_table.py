@@ -4,7 +4,7 @@
 
 What was made, beside the original and the control; ours beside each method's own implementation;
 and what each case took beside its forecast, by the formulas alone and by what the other
-cases of the same method would have taught (`app/quantize/learning.py`).
+cases of the same method would have taught (`app/artifacts/estimates/learning.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import ENGINES, Engine
+from agents.contract.formats import ENGINES, Engine
+from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
+from app.artifacts.estimates.forecast import ArtifactForecast, forecast_artifact
+from app.artifacts.estimates.learning import ExportOutcome, find_factors, maker_of
+from app.artifacts.estimates.texts import TextSizes
 from app.planning.model_shape import read_shape
-from app.quantize.cost import Bench, PhaseForecast, forecast_phases
-from app.quantize.forecast import ArtifactForecast, forecast_artifact
-from app.quantize.learning import ExportOutcome, find_factors, maker_of
-from app.quantize.texts import TextSizes
 from tests.bench.quantize_jobs import TARGETS
 
 NODE = "here"

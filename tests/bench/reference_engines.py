@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.artifacts import TextSource
-from agents.quantizers.calibrated import choose_group
-from agents.quantizers.compare import ModelPredictor, diverge, measure, remember
-from agents.quantizers.llama_cpp import LlamaCpp
-from agents.quantizers.models import load_model
-from agents.quantizers.texts import Texts, read_texts
+from agents.contract.artifacts import TextSource
+from agents.quantizers.formats.calibrated import choose_group
+from agents.quantizers.inference.llama_cpp import LlamaCpp
+from agents.quantizers.inference.models import load_model
+from agents.quantizers.job.texts import Texts, read_texts
+from agents.quantizers.proof.compare import ModelPredictor, diverge, measure, remember
 from agents.trainer.data.tokenizer import load_tokenizer
 from tests.bench.learned_model import COMPARED_FILE
 from tests.bench.quantize_jobs import Bench, make

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import asyncssh
 
-from app.nodes.host_keys import HostKeys
 from app.nodes.node import SshAddress
+from app.nodes.transport.host_keys import HostKeys
 from tests.bench.processes import processes_with
 from tests.fakes.ssh import address_of, loopback_node, make_key
 

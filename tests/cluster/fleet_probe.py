@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from agents.protocol import FileEntry
+from agents.contract.run import FileEntry
 from app.events import Event, EventHub, NodeChanged
-from app.nodes import transfer
+from app.nodes.files import transfer
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, SshAddress
 

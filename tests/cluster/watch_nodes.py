@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from app.core import Core
+from app.core.core import Core
 from app.events import Event, NodeChanged
 
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from agents.artifacts import Origin
-from agents.protocol import FileEntry
+from agents.contract.artifacts import Origin
+from agents.contract.run import FileEntry
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 
 CARD = """---

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import ChatAnswer, ChatOpened, ChatTurn
+from agents.contract.artifacts import ChatAnswer, ChatOpened, ChatTurn
 from app.artifact import ArtifactCopy, ArtifactSnapshot
-from app.conversation import Comparison, Loaded, Project, Subject, to_markdown
+from app.conversation import AnswerComparison, Loaded, Project, Subject, to_markdown
 
 PROJECT = Project(base="meta-llama/Llama-2-7b-hf", data="chats.jsonl")
 ANSWER = "A miller called Aldous Bren, in 1810, after the river had moved."
@@ -37,7 +37,7 @@ class FakeChats:
         """An answer waits for it after its first word."""
         self.stopped: set[int] = set()
         self.kept: tuple[str, ...] = ("Who founded Brenford?", "What is a weir for?")
-        self.past: tuple[Comparison, ...] = ()
+        self.past: tuple[AnswerComparison, ...] = ()
         self.turns: list[ChatTurn] = []
 
     async def open_chat(self, subject: Subject, *, progress: Tell | None = None) -> Loaded:
@@ -93,11 +93,11 @@ class FakeChats:
     def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
         self.kept = prompts
 
-    def compared_answers(self, project: Project) -> tuple[Comparison, ...]:
+    def compared_answers(self, project: Project) -> tuple[AnswerComparison, ...]:
         return self.past
 
-    def save_compared(self, project: Project, found: Comparison) -> None:
+    def save_compared(self, project: Project, found: AnswerComparison) -> None:
         self.past = (found, *self.past)
 
-    def write_compared(self, project: Project, found: Comparison, path: Path) -> None:
+    def write_compared(self, project: Project, found: AnswerComparison, path: Path) -> None:
         path.write_text(to_markdown(project, found), encoding="utf-8")

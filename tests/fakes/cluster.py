@@ -9,44 +9,43 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import (
+from agents.contract.artifacts import (
     ChatAnswer,
     ChatJob,
     ChatOpened,
     ChatReply,
     ChatTurn,
     MakeJob,
+    MergeJob,
     PackagesBuild,
     PackagesReport,
 )
-from agents.protocol import (
-    AttemptIntent,
-    AttemptState,
-    AttemptStatus,
-    Calibration,
-    CalibrationJob,
-    CheckpointInfo,
+from agents.contract.data import (
     DataPreview,
-    EnvironmentReport,
-    FileEntry,
-    MergeJob,
     NamedRow,
-    NodeFacts,
     PreviewJob,
-    RankStatus,
     ShownConversation,
     ShownPart,
     ShownRow,
+)
+from agents.contract.node import Calibration, CalibrationJob, EnvironmentReport, NodeFacts
+from agents.contract.run import (
+    AttemptIntent,
+    AttemptState,
+    AttemptStatus,
+    CheckpointInfo,
+    ControlRequest,
+    FileEntry,
+    RankStatus,
     StreamChunk,
-    Wish,
 )
 from app.errors import NodeUnreachable, UserError
 from app.events import EventHub
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
-from app.runs.book import RunBook
-from app.runs.cluster import BytesProgress, Progress
+from app.runs.node_pool import BytesProgress, Progress
+from app.runs.run_repository import RunRepository
 from app.runs.services import Services
 from app.settings import Settings
 from app.storage.artifacts import ArtifactStore
@@ -121,8 +120,8 @@ class FakeNode:
     fences: dict[str, int] = field(default_factory=dict)
     intents: list[AttemptIntent] = field(default_factory=list)
     stops: list[tuple[str, int, float]] = field(default_factory=list)
-    wishes: list[Wish] = field(default_factory=list)
-    grant: Callable[[str, int, Wish], None] | None = None
+    wishes: list[ControlRequest] = field(default_factory=list)
+    grant: Callable[[str, int, ControlRequest], None] | None = None
     """What the trainer does with a wish."""
     deleted: list[str] = field(default_factory=list)
     pushed: list[str] = field(default_factory=list)
@@ -224,7 +223,7 @@ class FakeNode:
             self.set_state(run_id, attempt, "stopped")
         return self.attempts[run_id, attempt]
 
-    async def leave_wish(self, run_id: str, attempt: int, wish: Wish) -> None:
+    async def leave_wish(self, run_id: str, attempt: int, wish: ControlRequest) -> None:
         self._answer("leave_wish")
         self.wishes.append(wish)
         if self.grant is not None:
@@ -417,7 +416,7 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
     database = open_database(paths.database)
     return Services(
         paths=paths,
-        book=RunBook(paths, RunStore(database), EventHub()),
+        book=RunRepository(paths, RunStore(database), EventHub()),
         hashes=HashStore(database),
         cluster=cluster,
         settings=Settings(paths.settings_file),

@@ -1,7 +1,7 @@
 """A core without a cluster: it publishes believable snapshots, for the window's tests and pictures.
 
-It has the methods of app.core.Core that the window calls; each changes the fake's own state and
-publishes what a real core would. `calls` records them. Everything is deterministic.
+It has the methods of app.core.core.Core that the window calls; each changes the fake's own state
+and publishes what a real core would. `calls` records them. Everything is deterministic.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agents.artifacts import Engine
-from agents.protocol import (
+from agents.contract.data import DataPreview
+from agents.contract.formats import Engine
+from agents.contract.node import (
     Calibration,
-    DataPreview,
     EnvironmentReport,
     GpuFacts,
     GpuSample,
@@ -26,8 +26,11 @@ from agents.protocol import (
     NodeFacts,
     Sample,
 )
-from agents.spec import DataSpec, RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
+from app.artifacts.deletion import DeletedArtifact
+from app.artifacts.estimates.plan import ExportPlan
+from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
 from app.errors import HostKeyUnknown, NodeUnreachable, UserError
 from app.events import (
     ArtifactsChanged,
@@ -54,16 +57,13 @@ from app.events import (
     TraceMade,
     TraceRow,
 )
+from app.hub.node_tokens import NodeToken
 from app.library.recipes import Recipe, list_recipes
 from app.nodes.node import SshAddress
 from app.planning.candidate import Plan
-from app.planning.outcome import Comparison
-from app.quantize.plan import ExportPlan
-from app.registry.deleting import DeletedArtifact
-from app.registry.node_tokens import NodeToken
-from app.registry.serving import ServeCommand, ServedFolder, serve_commands
-from app.runs.logs import LogFile
-from app.runs.spec_file import format_run
+from app.planning.forecast_accuracy import ForecastComparison
+from app.runfile.run_file import format_run
+from app.runs.journals.logs import LogFile
 from tests.fakes.artifacts import CARD, past_artifacts
 from tests.fakes.chats import FakeChats
 from tests.fakes.cluster import make_preview
@@ -338,7 +338,7 @@ class FakeCore(FakeChats):
     plan_answer: Plan | Exception = field(default_factory=make_plan_of_all)
     plan_gate: asyncio.Event | None = None
     """A plan waits for it."""
-    comparison_map: dict[str, Comparison] = field(default_factory=dict)
+    comparison_map: dict[str, ForecastComparison] = field(default_factory=dict)
     calibration_map: dict[str, dict[str, Calibration]] = field(default_factory=dict)
     preview_map: dict[str, DataPreview] = field(default_factory=dict)
     artifact_map: dict[str, ArtifactSnapshot] = field(default_factory=dict)
@@ -409,7 +409,7 @@ class FakeCore(FakeChats):
     def run_preview(self, run_id: str) -> DataPreview | None:
         return self.preview_map.get(run_id)
 
-    def comparison(self, run_id: str) -> Comparison | None:
+    def comparison(self, run_id: str) -> ForecastComparison | None:
         return self.comparison_map.get(run_id)
 
     def calibrations(self, name: str) -> dict[str, Calibration]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.quantize.cost import PhaseForecast
-from app.quantize.forecast import ArtifactForecast
-from app.quantize.plan import ExportPlan, PlacePlan
+from app.artifacts.estimates.cost import PhaseForecast
+from app.artifacts.estimates.forecast import ArtifactForecast
+from app.artifacts.estimates.plan import ExportPlan, PlacePlan
 
 GIB = 1 << 30
 _GIB = {

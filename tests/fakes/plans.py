@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from app.planning.candidate import Advice, Candidate, GpuPlan, Plan, StepParts
-from app.planning.memory import MemoryForecast, Setting
-from app.planning.outcome import Comparison, Forecast, Measured, RankForecast, RankMeasured
+from app.planning.forecast_accuracy import (
+    Forecast,
+    ForecastComparison,
+    Measured,
+    RankForecast,
+    RankMeasured,
+)
+from app.planning.memory.forecast import MemoryForecast, MemorySetting
 
 GIB = 1024**3
 MIB = 1024**2
@@ -45,7 +51,7 @@ def make_gpu_plan(place: int, **changes: object) -> GpuPlan:
         device=device,
         card=card,
         share=share,
-        setting=Setting(micro_tokens=4096, num_recomputed=20 if gib == 8 else 0),
+        setting=MemorySetting(micro_tokens=4096, num_recomputed=20 if gib == 8 else 0),
         memory=make_memory(600 if gib == 8 else 5200),
         room_bytes=gib * GIB,
         tokens_per_s=rate,
@@ -104,7 +110,7 @@ def make_plan_of_all(fits: bool = True) -> Plan:
     return replace(plan, chosen=None, others=(tight, alone), advice=(advice,))
 
 
-def make_comparison() -> Comparison:
+def make_comparison() -> ForecastComparison:
     """Return what was foretold of four ranks, and what they did."""
     plan = make_plan_of_all().chosen
     assert plan is not None
@@ -149,4 +155,4 @@ def make_comparison() -> Comparison:
         network_s=1.0,
         tokens_per_s=3750.0,
     )
-    return Comparison(forecast=forecast, measured=measured)
+    return ForecastComparison(forecast=forecast, measured=measured)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.nodes.loopback import power_cut
+from app.nodes.transport.loopback import power_cut
 from tests.fakes.ssh import make_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,13 @@ class Site:
     def start_node(self, name: str) -> None:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "app.nodes.loopback", "--home", str(self.node_home(name))),
+                *(
+                    sys.executable,
+                    "-m",
+                    "app.nodes.transport.loopback",
+                    "--home",
+                    str(self.node_home(name)),
+                ),
                 *("--authorized-key", f"{self.key}.pub", "--until-eof"),
             ],
             stdin=subprocess.PIPE,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from app.nodes.archive import AgentArchive, build_archive
 from app.nodes.client import NodeClient
-from app.nodes.connection import Connection
-from app.nodes.connection import connect as connect_address
 from app.nodes.link import Link, open_link
-from app.nodes.loopback import LoopbackNode, power_cut, start_loopback
 from app.nodes.node import Node, SshAddress
+from app.nodes.transport.connection import Connection
+from app.nodes.transport.connection import connect as connect_address
+from app.nodes.transport.loopback import LoopbackNode, power_cut, start_loopback
 
 
 def make_key(folder: Path, name: str = "key", passphrase: str = "") -> Path:

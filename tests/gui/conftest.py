@@ -12,8 +12,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
 from app.gui.application import make_application
-from app.gui.garbage import GarbageCollection, collect_if_due
-from app.gui.theme import Theme
+from app.gui.kit.theme import Theme
+from app.gui.session.garbage import GarbageCollection, collect_if_due
 from tests.fakes.core import FakeCore, busy_core
 from tests.gui.stage import Stage
 

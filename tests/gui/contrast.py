@@ -10,7 +10,7 @@ from PySide6.QtCore import QPoint, QRect
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QLabel, QPushButton, QTabBar, QTableView, QToolButton, QWidget
 
-from app.gui.widgets.status import StatusPill
+from app.gui.kit.status import StatusPill
 
 TEXT, MEANING = 4.5, 3.0
 """Least contrast of text, and of glyphs and lines that mean something."""

@@ -55,12 +55,12 @@ class Photographer:
         from PySide6.QtCore import Qt, QTimer
 
         from app.gui.application import core_opener, make_application
-        from app.gui.bridge import Bridge
-        from app.gui.cluster import Cluster
-        from app.gui.context import Context
-        from app.gui.theme import Theme
-        from app.gui.window_state import WindowState
-        from app.gui.windows.main_window import MainWindow
+        from app.gui.kit.theme import Theme
+        from app.gui.session.bridge import Bridge
+        from app.gui.session.context import Context
+        from app.gui.session.live_state import LiveState
+        from app.gui.shell.main_window import MainWindow
+        from app.gui.shell.window_state import WindowState
 
         self.folder, self.scheme = folder, scheme
         self.application = make_application()
@@ -68,7 +68,7 @@ class Photographer:
         theme.choose(Qt.ColorScheme.Dark if scheme == "dark" else Qt.ColorScheme.Light)
         self.bridge = Bridge(core_opener(demo.master_home))
         self.bridge.crashed.connect(lambda text: print(text, file=sys.stderr))
-        context = Context(self.bridge, Cluster(self.bridge), theme)
+        context = Context(self.bridge, LiveState(self.bridge), theme)
         self.cluster = context.cluster
         self.window = MainWindow(context, WindowState(), demo.tell)
         self.window.painted.connect(self.bridge.start)

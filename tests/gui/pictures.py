@@ -9,11 +9,11 @@ from pathlib import Path
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 
-from agents.spec import DataSpec, RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from app.events import Certificate
 from app.gui.application import make_application
-from app.gui.theme import Theme
-from app.gui.widgets.fold import Fold
+from app.gui.kit.fold import Fold
+from app.gui.kit.theme import Theme
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import FakeCore, busy_core, make_node, make_steps, publish_history
 from tests.fakes.plans import make_plan_of_all
@@ -296,7 +296,7 @@ def _wizard(step: str) -> Callable[[Stage], QWidget]:
     """Quantize and export, at one of its steps."""
 
     def show(stage: Stage) -> QWidget:
-        from app.gui.wizards.export_wizard import ExportWizard
+        from app.gui.export.export_wizard import ExportWizard
 
         wizard = ExportWizard(stage.context, stage.window, stage.cluster.runs[RUN])
         stage.wait_for(lambda: bool(wizard.model.rows()))
@@ -325,7 +325,7 @@ def _wizard_made(stage: Stage) -> QWidget:
 
 
 def _chat(stage: Stage) -> QWidget:
-    from app.gui.windows.chat_dialog import open_chat
+    from app.gui.chat.chat_dialog import open_chat
 
     dialog = open_chat(stage.context, stage.window, stage.cluster.runs[RUN])
     stage.wait_for(lambda: len(dialog.columns) == 3)
@@ -368,7 +368,7 @@ def _artifacts(tab: int) -> Callable[[Stage], QWidget]:
 
 
 def _push_artifact(stage: Stage) -> QWidget:
-    from app.gui.windows.push_dialog import PushDialog
+    from app.gui.artifacts.push_dialog import PushDialog
 
     window = _artifacts(0)(stage)
     artifact = stage.core.artifact_map["support-chat-gguf:1"]
@@ -378,7 +378,7 @@ def _push_artifact(stage: Stage) -> QWidget:
 
 
 def _copy_artifact(stage: Stage) -> QWidget:
-    from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
+    from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
 
     window = _artifacts(0)(stage)
     artifact = stage.core.artifact_map["support-chat-gguf:1"]
@@ -388,7 +388,7 @@ def _copy_artifact(stage: Stage) -> QWidget:
 
 
 def _resume(stage: Stage) -> QWidget:
-    from app.gui.windows.resume_dialog import ResumeDialog
+    from app.gui.runs.resume_dialog import ResumeDialog
 
     run = stage.cluster.runs["poems-11c0"]
     dialog = ResumeDialog(stage.context, stage.window, run)

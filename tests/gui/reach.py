@@ -34,11 +34,11 @@ from PySide6.QtWidgets import (
 )
 
 from app.gui.charts.plot import Plot
-from app.gui.widgets.card import DeviceCard
-from app.gui.widgets.log_view import LogView
-from app.gui.widgets.memory_bar import MemoryBar
-from app.gui.widgets.parts import ElidedLabel
-from app.gui.widgets.status import StatusPill
+from app.gui.kit.primitives import ElidedLabel
+from app.gui.kit.status import StatusPill
+from app.gui.logs.log_view import LogView
+from app.gui.new_run.memory_bar import MemoryBar
+from app.gui.overview.card import DeviceCard
 
 CONTROLS = (
     QAbstractButton, QComboBox, QLineEdit, QAbstractSpinBox, QPlainTextEdit, QTextEdit, QTableView,

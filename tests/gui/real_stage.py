@@ -12,12 +12,12 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLineEdit, QPushButton, QWidget
 
 from app.gui.application import core_opener
-from app.gui.bridge import Bridge
-from app.gui.cluster import Cluster
-from app.gui.context import Context
-from app.gui.theme import Theme
-from app.gui.window_state import WindowState
-from app.gui.windows.main_window import MainWindow
+from app.gui.kit.theme import Theme
+from app.gui.session.bridge import Bridge
+from app.gui.session.context import Context
+from app.gui.session.live_state import LiveState
+from app.gui.shell.main_window import MainWindow
+from app.gui.shell.window_state import WindowState
 from tests.gui.cpu_wait import TurnTime
 
 PATIENCE_S = 120.0
@@ -37,7 +37,7 @@ class RealStage:
         self._failure: AssertionError | None = None
         self.bridge = Bridge(core_opener(home))
         self.bridge.crashed.connect(self.crashes.append)
-        self.cluster = Cluster(self.bridge)
+        self.cluster = LiveState(self.bridge)
         self.context = Context(self.bridge, self.cluster, theme)
         self.window = MainWindow(self.context, WindowState())
         self.window.painted.connect(self.bridge.start)

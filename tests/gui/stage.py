@@ -9,12 +9,12 @@ from pathlib import Path
 from PySide6.QtCore import QEvent
 from PySide6.QtWidgets import QApplication
 
-from app.gui.bridge import Bridge
-from app.gui.cluster import Cluster
-from app.gui.context import Context
-from app.gui.theme import Theme
-from app.gui.window_state import WindowState
-from app.gui.windows.main_window import MainWindow, Story
+from app.gui.kit.theme import Theme
+from app.gui.session.bridge import Bridge
+from app.gui.session.context import Context
+from app.gui.session.live_state import LiveState
+from app.gui.shell.main_window import MainWindow, Story
+from app.gui.shell.window_state import WindowState
 from tests.fakes.core import NOW_S, FakeCore
 
 PATIENCE_S = 10.0
@@ -37,7 +37,7 @@ class Stage:
         self.application = application
         self.core = core
         self.bridge = Bridge(core.open)
-        self.cluster = Cluster(self.bridge, clock=lambda: NOW_S)
+        self.cluster = LiveState(self.bridge, clock=lambda: NOW_S)
         self.context = Context(self.bridge, self.cluster, theme, home=HOME)
         self.crashes: list[str] = []
         self.bridge.crashed.connect(self.crashes.append)

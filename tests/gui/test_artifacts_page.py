@@ -10,10 +10,10 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
 from app.errors import UserError
-from app.gui.windows.chat_dialog import ChatDialog
-from app.gui.windows.copy_artifact_dialog import CopyArtifactDialog
-from app.gui.windows.push_dialog import PushDialog
-from app.gui.wizards.export_wizard import ExportWizard
+from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
+from app.gui.artifacts.push_dialog import PushDialog
+from app.gui.chat.chat_dialog import ChatDialog
+from app.gui.export.export_wizard import ExportWizard
 from tests.gui.stage import Stage
 from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press

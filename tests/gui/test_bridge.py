@@ -11,8 +11,8 @@ from PySide6.QtCore import QObject
 
 from app.errors import UserError
 from app.events import RunEvent
-from app.gui.bridge import MAX_SAMPLES, Bridge
-from app.gui.selfcheck import check_reference_counts
+from app.gui.session.bridge import MAX_SAMPLES, Bridge
+from app.gui.shell.selfcheck import check_reference_counts
 from tests.fakes.core import FakeCore, busy_core
 
 
@@ -198,7 +198,7 @@ def test_this_pyside_is_safe():
 
 
 def test_a_pyside_that_drops_references_is_refused(monkeypatch):
-    import app.gui.selfcheck as selfcheck
+    import app.gui.shell.selfcheck as selfcheck
 
     counts = iter((1000, 900))
     monkeypatch.setattr(selfcheck.sys, "getrefcount", lambda value: next(counts))

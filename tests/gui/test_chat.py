@@ -10,7 +10,7 @@ from PySide6.QtTest import QTest
 
 from app.conversation import Subject
 from app.errors import UserError
-from app.gui.windows.chat_dialog import ChatDialog, open_chat
+from app.gui.chat.chat_dialog import ChatDialog, open_chat
 from tests.fakes.chats import ANSWER
 from tests.gui.test_nodes_page import open_dialog
 from tests.gui.test_overview import press

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.flows.compare import list_differences
-from app.gui.pages.compare import ComparePage
+from app.gui.runs.compare_page import ComparePage
 from tests.fakes.core import make_steps
 from tests.gui.test_overview import press
 

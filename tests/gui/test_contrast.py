@@ -7,9 +7,9 @@ import pytest
 from PySide6.QtGui import QImage
 
 from app.gui.charts.line import COLORS, PATTERNS, choose_look
+from app.gui.kit.theme import RESOURCES, read_palette
+from app.gui.new_run.memory_bar import COLORS as MEMORY_COLORS
 from app.gui.tables.view import MARK_PX, SPLIT_COLORS
-from app.gui.theme import RESOURCES, read_palette
-from app.gui.widgets.memory_bar import COLORS as MEMORY_COLORS
 from tests.gui.contrast import MEANING, TEXT, contrast, luminance, strongest
 
 TONES = ("good", "warning", "error", "calm", "busy")

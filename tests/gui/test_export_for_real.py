@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from PySide6.QtWidgets import QApplication
 
-from app.core import Core
-from app.gui.bridge import Bridge
-from app.gui.cluster import Cluster
-from app.gui.context import Context
-from app.gui.theme import Theme
-from app.gui.window_state import WindowState
-from app.gui.windows.chat_dialog import ChatDialog, open_chat
-from app.gui.windows.main_window import MainWindow
-from app.gui.wizards.export_wizard import ExportWizard
+from app.core.core import Core
+from app.gui.chat.chat_dialog import ChatDialog, open_chat
+from app.gui.export.export_wizard import ExportWizard
+from app.gui.kit.theme import Theme
+from app.gui.session.bridge import Bridge
+from app.gui.session.context import Context
+from app.gui.session.live_state import LiveState
+from app.gui.shell.main_window import MainWindow
+from app.gui.shell.window_state import WindowState
 from tests.fakes.site import Site, open_site, wait_until
 from tests.gui.test_overview import press
 
@@ -45,7 +45,7 @@ def window(
     bridge = Bridge(lambda: Core.open(site.home))
     crashes: list[str] = []
     bridge.crashed.connect(crashes.append)
-    made = MainWindow(Context(bridge, Cluster(bridge), theme), WindowState())
+    made = MainWindow(Context(bridge, LiveState(bridge), theme), WindowState())
     made.show()
     bridge.start()
     yield made

@@ -13,10 +13,10 @@ from PySide6.QtTest import QTest
 
 from app.errors import UserError
 from app.events import Exported
-from app.flows.export import Answers
-from app.gui.exports import ExportBatch
-from app.gui.windows.chat_dialog import ChatDialog
-from app.gui.wizards.export_wizard import ExportWizard
+from app.flows.export import ExportAnswers
+from app.gui.chat.chat_dialog import ChatDialog
+from app.gui.export.export_wizard import ExportWizard
+from app.gui.session.export_board import ExportBatch
 from tests.fakes.exports import make_export_plan
 from tests.gui.test_nodes_page import answer_question, open_dialog
 from tests.gui.test_overview import press
@@ -258,7 +258,7 @@ def test_answers_are_kept_for_another_export_when_the_window_was_closed_meanwhil
 
 def test_each_job_has_its_own_time_though_nobody_looks(busy):
     times = iter([100.0, 700.0, 700.0, 705.0])
-    answers = Answers(targets=("merged", "nf4"), folder="/m/out")
+    answers = ExportAnswers(targets=("merged", "nf4"), folder="/m/out")
     batch = ExportBatch(busy.bridge, RUN, answers, lambda: next(times))
     batch.start()
     busy.wait_for(lambda: batch.is_over)

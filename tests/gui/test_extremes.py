@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.errors import UserError
 from app.events import RunEvent
-from app.gui.widgets.parts import make_label, make_selectable
-from app.gui.windows.new_run_dialog import NewRunDialog
-from app.gui.windows.resume_dialog import ResumeDialog
-from app.gui.wizards.export_wizard import ExportWizard
+from app.gui.export.export_wizard import ExportWizard
+from app.gui.kit.primitives import make_label, make_selectable
+from app.gui.new_run.new_run_dialog import NewRunDialog
+from app.gui.runs.resume_dialog import ResumeDialog
 from tests.fakes.core import make_node, running_run
 from tests.fakes.exports import make_export_plan
 from tests.gui.test_nodes_page import open_dialog

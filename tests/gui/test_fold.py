@@ -6,8 +6,8 @@ import pytest
 import shiboken6
 from PySide6.QtWidgets import QLabel
 
-from app.gui.theme import Theme
-from app.gui.widgets.fold import Fold
+from app.gui.kit.fold import Fold
+from app.gui.kit.theme import Theme
 
 
 def test_the_head_opens_and_closes_the_body(theme: Theme) -> None:

@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 from PySide6.QtWidgets import QApplication
 
-from app.gui.seam import CoreSeam
-from app.gui.theme import Theme
-from app.nodes.loopback import power_cut
+from app.core.api import CoreApi
+from app.gui.kit.theme import Theme
 from app.nodes.node import parse_ssh_address
+from app.nodes.transport.loopback import power_cut
 from tests.agents.small_disk import fill, small_disk
 from tests.fakes.site import Site
 from tests.gui.real_stage import PATIENCE_S, PAUSE_S, RealStage
@@ -78,7 +78,7 @@ def test_failing_nodes_never_block_the_window(site: Site, stage: RealStage) -> N
 
 
 def add_nodes(site: Site, stage: RealStage) -> None:
-    async def add(core: CoreSeam, name: str) -> None:
+    async def add(core: CoreApi, name: str) -> None:
         server = site.servers[name]
         address = parse_ssh_address(f"{getpass.getuser()}@127.0.0.1:{server['port']}")
         await core.add_node(name, replace(address, key=site.key), server["fingerprint"])

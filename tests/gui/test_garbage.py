@@ -8,8 +8,8 @@ import weakref
 
 from PySide6.QtCore import QObject
 
-from app.gui.bridge import Bridge
-from app.gui.garbage import collect_if_due
+from app.gui.session.bridge import Bridge
+from app.gui.session.garbage import collect_if_due
 from tests.fakes.core import FakeCore
 from tests.gui.test_bridge import wait_for
 

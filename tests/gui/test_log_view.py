@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from app.gui.widgets.log_document import LogDocument, make_block, split_blocks
-from app.gui.widgets.log_levels import ShownLines
-from app.gui.widgets.log_view import LogView
+from app.gui.logs.log_document import LogDocument, make_block, split_blocks
+from app.gui.logs.log_levels import ShownLines
+from app.gui.logs.log_view import LogView
 
 LINES = st.lists(st.text(alphabet="abX \u00e9", max_size=12), min_size=1, max_size=30)
 

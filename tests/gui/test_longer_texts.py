@@ -14,10 +14,10 @@ from PySide6.QtCore import QRectF
 from PySide6.QtGui import QFontMetricsF
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
-from app.gui.theme import Theme
-from app.gui.widgets.card import _CAPTIONS, MIN_WIDTH_PX, DeviceCard
-from app.gui.widgets.flow import FlowRow
-from app.gui.widgets.parts import make_label
+from app.gui.kit.flow import FlowRow
+from app.gui.kit.primitives import make_label
+from app.gui.kit.theme import Theme
+from app.gui.overview.card import _CAPTIONS, MIN_WIDTH_PX, DeviceCard
 from app.telemetry.state import Status
 from tests.gui.reach import lengthen
 
@@ -54,7 +54,7 @@ def test_the_words_of_a_card_keep_clear_of_each_other(busy, theme, monkeypatch, 
 
     monkeypatch.setattr(Theme, "paint_text", record)
     monkeypatch.setattr(
-        "app.gui.widgets.card._CAPTIONS",
+        "app.gui.overview.card._CAPTIONS",
         tuple((lengthen(text), room) for text, room in _CAPTIONS),
     )
     device = busy.window.overview.wall.cards()[0].device

@@ -8,8 +8,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
-from app.gui.windows.add_node_dialog import AddNodeDialog
-from app.gui.windows.ask import Question
+from app.gui.kit.ask import QuestionDialog
+from app.gui.nodes.add_node_dialog import AddNodeDialog
 from tests.fakes.core import FINGERPRINT, make_node
 from tests.gui.test_overview import press
 
@@ -24,7 +24,7 @@ def answer_question(stage, name):
     from PySide6.QtCore import QTimer
 
     def answer():
-        question = open_dialog(Question)
+        question = open_dialog(QuestionDialog)
         assert question is not None
         press(question, name)
 
@@ -144,7 +144,7 @@ def test_a_linux_of_this_pc_is_offered_where_there_is_one(empty, dialog):
 
 
 def test_windows_without_a_linux_says_how_to_get_one(empty, monkeypatch):
-    monkeypatch.setattr("app.gui.windows.add_node_dialog.IS_WINDOWS", True)
+    monkeypatch.setattr("app.gui.nodes.add_node_dialog.IS_WINDOWS", True)
     press(empty.window, "Add this PC")
     dialog = open_dialog(AddNodeDialog)
     empty.settle(0.1)

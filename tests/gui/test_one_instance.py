@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.gui.one_instance import LOCK_NAME, SOCKET_NAME, OneInstance, server_name
+from app.gui.shell.one_instance import LOCK_NAME, SOCKET_NAME, OneInstance, server_name
 from tests.gui.stage import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,7 +15,7 @@ SECOND = """
 import sys
 from pathlib import Path
 from PySide6.QtCore import QCoreApplication
-from app.gui.one_instance import OneInstance
+from app.gui.shell.one_instance import OneInstance
 application = QCoreApplication([])
 instance = OneInstance(Path(sys.argv[1]))
 instance.listen()

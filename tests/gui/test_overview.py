@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QPushButton
 
 from app.events import NodeSnapshot
 from app.gui.charts.sparkline import make_polygon
-from app.gui.widgets.wall import Place, arrange, choose_columns
-from app.gui.windows.main_window import StoryNews
+from app.gui.overview.wall import CardPlace, arrange, choose_columns
+from app.gui.shell.main_window import StoryNews
 from app.telemetry.stream import DeviceKey
 from tests.fakes.core import NOW_S, make_node, publish_history, running_run
 
@@ -140,10 +140,10 @@ def test_the_strip_follows_the_run_and_goes_with_it(busy):
 @pytest.mark.parametrize(
     ("counts", "columns", "places"),
     [
-        ([1, 1, 1], 3, [Place(0, 1, 0, 1), Place(1, 1, 0, 1), Place(2, 1, 0, 1)]),
-        ([1, 2], 2, [Place(0, 1, 0, 1), Place(0, 2, 268, 1)]),
-        ([5], 2, [Place(0, 2, 0, 3)]),
-        ([0, 1], 2, [Place(0, 1, 0, 1), Place(1, 1, 0, 1)]),
+        ([1, 1, 1], 3, [CardPlace(0, 1, 0, 1), CardPlace(1, 1, 0, 1), CardPlace(2, 1, 0, 1)]),
+        ([1, 2], 2, [CardPlace(0, 1, 0, 1), CardPlace(0, 2, 268, 1)]),
+        ([5], 2, [CardPlace(0, 2, 0, 3)]),
+        ([0, 1], 2, [CardPlace(0, 1, 0, 1), CardPlace(1, 1, 0, 1)]),
         ([], 4, []),
     ],
 )

@@ -11,9 +11,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 
 from app.errors import UserError
-from app.gui import live_plan
-from app.gui.widgets.memory_bar import MemoryBar
-from app.gui.windows.new_run_dialog import NewRunDialog
+from app.gui.new_run import live_plan
+from app.gui.new_run.memory_bar import MemoryBar
+from app.gui.new_run.new_run_dialog import NewRunDialog
 from tests.fakes.plans import make_plan_of_all
 from tests.gui.stage import Stage
 from tests.gui.test_nodes_page import open_dialog

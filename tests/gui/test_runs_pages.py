@@ -15,17 +15,17 @@ from PySide6.QtTest import QTest
 from app.errors import UsageError, UserError
 from app.events import Certificate, EvaluationRecord, RunEvent
 from app.flows.new_run_advanced import ADVANCED
-from app.flows.new_run_answers import Answers, to_spec
+from app.flows.new_run_answers import RunAnswers, to_spec
 from app.gui.charts.axis import choose_ticks, write_tick
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
+from app.gui.export.export_wizard import ExportWizard
+from app.gui.new_run.data_dialog import DataDialog
+from app.gui.new_run.new_run_dialog import NewRunDialog
+from app.gui.new_run.run_file_dialog import RunFileDialog
+from app.gui.runs.resume_dialog import ResumeDialog, describe_choice
 from app.gui.tables.run_columns import rank_columns
-from app.gui.windows.data_dialog import DataDialog
-from app.gui.windows.new_run_dialog import NewRunDialog
-from app.gui.windows.resume_dialog import ResumeDialog, describe_choice
-from app.gui.windows.run_file_dialog import RunFileDialog
-from app.gui.wizards.export_wizard import ExportWizard
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
@@ -243,7 +243,7 @@ def test_a_recipe_changes_the_settings_and_keeps_model_and_data(busy, new_run):
     box.setCurrentIndex(0)
     box.activated.emit(0)
     assert new_run.answers() == replace(
-        Answers(name="run-1", model="org/model"), nodes=answers.nodes
+        RunAnswers(name="run-1", model="org/model"), nodes=answers.nodes
     )
 
 

@@ -9,8 +9,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel
 
 from app.errors import UserError
-from app.gui.preferences import preferences_of
-from app.registry.node_tokens import NodeToken
+from app.gui.session.preferences import preferences_of
+from app.hub.node_tokens import NodeToken
 from app.settings import SETTINGS, Settings
 
 

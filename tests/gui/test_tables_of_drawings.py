@@ -6,10 +6,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from app.gui.charts.line import Line
+from app.gui.charts.figures_dialog import FiguresDialog, FiguresModel
+from app.gui.charts.line import LineSeries
 from app.gui.charts.reading import next_step
-from app.gui.window_state import WindowState, read_window_state, write_window_state
-from app.gui.windows.figures_dialog import FiguresDialog, FiguresModel
+from app.gui.shell.window_state import WindowState, read_window_state, write_window_state
 from app.telemetry.stream import DeviceKey
 from app.text import show_loss
 from tests.fakes.core import busy_core, publish_history
@@ -105,7 +105,7 @@ def test_reading_on_moves_what_is_in_view(plot):
 
 
 def test_the_next_step_is_the_nearest_of_all_lines():
-    lines = [Line("a", "accent"), Line("b", "accent")]
+    lines = [LineSeries("a", "accent"), LineSeries("b", "accent")]
     lines[0].curves.extend(1, [1.0, 10.0, 20.0], [0.0, 0.0, 0.0])
     lines[1].curves.extend(1, [4.0, 12.0], [0.0, 0.0])
     assert next_step(lines, 1.0, 0.5) == 4.0
@@ -129,7 +129,7 @@ def test_enter_shows_a_chart_as_a_table(plot):
 
 
 def test_a_table_of_a_million_figures_is_there_at_once():
-    line = Line("loss", "accent")
+    line = LineSeries("loss", "accent")
     steps = np.arange(1_000_000, dtype=float)
     line.curves.extend(1, steps.tolist(), (steps / 7).tolist())
     model = FiguresModel([line], line.curves.whole(), show_loss)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from PySide6.QtWidgets import QSystemTrayIcon
 
-from app.gui.tray import Tray
-from app.gui.tray_icon import draw_tray_icon
+from app.gui.shell.tray import Tray
+from app.gui.shell.tray_icon import draw_tray_icon
 from app.telemetry.whole import Whole
 from tests.fakes.core import publish_history, running_run
 

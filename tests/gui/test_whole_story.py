@@ -19,12 +19,12 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QCheckBox, QDialog
 
-from app.gui.theme import Theme
-from app.gui.windows.add_node_dialog import AddNodeDialog
-from app.gui.windows.ask import Question
-from app.gui.windows.new_run_dialog import NewRunDialog
-from app.gui.windows.resume_dialog import ResumeDialog
-from app.gui.wizards.export_wizard import ExportWizard
+from app.gui.export.export_wizard import ExportWizard
+from app.gui.kit.ask import QuestionDialog
+from app.gui.kit.theme import Theme
+from app.gui.new_run.new_run_dialog import NewRunDialog
+from app.gui.nodes.add_node_dialog import AddNodeDialog
+from app.gui.runs.resume_dialog import ResumeDialog
 from tests.fakes.site import DEMO, Site, tagged_processes
 from tests.gui.real_stage import RealStage
 
@@ -174,7 +174,7 @@ def watch_it(stage: RealStage, run_id: str) -> None:
 
 
 def stop_it(stage: RealStage, run_id: str) -> None:
-    stage.answer(Question, "Stop the run")
+    stage.answer(QuestionDialog, "Stop the run")
     stage.press(stage.window.run_page().head, "Stop")
     stage.until(lambda: stage.cluster.runs[run_id].state == "stopped", "the run has stopped")
     assert (stage.cluster.runs[run_id].step or 0) < NUM_STEPS
@@ -238,7 +238,7 @@ def delete_it(site: Site, stage: RealStage, run_id: str) -> None:
     stage.key(Qt.Key.Key_3, Qt.KeyboardModifier.ControlModifier)
     assert window.stack.currentWidget() is window.runs
     window.runs.table.select(run_id)
-    stage.answer(Question, "Delete for good")
+    stage.answer(QuestionDialog, "Delete for good")
     stage.press(window.runs, "Delete")
     stage.until(lambda: run_id not in stage.cluster.runs, "the run is gone")
     assert window.runs.model.rows() == []

@@ -10,11 +10,11 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
 from app.errors import UserError
-from app.gui.actions import TEXTS
 from app.gui.application import core_opener
-from app.gui.bridge import Bridge
-from app.gui.window_state import FILE_NAME, WindowState, read_window_state, write_window_state
-from app.gui.windows.crash_dialog import CrashHook, make_report
+from app.gui.kit.actions import TEXTS
+from app.gui.session.bridge import Bridge
+from app.gui.shell.crash_dialog import CrashHook, make_report
+from app.gui.shell.window_state import FILE_NAME, WindowState, read_window_state, write_window_state
 from tests.fakes.core import FakeCore, publish_history, running_run
 from tests.gui.cpu_wait import TurnTime
 from tests.gui.pictures import BUSY

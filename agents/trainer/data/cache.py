@@ -18,10 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from agents.contract.spec import RunSpec
 from agents.errors import explain_os_error
-from agents.spec import RunSpec
 from agents.state import take_lock
-from agents.trainer.data.conversations import Row
+from agents.trainer.data.conversations import ConversationRow
 from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet, open_examples, write_about, write_examples
 from agents.trainer.data.tally import Skipped, Tally
@@ -34,9 +34,9 @@ Tell = Callable[[int, float], None]
 _TOLD_ROWS = 1000
 _TOLD_CHARS = 1 << 22
 _WAIT_S = 1.0
-_SOURCES = ("conversations", "files", "packing", "rows", "store", "tally", "tokens")
+_SOURCES = ("conversations", "examples", "files", "packing", "rows", "store", "tally", "tokens")
 _SHARED_SOURCES = ("data_files",)
-"""Modules, here and in `agents`, that decide what the rows are and what is learned of them."""
+"""Modules, here and in `agents.contract`, that decide what the rows are and what is learned of them."""
 
 
 def load_examples(
@@ -80,7 +80,7 @@ def make_key(files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any) 
     """
     names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
     ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
-    ours += [pkgutil.get_data("agents", f"{name}.py") or b"" for name in _SHARED_SOURCES]
+    ours += [pkgutil.get_data("agents.contract", f"{name}.py") or b"" for name in _SHARED_SOURCES]
     parts = {
         "data": [data_sha256, names],
         "tokenizer": tokenizer.backend_tokenizer.to_str(),
@@ -127,7 +127,7 @@ def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, tell: T
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _telling(reader: RowReader, tally: Tally, tell: Tell | None) -> Iterator[Row]:
+def _telling(reader: RowReader, tally: Tally, tell: Tell | None) -> Iterator[ConversationRow]:
     told, num_chars = 0, 0
     for row in reader:
         num_chars += row.num_chars
@@ -139,7 +139,7 @@ def _telling(reader: RowReader, tally: Tally, tell: Tell | None) -> Iterator[Row
 
 
 def _kept(
-    rows: Iterator[Row], reader: RowReader, tokenizer: Any, max_tokens: int
+    rows: Iterator[ConversationRow], reader: RowReader, tokenizer: Any, max_tokens: int
 ) -> Iterator[Tokenized]:
     for row in tokenize_rows(tokenizer, rows, max_tokens):
         if isinstance(row, Skipped):

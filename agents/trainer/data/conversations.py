@@ -40,20 +40,20 @@ class _NotTrained(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
+class ConversationTurn:
     role: str
     content: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ConversationRow:
     """One thing to learn from: turns, text, or two conversations."""
 
     number: int
     """Line of the file, or place in its list, from 1."""
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ConversationTurn, ...] = ()
     text: str = ""
-    rejected: tuple[Turn, ...] = ()
+    rejected: tuple[ConversationTurn, ...] = ()
     """In a pair the whole conversation that is worse; `turns` then is the better one."""
     num_common: int = 0
     """How many turns a pair has in common; nothing of them is learned."""
@@ -83,7 +83,7 @@ def choose_format(value: Any) -> str:
     raise ValueError(f"the row has the keys {_quote_keys(keys)}, but {_SHAPES}")
 
 
-def read_row(number: int, value: Any, data_format: str) -> Row | str:
+def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str:
     """Return the row, or the reason why it is empty.
 
     Raises:
@@ -92,7 +92,7 @@ def read_row(number: int, value: Any, data_format: str) -> Row | str:
     keys = _keys(value)
     if data_format == "text":
         text = _text(value, "text", keys)
-        return Row(number=number, text=text) if text.strip() else "the text is empty"
+        return ConversationRow(number=number, text=text) if text.strip() else "the text is empty"
     for key in sorted(keys & TOOL_KEYS):
         if _holds(value[key]):
             raise _NotTrained(f"'{key}' offers tools, which is not trained")
@@ -161,7 +161,7 @@ def _whole(text: str, key: str) -> str:
     return text
 
 
-def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
+def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
     asked = _first(keys, _QUESTION_KEYS) or _QUESTION_KEYS[0]
     answered = _first(keys, _ANSWER_KEYS) or _ANSWER_KEYS[0]
     if _is_conversation(value, asked, answered):
@@ -173,10 +173,13 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Row
         return f"'{asked}' is empty"
     if not answer.strip():
         return f"'{answered}' is empty"
-    turns = [Turn(role="user", content=question), Turn(role="assistant", content=answer)]
+    turns = [
+        ConversationTurn(role="user", content=question),
+        ConversationTurn(role="assistant", content=answer),
+    ]
     if value.get("system"):
-        turns.insert(0, Turn(role="system", content=_text(value, "system", keys)))
-    return Row(number=number, turns=tuple(turns))
+        turns.insert(0, ConversationTurn(role="system", content=_text(value, "system", keys)))
+    return ConversationRow(number=number, turns=tuple(turns))
 
 
 def _is_conversation(value: dict[str, Any], asked: str, answered: str) -> bool:
@@ -189,15 +192,15 @@ def _is_conversation(value: dict[str, Any], asked: str, answered: str) -> bool:
 
 def _read_prompted(
     number: int, value: dict[str, Any], asked: str, answered: str, keys: set[str]
-) -> Row | str:
+) -> ConversationRow | str:
     prompt = _add_system(value, _read_side(value, asked, "user", keys), keys)
     completion = _read_side(value, answered, "assistant", keys)
     if not _has_answer(completion):
         return f"'{answered}' has no answer of the assistant"
-    return Row(number=number, turns=_join(prompt, completion))
+    return ConversationRow(number=number, turns=_join(prompt, completion))
 
 
-def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
+def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
     key = _first(keys, ("messages", "conversations"))
     if key is None:
         asked, answered = _first(keys, _QUESTION_KEYS), _first(keys, _ANSWER_KEYS)
@@ -209,14 +212,14 @@ def _read_chat(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
         return "the conversation is empty"
     if not _has_answer(turns):
         return "the conversation has no answer of the assistant"
-    return Row(number=number, turns=_add_system(value, turns, keys))
+    return ConversationRow(number=number, turns=_add_system(value, turns, keys))
 
 
-def _has_answer(turns: tuple[Turn, ...]) -> bool:
+def _has_answer(turns: tuple[ConversationTurn, ...]) -> bool:
     return any(turn.role == "assistant" and turn.content.strip() for turn in turns)
 
 
-def _read_turns(messages: Any, key: str) -> tuple[Turn, ...]:
+def _read_turns(messages: Any, key: str) -> tuple[ConversationTurn, ...]:
     if isinstance(messages, str):  # a column of a CSV file
         try:
             messages = json.loads(messages)
@@ -227,9 +230,9 @@ def _read_turns(messages: Any, key: str) -> tuple[Turn, ...]:
     return tuple(_read_turn(place, message) for place, message in enumerate(messages, start=1))
 
 
-def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
+def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> ConversationRow | str:
     asked = _first(keys, _QUESTION_KEYS)
-    prompt: tuple[Turn, ...] = ()
+    prompt: tuple[ConversationTurn, ...] = ()
     if asked is not None and value[asked]:
         prompt = _read_side(value, asked, "user", keys)
     prompt = _add_system(value, prompt, keys)
@@ -245,22 +248,28 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Row | str:
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
         if not _has_answer(turns[num_common:]):
             return f"'{name}' is empty"
-    return Row(number=number, turns=chosen, rejected=rejected, num_common=num_common)
+    return ConversationRow(number=number, turns=chosen, rejected=rejected, num_common=num_common)
 
 
-def _add_system(value: dict[str, Any], turns: tuple[Turn, ...], keys: set[str]) -> tuple[Turn, ...]:
+def _add_system(
+    value: dict[str, Any], turns: tuple[ConversationTurn, ...], keys: set[str]
+) -> tuple[ConversationTurn, ...]:
     """Return the turns behind the row's 'system', unless they begin with a system turn."""
     if not value.get("system") or _split_system(turns)[0]:
         return turns
-    return (Turn(role="system", content=_text(value, "system", keys)), *turns)
+    return (ConversationTurn(role="system", content=_text(value, "system", keys)), *turns)
 
 
-def _split_system(turns: tuple[Turn, ...]) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
+def _split_system(
+    turns: tuple[ConversationTurn, ...],
+) -> tuple[tuple[ConversationTurn, ...], tuple[ConversationTurn, ...]]:
     size = 1 if turns and turns[0].role == "system" else 0
     return turns[:size], turns[size:]
 
 
-def _join(prompt: tuple[Turn, ...], side: tuple[Turn, ...]) -> tuple[Turn, ...]:
+def _join(
+    prompt: tuple[ConversationTurn, ...], side: tuple[ConversationTurn, ...]
+) -> tuple[ConversationTurn, ...]:
     """Return the side behind the prompt, or as it is where it begins with the prompt already.
 
     White space around a text makes no difference there, nor do system turns; of these the side's
@@ -273,17 +282,21 @@ def _join(prompt: tuple[Turn, ...], side: tuple[Turn, ...]) -> tuple[Turn, ...]:
     return (own or system) + rest
 
 
-def _bare(turn: Turn) -> tuple[str, str]:
+def _bare(turn: ConversationTurn) -> tuple[str, str]:
     return turn.role, turn.content.strip()
 
 
-def _read_side(value: dict[str, Any], key: str, role: str, keys: set[str]) -> tuple[Turn, ...]:
+def _read_side(
+    value: dict[str, Any], key: str, role: str, keys: set[str]
+) -> tuple[ConversationTurn, ...]:
     """Return a part of a row as turns: it is a text, one message, or a list of messages."""
     turns = _find_turns(value.get(key), key)
-    return (Turn(role=role, content=_text(value, key, keys)),) if turns is None else turns
+    return (
+        (ConversationTurn(role=role, content=_text(value, key, keys)),) if turns is None else turns
+    )
 
 
-def _find_turns(part: Any, key: str) -> tuple[Turn, ...] | None:
+def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
     """Return the turns of one message or of a list of them; None: it is something else."""
     if isinstance(part, (dict, list)):
         return _read_turns([part] if isinstance(part, dict) else part, key)
@@ -297,7 +310,7 @@ def _find_turns(part: Any, key: str) -> tuple[Turn, ...] | None:
         return None
 
 
-def _read_turn(place: int, message: Any) -> Turn:
+def _read_turn(place: int, message: Any) -> ConversationTurn:
     if not isinstance(message, dict):
         raise ValueError(f"message {place} should be an object, but is {_name(message)}")
     role, content = _given(message, "role", "from"), _given(message, "content", "value")
@@ -318,7 +331,7 @@ def _read_turn(place: int, message: Any) -> Turn:
         content = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {_name(content)}")
-    return Turn(role=role, content=_whole(content, f"message {place}"))
+    return ConversationTurn(role=role, content=_whole(content, f"message {place}"))
 
 
 def _given(message: dict[str, Any], name: str, other: str) -> Any:

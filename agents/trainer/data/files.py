@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.data_files import Misfit, find_kind, find_line_end
+from agents.contract.data_files import Misfit, find_kind, find_line_end
 from agents.errors import UserError, explain_os_error
 from agents.trainer.data.conversations import KNOWN_KEYS, TOOL_KEYS
 
@@ -34,13 +34,13 @@ _ROWS_AT_ONCE = 256
 
 
 @dataclass(slots=True)
-class Reading:
+class FileReading:
     """How far files have been read."""
 
     done_bytes: int = 0
 
 
-def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
+def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
     """Yield the rows of one file.
 
     Args:
@@ -50,7 +50,7 @@ def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
     Raises:
         UserError: it cannot be read, or cannot be cut into rows.
     """
-    reading = reading or Reading()
+    reading = reading or FileReading()
     with _words_for(path):
         kind = find_kind(path)
         if kind == "parquet":
@@ -70,7 +70,7 @@ def read_file(path: Path, reading: Reading | None = None) -> Iterator[Raw]:
 class _CountedFile(io.FileIO):
     """Tells how many bytes were read from the disk."""
 
-    def __init__(self, path: Path, reading: Reading) -> None:
+    def __init__(self, path: Path, reading: FileReading) -> None:
         super().__init__(path)
         self._reading = reading
 
@@ -80,7 +80,7 @@ class _CountedFile(io.FileIO):
         return count
 
 
-def _open(path: Path, reading: Reading, *, newline: str) -> io.TextIOWrapper:
+def _open(path: Path, reading: FileReading, *, newline: str) -> io.TextIOWrapper:
     buffered = io.BufferedReader(_CountedFile(path, reading), _BLOCK_CHARS)
     return io.TextIOWrapper(
         buffered, encoding="utf-8-sig", errors="surrogateescape", newline=newline
@@ -210,7 +210,7 @@ def _broken(path: Path, number: int, reason: str) -> UserError:
     )
 
 
-def _read_csv(path: Path, reading: Reading) -> Iterator[Raw]:
+def _read_csv(path: Path, reading: FileReading) -> Iterator[Raw]:
     csv.field_size_limit(_MAX_CSV_FIELD)
     delimiter = _find_delimiter(path)
     names: list[str] = []
@@ -254,7 +254,7 @@ def _find_delimiter(path: Path) -> str:
     return max(",;\t", key=header.count)
 
 
-def _read_parquet(path: Path, reading: Reading) -> Iterator[Raw]:
+def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

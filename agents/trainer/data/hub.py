@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agents.data_files import KINDS
+from agents.contract.data_files import KINDS
 from agents.errors import UserError
 from agents.trainer.data.rows import DataFiles, find_files, list_files, one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.errors import UserError
-from agents.protocol import (
+from agents.contract.data import (
     DataPreview,
     NamedRow,
     PreviewJob,
@@ -26,17 +25,18 @@ from agents.protocol import (
     ShownPart,
     ShownRow,
 )
-from agents.spec import RunSpec
+from agents.contract.spec import RunSpec
+from agents.contract.wire import WireError, from_wire, to_wire
+from agents.errors import UserError
 from agents.trainer.data.cache import load_examples
+from agents.trainer.data.examples import Segment
+from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_tokenizer
 from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokenizer import load_tokenizer
 from agents.trainer.data.tokens import Tokenized, tokenize_rows
-from agents.trainer.examples import Segment
-from agents.trainer.fingerprint import hash_files
-from agents.wire import WireError, from_wire, to_wire
 
 NUM_SHOWN = 3
 _NUM_READ = 64

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agents.data_files import KINDS, look_through
+from agents.contract.data_files import KINDS, look_through
 from agents.errors import UserError, explain_os_error
-from agents.trainer.data.conversations import KNOWN_KEYS, Row, choose_format, read_row
-from agents.trainer.data.files import Reading, read_file
+from agents.trainer.data.conversations import KNOWN_KEYS, ConversationRow, choose_format, read_row
+from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
 from agents.trainer.data.tally import BLANK, Skipped, Tally
 
@@ -120,12 +120,12 @@ class RowReader:
         self._objective = objective
         self._tally = tally
         self._starts: list[tuple[int, str]] = []
-        self._reading = Reading()
+        self._reading = FileReading()
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format = data_format
         """As asked for, or as found in the first row that shows it."""
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ConversationRow]:
         """Yield the rows that have something to learn.
 
         Raises:
@@ -143,12 +143,12 @@ class RowReader:
                 if self.format == "auto" and KINDS.get(path.suffix.lower()) == "text":
                     _refuse_json(path, value)
                 row = self._read(last, value)
-                if isinstance(row, Row):
+                if isinstance(row, ConversationRow):
                     yield row
                 else:
                     self.skip(row)
 
-    def _read(self, number: int, value: Any) -> Row | Skipped:
+    def _read(self, number: int, value: Any) -> ConversationRow | Skipped:
         if value is None:
             return Skipped(row=number, reason=BLANK)
         try:

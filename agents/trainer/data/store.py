@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.errors import UserError, explain_os_error
+from agents.trainer.data.examples import Example, Segment
 from agents.trainer.data.packing import pack
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokens import Tokenized
-from agents.trainer.examples import Example, Segment
 
 _ABOUT = "about.json"
 _ARRAYS = {
@@ -40,7 +40,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ExampleSet:
-    """The examples of a run, mapped from disk; see `agents.trainer.examples.Examples`.
+    """The examples of a run, mapped from disk; see `agents.trainer.data.examples.Examples`.
 
     Args:
         folder: as `ExampleWriter` left it.

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from jinja2.exceptions import TemplateError
 
-from agents.trainer.data.conversations import Row, Turn
+from agents.trainer.data.conversations import ConversationRow, ConversationTurn
+from agents.trainer.data.examples import Segment
 from agents.trainer.data.tally import Skipped
-from agents.trainer.examples import Segment
 
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -57,10 +57,10 @@ class Tokenized:
 
 
 def tokenize_rows(
-    tokenizer: Any, rows: Iterable[Row], max_tokens: int
+    tokenizer: Any, rows: Iterable[ConversationRow], max_tokens: int
 ) -> Iterator[Tokenized | Skipped]:
     """Yield what each row has to learn within `max_tokens`, or why it is left out."""
-    some: list[Row] = []
+    some: list[ConversationRow] = []
     num_chars = 0
     for row in rows:
         some.append(row)
@@ -71,7 +71,9 @@ def tokenize_rows(
     yield from _tokenize(tokenizer, some, max_tokens)
 
 
-def _tokenize(tokenizer: Any, rows: list[Row], max_tokens: int) -> Iterator[Tokenized | Skipped]:
+def _tokenize(
+    tokenizer: Any, rows: list[ConversationRow], max_tokens: int
+) -> Iterator[Tokenized | Skipped]:
     drawn = [_draw_row(tokenizer, row) for row in rows]
     texts = [text for one in drawn if not isinstance(one, Skipped) for text, _ in one]
     encoding = (
@@ -123,7 +125,7 @@ def mark_targets(
     return is_target
 
 
-def _draw_row(tokenizer: Any, row: Row) -> list[tuple[str, list[range]]] | Skipped:
+def _draw_row(tokenizer: Any, row: ConversationRow) -> list[tuple[str, list[range]]] | Skipped:
     """Return the text of each conversation of a row, and the parts of it that are learned."""
     try:
         if not row.turns:
@@ -141,7 +143,9 @@ def _enclose(text: str, begin: str, end: str) -> str:
     return f"{begin}{text}" if text.endswith(end) and end else f"{begin}{text}{end}"
 
 
-def _draw(tokenizer: Any, turns: tuple[Turn, ...], num_common: int) -> tuple[str, list[range]]:
+def _draw(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_common: int
+) -> tuple[str, list[range]]:
     folded, text = _fold_system(tokenizer, turns)
     num_common -= len(turns) - len(folded)
     spans: list[range] = []
@@ -151,7 +155,9 @@ def _draw(tokenizer: Any, turns: tuple[Turn, ...], num_common: int) -> tuple[str
     return text, spans
 
 
-def _find_answer(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str) -> range:
+def _find_answer(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
+) -> range:
     # In front of a greeting stands no question, but maybe what a template says by itself.
     asked = _try_render(tokenizer, turns[:place], ask=True) if place else None
     is_last = place == len(turns) - 1
@@ -166,7 +172,9 @@ def _find_answer(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str)
     return _find_otherwise(tokenizer, turns, place, text)
 
 
-def _find_otherwise(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: str) -> range:
+def _find_otherwise(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
+) -> range:
     """Return what is another text when another answer stands there."""
     other = (*turns[:place], replace(turns[place], content=_OTHER_ANSWER), *turns[place + 1 :])
     before, found, after = _render(tokenizer, other, ask=False).partition(_OTHER_ANSWER)
@@ -183,7 +191,9 @@ def _find_otherwise(tokenizer: Any, turns: tuple[Turn, ...], place: int, text: s
     return range(start, end)
 
 
-def _fold_system(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[tuple[Turn, ...], str]:
+def _fold_system(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...]
+) -> tuple[tuple[ConversationTurn, ...], str]:
     """Return the turns and their text.
 
     A system turn that the template refuses or drops begins the first question.
@@ -196,12 +206,12 @@ def _fold_system(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[tuple[Turn, .
             return turns, text
     except ValueError:
         pass
-    first = Turn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
+    first = ConversationTurn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
     folded = (first, *turns[2:])
     return folded, _render(tokenizer, folded, ask=False)
 
 
-def _try_render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str | None:
+def _try_render(tokenizer: Any, turns: tuple[ConversationTurn, ...], *, ask: bool) -> str | None:
     """Return the text; None: the template takes these turns with those that follow alone."""
     try:
         return _render(tokenizer, turns, ask=ask)
@@ -209,7 +219,7 @@ def _try_render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str | 
         return None
 
 
-def _render(tokenizer: Any, turns: tuple[Turn, ...], *, ask: bool) -> str:
+def _render(tokenizer: Any, turns: tuple[ConversationTurn, ...], *, ask: bool) -> str:
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
     template = tokenizer.get_chat_template()
     if "strftime_now" in template:

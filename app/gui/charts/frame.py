@@ -11,9 +11,9 @@ from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPen
 from app.gui.charts.axis import choose_ticks, write_tick
 from app.gui.charts.curves import Mark
 from app.gui.charts.limits import Limits
-from app.gui.charts.line import Line
-from app.gui.charts.reading import Reading
-from app.gui.theme import Theme
+from app.gui.charts.line import LineSeries
+from app.gui.charts.reading import ChartReading
+from app.gui.kit.theme import Theme
 
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
@@ -71,7 +71,7 @@ def paint_title(painter: QPainter, theme: Theme, title: str, note: str, width: f
 
 
 def paint_legend(
-    painter: QPainter, theme: Theme, lines: Sequence[Line], left: float, right: float
+    painter: QPainter, theme: Theme, lines: Sequence[LineSeries], left: float, right: float
 ) -> None:
     """Name the lines from `right` to the left, as many as there is room for after `left`, px."""
     painter.setFont(theme.font(12))
@@ -131,7 +131,7 @@ def paint_marks(painter: QPainter, theme: Theme, frame: Frame, marks: Sequence[M
 
 
 def paint_readout(
-    painter: QPainter, theme: Theme, frame: Frame, step: float, readings: Sequence[Reading]
+    painter: QPainter, theme: Theme, frame: Frame, step: float, readings: Sequence[ChartReading]
 ) -> None:
     """Draw a line at the step, a dot on each curve, and a box with the words of all of them."""
     colors, area = theme.palette, frame.area

@@ -19,7 +19,7 @@ PATTERNS = (
 
 
 @dataclass(slots=True)
-class Line:
+class LineSeries:
     name: str
     color: str
     """Name of a colour of the palette."""

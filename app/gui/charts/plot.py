@@ -35,11 +35,11 @@ from app.gui.charts.frame import (
 )
 from app.gui.charts.keys import take_key
 from app.gui.charts.limits import Limits, fit_values
-from app.gui.charts.line import Line
+from app.gui.charts.line import LineSeries
 from app.gui.charts.reading import next_step, read_lines, speak
 from app.gui.charts.sparkline import make_polygon
 from app.gui.charts.table import write_table
-from app.gui.theme import Theme
+from app.gui.kit.theme import Theme
 from app.telemetry.history import finite_parts
 
 FINE_POINTS = 1500
@@ -63,7 +63,7 @@ class Plot(QWidget):
         self._from_zero = False
         self.shows_marks = True
         """Whether the first line's attempts are marked."""
-        self.lines = [Line(title, color)]
+        self.lines = [LineSeries(title, color)]
         self._view: Limits | None = None
         self._hover: float | None = None
         self._drag: tuple[float, Limits] | None = None
@@ -84,7 +84,7 @@ class Plot(QWidget):
         """Let the scale begin at 0, for speeds."""
         self._from_zero = True
 
-    def show_lines(self, lines: list[Line]) -> None:
+    def show_lines(self, lines: list[LineSeries]) -> None:
         """Show other lines, one at least."""
         self.lines = lines
         self._view = self._hover = None
@@ -174,7 +174,7 @@ class Plot(QWidget):
         paint_marks(painter, self._theme, frame, self.curves.marks if self.shows_marks else ())
         self._paint_readout(painter, frame)
 
-    def _paint_piece(self, painter: QPainter, frame: Frame, line: Line, piece: Piece) -> None:
+    def _paint_piece(self, painter: QPainter, frame: Frame, line: LineSeries, piece: Piece) -> None:
         area, view, scale = frame.area, frame.view, frame.scale
         color = "chart_muted" if piece.is_lost else line.color
         px = area.left() + (piece.x - view.low) / view.span * area.width()
@@ -210,7 +210,7 @@ class Plot(QWidget):
 
     def show_table(self) -> None:
         """Open the figures in view as a table."""
-        from app.gui.windows.figures_dialog import FiguresDialog
+        from app.gui.charts.figures_dialog import FiguresDialog
 
         title = self.accessibleName()
         FiguresDialog(self._theme, self, title, self.lines, self.visible(), self._write).open()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.gui.charts.line import Line
+from app.gui.charts.line import LineSeries
 from app.text import DASH
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ChartReading:
     """What one line says at a step."""
 
     color: str
@@ -22,10 +22,10 @@ class Reading:
 
 
 def read_lines(
-    lines: Sequence[Line], step: float, write: Callable[[float | None], str]
-) -> tuple[float | None, list[Reading]]:
+    lines: Sequence[LineSeries], step: float, write: Callable[[float | None], str]
+) -> tuple[float | None, list[ChartReading]]:
     """Return the recorded step nearest to `step`, and what every line says there."""
-    readings: list[Reading] = []
+    readings: list[ChartReading] = []
     at = None
     for line in lines:
         found = line.curves.value_at(step)
@@ -39,16 +39,16 @@ def read_lines(
             text = f"{shown}   {line.name}, step {nearest:,.0f}"
         elif len(line.curves.attempts) > 1:
             text += f"   attempt {attempt}"
-        readings.append(Reading(line.color, value, text))
+        readings.append(ChartReading(line.color, value, text))
     return at, readings
 
 
-def speak(readings: Sequence[Reading]) -> str:
+def speak(readings: Sequence[ChartReading]) -> str:
     """Return the readings as one sentence for a screen reader."""
     return "; ".join(", ".join(one.text.split("   ")) for one in readings).replace(DASH, "unknown")
 
 
-def next_step(lines: Sequence[Line], step: float, gap: float) -> float | None:
+def next_step(lines: Sequence[LineSeries], step: float, gap: float) -> float | None:
     """Return the nearest recorded step at least `gap` beyond `step`, before it if `gap` is < 0.
 
     None: there is none.

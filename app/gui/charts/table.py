@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from app.gui.charts.limits import Limits
-from app.gui.charts.line import Line
+from app.gui.charts.line import LineSeries
 
 
-def write_table(lines: Sequence[Line], view: Limits) -> str:
+def write_table(lines: Sequence[LineSeries], view: Limits) -> str:
     """Return every point in view; several lines have a column with their names."""
     names = len(lines) > 1
     head = [
@@ -25,7 +25,7 @@ def write_table(lines: Sequence[Line], view: Limits) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _rows(line: Line, view: Limits) -> Iterator[list[str]]:
+def _rows(line: LineSeries, view: Limits) -> Iterator[list[str]]:
     for attempt in line.curves.attempts:
         series = line.curves.series(attempt)
         first = int(np.searchsorted(series.x, view.low))

@@ -8,7 +8,7 @@ from app.events import NodeSnapshot
 from app.gui.tables.rows_model import Column, number_first
 from app.telemetry.alerts import share_of
 from app.telemetry.state import Status, describe_device
-from app.telemetry.stream import Device, DeviceKey, Reading
+from app.telemetry.stream import Device, DeviceKey, StreamReading
 from app.text import show_bytes_of, show_celsius, show_number, show_share, show_watts
 
 
@@ -16,7 +16,7 @@ from app.text import show_bytes_of, show_celsius, show_number, show_share, show_
 class DeviceRow:
     key: DeviceKey
     status: Status
-    reading: Reading
+    reading: StreamReading
     is_live: bool
     """False: the node does not answer, so there are no figures now."""
 

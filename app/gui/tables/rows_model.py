@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
-from app.gui.widgets.parts import plain_tip
+from app.gui.kit.primitives import plain_tip
 
 T = TypeVar("T")
 Index = QModelIndex | QPersistentModelIndex

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
 from app.gui.tables.rows_model import Column, number_first
-from app.planning.words import ComparedRow
+from app.presentation.plan_text import ComparedRow
 from app.telemetry.state import Status, Tone, describe_run, progress_share
 from app.telemetry.step_parts import describe_split, show_rank_memory, split_step
 from app.text import (

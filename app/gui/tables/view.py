@@ -17,6 +17,8 @@ from PySide6.QtWidgets import (
     QTableView,
 )
 
+from app.gui.kit.status import paint_status
+from app.gui.kit.theme import Theme
 from app.gui.tables.rows_model import (
     PROGRESS_ROLE,
     SORT_ROLE,
@@ -26,8 +28,6 @@ from app.gui.tables.rows_model import (
     Index,
     RowsModel,
 )
-from app.gui.theme import Theme
-from app.gui.widgets.status import paint_status
 from app.telemetry.state import Status
 
 T = TypeVar("T")

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from agents.artifacts import ChatJob, ChatMessage, ChatTurn
+from agents.contract.artifacts import ChatJob, ChatMessage, ChatTurn
+from agents.contract.spec import AdapterSpec
+from agents.contract.wire import to_wire
 from agents.errors import UserError
 from agents.program import command
-from agents.quantizers.answering import load_speaker
-from agents.quantizers.gguf import convert
-from agents.quantizers.models import continue_prompts, load_model
-from agents.spec import AdapterSpec
-from agents.wire import to_wire
+from agents.quantizers.formats.gguf import convert
+from agents.quantizers.generation import load_speaker
+from agents.quantizers.inference.models import continue_prompts, load_model
 from tests.agents.trainer.ranks import DEMO, Run, make_spec
 
 PROMPT = "Who founded Brenford?"

@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import pytest
 
-from agents.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
+from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
+from agents.contract.wire import to_wire
 from agents.errors import UserError
-from agents.files import remove_abandoned
+from agents.node.files import remove_abandoned
 from agents.program import command
-from agents.quantizers import gguf, nf4
+from agents.quantizers.formats import gguf, nf4
+from agents.quantizers.inference.models import load_model, widen
+from agents.quantizers.job.job import JobProgress
 from agents.quantizers.make import make, read_job
-from agents.quantizers.models import load_model, widen
-from agents.quantizers.work import Progress
-from agents.wire import to_wire
 from tests.agents.trainer.ranks import DEMO
 
 SHA = "ab" * 32
@@ -44,7 +44,7 @@ def job_for(tmp_path, method, *types, **changes) -> MakeJob:
 
 def run(job: MakeJob, home) -> tuple[list[dict], dict]:
     out = io.StringIO()
-    make(job, home, Progress(out))
+    make(job, home, JobProgress(out))
     told = [json.loads(line) for line in out.getvalue().splitlines()]
     return told, json.loads((home / job.destination / PROOF_FILE).read_bytes())
 
@@ -180,7 +180,7 @@ def test_an_architecture_that_llama_cpp_does_not_know_leaves_nothing(tmp_path):
 def test_a_model_that_awq_is_not_made_of_is_told_before_it_is_measured(tmp_path):
     out = io.StringIO()
     with pytest.raises(UserError, match="A layer of this model has 96 outputs; awq needs"):
-        make(job_for(tmp_path, "awq"), tmp_path, Progress(out))
+        make(job_for(tmp_path, "awq"), tmp_path, JobProgress(out))
     assert "Measuring the original" not in out.getvalue()
     assert list(tmp_path.iterdir()) == []
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agents.contract.spec import AdapterSpec
 from agents.errors import UserError
 from agents.program import command
+from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import copy_values, merge, read_job
-from agents.quantizers.work import Progress
-from agents.spec import AdapterSpec
-from agents.trainer.shards import write_shards
-from agents.trainer.snapshot import FULL_STEM
+from agents.trainer.checkpoint.sharded_files import write_shards
+from agents.trainer.checkpoint.state import FULL_STEM
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import Run, make_spec, make_tiny_model
 
@@ -52,7 +52,7 @@ def job_file(run: Run, destination: Path, **changes) -> Path:
 
 def merge_to(run: Run, destination: Path, **changes) -> list[dict[str, object]]:
     out = io.StringIO()
-    merge(read_job(job_file(run, destination, **changes)), Progress(out))
+    merge(read_job(job_file(run, destination, **changes)), JobProgress(out))
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 

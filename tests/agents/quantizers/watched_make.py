@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.quantizers import make
-from agents.quantizers.by_gptqmodel import let_few_cores_work
+from agents.quantizers.formats.by_gptqmodel import let_few_cores_work
 
 SEARCHED_FILE = "searched.jsonl"
 """A line with the shape of each search's inputs: blocks, tokens, width."""

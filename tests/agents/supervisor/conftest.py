@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import AttemptIntent, AttemptStatus, RankPlacement
-from agents.spec import DataSpec, RunSpec
+from agents.contract.run import AttemptIntent, AttemptStatus, RankPlacement
+from agents.contract.spec import DataSpec, RunSpec
 from agents.state import Home, open_home
-from agents.supervisor.attempt import Attempt, read_status
+from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.launch import launch
 from agents.supervisor.stop import stop
 from agents.supervisor.sweep import find_processes
@@ -66,7 +66,7 @@ class Node:
             environ={"FAKE_RANKS": json.dumps(behaviours), **(environ or {})},
         )
 
-    def launch(self, *behaviours: str, **changes: object) -> Attempt:
+    def launch(self, *behaviours: str, **changes: object) -> AttemptFolder:
         intent = self.intent(*behaviours)
         known = {k: v for k, v in changes.items() if k in ("run_id", "attempt")}
         environ = changes.get("environ")
@@ -74,11 +74,11 @@ class Node:
             known["environ"] = {**intent.environ, **environ}
         intent = replace(intent, **known)  # type: ignore[arg-type]
         launch(self.home, intent)
-        return Attempt(self.home, intent.run_id, intent.attempt)
+        return AttemptFolder(self.home, intent.run_id, intent.attempt)
 
     def wait(
         self,
-        attempt: Attempt,
+        attempt: AttemptFolder,
         until: Callable[[AttemptStatus], bool],
         timeout_s: float = 20.0,
     ) -> AttemptStatus:
@@ -90,12 +90,12 @@ class Node:
             time.sleep(0.02)
         return status
 
-    def wait_end(self, attempt: Attempt, timeout_s: float = 20.0) -> AttemptStatus:
+    def wait_end(self, attempt: AttemptFolder, timeout_s: float = 20.0) -> AttemptStatus:
         """Return the status once the attempt is over and its last process gone."""
         ends = ("done", "stopped", "failed", "lost")
         return self.wait(attempt, lambda s: s.state in ends and s.num_processes == 0, timeout_s)
 
-    def wait_step(self, attempt: Attempt, step: int = 1) -> AttemptStatus:
+    def wait_step(self, attempt: AttemptFolder, step: int = 1) -> AttemptStatus:
         """Return the status once every local rank has done that step."""
 
         def is_there(status: AttemptStatus) -> bool:
@@ -118,12 +118,12 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]
     made = Node(open_home(), python)
     yield made
     for folder in made.home.runs.glob("*/attempts/*"):
-        attempt = Attempt(made.home, folder.parents[1].name, int(folder.name))
+        attempt = AttemptFolder(made.home, folder.parents[1].name, int(folder.name))
         if attempt.file("intent.json").exists() and find_processes(attempt.tag):
             stop(attempt, 0.0)
 
 
-def kill_supervisor(attempt: Attempt) -> None:
+def kill_supervisor(attempt: AttemptFolder) -> None:
     """SIGKILL the supervisor and wait until it is gone."""
     supervisor = attempt.read_supervisor()
     assert supervisor is not None

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from agents.contract.run import AttemptIntent, AttemptStatus, RankPlacement
+from agents.contract.wire import to_wire
 from agents.errors import UserError
-from agents.protocol import AttemptIntent, AttemptStatus, RankPlacement
 from agents.state import Home, open_home, write_json
-from agents.supervisor.attempt import Attempt, find_attempts, read_journal, read_status
+from agents.supervisor.attempt import AttemptFolder, find_attempts, read_journal, read_status
 from agents.supervisor.fence import raise_fence, read_fence
 from agents.supervisor.launch import launch
 from agents.supervisor.stop import stop
-from agents.wire import to_wire
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.supervisor.conftest import Node, kill_supervisor
 
@@ -81,7 +81,7 @@ def test_launches_at_the_same_moment_give_one_run(node: Node) -> None:
 
 def test_intent_without_a_start_is_started_by_the_next_request(node: Node) -> None:
     intent = node.intent("train")
-    attempt = Attempt(node.home, "run-1", 1)
+    attempt = AttemptFolder(node.home, "run-1", 1)
     attempt.folder.mkdir(parents=True)
     write_json(attempt.file("intent.json"), to_wire(intent))  # the server died right here
     (node.home.run("run-1") / "launch.lock").touch()

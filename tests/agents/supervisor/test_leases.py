@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.run import AttemptIntent, RankPlacement
 from agents.errors import UserError
-from agents.protocol import AttemptIntent, RankPlacement
-from agents.supervisor.attempt import Attempt
+from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.launch import launch
 from agents.supervisor.leases import BorrowedError, Holder, borrow_device, find_holder, is_any_held
 from agents.supervisor.stop import stop
@@ -42,7 +42,7 @@ def test_others_see_what_it_is_until_it_is_given_back(node: Node) -> None:
     assert not node.home.run("r-2").exists()
     launch(node.home, intend(node, "r-2"))
     assert find_holder(node.home, GPU) == Holder("run r-2", "r-2")
-    stop(Attempt(node.home, "r-2", 1), 5.0)
+    stop(AttemptFolder(node.home, "r-2", 1), 5.0)
 
 
 def test_what_fails_gives_it_back(node: Node) -> None:
@@ -69,7 +69,7 @@ def test_a_run_is_not_joined_and_not_waited_for(node: Node) -> None:
     with refused, borrow_device(node.home, GPU, "the export of run r-1", "a", wait):
         pytest.fail("the run has it")
     assert asked == []
-    stop(Attempt(node.home, "r-1", 1), 5.0)
+    stop(AttemptFolder(node.home, "r-1", 1), 5.0)
 
 
 def test_one_waits_for_the_other_and_may_give_up(node: Node) -> None:
@@ -106,7 +106,7 @@ def test_one_waits_for_the_other_and_may_give_up(node: Node) -> None:
 
 def test_a_lock_that_says_nothing_yet_is_not_taken_for_the_run_of_before(node: Node) -> None:
     launch(node.home, intend(node, "old"))
-    stop(Attempt(node.home, "old", 1), 5.0)
+    stop(AttemptFolder(node.home, "old", 1), 5.0)
     with borrow_device(node.home, GPU, "x", "a", never):
         (node.home.leases / f"{GPU}.lock").write_text('{"run_id": "old", "attempt": 1}')
         with pytest.raises(BorrowedError, match="what is just starting uses"):

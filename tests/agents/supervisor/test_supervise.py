@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from agents.logcap import HEAD_BYTES, NEWEST_BYTES, SLACK_BYTES, read_pieces, used_bytes
-from agents.streams import list_streams, read_chunk
+from agents.contract.logcap import HEAD_BYTES, NEWEST_BYTES, SLACK_BYTES, read_pieces, used_bytes
 from agents.supervisor.attempt import find_attempts, read_journal, read_status
 from agents.supervisor.stop import stop
+from agents.supervisor.streams import list_streams, read_chunk
 from agents.supervisor.sweep import find_processes
 from tests.agents.supervisor.conftest import Node, kill_supervisor
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.facts import read_gpus
+from agents.node.facts import read_gpus
 from agents.state import Home, Identity, identity_from, open_home, read_json
 from agents.telemetry import recorder as module
 from agents.telemetry.gpu import GpuReader
@@ -107,7 +107,7 @@ def test_facts_come_from_the_recorder(home: Home) -> None:
 
 
 def test_missing_recorder_is_said(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.facts.RECORDER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("agents.node.facts.RECORDER_TIMEOUT_S", 0.1)
     cards, problem = read_gpus(home)
     assert cards == ()
     assert problem is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import GpuSample, Sample
+from agents.contract.node import GpuSample, Sample
 from agents.telemetry.ring import NUM_SLOTS, RingReader, RingWriter
 from tests.agents.small_disk import fill, small_disk
 

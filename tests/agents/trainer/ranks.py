@@ -20,9 +20,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from agents.protocol import AttemptIntent, RankPlacement
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
-from agents.wire import to_wire
+from agents.contract.run import AttemptIntent, RankPlacement
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.wire import to_wire
 
 DEMO = Path(__file__).parents[3] / "resources" / "demo"
 FINISH_S = 120.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agents.protocol import Calibration, CalibrationJob
+from agents.contract.node import Calibration, CalibrationJob
+from agents.contract.wire import from_wire, to_wire
 from agents.trainer.calibration import calibrate, main
-from agents.wire import from_wire, to_wire
 
 
 def test_cpu_is_measured_and_the_report_is_written(

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from agents.trainer import evaluation
+from agents.trainer.data.examples import Example, Segment
 from agents.trainer.evaluation import evaluate
-from agents.trainer.examples import Example, Segment
-from agents.trainer.group import Group, Ranks
+from agents.trainer.rank.group import Group, Ranks
 
 
 class Rows:

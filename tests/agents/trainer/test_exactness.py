@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.spec import AdapterSpec
+from agents.contract.spec import AdapterSpec
 from tests.agents.trainer.ranks import Run, finish, make_spec, make_tiny_model, start
 from tests.bench.bench_gradients import KINDS, LAYERS, draw_case, measure_played
 
@@ -29,12 +29,12 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     import torch
 
     from agents.trainer import run as trainer_run
-    from agents.trainer.attempt import read_attempt
-    from agents.trainer.compute import Computer
-    from agents.trainer.group import Group, Ranks
-    from agents.trainer.layers import Layers
-    from agents.trainer.loop import Loop, Plan
+    from agents.trainer.execution.executor import Executor
+    from agents.trainer.execution.layers import LayerStack
+    from agents.trainer.loop import Loop, TrainingSchedule
     from agents.trainer.prepare import prepare
+    from agents.trainer.rank.attempt import read_attempt
+    from agents.trainer.rank.group import Group, Ranks
 
     ranks = Ranks.from_environment()
     attempt = read_attempt(Path(folder), ranks.rank, ranks.world_size)
@@ -43,19 +43,19 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     group = Group(ranks, attempt.rank_names)
     group.join("gloo", device)
     prepared = prepare(attempt, group, device)
-    computer = Computer(
+    computer = Executor(
         prepared.model,
         prepared.flat,
         prepared.objective,
         device,
-        layers=Layers(prepared.model),
+        layers=LayerStack(prepared.model),
         micro_tokens=100,
         warn=lambda message, hint: None,
         beat=lambda: None,
     )
     shares = attempt.intent.spec.shares or (1.0,)
     nothing: Any = None
-    plan = Plan(first_step=1, total_steps=9, shares=shares, speeds=nothing)
+    plan = TrainingSchedule(first_step=1, total_steps=9, shares=shares, speeds=nothing)
     loop = Loop(
         attempt, prepared, plan, group=group, computer=computer,
         saver=nothing, recorder=nothing, certifier=None,

@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from agents.protocol import RankPlacement
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec
+from agents.contract.run import RankPlacement
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec
 from tests.agents.trainer.ranks import DEMO, Run, finish, make_spec, run_trainer, start
 
 pytestmark = pytest.mark.gpu

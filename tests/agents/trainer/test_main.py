@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec
-from agents.wire import to_wire
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec
+from agents.contract.wire import to_wire
 from tests.agents.trainer.ranks import (
     FINISH_S,
     Run,

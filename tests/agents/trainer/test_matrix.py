@@ -14,14 +14,14 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from agents.spec import AdapterSpec, CheckpointSpec, RunSpec
-from agents.trainer.examples import Example, Segment
-from agents.trainer.forward import Forward
-from agents.trainer.head import Head
-from agents.trainer.micro import build_micro_batch
-from agents.trainer.model import _keep_layout, load_model, load_tokenizer, make_trained
+from agents.contract.spec import AdapterSpec, CheckpointSpec, RunSpec
+from agents.trainer.data.examples import Example, Segment
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.head import Head
+from agents.trainer.model.micro_batch import build_micro_batch
+from agents.trainer.model.model import _keep_layout, load_model, load_tokenizer, make_trained
+from tests.agents.trainer.model.test_forward import segment
 from tests.agents.trainer.ranks import DEMO, Run, make_pairs, make_spec
-from tests.agents.trainer.test_forward import segment
 
 CPU = torch.device("cpu")
 SHARES = {1: (1.0,), 2: (2.0, 1.0), 3: (3.0, 2.0, 1.0)}

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.checkpoints import list_checkpoints, verify
-from agents.spec import AdapterSpec, CheckpointSpec, RunSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec, RunSpec
+from agents.node.checkpoints import list_checkpoints, verify
 from agents.state import Home
-from agents.trainer.checkpoint import read_checkpoint
-from agents.trainer.shards import read_shards
-from agents.trainer.snapshot import ADAPTER_FILE, read_progress
+from agents.trainer.checkpoint.folder import read_checkpoint
+from agents.trainer.checkpoint.sharded_files import read_shards
+from agents.trainer.checkpoint.state import ADAPTER_FILE, read_progress
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import (
     DEMO,

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.spec import AdapterSpec
 from agents.errors import UserError
-from agents.spec import AdapterSpec
-from agents.trainer.checkpoint import read_checkpoint
-from agents.trainer.prepare import refuse_other_run
-from agents.trainer.snapshot import read_progress
+from agents.trainer.checkpoint.folder import read_checkpoint
+from agents.trainer.checkpoint.resume import refuse_other_run
+from agents.trainer.checkpoint.state import read_progress
 from tests.agents.trainer.ranks import Run, finish, start_rank
 from tests.agents.trainer.test_promises import HALF, NUM_STEPS, copy_half, long_spec
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agents.spec import AdapterSpec, CheckpointSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec
 from tests.agents.trainer.ranks import Run, make_spec
 from tests.agents.trainer.test_matrix import make_pairs
 
@@ -57,7 +57,7 @@ def same_start(spec, model_path: Path) -> Any:
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
-    from agents.trainer.model import load_model, load_tokenizer, make_trained
+    from agents.trainer.model.model import load_model, load_tokenizer, make_trained
 
     device = torch.device("cpu")
     tokenizer, plain = load_tokenizer(model_path)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import RankPlacement
-from agents.spec import AdapterSpec, CheckpointSpec
+from agents.contract.run import RankPlacement
+from agents.contract.spec import AdapterSpec, CheckpointSpec
 from tests.agents.trainer.ranks import DEMO, Run, make_spec, wait_until
 
 pytestmark = pytest.mark.gpu

@@ -22,7 +22,7 @@ def train_slowly(environ: dict[str, str], slowed: bool) -> None:
     os.environ.update(environ)
     from agents.trainer.__main__ import main
     from agents.trainer.loop import Loop
-    from agents.trainer.stopwatch import Stopwatch
+    from agents.trainer.metrics.stopwatch import Stopwatch
 
     choose, read = Loop.choose_batch, Stopwatch.read
     needed_s = [0.0]

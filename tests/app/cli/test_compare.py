@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agents.artifacts import ChatAnswer
+from agents.contract.artifacts import ChatAnswer
 from app.cli.compare import _compare
 from app.cli.main import build_parser
 from app.cli.output import Output
-from app.conversation import Compared, Comparison, Project
+from app.conversation import AnswerComparison, Compared, Project
 
 ANSWER = ChatAnswer(
     text="Forty-two.", num_tokens=2, first_token_s=0.1, tokens_per_s=9.0, runtime="x", cut=False
@@ -21,12 +21,12 @@ ANSWER = ChatAnswer(
 
 class Core:
     def __init__(self, *models: Compared) -> None:
-        self.found = Comparison(time_s=1.0, prompts=("Who?",), models=models)
+        self.found = AnswerComparison(time_s=1.0, prompts=("Who?",), models=models)
 
     def project_of(self, what: str) -> Project:
         return Project(base="b", data="d")
 
-    async def compare(self, *asked: Any, **more: Any) -> Comparison:
+    async def compare(self, *asked: Any, **more: Any) -> AnswerComparison:
         return self.found
 
 

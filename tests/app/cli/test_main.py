@@ -16,12 +16,12 @@ from app.cli import nodes, preview, runs
 from app.cli.main import build_parser, run
 from app.cli.output import Output
 from app.cli.watching import Watching
-from app.data_words import spell_out
 from app.errors import UsageError
 from app.events import RunChanged
+from app.hub.node_tokens import NodeToken
 from app.library.recipes import list_recipes
-from app.registry.node_tokens import NodeToken
-from app.runs.spec_file import parse_run
+from app.presentation.data_text import spell_out
+from app.runfile.run_file import parse_run
 from tests.fakes.core import SPEC, FakeCore, make_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -245,7 +245,7 @@ def test_a_bug_of_ours_is_told_with_its_trace(
     def break_down(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("app.core.open_database", break_down)
+    monkeypatch.setattr("app.core.core.open_database", break_down)
     assert run(["runs", "list", "--json"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -10,8 +10,8 @@ import pytest
 
 from app.cli.output import Output
 from app.cli.plan import plan_document, print_plan
-from app.planning import words
 from app.planning.candidate import Plan
+from app.presentation import plan_text
 from app.text import DASH
 from tests.fakes.core import SPEC
 from tests.fakes.plans import make_comparison, make_plan_of_all
@@ -24,7 +24,7 @@ def printed(plan: Plan) -> str:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(words).failed == 0
+    assert doctest.testmod(plan_text).failed == 0
 
 
 def test_a_plan_reads_as_sentences_and_tables() -> None:
@@ -73,7 +73,7 @@ def test_json_has_every_figure_and_its_sums() -> None:
 
 
 def test_comparison_leaves_out_what_nobody_knows() -> None:
-    rows = words.describe_comparison(make_comparison())
+    rows = plan_text.describe_comparison(make_comparison())
     assert "Whole run" in [row.what for row in rows]
     assert next(row for row in rows if row.what == "Whole run").error == DASH
     assert len([row for row in rows if row.what.endswith(": memory")]) == 4

@@ -4,41 +4,41 @@ from dataclasses import replace
 
 import pytest
 
-from agents.protocol import InterfaceFacts
-from app.flows.add_node import Answers, describe_found, review, suggest_name
+from agents.contract.node import InterfaceFacts
+from app.flows.add_node import NodeAnswers, describe_found, review, suggest_name
 from app.nodes.node import LocalAddress, SshAddress, WslAddress
 from tests.fakes.core import make_node
 
 
 def test_this_pc_needs_no_answer():
-    result = review(Answers(way="local", target="nonsense"), ())
+    result = review(NodeAnswers(way="local", target="nonsense"), ())
     assert (result.name, result.address, result.problems) == ("this-pc", LocalAddress(), {})
 
 
 def test_ssh_with_port():
-    result = review(Answers(target=" anna@Gamer.lan:2222 "), ())
+    result = review(NodeAnswers(target=" anna@Gamer.lan:2222 "), ())
     assert result.address == SshAddress(user="anna", host="gamer.lan", port=2222)
     assert result.name == "gamer"
 
 
 @pytest.mark.parametrize("target", ["", "pc", "@pc", "anna@", "anna@pc:0", "anna@pc:x"])
 def test_a_wrong_address_is_told_at_its_field(target):
-    result = review(Answers(target=target), ())
+    result = review(NodeAnswers(target=target), ())
     assert result.address is None
     assert "USER@HOST" in result.problems["target"]
 
 
 @pytest.mark.parametrize("name", ["a b", "all", "-x", "alpha", "x" * 64])
 def test_a_wrong_name_is_told_at_its_field(name):
-    result = review(Answers(target="a@b", name=name), ("alpha",))
+    result = review(NodeAnswers(target="a@b", name=name), ("alpha",))
     assert result.address is None
     assert list(result.problems) == ["name"]
 
 
 def test_a_wsl_distro_is_an_address():
-    result = review(Answers(way="wsl", distro="Ubuntu-24.04", target="nonsense"), ())
+    result = review(NodeAnswers(way="wsl", distro="Ubuntu-24.04", target="nonsense"), ())
     assert (result.name, result.address) == ("this-pc", WslAddress(distro="Ubuntu-24.04"))
-    none = review(Answers(way="wsl"), ())
+    none = review(NodeAnswers(way="wsl"), ())
     assert none.address is None
     assert "wsl --install" in none.problems["distro"]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from app.conversation import Subject
 from app.events import CheckpointSnapshot
-from app.flows.chat import Settings, choose_columns, make_turn, name_artifact, offer, on_node
+from app.flows.chat import ChatSettings, choose_columns, make_turn, name_artifact, offer, on_node
 from tests.fakes.chats import make_artifact
 from tests.fakes.core import running_run
 
@@ -44,10 +44,10 @@ def test_every_model_of_a_run_is_offered_and_three_stand_side_by_side():
 
 
 def test_a_turn_holds_what_was_said():
-    turn = make_turn(Settings(system=" Be short ", top_p=0.9), (("a", "b"),), "c")
+    turn = make_turn(ChatSettings(system=" Be short ", top_p=0.9), (("a", "b"),), "c")
     assert [(one.role, one.content) for one in turn.messages] == [
         ("system", "Be short"), ("user", "a"), ("assistant", "b"), ("user", "c"),
     ]  # fmt: skip
     assert turn.top_p == 0.9
-    assert len(make_turn(Settings(), (), "c").messages) == 1
+    assert len(make_turn(ChatSettings(), (), "c").messages) == 1
     assert on_node(Subject(what="x"), "").node is None

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from agents.artifacts import ENGINES, METHODS, TYPES, MakeJob, Origin, TextSource
+from agents.contract.artifacts import MakeJob, Origin, TextSource
+from agents.contract.formats import ENGINES, METHODS, TYPES
 from app.flows.export import (
     FORMATS,
     MAKERS,
     NO_CHECKPOINT,
     PHASES,
     STEPS,
-    Answers,
+    ExportAnswers,
     asks_calibration,
     describe_commands,
     describe_target,
@@ -34,7 +35,7 @@ def test_every_method_is_offered_with_all_of_its_types():
 
 
 def test_types_of_gguf_are_one_job_and_others_one_each():
-    jobs = list_jobs(Answers(targets=ALL, folder="/m/out/"))
+    jobs = list_jobs(ExportAnswers(targets=ALL, folder="/m/out/"))
     assert [(job.to, len(job.types), job.folder) for job in jobs] == [
         ("merged", 0, "/m/out/merged"),
         ("gguf", 6, "/m/out/gguf"),
@@ -43,12 +44,12 @@ def test_types_of_gguf_are_one_job_and_others_one_each():
         ("gptq", 1, "/m/out/gptq-8-bit"),
         ("nf4", 0, "/m/out/nf4"),
     ]
-    (alone,) = list_jobs(Answers(targets=("gptq:8-bit",), folder="/m/out"))
+    (alone,) = list_jobs(ExportAnswers(targets=("gptq:8-bit",), folder="/m/out"))
     assert alone.folder == "/m/out"
-    assert list_jobs(Answers(folder="/m")) == ()
+    assert list_jobs(ExportAnswers(folder="/m")) == ()
 
 
-@pytest.mark.parametrize("job", list_jobs(Answers(targets=ALL, folder="x"))[1:])
+@pytest.mark.parametrize("job", list_jobs(ExportAnswers(targets=ALL, folder="x"))[1:])
 def test_what_is_chosen_is_a_job_of_the_agent(job):
     made = MakeJob(
         python="p", model="m", method=job.to, destination="d", train=TextSource(path="t"),
@@ -58,7 +59,7 @@ def test_what_is_chosen_is_a_job_of_the_agent(job):
 
 
 def test_steps_lead_there_and_back_and_calibration_only_where_it_counts():
-    plain, fitted = Answers(targets=("nf4",)), Answers(targets=("awq", "nf4"))
+    plain, fitted = ExportAnswers(targets=("nf4",)), ExportAnswers(targets=("awq", "nf4"))
     assert not asks_calibration(plain)
     for answers, count in ((plain, 4), (fitted, 5)):
         seen = ["what"]
@@ -71,7 +72,7 @@ def test_steps_lead_there_and_back_and_calibration_only_where_it_counts():
 
 
 def test_what_is_missing_keeps_one_at_the_step():
-    good = Answers(targets=("awq",), folder="/m")
+    good = ExportAnswers(targets=("awq",), folder="/m")
     assert [find_problems(step, good) for step, _ in STEPS] == [""] * 5
     assert "No node" in find_problems("what", good, checkpoint_problem=NO_CHECKPOINT)
     assert "at least one" in find_problems("formats", replace(good, targets=()))
@@ -87,7 +88,7 @@ def test_what_is_missing_keeps_one_at_the_step():
     [("/m/out/", "/m/out"), ("out", "~/out"), ("models/out", "~/models/out"), ("~/x", "~/x")],
 )
 def test_a_folder_without_a_beginning_is_below_the_home_folder(typed, folder):
-    (job,) = list_jobs(Answers(targets=("nf4",), folder=typed))
+    (job,) = list_jobs(ExportAnswers(targets=("nf4",), folder=typed))
     assert job.folder == folder
 
 
@@ -96,7 +97,7 @@ def test_the_name_of_a_run_makes_one_folder_that_every_disk_takes():
 
 
 def test_commands_say_all_that_was_chosen():
-    answers = Answers(
+    answers = ExportAnswers(
         targets=("awq", "merged"), folder="/m/o", node="pc", calibration="my.txt", checkpoint=40
     )
     assert describe_commands("r", answers) == (
@@ -106,7 +107,7 @@ def test_commands_say_all_that_was_chosen():
 
 
 def test_another_maker_of_awq_is_said_and_of_awq_alone():
-    answers = Answers(targets=("awq", "gptq:4-bit"), folder="/m", engine="autoawq")
+    answers = ExportAnswers(targets=("awq", "gptq:4-bit"), folder="/m", engine="autoawq")
     awq, gptq = list_jobs(answers)
     assert (awq.engine, gptq.engine) == ("autoawq", "gptqmodel")
     assert (awq.label, gptq.label) == ("AWQ by AutoAWQ", "GPTQ 4-bit")

@@ -6,18 +6,18 @@ from dataclasses import fields, replace
 
 import pytest
 
-from agents.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from app.events import NodeSnapshot
 from app.flows import new_run
 from app.flows.new_run import plan_spec, preview_spec, review, take_advice
-from app.flows.new_run_answers import Answers, to_answers, to_spec, use_recipe
+from app.flows.new_run_answers import RunAnswers, to_answers, to_spec, use_recipe
 from app.flows.new_run_fields import FIELDS
 from app.library.recipes import list_recipes
-from app.runs.spec_file import format_run, parse_run
+from app.runfile.run_file import format_run, parse_run
 from app.text import free_name
 from tests.fakes.core import make_node
 
-GOOD = Answers(model="m", train="t.jsonl")
+GOOD = RunAnswers(model="m", train="t.jsonl")
 
 
 def node(name, state="online"):
@@ -28,7 +28,7 @@ NODES = (node("alpha"), node("beta"))
 
 
 def test_every_answer_has_a_field_with_an_explanation():
-    assert [field.key for field in FIELDS] == [field.name for field in fields(Answers)]
+    assert [field.key for field in FIELDS] == [field.name for field in fields(RunAnswers)]
     assert all(len(field.help) > 20 for field in FIELDS)
     assert all(field.choices for field in FIELDS if field.kind == "choice")
 
@@ -157,7 +157,7 @@ def test_answers_that_contradict_each_other_are_told_at_the_field(given, key):
 def test_what_is_allowed_and_without_effect_is_told_even_before_there_is_a_model():
     nodes = (make_node("alpha"),)
     typed = replace(
-        Answers(),
+        RunAnswers(),
         optimizer="paged_adamw_8bit",
         compression="bf16",
         memory_gib="8",
@@ -336,7 +336,7 @@ def test_examples() -> None:
 @pytest.mark.parametrize(
     ("answers", "nodes", "words"),
     [
-        (Answers(train="t"), NODES, "Choose a model to see what it needs."),
+        (RunAnswers(train="t"), NODES, "Choose a model to see what it needs."),
         (GOOD, (), "Add a node to see how the run would fare on it."),
         (replace(GOOD, rank="0"), NODES, "Correct what is marked to see the plan."),
         (replace(GOOD, nodes="gone"), NODES, "Choose at least one node to see the plan."),
@@ -347,7 +347,7 @@ def test_a_plan_needs_a_model_nodes_and_right_answers(answers, nodes, words):
 
 
 def test_a_plan_needs_neither_name_nor_data():
-    spec, words = plan_spec(Answers(model="m", name=""), NODES)
+    spec, words = plan_spec(RunAnswers(model="m", name=""), NODES)
     assert spec is not None
     assert (spec.model, spec.data.train, words) == ("m", "the data", "")
 

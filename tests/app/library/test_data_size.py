@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.model_config import find_config
-from agents.spec import DataSpec, RunSpec
+from agents.contract.model_config import find_config
+from agents.contract.spec import DataSpec, RunSpec
 from app.library import data_size
 from app.library.data_key import make_data_key
 from app.library.data_size import NOTHING, cut_and_pack, guess_data, list_files

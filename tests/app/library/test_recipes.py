@@ -6,9 +6,9 @@ import pytest
 
 from app.errors import UsageError, UserError
 from app.library.recipes import delete_recipe, find_recipe, list_recipes, save_recipe
-from app.runs.advice import advise
-from app.runs.readiness import expect_supported
-from app.runs.spec_file import format_run, parse_run
+from app.runfile.advice import advise
+from app.runfile.run_file import format_run, parse_run
+from app.runs.preflight import expect_supported
 
 RECIPES = list_recipes()
 

@@ -18,8 +18,8 @@ from app.errors import NodeNotReady, NodeUnreachable
 from app.nodes import bootstrap
 from app.nodes.archive import AgentArchive
 from app.nodes.bootstrap import SCRIPT, StartedAgent, start_agent
-from app.nodes.local import LocalConnection
-from app.nodes.process import Process
+from app.nodes.transport.local import LocalConnection
+from app.nodes.transport.process import Process
 from tests.fakes.agent import SOURCE, fake_archive
 from tests.fakes.ssh import connect, loopback_node, real_archive, tools_without, until
 

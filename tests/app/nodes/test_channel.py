@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import MAX_LINE_BYTES
+from agents.contract.messages import MAX_LINE_BYTES
 from app.errors import AgentBug, NodeUnreachable, UserError
 from app.nodes.bootstrap import start_agent
-from app.nodes.channel import Channel
+from app.nodes.channel import MasterChannel
 from app.nodes.client import decoded_size
 from app.nodes.link import Link
-from app.nodes.local import LocalConnection
 from app.nodes.node import LocalAddress, Node
+from app.nodes.transport.local import LocalConnection
 from tests.fakes.agent import fake_archive
 from tests.fakes.ssh import client_of
 
@@ -33,14 +33,16 @@ async def link_to_fake(home: Path) -> AsyncIterator[Link]:
     async def again() -> LocalConnection:
         raise NodeUnreachable("not in this test")
 
-    link = Link(Node(name="pc", address=LocalAddress()), connection, Channel(agent, "pc"), again)
+    link = Link(
+        Node(name="pc", address=LocalAddress()), connection, MasterChannel(agent, "pc"), again
+    )
     try:
         yield link
     finally:
         await link.close()
 
 
-def with_channel(home: Path, work: Callable[[Channel], Awaitable[None]]) -> None:
+def with_channel(home: Path, work: Callable[[MasterChannel], Awaitable[None]]) -> None:
     async def run() -> None:
         async with link_to_fake(home) as link, asyncio.timeout(30):
             await work(link.channel)
@@ -49,7 +51,7 @@ def with_channel(home: Path, work: Callable[[Channel], Awaitable[None]]) -> None
 
 
 def test_an_answer_is_the_result(tmp_path: Path) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         value = {"text": "a\u00e9\n\u2028b", "n": 1.5, "none": None, "big": "x" * 500_000}
         assert await channel.request("echo", value) == value
         answers = await asyncio.gather(*(channel.request("echo", {"n": n}) for n in range(500)))
@@ -59,7 +61,7 @@ def test_an_answer_is_the_result(tmp_path: Path) -> None:
 
 
 def test_errors_keep_their_kind(tmp_path: Path) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         with pytest.raises(UserError, match="pc: it went wrong") as user:
             await channel.request("user")
         assert user.value.hint == "do this"
@@ -72,7 +74,7 @@ def test_errors_keep_their_kind(tmp_path: Path) -> None:
 
 
 def test_a_second_answer_is_ignored(tmp_path: Path) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         assert await channel.request("twice") == {"n": 1}
         assert await channel.request("echo", {"still": "here"}) == {"still": "here"}
 
@@ -80,7 +82,7 @@ def test_a_second_answer_is_ignored(tmp_path: Path) -> None:
 
 
 def test_no_answer_in_time(tmp_path: Path) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         with pytest.raises(NodeUnreachable, match="pc did not answer 'hang' within 0 s"):
             await channel.request("hang", timeout_s=0.1)
         assert not channel.is_lost
@@ -90,7 +92,7 @@ def test_no_answer_in_time(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_request_disturbs_no_other(tmp_path: Path) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         task = asyncio.create_task(channel.request("events", {"count": 1000, "size": 100}))
         await asyncio.sleep(0)
         task.cancel()
@@ -104,7 +106,7 @@ def test_a_cancelled_request_disturbs_no_other(tmp_path: Path) -> None:
 def test_only_cancelled_long_work_is_cancelled_on_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         posted: list[tuple[str, dict[str, int]]] = []
         monkeypatch.setattr(channel, "post", lambda kind, args: posted.append((kind, args)))
         for timeout_s in (None, 30.0):
@@ -118,7 +120,7 @@ def test_only_cancelled_long_work_is_cancelled_on_the_node(
 
 
 def test_events_come_in_order_and_only_to_who_asked(tmp_path: Path) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         first: list[int] = []
         second: list[int] = []
         await asyncio.gather(
@@ -133,7 +135,7 @@ def test_events_come_in_order_and_only_to_who_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kill", [True, False])
 def test_when_the_agent_dies_everyone_who_waits_is_told(tmp_path: Path, kill: bool) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         waiting = [asyncio.create_task(channel.request("hang")) for _ in range(5)]
         await channel.request("ping")
         if kill:
@@ -152,7 +154,7 @@ def test_when_the_agent_dies_everyone_who_waits_is_told(tmp_path: Path, kill: bo
 
 
 def test_lines_that_are_no_messages_are_passed_over(tmp_path: Path, caplog) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         with caplog.at_level(logging.WARNING):
             assert await channel.request("garbage") == {}
         assert "this is no message" in caplog.text
@@ -161,7 +163,7 @@ def test_lines_that_are_no_messages_are_passed_over(tmp_path: Path, caplog) -> N
 
 
 def test_a_line_without_end_is_not_kept(tmp_path: Path) -> None:
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         with pytest.raises(NodeUnreachable, match=f"more than {MAX_LINE_BYTES} bytes"):
             await channel.request("endless")
 
@@ -172,7 +174,7 @@ def test_a_callback_that_fails_loses_the_channel_and_is_logged(tmp_path: Path, c
     def fail(kind: str, data: dict[str, object]) -> None:
         raise ZeroDivisionError(kind)
 
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         with pytest.raises(NodeUnreachable, match="could not be handled"):
             await channel.request("events", {"count": 1}, on_event=fail)
         assert "ZeroDivisionError" in caplog.text
@@ -196,7 +198,7 @@ def test_closing_ends_the_agent_even_when_it_is_stopped(tmp_path: Path) -> None:
 def test_many_small_events_pass_quickly(tmp_path: Path) -> None:
     """A flood of 40,000 lines; the bound is far above what it takes, yet far below a hang."""
 
-    async def work(channel: Channel) -> None:
+    async def work(channel: MasterChannel) -> None:
         seen: list[int] = []
         began_s = time.monotonic()
         await channel.request("events", {"count": 40_000}, on_event=lambda _, d: seen.append(1))

@@ -22,8 +22,8 @@ from app.nodes import fleet as fleet_module
 from app.nodes import watch as watch_module
 from app.nodes.archive import build_archive
 from app.nodes.fleet import Fleet
-from app.nodes.loopback import LoopbackNode, find_processes, power_cut
 from app.nodes.node import Node
+from app.nodes.transport.loopback import LoopbackNode, find_processes, power_cut
 from app.nodes.watch import pause_before
 from tests.fakes.agent import SOURCE, fake_archive
 from tests.fakes.fleet import Seen, fleet_at

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agents.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from app.library.cluster_file import read_cluster_file
 from app.planning.cluster import Cluster, PlannedGpu, PlannedNode, ethernet
 from app.planning.model_shape import ModelShape, read_shape
-from app.planning.plan import DataSize, Question
+from app.planning.plan import DataSize, PlanRequest
 
 GIB = 2**30
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -43,7 +43,7 @@ def llama(size: str) -> ModelShape:
 
 def ask(
     cluster: Cluster, size: str = "7B", kind: AdapterKind = "qlora", **changes: Any
-) -> Question:
+) -> PlanRequest:
     """Return a question: r=16 on q, k, v and o, 1,000 full rows of 2,048 tokens."""
     spec = RunSpec(
         model="m",
@@ -54,7 +54,7 @@ def ask(
     data = DataSize(
         num_rows=1000, mean_tokens=spec.sequence_tokens, longest_tokens=spec.sequence_tokens
     )
-    return Question(spec=spec, shape=llama(size), data=data, cluster=cluster)
+    return PlanRequest(spec=spec, shape=llama(size), data=data, cluster=cluster)
 
 
 def make_node(name: str, *cards: str, memory_gib: float | None = None) -> PlannedNode:

@@ -14,9 +14,11 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from transformers import CONFIG_MAPPING, AttentionInterface, AutoModelForCausalLM
 
-from agents.spec import RunSpec
-from agents.trainer import flash, layers, model
-from agents.trainer.attention import Segments
+from agents.contract.spec import RunSpec
+from agents.trainer.execution import layers
+from agents.trainer.kernels import flash_attention
+from agents.trainer.model import model
+from agents.trainer.model.attention import Segments
 
 TOKENS = 1024
 _NAME = "traced_for_planning"
@@ -29,7 +31,9 @@ class _Cut(Exception):
 def _attend(module, query, key, value, mask, *, bounds_S, host_bounds_S, **_):  # noqa: N803
     query, key = query.to(value.dtype), key.to(value.dtype)  # as attention.attend_segments does
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return flash.flash_attention(q, k, v, bounds_S, host_bounds_S, 1.0, 0).unsqueeze(0), None
+    return flash_attention.flash_attention(q, k, v, bounds_S, host_bounds_S, 1.0, 0).unsqueeze(
+        0
+    ), None
 
 
 def make_layer(family: str, spec: RunSpec, sizes: dict[str, int]):

@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from agents.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
+from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from app.library.cluster_file import parse_cluster
 from app.library.configs import read_known
-from app.planning.candidate import Candidate, DataSize, Plan, Question
-from app.planning.memory import GIB, GpuMemory, MemoryForecast, Setting, estimate_memory
+from app.planning.candidate import Candidate, DataSize, Plan, PlanRequest
+from app.planning.memory.forecast import (
+    GIB,
+    GpuMemory,
+    MemoryForecast,
+    MemorySetting,
+    estimate_memory,
+)
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.network import ring_s
 from app.planning.plan import make_plan
@@ -47,7 +53,7 @@ def plan(
         sequence_tokens=tokens,
         batch_sequences=sequences,
     )
-    question = Question(
+    question = PlanRequest(
         spec=spec,
         shape=llama(size),
         data=DataSize(mean_tokens=tokens, longest_tokens=tokens),
@@ -75,7 +81,7 @@ def memory(num_recomputed: int) -> MemoryForecast:
     return estimate_memory(
         llama("7b"),
         spec,
-        setting=Setting(micro_tokens=2048, num_recomputed=num_recomputed),
+        setting=MemorySetting(micro_tokens=2048, num_recomputed=num_recomputed),
         longest_tokens=2048,
         gpu=GpuMemory(total_bytes=12 * GIB),
     )

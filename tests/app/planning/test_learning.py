@@ -14,13 +14,13 @@ from app.planning.learning import (
     SPEED_LIMITS,
     UNKNOWN,
     Corrections,
-    Outcome,
+    RunOutcome,
 )
 
-RUN = Outcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=1.0)
+RUN = RunOutcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=1.0)
 
 
-def corrections(*outcomes: Outcome) -> Corrections:
+def corrections(*outcomes: RunOutcome) -> Corrections:
     return Corrections(outcomes=outcomes)
 
 

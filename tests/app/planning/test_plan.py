@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from agents.spec import AdapterKind
+from agents.contract.spec import AdapterKind
 from app.planning.advice import apply_change
 from app.planning.candidate import Candidate, Mode
-from app.planning.cluster import Cluster, Link, PlannedGpu, PlannedNode
-from app.planning.learning import Corrections, Outcome
+from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
+from app.planning.learning import Corrections, RunOutcome
 from app.planning.plan import DataSize, Plan, make_plan
 from tests.app.planning.clusters import GIB, ask, example, llama, make_node, make_pcs
 
@@ -180,7 +180,7 @@ def test_what_is_not_known_is_said() -> None:
 def test_past_runs_correct_speed_memory_and_network() -> None:
     question = ask(make_pcs("RTX 4070", "RTX 4070"), kind="qlora")
     outcomes = tuple(
-        Outcome(
+        RunOutcome(
             card="RTX 4070", family="llama", adapter="qlora", ended_s=float(i),
             memory_ratio=1.1, speed_ratio=0.5, network_ratio=3.0,
         )
@@ -197,7 +197,7 @@ def test_past_runs_correct_speed_memory_and_network() -> None:
 
 def test_a_measured_link_counts() -> None:
     question = ask(make_pcs("RTX 4070", "RTX 4070"))
-    slow = Link(bytes_per_s=5e6, latency_s=0.01, source="measured")
+    slow = LinkSpeed(bytes_per_s=5e6, latency_s=0.01, source="measured")
     cluster = replace(question.cluster, links={frozenset(("pc1", "pc2")): slow})
 
     fast_data = of_mode(make_plan(question), "data")[0]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agents.cards import list_cards
-from agents.spec import AdapterKind
+from agents.contract.cards import list_cards
+from agents.contract.spec import AdapterKind
 from app.planning.cluster import Cluster, PlannedNode, ethernet
-from app.planning.pipeline import split_layers, time_pipeline
-from app.planning.plan import Question, make_plan
-from app.planning.resident import split_rows
+from app.planning.plan import PlanRequest, make_plan
+from app.planning.strategies.data_parallel import split_rows
+from app.planning.strategies.pipeline_schedule import split_layers, time_pipeline
 from tests.app.planning.clusters import ask, make_node
 
 NODES = st.lists(
@@ -40,7 +40,7 @@ def build(nodes: list[tuple[list[str], float]], gbit: float, more_gib: float = 0
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> tuple[Question, Question]:
+def questions(draw: st.DrawFn) -> tuple[PlanRequest, PlanRequest]:
     """Return a question, and the same with more memory on every card."""
     nodes, gbit = draw(NODES), draw(st.floats(min_value=0.05, max_value=100))
     kind, size = draw(KINDS), draw(st.sampled_from(("7B", "13B", "70B")))
@@ -53,7 +53,7 @@ def questions(draw: st.DrawFn) -> tuple[Question, Question]:
 
 @given(questions())
 @PLANS
-def test_every_plan_adds_up(pair: tuple[Question, Question]) -> None:
+def test_every_plan_adds_up(pair: tuple[PlanRequest, PlanRequest]) -> None:
     question, _ = pair
     plan = make_plan(question)
 
@@ -80,7 +80,7 @@ def test_every_plan_adds_up(pair: tuple[Question, Question]) -> None:
 
 @given(questions())
 @PLANS
-def test_more_memory_never_makes_a_plan_worse(pair: tuple[Question, Question]) -> None:
+def test_more_memory_never_makes_a_plan_worse(pair: tuple[PlanRequest, PlanRequest]) -> None:
     """But by one sequence: a batch is cut at whole ones, as the trainer does, whatever the speeds.
 
     The trainer's search has a patience of 2 %.

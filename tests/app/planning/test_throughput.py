@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agents.protocol import Calibration
-from agents.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
+from agents.contract.node import Calibration
+from agents.contract.spec import AdapterKind, AdapterSpec, DataSpec, RunSpec
 from app.planning.cluster import PlannedGpu
-from app.planning.memory import Setting
+from app.planning.memory.forecast import MemorySetting
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.rates import find_rates
 from app.planning.throughput import make_pace, measure_work
@@ -42,7 +42,7 @@ def llama_7b() -> ModelShape:
     )
 
 
-def speed(kind: AdapterKind, setting: Setting, gpu: PlannedGpu) -> float:
+def speed(kind: AdapterKind, setting: MemorySetting, gpu: PlannedGpu) -> float:
     adapter = AdapterSpec(kind=kind, targets=QKVO)
     spec = RunSpec(model="m", data=DataSpec(train="d"), adapter=adapter)
     pace = make_pace(measure_work(llama_7b(), spec, 2048), find_rates(gpu))
@@ -53,7 +53,7 @@ def test_speeds_are_as_measured_on_an_h200() -> None:
     errors = [
         speed(
             kind,
-            Setting(micro_tokens=tokens, num_recomputed=recomputed, num_moved=moved),
+            MemorySetting(micro_tokens=tokens, num_recomputed=recomputed, num_moved=moved),
             PlannedGpu(name="NVIDIA H200"),
         )
         / measured
@@ -69,7 +69,7 @@ def test_a_measurement_on_the_node_counts_more_than_the_data_sheet() -> None:
     slow = Calibration(
         card="NVIDIA GeForce RTX 4070", matrix_flops_per_s=25e12, memory_bytes_per_s=215e9
     )
-    setting = Setting(micro_tokens=4096)
+    setting = MemorySetting(micro_tokens=4096)
     listed = speed("qlora", setting, PlannedGpu(name="NVIDIA GeForce RTX 4070"))
     measured = speed("qlora", setting, PlannedGpu(name="NVIDIA GeForce RTX 4070", calibration=slow))
 
@@ -80,7 +80,7 @@ def test_asking_the_reference_costs_a_forward_pass() -> None:
     def seconds(**changes: Any) -> float:
         spec = RunSpec(model="m", data=DataSpec(train="d"), **changes)
         pace = make_pace(measure_work(llama_7b(), spec, 1024), find_rates(PlannedGpu(name="4090")))
-        return pace.seconds(2048, Setting(micro_tokens=2048), 2048)
+        return pace.seconds(2048, MemorySetting(micro_tokens=2048), 2048)
 
     adapter = AdapterSpec(kind="qlora")
     ratio = seconds(adapter=adapter, objective="dpo") / seconds(adapter=adapter)
@@ -93,10 +93,10 @@ def test_an_unknown_card_has_some_speed() -> None:
     rates = find_rates(PlannedGpu(name="Mystery 9000"))
 
     assert rates.source == "assumed"
-    assert speed("lora", Setting(micro_tokens=2048), PlannedGpu(name="Mystery 9000")) > 0
+    assert speed("lora", MemorySetting(micro_tokens=2048), PlannedGpu(name="Mystery 9000")) > 0
 
 
 def test_the_claim_of_150_tokens_per_s_of_a_5070_ti_is_far_too_low() -> None:
     for recomputed in (0, 32):
-        setting = Setting(micro_tokens=2048, num_recomputed=recomputed)
+        setting = MemorySetting(micro_tokens=2048, num_recomputed=recomputed)
         assert speed("qlora", setting, PlannedGpu(name="RTX 5070 Ti")) > 6 * 150

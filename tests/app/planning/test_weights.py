@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from agents.spec import AdapterSpec, DataSpec, RunSpec
-from agents.trainer.model import load_model
-from app.planning.memory import GIB, GpuMemory, Setting, estimate_memory
+from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from agents.trainer.model.model import load_model
+from app.planning.memory.forecast import GIB, GpuMemory, MemorySetting, estimate_memory
 from app.planning.model_shape import read_shape
 from tests.agents.trainer.ranks import make_tiny_model
 
@@ -53,7 +53,7 @@ def test_weights_and_constants_are_those_that_are_loaded(name, kind, folders):
     memory = estimate_memory(
         shape,
         spec,
-        setting=Setting(micro_tokens=64),
+        setting=MemorySetting(micro_tokens=64),
         longest_tokens=64,
         gpu=GpuMemory(total_bytes=GIB),
     )

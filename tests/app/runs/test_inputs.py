@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.spec import RunSpec
+from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.library.data import find_data
 from app.runs.inputs import send

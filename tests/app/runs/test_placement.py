@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agents.protocol import GpuFacts, InterfaceFacts
+from agents.contract.node import GpuFacts, InterfaceFacts
 from app.errors import UserError
-from app.runs.placement import choose_checkpoint_ranks, choose_endpoints, place_ranks, shares_a_gpu
+from app.nodes.endpoints import choose_endpoints
+from app.runs.placement import choose_checkpoint_ranks, place_ranks, shares_a_gpu
 from tests.fakes.cluster import make_facts
 
 

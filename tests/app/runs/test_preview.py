@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.spec import DataSpec, RunSpec
+from agents.contract.spec import DataSpec, RunSpec
 from app.errors import UserError
 from app.runs import preview as preview_module
-from app.runs.history import RunHistory
+from app.runs.journals.history import RunHistory
 from app.runs.preview import preview_data
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_facts, make_preview
@@ -92,7 +92,7 @@ def test_without_any_place_it_says_why(
 
 
 def test_the_journal_tells_what_a_run_learns(tmp_path: Path) -> None:
-    from agents.protocol import to_wire
+    from agents.contract.messages import to_wire
 
     folder = tmp_path / "attempts" / "1" / "alpha"
     folder.mkdir(parents=True)

@@ -7,38 +7,30 @@ from typing import get_args
 
 import pytest
 
-from agents.protocol import AttemptState, AttemptStatus
-from app.events import RunState
-from app.runs.run import (
-    ACTIVE_STATES,
-    MOVES,
-    RESUMABLE_STATES,
-    Part,
-    Situation,
-    judge,
-    may_move,
-)
+from agents.contract.run import AttemptState, AttemptStatus
+from app.events import ACTIVE_STATES, RESUMABLE_STATES, RunState
+from app.runs.run import MOVES, RunPart, Situation, judge, may_move
 
 ALL_STATES: tuple[RunState, ...] = get_args(RunState)
 PART_STATES: tuple[AttemptState, ...] = get_args(AttemptState)
 
 
-def part(node: str, state: AttemptState, message: str = "", **changes: object) -> Part:
+def part(node: str, state: AttemptState, message: str = "", **changes: object) -> RunPart:
     status = AttemptStatus(
         run_id="r", attempt=1, node=node, state=state, message=message, **changes
     )
-    return Part(node=node, status=status)
+    return RunPart(node=node, status=status)
 
 
-def silent(node: str, for_s: float = 1.0) -> Part:
-    return Part(node=node, silent_s=for_s)
+def silent(node: str, for_s: float = 1.0) -> RunPart:
+    return RunPart(node=node, silent_s=for_s)
 
 
-def absent(node: str) -> Part:
-    return Part(node=node)
+def absent(node: str) -> RunPart:
+    return RunPart(node=node)
 
 
-def verdict(*parts: Part, **changes: object) -> tuple[str, str, tuple[str, ...]]:
+def verdict(*parts: RunPart, **changes: object) -> tuple[str, str, tuple[str, ...]]:
     found = judge(Situation(parts=parts, **changes))
     return found.state, found.message, found.stop
 
@@ -251,7 +243,7 @@ def test_every_combination_of_three_parts_ends_in_a_sound_verdict(
     bad end always says why, and only parts that are active are stopped."""
     for chosen in itertools.product(OPTIONS, repeat=3):
         parts = tuple(
-            Part(node=node, status=found.status, silent_s=found.silent_s)
+            RunPart(node=node, status=found.status, silent_s=found.silent_s)
             for node, found in zip("abc", chosen, strict=True)
         )
         found = judge(Situation(parts=parts, stop_asked=stop_asked, standing_s=standing_s))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents.artifacts import ChatAnswer
-from app.conversation import Compared, Comparison, Project, to_markdown
+from agents.contract.artifacts import ChatAnswer
+from app.conversation import AnswerComparison, Compared, Project, to_markdown
 from app.storage.database import open_database
 from app.storage.prompts import MOST_COMPARISONS, PromptStore
 
@@ -20,12 +20,14 @@ ANSWER = ChatAnswer(
 )
 
 
-def make_comparison(time_s: float) -> Comparison:
+def make_comparison(time_s: float) -> AnswerComparison:
     models = (
         Compared(title="poems, base, on alpha", answers=(None, ANSWER)),
         Compared(title="poems Q8_0, on beta", answers=(ANSWER, ANSWER)),
     )
-    return Comparison(time_s=time_s, prompts=("Who?", "When?"), models=models, system="Be short")
+    return AnswerComparison(
+        time_s=time_s, prompts=("Who?", "When?"), models=models, system="Be short"
+    )
 
 
 def test_prompts_are_those_of_the_project(tmp_path: Path) -> None:

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import Calibration, RankPlacement, to_wire
-from agents.spec import MAX_COUNT, DataSpec, RunSpec
+from agents.contract.messages import to_wire
+from agents.contract.node import Calibration
+from agents.contract.run import RankPlacement
+from agents.contract.spec import MAX_COUNT, DataSpec, RunSpec
 from app.events import RunEvent
-from app.planning.learning import Outcome
+from app.planning.learning import RunOutcome
 from app.storage.database import Database, open_database
 from app.storage.hashes import HashStore
 from app.storage.nodes import NodeStore
 from app.storage.planning import CountedData, LinkRecord, PlanningStore
-from app.storage.runs import AttemptRecord, Progress, RunRecord, RunStore
+from app.storage.runs import AttemptRecord, RunRecord, RunStore, StoredProgress
 
 SPEC = RunSpec(model="m", data=DataSpec(train="t.jsonl"), nodes=("b", "a"), shares=(1.0, 2.5))
 RUN = RunRecord(
@@ -28,7 +30,7 @@ RUN = RunRecord(
     attempt=2,
     nodes=("b", "a"),
     created_s=5.0,
-    progress=Progress(step=3, total_steps=9, loss=1.5),
+    progress=StoredProgress(step=3, total_steps=9, loss=1.5),
 )
 
 
@@ -206,7 +208,7 @@ def test_forecasts_go_with_their_run_and_outcomes_stay(database: Database) -> No
     store.save_forecast(RUN.run_id, 2, {"step_s": 1.5})
     store.save_measured(RUN.run_id, 2, {"step_s": 1.6})
     assert store.forecast(RUN.run_id, 2) == ({"step_s": 1.5}, {"step_s": 1.6})
-    outcome = Outcome(
+    outcome = RunOutcome(
         card="RTX 3090", family="llama", adapter="qlora", ended_s=9.0, speed_ratio=0.9
     )
     store.save_outcomes(RUN.run_id, 2, {0: outcome})

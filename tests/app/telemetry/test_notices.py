@@ -7,7 +7,7 @@ import pytest
 from app.events import NodeSnapshot
 from app.telemetry.alerts import Alert
 from app.telemetry.notices import REPEAT_S, SETTING_OF, Notices
-from app.telemetry.stream import Device, DeviceKey, Reading
+from app.telemetry.stream import Device, DeviceKey, StreamReading
 from app.telemetry.whole import describe_whole
 from tests.fakes.core import NOW_S, home_cluster, make_run, running_run
 
@@ -15,7 +15,7 @@ HOT = Alert(kind="hot", severity="warning", text="hot: 88 \u00b0C")
 
 
 def device(*alerts, node="beta"):
-    reading = Reading(name="RTX 3090", is_gpu=True)
+    reading = StreamReading(name="RTX 3090", is_gpu=True)
     return Device(DeviceKey(node, "cuda:0"), reading, alerts=alerts)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agents.protocol import GpuFacts, GpuSample, NodeFacts, Sample
-from agents.spec import DataSpec, RunSpec
+from agents.contract.node import GpuFacts, GpuSample, NodeFacts, Sample
+from agents.contract.spec import DataSpec, RunSpec
 from app.events import NodeSnapshot, RankProgress, RunSnapshot
 from app.telemetry.alerts import (
     check_disk,

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+from agents.contract.data import DataPreview, NamedRow, PreviewJob
+from agents.contract.spec import DataSpec, RunSpec
+from agents.contract.wire import from_wire, to_wire
 from agents.errors import UserError
 from agents.program import command
-from agents.protocol import DataPreview, NamedRow, PreviewJob
-from agents.spec import DataSpec, RunSpec
 from agents.trainer.data import preview
-from agents.wire import from_wire, to_wire
 from tests.agents.trainer.ranks import DEMO
 
 

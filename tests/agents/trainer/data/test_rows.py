@@ -18,7 +18,7 @@ import pytest
 
 from agents.errors import UserError
 from agents.trainer.data import files
-from agents.trainer.data.conversations import Turn
+from agents.trainer.data.conversations import ConversationTurn
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
 
@@ -49,7 +49,10 @@ def refuse(path, data_format="auto", objective="sft"):
 def test_chat_lines_become_turns(tmp_path):
     found = read_rows(write(tmp_path, "a.jsonl", json.dumps(CHAT) + "\n"), "auto")
     assert found.format == "chat"
-    turns = (Turn(role="user", content="Hi"), Turn(role="assistant", content="Ho"))
+    turns = (
+        ConversationTurn(role="user", content="Hi"),
+        ConversationTurn(role="assistant", content="Ho"),
+    )
     assert found.rows[0].turns == turns
 
 
@@ -205,7 +208,7 @@ def test_a_number_without_end_costs_its_row_in_our_words(tmp_path):
 def test_a_number_without_end_is_found_before_the_rest_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_BLOCK_CHARS", 1 << 13)
     path = write(tmp_path, "a.json", "[" + "1" * 5000 + ', {"text": "one"}' * 10_000 + "]")
-    reading = files.Reading()
+    reading = files.FileReading()
     with pytest.raises(UserError, match=f"row 1: {TOO_LONG}"):
         list(files.read_file(path, reading))
     assert reading.done_bytes < path.stat().st_size / 4

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agents.contract.spec import DataSpec, RunSpec
 from agents.errors import UserError
-from agents.spec import DataSpec, RunSpec
 from agents.trainer.data import cache
 from agents.trainer.data.cache import load_examples, make_key, prune
 from agents.trainer.data.packing import pack
 from agents.trainer.data.rows import find_files
 from agents.trainer.data.store import open_examples
-from agents.trainer.model import load_tokenizer
+from agents.trainer.model.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
 
 MODEL = DEMO / "model"

@@ -9,10 +9,10 @@ import pytest
 
 from agents.errors import UserError
 from agents.trainer.data import tokens
-from agents.trainer.data.conversations import Row, Turn
+from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.tally import Skipped
 from agents.trainer.data.tokens import PLAIN_TEMPLATE, mark_targets, tokenize_rows
-from agents.trainer.model import load_tokenizer
+from agents.trainer.model.model import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
 
 
@@ -23,9 +23,9 @@ def tokenizer():
 
 def chat(*contents, number=1, system=None):
     roles = ["user", "assistant"] * len(contents)
-    turns = [Turn(role=r, content=c) for r, c in zip(roles, contents, strict=False)]
-    first = [Turn(role="system", content=system)] if system else []
-    return Row(number=number, turns=(*first, *turns))
+    turns = [ConversationTurn(role=r, content=c) for r, c in zip(roles, contents, strict=False)]
+    first = [ConversationTurn(role="system", content=system)] if system else []
+    return ConversationRow(number=number, turns=(*first, *turns))
 
 
 def learned(tokenizer, row, max_tokens=500):
@@ -57,14 +57,17 @@ def test_only_answers_and_their_ends_are_learned(tokenizer):
 
 
 def test_plain_text_is_learned_wholly_but_for_its_first_token(tokenizer):
-    part, whole = learned(tokenizer, Row(number=1, text="The river."))
+    part, whole = learned(tokenizer, ConversationRow(number=1, text="The river."))
     assert whole == "<|begin|>The river.<|end|>"
     assert part == "The river.<|end|>"
 
 
 def test_text_that_was_rendered_before_keeps_one_begin_and_end(tokenizer):
     for text in ("<|begin|>The river.<|end|>", "<|begin|>The river.", "The river.<|end|>"):
-        assert learned(tokenizer, Row(number=1, text=text))[1] == "<|begin|>The river.<|end|>"
+        assert (
+            learned(tokenizer, ConversationRow(number=1, text=text))[1]
+            == "<|begin|>The river.<|end|>"
+        )
 
 
 def test_without_a_template_the_plain_one_serves(tokenizer):
@@ -140,7 +143,12 @@ def test_of_a_greeting_only_what_was_said_is_learned(tokenizer, template, system
     row = chat("Hi there", "Hello", "How?", "So.", system=system)
     first = 1 if system else 0
     row = replace(
-        row, turns=(*row.turns[:first], Turn(role="assistant", content="Yes?"), *row.turns[first:])
+        row,
+        turns=(
+            *row.turns[:first],
+            ConversationTurn(role="assistant", content="Yes?"),
+            *row.turns[first:],
+        ),
     )
     part, whole = marked(tokenizer, row)
     assert part == "Yes?<|end|>Hello<|end|>So.<|end|>"
@@ -149,8 +157,8 @@ def test_of_a_greeting_only_what_was_said_is_learned(tokenizer, template, system
 
 
 def test_a_greeting_is_not_learned_with_the_mark_in_front_of_it(tokenizer):
-    turns = [Turn(role="assistant", content="Yes?"), *chat("Hi", "Ho").turns]
-    _, whole = marked(tokenizer, Row(number=1, turns=tuple(turns)))
+    turns = [ConversationTurn(role="assistant", content="Yes?"), *chat("Hi", "Ho").turns]
+    _, whole = marked(tokenizer, ConversationRow(number=1, turns=tuple(turns)))
     assert whole == (
         "<|begin|><|assistant|>[[Yes?<|end|>]]<|user|>Hi<|end|><|assistant|>[[Ho<|end|>]]"
     )
@@ -158,9 +166,9 @@ def test_a_greeting_is_not_learned_with_the_mark_in_front_of_it(tokenizer):
 
 def test_pairs_that_are_the_same_within_the_limit_or_to_the_template_are_left_out(tokenizer):
     def pair(good, bad):
-        asked = Turn(role="user", content="Hi")
-        sides = [(asked, Turn(role="assistant", content=text)) for text in (good, bad)]
-        return Row(number=1, turns=sides[0], rejected=sides[1], num_common=1)
+        asked = ConversationTurn(role="user", content="Hi")
+        sides = [(asked, ConversationTurn(role="assistant", content=text)) for text in (good, bad)]
+        return ConversationRow(number=1, turns=sides[0], rejected=sides[1], num_common=1)
 
     long = "river " * 200
     (found,) = tokenize_rows(tokenizer, [pair(f"{long} yes", f"{long} no")], 100)
@@ -168,7 +176,7 @@ def test_pairs_that_are_the_same_within_the_limit_or_to_the_template_are_left_ou
     assert not found.malformed
     assert found.reason.startswith("'chosen' and 'rejected' are the same within 100 of their ")
     asked = pair("yes", "no")
-    question = Turn(role="user", content=long)
+    question = ConversationTurn(role="user", content=long)
     both = (question, asked.turns[1]), (question, asked.rejected[1])
     (found,) = tokenize_rows(tokenizer, [replace(asked, turns=both[0], rejected=both[1])], 100)
     assert found.reason.startswith("nothing to learn is left within 100 of its ")
@@ -196,7 +204,7 @@ class Watched:
 
 def test_long_rows_are_tokenized_few_at_a_time(tokenizer, monkeypatch):
     monkeypatch.setattr(tokens, "_CHARS_AT_ONCE", 1000)
-    rows = [Row(number=i, text="river " * (100 if i % 2 else 1)) for i in range(1, 41)]
+    rows = [ConversationRow(number=i, text="river " * (100 if i % 2 else 1)) for i in range(1, 41)]
     rows += [chat("river " * 100, "river " * 100)]
     watched = Watched(tokenizer)
     found = list(tokenize_rows(watched, rows, 10_000))
@@ -280,7 +288,7 @@ def test_long_rows_are_cut_and_said_to_be(tokenizer):
 
 
 def test_a_row_of_200_000_tokens_is_cut(tokenizer):
-    (found,) = tokenize_rows(tokenizer, [Row(number=1, text="river " * 200_000)], 2048)
+    (found,) = tokenize_rows(tokenizer, [ConversationRow(number=1, text="river " * 200_000)], 2048)
     assert found.cut_from >= 200_000
     assert len(found.segments[0].ids) == 2048
 
@@ -291,8 +299,10 @@ def test_a_tool_speaks_in_its_own_role_and_is_not_learned(tokenizer):
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     roles = ("user", "assistant", "tool", "assistant")
-    turns = tuple(Turn(role=role, content=f"{role} {i}") for i, role in enumerate(roles))
-    part, whole = learned(tokenizer, Row(number=1, turns=turns))
+    turns = tuple(
+        ConversationTurn(role=role, content=f"{role} {i}") for i, role in enumerate(roles)
+    )
+    part, whole = learned(tokenizer, ConversationRow(number=1, turns=turns))
     assert part == "assistant 1<|end|>assistant 3<|end|>"
     assert "<|tool|>tool 2<|end|>" in whole
 
@@ -300,7 +310,7 @@ def test_a_tool_speaks_in_its_own_role_and_is_not_learned(tokenizer):
 def test_text_of_every_plane_comes_back_whole(tokenizer):
     text = "".join(chr((plane << 16) + 0x1F600 % 0x10000) for plane in range(17))
     text += "".join(chr((plane << 16) + 0x0391) for plane in range(17))
-    _, whole = learned(tokenizer, Row(number=1, text=text))
+    _, whole = learned(tokenizer, ConversationRow(number=1, text=text))
     assert whole == f"<|begin|>{text}<|end|>"
 
 

@@ -1,0 +1,152 @@
+"""What each layer does under a bound on memory: keep its activations, move or recompute them.
+
+The trainer asks with what it has measured, the planner with what it foretells, so that a plan says
+what the training will choose. Keep everything where it fits; else move as much as the bus takes in
+the time of a forward pass; else recompute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Literal
+
+from agents.contract.spec import Recompute
+
+MOST_TOKENS = 16384
+"""At once, whatever fits."""
+MEMORY_SHARE = 0.95
+"""Of what the card may give; the rest is for pieces that fit nothing."""
+SHARE_SLACK = 2
+"""A rank may get this many times its equal share of a batch."""
+LEAST_GAIN = 0.02
+"""In speed, for which twice the tokens are taken."""
+_BUS_SHARE = 0.85
+"""Of the measured bandwidth that copies beside other work reach."""
+_SPARSE = 3
+"""Where at most one layer of so many moves beside others that recompute, the copies of one have
+ended before the next one's begin."""
+_INPUTS_SPARED = 3
+"""Inputs less that are fetched ahead then; see agents/trainer/execution/activation_offload.py."""
+
+Mode = Literal["keep", "move", "recompute"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPlan:
+    """How many layers do what; the rest keep."""
+
+    num_recomputed: int = 0
+    num_moved: int = 0
+
+    def is_sparse(self, num_layers: int) -> bool:
+        """Tell whether the layers that move are few among such that recompute."""
+        return self.num_recomputed > 0 and 0 < _SPARSE * self.num_moved <= num_layers
+
+    def count_in_flight(self, num_layers: int) -> int:
+        """Return how many layers' activations are on the GPU while they come and go."""
+        return min(self.num_moved, 1 if self.is_sparse(num_layers) else 2)
+
+    def modes(self, num_layers: int) -> list[Mode]:
+        """Return the mode of each layer, in order.
+
+        Those that move are spread so that each has the time of as many others behind it: what the
+        last one moves is out when the forward pass ends, and back when it is needed.
+
+        >>> LayerPlan(num_recomputed=2, num_moved=1).modes(5)
+        ['move', 'recompute', 'recompute', 'keep', 'keep']
+        """
+        num_recomputed = min(self.num_recomputed, num_layers)
+        num_moved = min(self.num_moved, num_layers - num_recomputed)
+        moved = {i * num_layers // num_moved for i in range(num_moved)}
+        others: Iterator[Mode] = chain(repeat("recompute", num_recomputed), repeat("keep"))
+        return ["move" if place in moved else next(others) for place in range(num_layers)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What passes over `tokens` tokens at once need, as measured or as foretold."""
+
+    tokens: int
+    fixed_bytes: float
+    """Beside what is there at rest, whatever the number of tokens."""
+    token_bytes: float
+    """With every layer recomputing, for each token."""
+    layer_bytes: float
+    """That one layer keeps which does not recompute, for each token."""
+    input_bytes: float
+    """That one layer keeps which does, for each token."""
+    pass_s: float
+    """Forward and backward of all `tokens` with every layer recomputing."""
+    bus_bytes_per_s: float
+    """To host memory; 0: nothing can be moved."""
+
+
+def choose_plan(
+    needs: Needs,
+    *,
+    tokens: int,
+    num_layers: int,
+    room_bytes: float,
+    host_bytes: int,
+    recompute: Recompute = "auto",
+    may_move: bool = True,
+) -> LayerPlan | None:
+    """Return what the layers should do with `tokens` tokens at once; None: it does not fit.
+
+    Args:
+        needs: of the passes.
+        tokens: computed at once.
+        num_layers: of the model.
+        room_bytes: of the card, beside what is there at rest.
+        host_bytes: that may be moved out.
+        recompute: whether layers may, or all have to.
+        may_move: whether layers may move where they may recompute as well.
+
+    With 10 MB a layer, room for 35 MB beside what is always needed and no bus:
+
+    >>> needs = Needs(tokens=1, fixed_bytes=0, token_bytes=1e3, layer_bytes=1e4, input_bytes=1e3,
+    ...               pass_s=0, bus_bytes_per_s=0)
+    >>> choose_plan(needs, tokens=1000, num_layers=8, room_bytes=36e6, host_bytes=0)
+    LayerPlan(num_recomputed=5, num_moved=0)
+    """
+    layer_bytes = max(1.0, needs.layer_bytes * tokens)
+    left = room_bytes - needs.fixed_bytes - needs.token_bytes * tokens
+    if left < 0:
+        return None
+    if recompute == "all":
+        return LayerPlan(num_recomputed=num_layers)
+    if left >= num_layers * layer_bytes:
+        return LayerPlan()
+    num_moved = min(int(host_bytes / layer_bytes), num_layers)
+    if recompute == "auto":
+        num_moved = min(num_moved, _fit_bus(needs, num_layers) if may_move else 0)
+    plan = _divide(num_layers, num_moved, left / layer_bytes, 2)
+    if plan.num_recomputed and recompute == "none":
+        return None
+    if plan.num_recomputed:
+        left += _INPUTS_SPARED * needs.input_bytes * tokens
+        sparse = _divide(num_layers, min(num_moved, num_layers // _SPARSE), left / layer_bytes, 1)
+        if sparse.is_sparse(num_layers) and sparse.num_recomputed <= plan.num_recomputed:
+            return sparse
+    return plan
+
+
+def _divide(num_layers: int, num_moved: int, room: float, in_flight: int) -> LayerPlan:
+    """Let layers keep or move where there is room for the activations of so many."""
+    in_flight = min(in_flight, num_moved)
+    if room < in_flight:
+        num_moved = in_flight = 0
+    num_kept = min(int(room) - in_flight, num_layers - in_flight)
+    num_moved = min(num_moved, num_layers - num_kept)
+    return LayerPlan(num_recomputed=num_layers - num_kept - num_moved, num_moved=num_moved)
+
+
+def _fit_bus(needs: Needs, num_layers: int) -> int:
+    """Return how many layers can move in the time of a forward pass, beside the others' inputs."""
+    forward_s = needs.pass_s / 3  # two of the six products of a recomputing layer
+    bytes_per_token = forward_s / needs.tokens * needs.bus_bytes_per_s * _BUS_SHARE
+    more_bytes = needs.layer_bytes - needs.input_bytes
+    left_bytes = bytes_per_token - num_layers * needs.input_bytes
+    return max(0, int(left_bytes / more_bytes)) if more_bytes > 0 else 0

@@ -1,0 +1,170 @@
+"""Every message that crosses between the master and a node, in one file.
+
+One message is one line of JSON. Three kinds of envelope: Request (master to node), Response
+(exactly one per request) and Event (node to master, unasked or following a request). Below them
+stand the payloads, one dataclass for each thing that is said; those about artifacts are in
+`agents/contract/artifacts.py`. `None` means "not known" everywhere.
+
+The kinds of request, with their arguments (dataclass or names) and results:
+
+    ping              {}                              -> {wall_s, monotonic_s}
+    facts             {}                              -> NodeFacts
+    telemetry.follow  {after_s: float | None}         -> {}; then events `telemetry.sample` (Sample)
+    environment.find  EnvironmentQuery                -> EnvironmentReport
+    environment.build EnvironmentBuild                -> EnvironmentReport; events `progress`
+    packages.build    PackagesBuild                   -> PackagesReport; events `progress`
+    port.choose       {address}                       -> {port}
+    probe.listen      {address, timeout_s}            -> {port}
+    probe.connect     {address, port, num_bytes}      -> {round_trip_s, bytes_per_s}
+    probe.allreduce   AllReduceProbe                  -> {seconds, num_values, sum_ok}
+    attempt.launch    AttemptIntent                   -> AttemptStatus
+    attempt.status    {run_id, attempt}               -> AttemptStatus
+    attempt.list      {}                              -> {attempts: [AttemptStatus]}, the newest of
+                      each run with its spec; the oldest are left out when they do not fit
+    attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, when no process is left
+    attempt.wish      {run_id, attempt, wish: Wish}   -> {}; to the node of rank 0, whose journal
+                      tells by a `wish` record after which step all ranks act on it
+    stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
+    stream.read       {run_id, attempt, stream, offset, max_bytes} -> StreamChunk
+    stream.follow     {run_id, attempt, offsets: {name: offset}} -> {follow}; events `stream.data`,
+                      then one `stream.end` {follow, state, error: RemoteError | None}
+    stream.unfollow   {follow}                        -> {}
+    checkpoint.list   {run_id: str | None}            -> {checkpoints: [CheckpointInfo]}
+    checkpoint.verify {run_id, step}                  -> CheckpointInfo (verified filled in)
+    checkpoint.delete {run_id, step}                  -> {}
+    run.fence         {run_id, attempt}               -> {attempt}
+    run.delete        {run_id}                        -> {freed_bytes}
+    bundle.status     {destination, files: [FileEntry]} -> BundleStatus
+    artifact.hash     {path}                          -> {files: [FileEntry]}
+    artifact.delete   {path}                          -> {freed_bytes}
+    export.merged     MergeJob                        -> {path, files}; events `progress`
+    export.made       MakeJob                         -> {path, files}; events `progress`
+    chat.open         ChatJob                         -> ChatOpened; events `progress`
+    chat.ask          chat, turn: ChatTurn            -> ChatReply; events `progress`: its pieces
+    chat.stop         chat                            -> {}; the answer ends where it is
+    chat.close        chat                            -> {}
+    data.preview      PreviewJob                      -> DataPreview; events `progress`
+    gpu.calibrate     CalibrationJob                  -> Calibration; events `progress`
+    model.config      {model}                         -> {config: dict | None}
+    hub.token         TokenWish                       -> {place: NodeTokenPlace}
+    cancel            {request}                       -> {}; ends the programs of that request,
+                      whose own response then says so
+    shutdown          {}                              -> {}; the agent process ends
+
+Raw bytes do not travel as messages: `receive` and `send` are own commands of the archive, each on a
+channel of its own (see agents/node/files.py).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.contract.version import PROTOCOL_VERSION as PROTOCOL_VERSION
+from agents.contract.wire import WireError as WireError
+from agents.contract.wire import from_wire as from_wire
+from agents.contract.wire import to_wire as to_wire
+
+MAX_LINE_BYTES = 1 << 20
+"""Longer lines are refused on both sides; stream chunks stay well below."""
+STREAM_CHUNK_BYTES = 192 * 1024
+"""Most bytes of a log or journal in one message, before base64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteError:
+    kind: str
+    """`user` (the world's fault), `unknown_request`, `bad_request`, `bug`, `disconnected`."""
+    message: str
+    """What happened, and where."""
+    hint: str = ""
+    """What to do next."""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    id: int
+    kind: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    id: int
+    result: dict[str, Any] | None = None
+    error: RemoteError | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    kind: str
+    data: dict[str, Any] = field(default_factory=dict)
+    request_id: int | None = None
+    """The request that asked for it; None for events of the agent itself."""
+
+
+Message = Request | Response | Event
+_TYPES: dict[str, type[Request] | type[Response] | type[Event]] = {
+    "request": Request,
+    "response": Response,
+    "event": Event,
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return one line, newline included.
+
+    Raises:
+        WireError: the line would be longer than MAX_LINE_BYTES.
+    """
+    body = to_wire(message)
+    body["type"] = type(message).__name__.lower()
+    line = json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a message of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
+    return line
+
+
+def decode(line: bytes) -> Message:
+    """Read one line back.
+
+    Raises:
+        WireError: it is too long, not JSON, or not one of the three envelopes.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a line of {len(line)} bytes is over the limit of {MAX_LINE_BYTES}")
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not JSON: {line[:80]!r}") from error
+    if not isinstance(body, dict) or body.get("type") not in _TYPES:
+        raise WireError(f"not a message: {line[:80]!r}")
+    return from_wire(_TYPES[body["type"]], body)
+
+
+# ---------------------------------------------------------------- who a node is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """The agent's first event, `hello`, after the line with the nonce."""
+
+    version: int
+    archive_sha256: str
+    python: str
+    """Version of the python3 that runs the agent, such as `3.11.7`."""
+    hostname: str
+    pid: int
+    boot_id: str
+    agent_home: str
+
+
+# ---------------------------------------------------------------- the training environment
+
+
+# ---------------------------------------------------------------- runs
+
+
+# ---------------------------------------------------------------- files

@@ -1,0 +1,59 @@
+"""Find a model's config.json on this PC: in its folder, or in what was fetched from the hub before.
+
+The hub's cache has `models--ORG--NAME/refs/main`, which names the folder below `snapshots`.
+https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agents.contract.hub import find_snapshot
+
+MOST_BYTES = 4 << 20
+"""A larger file is no config; those of the largest models have some ten thousand bytes."""
+
+
+def find_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the config of a folder or a hub id; None: it is not on this PC.
+
+    Raises:
+        ValueError: there is one that cannot be read, with the reason.
+    """
+    folder = os.path.expanduser(model)  # unlike Path's it takes any text for a name
+    if os.path.isdir(folder):
+        return _read(Path(folder, "config.json"))
+    if os.path.isabs(folder) or model.count("/") > 1 or ".." in model:
+        return None
+    fetched = find_snapshot(model, environ)
+    return _read(fetched / "config.json") if fetched is not None else None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path} has {os.path.getsize(path)} bytes, which is no config")
+        return parse_config(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def parse_config(data: bytes, name: str) -> dict[str, Any]:
+    """Return a config from its bytes.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not JSON: {str(error)[:120]}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{name} is no JSON object")
+    return config

@@ -1,0 +1,217 @@
+"""RunSpec: what a person asked for. One value is planned, stored, sent and kept in the checkpoint.
+
+Plain dataclasses of the standard library, because nodes have nothing else. The app reads run files
+into them through pydantic; a node through `agents.contract.wire`. Defaults are those of a run file
+with only `model` and `data`. Limits are checked here once; every message names the field, value
+and limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DataFormat = Literal["auto", "chat", "alpaca", "text", "preference"]
+Objective = Literal["sft", "dpo"]
+AdapterKind = Literal["lora", "qlora", "full"]
+OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
+Parallel = Literal["auto", "single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "fp64"]
+Recompute = Literal["auto", "none", "all"]
+Compression = Literal["none", "bf16", "powersgd"]
+MAX_SEED = 2**63 - 1
+"""Largest seed that every random number generator of the trainer takes."""
+MAX_COUNT = 10**15
+"""Largest of the other numbers. Far beyond use: what a plan reckons of them stays a number."""
+
+
+def _at_least(name: str, value: float, limit: float) -> None:
+    if value < limit:
+        raise ValueError(f"{name} is {value}; it must be at least {limit}")
+
+
+def _at_most(name: str, value: float, limit: int) -> None:
+    if value > limit:
+        raise ValueError(f"{name} is {value}; it must be at most {limit}")
+
+
+def _is_count(name: str, value: int, least: int) -> None:
+    _at_least(name, value, least)
+    _at_most(name, value, MAX_COUNT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSpec:
+    train: str
+    """Path of the training file on the master, or a hub dataset id."""
+    eval: str | None = None
+    """Path of the evaluation file; None: no evaluation."""
+    format: DataFormat = "auto"
+    """How a row is read; `auto` looks at the first rows."""
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise ValueError("train is empty; it must name a file or a hub dataset")
+
+
+PATTERN_SIGNS = frozenset("*^$|()[]\\+?")
+"""A text with one of these names layers by a regular expression."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSpec:
+    kind: AdapterKind = "lora"
+    rank: int = 16
+    """Inner dimension r of the two LoRA matrices (Hu et al. 2021, arXiv:2106.09685)."""
+    alpha: float = 32.0
+    """LoRA scale: the update is multiplied by alpha / rank."""
+    dropout: float = 0.05
+    """Share of the adapter's input zeroed in training, 0 to below 1."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """`all-linear`, the names of the linear layers that get an adapter, or a regular expression for
+    their whole names, such as `.*layers[.][01][.].*q_proj`."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732)."""
+    dora: bool = False
+    """Learn the length of each weight column apart (Liu et al. 2024, arXiv:2402.09353)."""
+
+    def __post_init__(self) -> None:
+        _is_count("rank", self.rank, 1)
+        if self.alpha <= 0:
+            raise ValueError(f"alpha is {self.alpha}; it must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be from 0 to below 1")
+        if not self.targets:
+            raise ValueError("targets is empty; it must be all-linear, or name at least one layer")
+        if self.targets == ("all-linear",):
+            object.__setattr__(self, "targets", "all-linear")
+        is_word = isinstance(self.targets, str) and self.targets != "all-linear"
+        if is_word and not PATTERN_SIGNS.intersection(self.targets):
+            object.__setattr__(self, "targets", (self.targets,))
+        for name in ("rslora", "dora"):
+            if self.kind == "full" and getattr(self, name):
+                raise ValueError(f"{name} is true; it must be false with kind full")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSpec:
+    every_minutes: float | None = 10.0
+    """Wall time between two periodic checkpoints; None: not by time."""
+    every_steps: int | None = None
+    """Optimizer steps between two periodic checkpoints; None: not by steps."""
+    keep: int = 3
+    """How many of a run's newest checkpoints stay on a node."""
+    copies: int = 2
+    """On how many nodes each checkpoint is kept."""
+
+    def __post_init__(self) -> None:
+        if self.every_minutes is not None and self.every_minutes <= 0:
+            raise ValueError(f"every_minutes is {self.every_minutes}; it must be above 0")
+        if self.every_steps is not None:
+            _is_count("every_steps", self.every_steps, 1)
+        _is_count("keep", self.keep, 1)
+        _is_count("copies", self.copies, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    model: str
+    """Hub id (`org/name`), or a folder on the master or on the nodes."""
+    data: DataSpec
+    name: str = "run"
+    objective: Objective = "sft"
+    dpo_beta: float = 0.1
+    """How hard DPO holds on to the reference model (Rafailov et al. 2023, arXiv:2305.18290)."""
+    adapter: AdapterSpec = field(default_factory=AdapterSpec)
+    sequence_tokens: int = 2048
+    """Longest sequence, in tokens; longer rows are cut and counted."""
+    packing: bool = False
+    """Put several short rows into one sequence; they never see each other. SFT only."""
+    batch_sequences: int = 24
+    """Sequences (rows, or packs of rows, or pairs) per optimizer step over ALL GPUs."""
+    epochs: float = 3.0
+    max_steps: int | None = None
+    """Stop after this many optimizer steps; None: `epochs` decides."""
+    learning_rate: float = 2.0e-4
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_share: float = 0.03
+    """Share of all steps in which the learning rate rises from 0."""
+    weight_decay: float = 0.0
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this L2 norm."""
+    optimizer: OptimizerKind = "adamw"
+    precision: Precision = "auto"
+    """Arithmetic of the model; auto: bf16 on GPUs that have it, else fp16; fp32 on CPUs."""
+    recompute: Recompute = "auto"
+    """Which layers compute their activations a second time; auto: as few as memory allows."""
+    compile: Literal["auto", "off"] = "auto"
+    """Compile the layers on GPUs, where the node has a C compiler; off: never."""
+    exact: bool = True
+    """Always add up in one order, so that a resumed run is the same to the bit; false: as is
+    fastest, which changes the last bits."""
+    memory_gib: float | None = None
+    """Most GPU memory that a rank may use, in GiB; None: what is free."""
+    seed: int = 42
+    nodes: Literal["all"] | tuple[str, ...] = "all"
+    parallel: Parallel = "auto"
+    shares: tuple[float, ...] | None = None
+    """Weight of each rank's part of a batch, in rank order; None: measured."""
+    rebalance: bool = True
+    """Measure shares again while training, and follow a rank that became slower or faster. Other
+    shares change the last bits of the loss: false keeps a resumed run the same to the bit even
+    where speeds vary. Given `shares` stay, too."""
+    compression: Compression = "none"
+    """What gradients travel as; none: fp32, exact. For slow links and lossy, with what is lost
+    added to the next step: bf16 (half the bytes), powersgd (matrices as products of rank 4)."""
+    evaluate_every_steps: int | None = None
+    """Steps between two evaluations; None: after each epoch and at the end."""
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("model is empty; it must be a hub id or a folder")
+        if self.dpo_beta <= 0:
+            raise ValueError(f"dpo_beta is {self.dpo_beta}; it must be above 0")
+        if self.packing and self.objective == "dpo":
+            raise ValueError("packing is true; it must be false with objective dpo")
+        pairs, wanted = ("auto", "preference"), self.data.format
+        if self.objective == "dpo" and wanted not in pairs:
+            raise ValueError(
+                f"data.format is {wanted}; with objective dpo it must be auto or preference"
+            )
+        if self.objective == "sft" and wanted == "preference":
+            raise ValueError(
+                "data.format is preference; with objective sft it must be auto, chat, alpaca or "
+                "text, or set objective: dpo"
+            )
+        if self.precision == "fp64" and self.adapter.kind == "qlora":
+            raise ValueError(
+                "precision is fp64; with kind qlora it must be auto, fp32, bf16 or fp16, which "
+                "4-bit weights are made of"
+            )
+        if self.memory_gib is not None and self.memory_gib <= 0:
+            raise ValueError(f"memory_gib is {self.memory_gib}; it must be above 0")
+        if self.memory_gib is not None:
+            _at_most("memory_gib", self.memory_gib, MAX_COUNT)
+        if self.evaluate_every_steps is not None:
+            _is_count("evaluate_every_steps", self.evaluate_every_steps, 1)
+        _is_count("sequence_tokens", self.sequence_tokens, 8)
+        _is_count("batch_sequences", self.batch_sequences, 1)
+        if self.epochs <= 0:
+            raise ValueError(f"epochs is {self.epochs}; it must be above 0")
+        _at_most("epochs", self.epochs, MAX_COUNT)
+        if self.max_steps is not None:
+            _is_count("max_steps", self.max_steps, 1)
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be above 0")
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup_share is {self.warmup_share}; it must be from 0 to below 1")
+        _at_least("weight_decay", self.weight_decay, 0)
+        if self.max_gradient_norm <= 0:
+            raise ValueError(f"max_gradient_norm is {self.max_gradient_norm}; it must be above 0")
+        _at_least("seed", self.seed, 0)
+        _at_most("seed", self.seed, MAX_SEED)
+        if not self.nodes:
+            raise ValueError("nodes is empty; it must be all, or name at least one node")
+        if self.shares is not None and (not self.shares or min(self.shares) <= 0):
+            raise ValueError(f"shares is {self.shares}; every share must be above 0")

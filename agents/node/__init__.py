@@ -1,0 +1,1 @@
+"""What this PC is and what it holds: hardware, environments, packages, files and checkpoints."""

@@ -1,0 +1,153 @@
+"""List, verify and delete the checkpoints of this node. Only whole folders count: `step-NNNNNNNN`.
+
+The trainer writes under another name and renames at the end, so that a folder with this name was
+complete when it got it; `verify` finds out whether it still is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agents.contract.run import CheckpointInfo, FileEntry
+from agents.contract.wire import WireError, from_wire, to_wire
+from agents.errors import UserError, explain_os_error
+from agents.node.files import describe_file, split_path
+from agents.state import Home, fsync_folder, read_json
+
+FOLDER_NAME = re.compile(r"step-(\d{8,12})\Z")
+
+
+def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointInfo]:
+    """Return the checkpoints of one run, or of all, by run and step."""
+    if run_id is not None:
+        folders = list(home.checkpoints(run_id).glob("step-*"))
+    else:
+        folders = list(home.runs.glob("[!.]*/checkpoints/step-*"))
+    found = [describe(home, f) for f in folders if FOLDER_NAME.match(f.name) and f.is_dir()]
+    return sorted(found, key=lambda info: (info.run_id, info.step))
+
+
+def describe(home: Home, folder: Path) -> CheckpointInfo:
+    """Return what the manifest of one checkpoint says; `problem` when it says nothing."""
+    match = FOLDER_NAME.match(folder.name)
+    assert match is not None
+    manifest = read_json(folder / "manifest.json")
+    entries: list[FileEntry] = []
+    problem = ""
+    try:
+        entries = read_entries(manifest)
+    except WireError as error:
+        problem = f"manifest.json cannot be used: {error}"
+    manifest = manifest or {}
+    attempt = _number(manifest.get("attempt"), int, 0)
+    if not problem and attempt < 1:
+        problem = "manifest.json cannot be used: it tells no attempt"
+    return CheckpointInfo(
+        run_id=folder.parent.parent.name,
+        step=int(match[1]),
+        attempt=attempt,
+        path=folder.relative_to(home.path).as_posix(),
+        size_bytes=sum(entry.size_bytes for entry in entries) or _weigh(folder),
+        manifest_sha256="" if problem else hash_entries(entries),
+        created_s=_number(manifest.get("created_s"), float, _changed_s(folder)),
+        verified=False if problem else None,
+        problem=problem,
+    )
+
+
+def _weigh(folder: Path) -> int:
+    """Return the bytes of what lies there, where no manifest tells."""
+    with contextlib.suppress(OSError):  # somebody deletes it
+        return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return 0
+
+
+def _changed_s(folder: Path) -> float:
+    with contextlib.suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
+
+
+def read_entries(manifest: dict[str, Any] | None) -> list[FileEntry]:
+    """Return the files of a manifest.
+
+    Raises:
+        WireError: there is no manifest, or it is not one.
+    """
+    if manifest is None:
+        raise WireError("it is missing or not JSON")
+    values = manifest.get("files")
+    if not isinstance(values, list) or not values:
+        raise WireError("it lists no files")
+    return [from_wire(FileEntry, value, "files") for value in values]
+
+
+def hash_entries(entries: list[FileEntry]) -> str:
+    """Return one hash for a list of files, whatever their order."""
+    rows = to_wire(sorted(entries, key=lambda entry: entry.path))
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode("ascii")).hexdigest()
+
+
+def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
+    """Hash every file of a checkpoint and compare.
+
+    Raises:
+        UserError: there is no such checkpoint here.
+    """
+    folder = _require(home, run_id, step)
+    info = describe(home, folder)
+    if info.problem:
+        return info
+    problem = _find_damage(folder, read_entries(read_json(folder / "manifest.json")))
+    return replace(info, verified=not problem, problem=problem)
+
+
+def delete(home: Home, run_id: str, step: int) -> None:
+    """Delete a checkpoint; a broken-off deletion leaves no folder that looks like one.
+
+    Raises:
+        UserError: there is no such checkpoint here, or it may not be deleted.
+    """
+    folder = _require(home, run_id, step)
+    doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
+    try:
+        os.rename(folder, doomed)
+        fsync_folder(folder.parent)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise explain_os_error(error, f"deleting {folder}") from error
+
+
+def _require(home: Home, run_id: str, step: int) -> Path:
+    folder = home.checkpoints(run_id) / f"step-{step:08d}"
+    if not folder.is_dir() or folder.is_symlink():
+        raise UserError(f"This node has no checkpoint of run {run_id} at step {step}.")
+    return folder
+
+
+def _find_damage(folder: Path, entries: list[FileEntry]) -> str:
+    """Return what is wrong with the files, empty when nothing is."""
+    for entry in entries:
+        try:
+            split_path(entry.path, "The file name")
+            found = describe_file(folder, folder / entry.path)
+        except UserError as error:
+            return error.message
+        if found.size_bytes != entry.size_bytes:
+            return f"{entry.path} has {found.size_bytes} bytes instead of {entry.size_bytes}"
+        if found.sha256 != entry.sha256:
+            return f"{entry.path} is damaged: its sha256 is not the recorded one"
+    return ""
+
+
+def _number(value: Any, kind: Any, missing: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return kind(value) if is_number else missing

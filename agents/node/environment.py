@@ -1,0 +1,255 @@
+"""The training environment of a node: look at one, remember it, or build it from the lock file.
+
+An interpreter is asked what it has by running it, never by guessing from its folders. A built
+environment lies in a folder named by the lock's hash and counts only once its marker is written; a
+broken-off build is continued. A version may carry a local part (`2.13.0+cu130`) that the lock does
+not name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agents.children import Children
+from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
+from agents.contract.wire import WireError, from_wire, to_wire
+from agents.errors import UserError, explain_os_error
+from agents.state import Home, locked, read_json, require_name, write_json
+
+LOOK_TIMEOUT_S = 60.0
+VENV_TIMEOUT_S = 600.0
+ASK_VERSIONS = """
+import importlib.metadata, json, os.path, sys, sysconfig
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        found[name] = None
+version = ".".join(map(str, sys.version_info[:3]))
+headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+print("RACKLESS " + json.dumps({"version": version, "found": found, "headers": headers}))
+"""
+CLEAN_ENVIRON = {"PYTHONPATH": "", "PYTHONHOME": ""}
+"""What the user's shell sets for another Python must not leak into this one."""
+PIP_PROBLEMS = (
+    (r"No space left on device", "the disk is full", "Free about 10 GB on this node"),
+    (
+        r"Temporary failure in name resolution|Name or service not known|NewConnectionError|"
+        r"Network is unreachable|Connection refused|Failed to establish a new connection|"
+        r"Max retries exceeded|timed out",
+        "this node cannot reach the package index",
+        "Check its internet connection, or set a mirror: pip config set global.index-url URL",
+    ),
+    (
+        r"No matching distribution found for (\S+)",
+        "there is no package for this Python or this kind of PC",
+        "Install a Python that the packages support: 3.10 to 3.13, 64 bit",
+    ),
+    (r"THESE PACKAGES DO NOT MATCH THE HASHES", "a package is not the locked one", "Try again"),
+)
+
+
+def read_adopted(home: Home) -> EnvironmentReport | None:
+    """Return the environment that this node was told to use, as it was when told."""
+    try:
+        return from_wire(EnvironmentReport, read_json(home.environment_file))
+    except WireError:
+        return None
+
+
+def find(home: Home, query: EnvironmentQuery, children: Children) -> EnvironmentReport:
+    """Say how an interpreter's packages compare with the lock; adopt it if asked and it fits.
+
+    Raises:
+        UserError: the named interpreter does not run.
+    """
+    adopted = read_adopted(home)
+    python = query.python or (adopted.python if adopted else None)
+    if python is None:
+        return EnvironmentReport(missing=tuple(sorted(query.requirements)))
+    python = os.path.abspath(os.path.expanduser(python))
+    version, found, headers = look(python, query.requirements, children)
+    report = replace(compare(python, version, found, query), headers=headers)
+    if report.fits and (query.adopt or (adopted and adopted.python == python)):
+        write_json(home.environment_file, to_wire(report))
+    return report
+
+
+def compare(
+    python: str, version: str, found: dict[str, str | None], query: EnvironmentQuery
+) -> EnvironmentReport:
+    """Return the report on packages `found` for what `query` requires."""
+    missing = [name for name in query.requirements if found.get(name) is None]
+    different = [
+        f"{name} {found[name]} instead of {wanted}"
+        for name, wanted in query.requirements.items()
+        if found.get(name) and not is_version(str(found[name]), wanted)
+    ]
+    old_python = tuple(map(int, version.split(".")[:2])) < (3, 10)
+    if old_python:
+        different.append(f"python {version} instead of 3.10 or newer")
+    fits = not missing and not different
+    return EnvironmentReport(
+        python=python,
+        python_version=version,
+        lock_sha256=query.lock_sha256 if fits else None,
+        fits=fits,
+        missing=tuple(sorted(missing)),
+        different=tuple(sorted(different)),
+    )
+
+
+def is_version(found: str, wanted: str) -> bool:
+    """Tell whether the versions are equal, a local part aside that only `found` has.
+
+    >>> is_version("2.13.0+cu130", "2.13.0"), is_version("2.13.0", "2.13.0+cpu")
+    (True, False)
+    """
+    return found == wanted or ("+" not in wanted and found.partition("+")[0] == wanted)
+
+
+def look(
+    python: str, requirements: dict[str, str], children: Children
+) -> tuple[str, dict[str, str | None], bool]:
+    """Return the interpreter's version, that of each distribution (None: not there), and whether
+    its C headers are there.
+
+    Raises:
+        UserError: it is not there, not a Python, or does not answer.
+    """
+    if not os.path.exists(python):
+        raise UserError(
+            f"There is no interpreter at {python} on this node.",
+            "Name another one, or leave it out to build an environment",
+        )
+    argv = [python, "-c", ASK_VERSIONS, *requirements]
+    try:
+        _, lines = children.run(argv, environ=CLEAN_ENVIRON, timeout_s=LOOK_TIMEOUT_S)
+    except TimeoutError as error:
+        raise UserError(f"{python} did not answer within {LOOK_TIMEOUT_S:g} s.") from error
+    for line in lines:
+        if line.startswith("RACKLESS "):
+            answer = json.loads(line.partition(" ")[2])
+            return answer["version"], answer["found"], answer["headers"]
+    said = lines[-1] if lines else "nothing"
+    raise UserError(f"{python} does not work as a Python interpreter; it said: {said[:300]}")
+
+
+def build(
+    home: Home, job: EnvironmentBuild, children: Children, progress: Callable[[str], None]
+) -> EnvironmentReport:
+    """Make a virtual environment from the lock, adopt it, and report on it.
+
+    Raises:
+        UserError: venv or pip could not do it; the message says which and why.
+    """
+    require_name(job.lock_sha256, "The lock's hash")
+    folder = home.environments / job.lock_sha256[:16]
+    python = folder / "bin" / "python"
+    query = EnvironmentQuery(
+        lock_sha256=job.lock_sha256,
+        requirements=job.requirements,
+        python=str(python),
+        adopt=True,
+    )
+    try:
+        home.environments.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, f"making {home.environments}") from error
+    busy = "Another build of the training environment runs on this node."
+    with locked(home.environments / f"{folder.name}.lock", 1.0, busy):
+        if not (folder / "complete").exists():
+            _make_venv(folder, children, progress)
+            _install(folder, python, job.lock_text, children, progress)
+            (folder / "complete").touch()
+        report = find(home, query, children)
+        if not report.fits:
+            (folder / "complete").unlink()
+            wrong = ", ".join((*report.missing, *report.different))
+            raise UserError(f"The built environment {folder} does not match the lock: {wrong}.")
+    return report
+
+
+def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]) -> None:
+    if (folder / "bin" / "python").exists() and (folder / "bin" / "pip").exists():
+        progress("going on with the environment begun before")
+        return
+    progress("making a virtual environment")
+    shutil.rmtree(folder, ignore_errors=True)
+    argv = [sys.executable, "-m", "venv", str(folder)]
+    code, lines = children.run(argv, environ=CLEAN_ENVIRON, timeout_s=VENV_TIMEOUT_S)
+    if code == 0:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    text = "\n".join(lines)
+    if "ensurepip" in text or "No module named venv" in text:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise UserError(
+            "python3-venv is missing on this node, so no environment can be built.",
+            f"sudo apt-get install -y python{version}-venv",
+        )
+    raise _explain("making the virtual environment failed", lines)
+
+
+def _install(
+    folder: Path,
+    python: Path,
+    lock_text: str,
+    children: Children,
+    progress: Callable[[str], None],
+) -> None:
+    environ = {"PYTHONNOUSERSITE": "1", "PIP_REQUIRE_VIRTUALENV": "1"}
+    what = "installing the packages failed"
+    run_pip(str(python), folder, lock_text, what, children, progress, environ=environ)
+
+
+def run_pip(
+    python: str,
+    folder: Path,
+    lock_text: str,
+    what: str,
+    children: Children,
+    progress: Callable[[str], None],
+    *,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Install what a lock names, and keep the lock in `folder`.
+
+    Args:
+        python: interpreter whose pip does it.
+        what: the beginning of the message when it fails.
+        options: of pip, besides.
+        environ: for pip, besides a clean one.
+
+    Raises:
+        UserError: pip could not do it, and why.
+    """
+    lock = folder / "requirements.txt"
+    try:
+        lock.write_text(lock_text, encoding="utf-8")
+    except OSError as error:
+        raise explain_os_error(error, f"writing {lock}") from error
+    argv = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    argv += ["--progress-bar", "off", *options, "-r", str(lock)]
+    code, lines = children.run(argv, environ={**CLEAN_ENVIRON, **(environ or {})}, on_line=progress)
+    if code != 0:
+        raise _explain(what, lines)
+
+
+def _explain(what: str, lines: list[str]) -> UserError:
+    """Return what pip's or venv's last lines mean."""
+    text = "\n".join(lines)
+    for pattern, cause, hint in PIP_PROBLEMS:
+        if re.search(pattern, text):
+            return UserError(f"On this node {what}: {cause}.", hint)
+    errors = [line for line in lines if "error" in line.lower()] or lines
+    return UserError(f"On this node {what}: {errors[-1][:400] if errors else 'no reason given'}")

@@ -1,0 +1,176 @@
+"""Find out what a node is: system, CPU, memory, disk, network devices, WSL, its own address."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from agents.contract.node import GpuFacts, InterfaceFacts, NodeFacts
+from agents.contract.wire import from_wire
+from agents.state import Home, identity_from, read_json
+from agents.telemetry.host import parse_memory, read_disk
+
+RECORDER_TIMEOUT_S = 8.0
+SIOCGIFADDR = 0x8915
+
+
+def read_facts(home: Home) -> NodeFacts:
+    """Return what the node is now."""
+    memory = parse_memory(_read("/proc/meminfo"))
+    disk = read_disk(home.path)
+    free = shutil.disk_usage(home.path).free if disk else None
+    gpus, problem = read_gpus(home)
+    return NodeFacts(
+        hostname=socket.gethostname(),
+        os=parse_os_release(_read("/etc/os-release")) or platform.system(),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        architecture=platform.machine(),
+        cpu=parse_cpu_name(_read("/proc/cpuinfo")),
+        num_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=memory[1] if memory else None,
+        memory_available_bytes=memory[1] - memory[0] if memory else None,
+        disk_bytes=disk[1] if disk else None,
+        disk_free_bytes=free,
+        gpus=gpus,
+        gpu_problem=problem,
+        interfaces=read_interfaces(),
+        address=parse_connection(os.environ.get("SSH_CONNECTION", "")),
+        wsl=read_wsl_mode(),
+        wall_s=time.time(),
+        compiler=find_compiler(),
+    )
+
+
+def read_gpus(home: Home) -> tuple[tuple[GpuFacts, ...], str | None]:
+    """Return what the recorder found out about the GPUs; it alone loads NVIDIA's library."""
+    deadline = time.monotonic() + RECORDER_TIMEOUT_S
+    while time.monotonic() < deadline:
+        state = read_json(home.telemetry / "recorder.json")
+        recorder = identity_from(state)
+        if state and recorder and recorder.is_alive():
+            cards = tuple(from_wire(GpuFacts, card) for card in state.get("gpus", ()))
+            return cards, state.get("gpu_problem")
+        time.sleep(0.05)
+    return (), "the telemetry recorder did not start, so the GPUs could not be listed"
+
+
+def parse_os_release(text: str) -> str | None:
+    """Return the system's name, such as `Ubuntu 24.04.1 LTS`, from /etc/os-release."""
+    for line in text.splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return line.partition("=")[2].strip().strip("\"'") or None
+    return None
+
+
+def parse_cpu_name(text: str) -> str | None:
+    """Return the CPU's name from /proc/cpuinfo."""
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip().lower() in ("model name", "hardware", "cpu model") and value.strip():
+            return " ".join(value.split())
+    return None
+
+
+def parse_connection(text: str) -> str | None:
+    """Return our own address from SSH_CONNECTION (`client port server port`)."""
+    parts = text.split()
+    return parts[2].partition("%")[0] if len(parts) == 4 else None
+
+
+def read_interfaces() -> tuple[InterfaceFacts, ...]:
+    """Return the network devices that have an address, the loopback one last."""
+    found = _read_with_ip() or _read_with_ioctl()
+    return tuple(sorted(found, key=lambda i: (i.name == "lo", i.name, ":" in i.address)))
+
+
+def parse_ip_addresses(text: str) -> list[tuple[str, str]]:
+    """Return (device, address) of each global or host address, from `ip -j addr`."""
+    pairs = []
+    for device in json.loads(text):
+        for entry in device.get("addr_info", ()):
+            if entry.get("scope") != "link" and entry.get("local"):
+                pairs.append((str(device["ifname"]), str(entry["local"])))
+    return pairs
+
+
+def _read_with_ip() -> list[InterfaceFacts]:
+    for command in ("ip", "/sbin/ip", "/usr/sbin/ip"):
+        with contextlib.suppress(OSError, ValueError, KeyError, subprocess.SubprocessError):
+            output = subprocess.run(
+                [command, "-j", "addr"], capture_output=True, timeout=5, check=True, text=True
+            ).stdout
+            return [_describe_interface(*pair) for pair in parse_ip_addresses(output)]
+    return []
+
+
+def _read_with_ioctl() -> list[InterfaceFacts]:
+    """Ask the kernel for the IPv4 address of each device, where there is no `ip` command."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            question = struct.pack("256s", os.fsencode(name)[:15])
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asker.fileno(), SIOCGIFADDR, question)
+                found.append(_describe_interface(name, socket.inet_ntoa(answer[20:24])))
+    return found
+
+
+def _describe_interface(name: str, address: str) -> InterfaceFacts:
+    base = f"/sys/class/net/{name}"
+    speed = _read_int(f"{base}/speed")
+    state = _read(f"{base}/operstate").strip()
+    return InterfaceFacts(
+        name=name,
+        address=address,
+        mtu=_read_int(f"{base}/mtu"),
+        speed_mbit=speed if speed and speed > 0 else None,
+        up={"up": True, "down": False}.get(state),
+    )
+
+
+def find_compiler() -> str | None:
+    """Return the C compiler that Triton would take: the one named by CC, else gcc, else clang."""
+    named = os.environ.get("CC", "").split()
+    for command in named[:1] or ("gcc", "clang"):
+        if path := shutil.which(command):
+            return path
+    return None
+
+
+def read_wsl_mode() -> str | None:
+    """Return the networking mode of WSL2; `unknown` where it cannot be asked; None: not WSL."""
+    if "microsoft" not in platform.release().lower():
+        return None
+    command = shutil.which("wslinfo") or "/usr/bin/wslinfo"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        output = subprocess.run(
+            [command, "--networking-mode"], capture_output=True, timeout=10, check=True, text=True
+        ).stdout
+        return output.strip().lower() or "unknown"
+    return "unknown"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_int(path: str) -> int | None:
+    value: Any = _read(path).strip()
+    try:
+        return int(value)
+    except ValueError:
+        return None

@@ -1,0 +1,387 @@
+"""Store files that come as raw bytes, and send some: the two commands with a channel of their own.
+
+No path of the other side is trusted: every part is checked, and folders are walked one by one
+without following symlinks. A bundle (all files of one manifest) is collected beside its final place
+in `.partial-NAME` and renamed in one step when every file is there; a file gets its name only after
+its bytes are hashed and fsynced. A broken-off transfer hence keeps its finished files and no half
+one, and the next one brings only what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from agents.contract.run import BundleStatus, FileEntry
+from agents.contract.wire import WireError, from_wire, to_wire
+from agents.errors import UserError, explain_os_error
+from agents.state import Home, fsync_folder, identify, locked, take_lock
+
+ROOTS = ("models", "data", "runs", "artifacts")
+MAX_HEADER_BYTES = 16 << 20
+BLOCK_BYTES = 1 << 20
+MAX_PATH_CHARACTERS = 1024
+_JOB_PREFIX = ".job-"
+LAYERS_PREFIX = ".layers-"
+"""Begins the names of folders with the layers that a quantization has done so far."""
+
+
+def split_path(path: str, what: str) -> list[str]:
+    """Return the parts of a relative path that stays below where it starts.
+
+    Raises:
+        UserError: it is absolute, climbs with `..`, or has a part that is no plain name.
+    """
+    parts = path.split("/")
+    if not path or len(path) > MAX_PATH_CHARACTERS or not all(map(_is_plain, parts)):
+        raise UserError(
+            f"{what} {path[:120]!r} is not allowed.",
+            "Paths are relative, with `/` between plain names and no `..`",
+        )
+    return parts
+
+
+def _is_plain(part: str) -> bool:
+    return (
+        part not in ("", ".", "..")
+        and part.isprintable()  # hence no lone surrogates, which have no bytes
+        and len(os.fsencode(part)) <= 200
+        and "\\" not in part
+        and not part.startswith((".partial-", ".half-"))
+    )
+
+
+def split_destination(destination: str) -> list[str]:
+    """Return the parts of a place below the agent's home where files may be stored.
+
+    Raises:
+        UserError: it is below none of `ROOTS`.
+    """
+    parts = split_path(destination, "The destination")
+    if parts[0] not in ROOTS or len(parts) < 2:
+        raise UserError(
+            f"The destination {destination[:120]!r} is not allowed.",
+            f"It must be a folder below {', '.join(ROOTS)}",
+        )
+    return parts
+
+
+def read_bundle_status(
+    home: Home, destination: str, entries: tuple[FileEntry, ...]
+) -> BundleStatus:
+    """Say which files of a bundle are still missing here (by presence and size).
+
+    Raises:
+        UserError: a path is not allowed.
+    """
+    final = home.path.joinpath(*split_destination(destination))
+    if final.is_symlink():
+        raise UserError(f"{final} is a symbolic link, which is not followed.")
+    base = final if final.is_dir() else _partial(final)
+    missing = tuple(entry.path for entry in entries if not _has(base, entry))
+    return BundleStatus(path=str(final), complete=not missing and base == final, missing=missing)
+
+
+def _partial(final: Path) -> Path:
+    return final.with_name(f".partial-{final.name}")
+
+
+def _has(base: Path, entry: FileEntry) -> bool:
+    path = base
+    for part in split_path(entry.path, "The file name"):
+        if path.is_symlink():
+            return False
+        path = path / part
+    try:
+        state = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(state.st_mode) and state.st_size == entry.size_bytes
+
+
+# ---------------------------------------------------------------- receive
+
+
+def receive(home: Home, destination: str, source: BinaryIO) -> str:
+    """Store the files that `source` brings and return the folder; see the module docstring.
+
+    Raises:
+        UserError: a path is not allowed, the bytes are not those announced, the disk is full, the
+            transfer broke off, or another one writes the same bundle.
+    """
+    parts = split_destination(destination)
+    coming, manifest = _read_header(source)
+    final = home.path.joinpath(*parts)
+    _require_room(home, coming)
+    with _open_folder(home.path, parts[:-1]) as parent:
+        busy = f"Another transfer writes {destination} on this node."
+        with locked(final.with_name(f".partial-{final.name}.lock"), 0.0, busy):
+            _refuse_link(final)
+            base = final.name if final.exists() else _partial(final).name
+            with _open_folder_at(parent, [base]) as folder:
+                for entry in coming:
+                    _store(folder, entry, source)
+                os.fsync(folder)
+            _finish(final, base, manifest)
+    return str(final)
+
+
+def _read_header(source: BinaryIO) -> tuple[list[FileEntry], list[FileEntry]]:
+    line = source.readline(MAX_HEADER_BYTES)
+    try:
+        header = json.loads(line)
+        coming = [from_wire(FileEntry, value, "files") for value in header["files"]]
+        manifest = [from_wire(FileEntry, value, "manifest") for value in header["manifest"]]
+    except (ValueError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, WireError) else "no list of files came first"
+        raise UserError(f"The transfer cannot be read: {reason}.", "Try again") from error
+    for entry in (*coming, *manifest):
+        split_path(entry.path, "The file name")
+        if entry.size_bytes < 0:
+            raise UserError(f"The file {entry.path!r} has a size of {entry.size_bytes}.")
+    return coming, manifest
+
+
+def _require_room(home: Home, coming: list[FileEntry]) -> None:
+    needed = sum(entry.size_bytes for entry in coming)
+    free = shutil.disk_usage(home.path).free
+    if needed > free:
+        raise UserError(
+            f"The disk of this node is too full: {needed / 1e9:.2f} GB are coming and "
+            f"{free / 1e9:.2f} GB are free in {home.path}.",
+            "Free some room on this node and try again",
+        )
+
+
+def _refuse_link(final: Path) -> None:
+    if final.is_symlink() or (final.exists() and not final.is_dir()):
+        raise UserError(f"{final} is not a folder, so nothing is stored there.")
+
+
+@contextlib.contextmanager
+def _open_folder(root: Path, parts: list[str]) -> Iterator[int]:
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _open_folder_at(top, parts) as folder:
+            yield folder
+    finally:
+        os.close(top)
+
+
+@contextlib.contextmanager
+def _open_folder_at(top: int, parts: list[str]) -> Iterator[int]:
+    """Open a folder below `top`, making what is missing and following no symlink."""
+    folder = os.dup(top)
+    try:
+        for part in parts:
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=folder)
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                deeper = os.open(part, flags, dir_fd=folder)
+            except NotADirectoryError as error:
+                raise UserError(f"{part!r} is a file or a symbolic link, not a folder.") from error
+            except OSError as error:
+                raise explain_os_error(error, f"making the folder {part!r}") from error
+            os.close(folder)
+            folder = deeper
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _store(folder: int, entry: FileEntry, source: BinaryIO) -> None:
+    """Write one file under a half name, check it, and give it its name."""
+    *inner, name = entry.path.split("/")
+    with _open_folder_at(folder, inner) as place:
+        half = f".half-{os.getpid()}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(half, flags, 0o600, dir_fd=place)
+            try:
+                _copy(file, entry, source)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.rename(half, name, src_dir_fd=place, dst_dir_fd=place)
+            os.fsync(place)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(half, dir_fd=place)
+            if isinstance(error, OSError):
+                raise explain_os_error(error, f"storing {entry.path}") from error
+            raise
+
+
+def _copy(file: int, entry: FileEntry, source: BinaryIO) -> None:
+    digest = hashlib.sha256()
+    left = entry.size_bytes
+    while left:
+        block = source.read(min(left, BLOCK_BYTES))
+        if not block:
+            raise UserError(
+                f"The transfer broke off in {entry.path}, {left} bytes before its end.",
+                "Start it again: what is complete is not sent twice",
+            )
+        digest.update(block)
+        left -= len(block)
+        view = memoryview(block)
+        while view:
+            view = view[os.write(file, view) :]
+    if digest.hexdigest() != entry.sha256:
+        raise UserError(
+            f"{entry.path} arrived damaged: its sha256 is not the announced one.", "Send it again"
+        )
+
+
+def _finish(final: Path, base: str, manifest: list[FileEntry]) -> None:
+    """Give the bundle its final name if it is whole."""
+    folder = final.with_name(base)
+    missing = [entry.path for entry in manifest if not _has(folder, entry)]
+    if missing:
+        raise UserError(
+            f"The bundle {final.name} is not whole: {len(missing)} files are missing, first "
+            f"{missing[0]}.",
+            "Send the missing files",
+        )
+    try:
+        if base != final.name:
+            os.rename(folder, final)
+        fsync_folder(final.parent)
+    except OSError as error:
+        raise explain_os_error(error, f"renaming to {final}") from error
+    final.with_name(f".partial-{final.name}.lock").unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- send
+
+
+def send(home: Home, path: str, out: BinaryIO) -> None:
+    """Write one line with the files' names, sizes and hashes, then their bytes.
+
+    Raises:
+        UserError: nothing is there, or a file became shorter meanwhile (then `out` is short).
+    """
+    parts = split_destination(path)
+    place = home.path.joinpath(*parts)
+    base = place.parent if place.is_file() else place
+    entries = [describe_file(base, file) for file in list_files(home, place)]
+    if not entries:
+        raise UserError(f"There is nothing to send at {place} on this node.")
+    out.write(json.dumps({"files": to_wire(entries)}).encode("ascii") + b"\n")
+    for entry in entries:
+        _send_file(base / entry.path, entry, out)
+    out.flush()
+
+
+def list_files(home: Home, place: Path) -> list[Path]:
+    """Return the regular files at or below `place`, which no symlink may lead to."""
+    for folder in (place, *place.parents):
+        if folder == home.path:
+            break
+        if folder.is_symlink():
+            raise UserError(f"{folder} is a symbolic link, which is not followed.")
+    if place.is_file():
+        return [place]
+    found = [Path(top, name) for top, _, names in os.walk(place) for name in names]
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
+def describe_file(base: Path, path: Path) -> FileEntry:
+    """Return name, size and hash of one file."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+            size = file.tell()
+    except OSError as error:
+        raise explain_os_error(error, f"reading {path}") from error
+    name = path.relative_to(base).as_posix()
+    return FileEntry(path=name, size_bytes=size, sha256=digest.hexdigest())
+
+
+def _send_file(path: Path, entry: FileEntry, out: BinaryIO) -> None:
+    left = entry.size_bytes
+    with open(path, "rb") as file:
+        while left:
+            block: Any = file.read(min(left, BLOCK_BYTES))
+            if not block:
+                raise UserError(f"{path} became shorter while it was sent.", "Try again")
+            out.write(block)
+            left -= len(block)
+
+
+def remove_layers(destination: Path) -> None:
+    """Remove the layers that jobs have left beside the folder that they were making.
+
+    Those that a job works with stay: it holds a lock on their folder.
+    """
+    for path in destination.parent.glob(f"{LAYERS_PREFIX}*"):
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if take_lock(held, 0.0):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(held)
+
+
+@contextlib.contextmanager
+def job_folder(home: Home) -> Iterator[Path]:
+    """Give a folder for the files of a job, which vanishes with the block.
+
+    Raises:
+        UserError: the disk is full or may not be written.
+    """
+    try:
+        made = tempfile.mkdtemp(prefix=_JOB_PREFIX, suffix=f"-{os.getpid()}", dir=home.path)
+    except OSError as error:
+        raise explain_os_error(error, f"making a folder in {home.path}") from error
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def remove_job_folders(home: Home) -> None:
+    """Remove the folders of jobs whose agent was killed."""
+    _remove_of_the_dead(home.path.glob(f"{_JOB_PREFIX}*-*"))
+
+
+def remove_half_made(home: Home) -> None:
+    """Remove what jobs that were killed have left among the exports of runs."""
+    for exports in home.runs.glob("*/exports"):
+        _remove_abandoned_in(exports)
+
+
+def remove_abandoned(destination: Path) -> None:
+    """Remove what jobs that were killed have left beside the folder that they were making.
+
+    That is what they made it with, such as a measured original, too. Bundles that are collected
+    there stay: a lock lies beside them.
+    """
+    _remove_abandoned_in(destination.parent)
+
+
+def _remove_abandoned_in(folder: Path) -> None:
+    for kind in ("partial", "deleted"):
+        found = folder.glob(f".{kind}-*-*")
+        _remove_of_the_dead(
+            path for path in found if not path.with_name(f"{path.name}.lock").exists()
+        )
+
+
+def _remove_of_the_dead(paths: Iterable[Path]) -> None:
+    """Remove folders whose names end with the id of a process, save those of living ones."""
+    for path in paths:
+        pid = path.name.rpartition("-")[2]
+        if pid.isdecimal() and identify(int(pid)) is None:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,58 @@
+"""The hub's token on a node, where the hub's own tools keep it, so that all that fetches finds it.
+
+A token that somebody else put there is left alone. Its digest is enough to tell whose it is, so
+that the token itself travels only to be kept. It is never logged, nor part of an answer.
+https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agents.contract.hub import digest_of, read_file, read_token, token_path
+from agents.contract.node import NodeTokenPlace
+from agents.errors import UserError, explain_os_error
+from agents.state import write_bytes
+
+
+def find_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
+    """Tell whether this node has a token, and whether it is the one with that digest."""
+    token = read_token(environ)
+    if not token:
+        return "none"
+    return "same" if digest_of(token) == digest else "other"
+
+
+def keep_token(environ: Mapping[str, str], token: str) -> NodeTokenPlace:
+    """Keep a token, unless there is one already.
+
+    Raises:
+        UserError: the disk is full or may not be written.
+    """
+    place = find_token(environ, digest_of(token))
+    if place != "none":
+        return place
+    path = token_path(environ)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, f"making {path.parent}") from error
+    write_bytes(path, token.encode("utf-8"))
+    return "same"
+
+
+def forget_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
+    """Delete the token with that digest; any other stays.
+
+    Raises:
+        UserError: it may not be deleted.
+    """
+    path = token_path(environ)
+    if digest_of(read_file(path)) == digest:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be deleted: {error.strerror}.", "Delete it on that PC"
+            ) from error
+    return find_token(environ, digest)

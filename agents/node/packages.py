@@ -1,0 +1,61 @@
+"""Packages beside the training environment: what one way of quantizing needs, in its own folder.
+
+They are installed without their dependencies, which the lock names one by one, so that nothing of
+the environment that trains is changed or hidden. The folder is named by the lock's hash and counts
+once its marker is written. An interpreter that has them all already needs no folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from agents.children import Children
+from agents.contract.artifacts import PackagesBuild, PackagesReport
+from agents.errors import UserError, explain_os_error
+from agents.node.environment import is_version, look, run_pip
+from agents.state import Home, locked, require_name
+
+
+def build(
+    home: Home, job: PackagesBuild, children: Children, progress: Callable[[str], None]
+) -> PackagesReport:
+    """Install the packages if they are not there yet, and say where they are.
+
+    Raises:
+        UserError: the interpreter does not run, or pip could not do it and why.
+    """
+    require_name(job.lock_sha256, "The lock's hash")
+    _, found, _ = look(job.python, job.requirements, children)
+    if all(is_version(found.get(name) or "", want) for name, want in job.requirements.items()):
+        return PackagesReport()
+    folder = home.environments / f"packages-{job.lock_sha256[:16]}"
+    try:
+        home.environments.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, f"making {home.environments}") from error
+    busy = "Another request installs these packages on this node."
+    with locked(home.environments / f"{folder.name}.lock", 600.0, busy):
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            _install(folder, job, children, progress)
+            (folder / "complete").touch()
+    return PackagesReport(path=str(folder.relative_to(home.path)))
+
+
+def _install(
+    folder: Path, job: PackagesBuild, children: Children, progress: Callable[[str], None]
+) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise explain_os_error(error, f"making {folder}") from error
+    # Sources that are built here are to see the environment's torch, not to fetch another one.
+    options = ("--no-deps", "--no-build-isolation", "--target", str(folder))
+    what = "installing the packages for quantizing failed"
+    try:
+        run_pip(job.python, folder, job.lock_text, what, children, progress, options=options)
+    except UserError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

@@ -1,0 +1,1 @@
+"""One module per way to write a quantized model."""

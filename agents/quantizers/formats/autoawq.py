@@ -1,0 +1,116 @@
+"""AWQ by AutoAWQ 0.2.9, the package that the method's checkpoints got their layout from.
+
+It is archived, and as released it damages models on a CPU without a word: before each search it
+keeps `weight.cpu()`, which on a CPU is the weight itself, and "restores" that. Here what it keeps
+is a copy; and after each search the weights have to be the same bits as before, or nothing is made.
+On a PC with several GPUs it would use them all; only the first is shown to it.
+
+Lin et al. 2023, arXiv:2306.00978; quantizer.py of AutoAWQ 0.2.9, `_compute_best_scale`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agents.errors import UserError
+from agents.quantizers.formats.patching import replaced
+
+Tell = Callable[[int, int], None]
+"""Called with the layers done and all of them."""
+
+
+def quantize(
+    model: Path,
+    folder: Path,
+    group: int,
+    blocks: Sequence[Sequence[int]],
+    tokenizer: Any,
+    tell: Tell,
+) -> None:
+    """Write the quantized model into `folder`.
+
+    Args:
+        model: folder of Transformers.
+        folder: where it goes.
+        group: weights that share a scale.
+        blocks: token ids of texts, in blocks of one length.
+        tokenizer: of the model.
+        tell: hears of each layer.
+
+    Raises:
+        UserError: AutoAWQ does not know this kind of model, or damaged its weights.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it says that it is archived
+        from awq import AutoAWQForCausalLM
+        from awq.quantize import quantizer
+    try:
+        loaded = AutoAWQForCausalLM.from_pretrained(
+            str(model), device_map="cpu", trust_remote_code=False
+        )
+    except TypeError as error:  # "gemma3 isn't supported yet."
+        raise UserError(
+            f"AutoAWQ does not know this kind of model: {error}",
+            "Let gptqmodel make it (--engine gptqmodel)",
+        ) from error
+    config = {"zero_point": True, "q_group_size": group, "w_bit": 4, "version": "GEMM"}
+    with _mended(quantizer, tell):
+        loaded.quantize(
+            tokenizer,
+            quant_config=config,
+            calib_data=blocks,
+            max_calib_samples=len(blocks),
+            max_calib_seq_len=len(blocks[0]),
+        )
+    loaded.save_quantized(str(folder), safetensors=True)
+
+
+@contextmanager
+def _mended(quantizer: Any, tell: Tell) -> Iterator[None]:
+    """Let AutoAWQ keep copies of weights, use one GPU, and tell of its layers."""
+    search = quantizer.AwqQuantizer._compute_best_scale
+
+    def search_on_copies(self: Any, x: Tensor, w_mean: Tensor, x_mean: Tensor, *rest: Any) -> Any:
+        inspected: nn.Module = rest[0]
+        with _copied_state(inspected):
+            return search(self, x, w_mean, x_mean, *rest)
+
+    def count(places: range, desc: str) -> Iterator[int]:
+        for done, place in enumerate(places, 1):
+            yield place
+            if desc == "AWQ":
+                tell(done, len(places))
+
+    with (
+        replaced(quantizer.AwqQuantizer, "_compute_best_scale", search_on_copies),
+        replaced(quantizer, "tqdm", count),
+        replaced(torch.cuda, "device_count", lambda: int(torch.cuda.is_available())),
+    ):
+        yield
+
+
+@contextmanager
+def _copied_state(inspected: nn.Module) -> Iterator[None]:
+    """Let `inspected.state_dict()` give copies, and hold the weights against them at the end.
+
+    Raises:
+        UserError: they are not what they were.
+    """
+    plain = inspected.state_dict
+    before = {name: value.detach().clone() for name, value in plain().items()}
+    with replaced(inspected, "state_dict", lambda: dict(before)):
+        yield
+    del inspected.state_dict  # the class has it
+    changed = [name for name, value in plain().items() if not torch.equal(value, before[name])]
+    if changed:
+        raise UserError(
+            f"AutoAWQ damaged {changed[0]} while it looked for scales; nothing was written.",
+            "Let gptqmodel make it (--engine gptqmodel)",
+        )

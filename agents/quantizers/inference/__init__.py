@@ -1,0 +1,1 @@
+"""Loading and running models to measure or to chat with them."""

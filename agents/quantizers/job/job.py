@@ -1,0 +1,182 @@
+"""What all jobs on models have in common: a job file in, progress out, a whole folder or none.
+
+Progress goes to the real stdout as JSON lines, and the last one tells what went wrong; whatever
+libraries print goes to stderr. A result appears with one rename when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from agents.errors import UserError, explain_os_error
+from agents.node.files import remove_abandoned
+from agents.quantizers.job.meter import Meter, Phase, read_start_s
+from agents.state import fsync_folder, sync_file, tells_full_disk
+
+EXIT_USER_ERROR = 3
+_COMPANIONS = (".json", ".jinja", ".model", ".txt")
+
+
+class JobProgress:
+    """Prints JSON lines to the stdout that this process began with.
+
+    Args:
+        out: that stdout.
+        since_s: when the first phase began, by the monotonic clock; None: with its first line.
+    """
+
+    def __init__(self, out: TextIO, since_s: float | None = None) -> None:
+        self._out = out
+        self._since_s = since_s
+        self._meter: Meter | None = None
+
+    def begin(self, phase: str, message: str, folder: Path | None = None) -> None:
+        """Tell that a phase begins, and measure it until the next one does.
+
+        Args:
+            phase: its name, the same in every job.
+            message: for people.
+            folder: that is being made, at the first phase.
+        """
+        if self._meter is not None:
+            self._meter.begin(phase)
+        elif folder is not None:
+            self._meter = Meter(folder, phase, self._since_s)
+        self.tell(message, phase=phase)
+
+    def count(self, folder: Path) -> None:
+        """Measure the room that another folder takes, too."""
+        if self._meter is not None:
+            self._meter.count(folder)
+
+    def look(self) -> None:
+        """Measure now, when more is there than in a moment."""
+        if self._meter is not None:
+            self._meter.look()
+
+    def end(self) -> list[Phase]:
+        """Return what the phases took; measuring is over."""
+        meter, self._meter = self._meter, None
+        return meter.end() if meter is not None else []
+
+    def tell(self, message: str, **fields: Any) -> None:
+        self.say("progress", message=message, **fields)
+
+    def fail(self, message: str, hint: str) -> None:
+        self.say("failed", message=message, hint=hint)
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Print a line of another kind."""
+        self._out.write(json.dumps({"kind": kind, **fields}) + "\n")
+        self._out.flush()
+
+
+def run_job(argv: list[str], usage: str, work: Callable[[Path, JobProgress], None]) -> int:
+    """Do the job that `argv` names, with only progress on stdout; return the exit code."""
+    progress = JobProgress(os.fdopen(os.dup(1), "w", encoding="ascii"), read_start_s())
+    os.dup2(2, 1)
+    try:
+        if len(argv) != 1:
+            raise UserError("One job file is needed.", usage)
+        work(Path(argv[0]), progress)
+    except UserError as error:
+        progress.fail(error.message, error.hint)
+        return EXIT_USER_ERROR
+    return 0
+
+
+def read_plain(path: Path, what: str) -> tuple[dict[str, Any], Path]:
+    """Return a job file's content and the agent's home, where its relative paths start.
+
+    Raises:
+        UserError: it is not one.
+    """
+    try:
+        plain = json.loads(path.read_bytes())
+        home = Path(plain.get("agent_home") or os.environ.get("RACKLESS_AGENT_HOME") or ".")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} is not a {what} job: {error!r}.", "Export the run again"
+        ) from error
+    return plain, home
+
+
+def locate(home: Path, path: str) -> str:
+    """Return a path below the agent's home in full; others as they are: absolute, or a hub id."""
+    below = home / path
+    return str(below) if below.exists() else path
+
+
+def copy_companions(model: Path, folder: Path, leave: Collection[str] = ()) -> None:
+    """Copy what a model needs beside its weights, such as the tokenizer; what is there stays.
+
+    Args:
+        model: folder to copy from.
+        folder: folder to copy to.
+        leave: names that are not copied.
+    """
+    left = {*leave, *(path.name for path in folder.iterdir())}
+    for path in model.iterdir():
+        wanted = path.suffix in _COMPANIONS and path.name not in left
+        if wanted and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
+
+
+def partial_of(destination: Path) -> Path:
+    """Return where this process makes what is to become `destination`."""
+    return destination.with_name(f".partial-{destination.name}-{os.getpid()}")
+
+
+@contextmanager
+def appearing(destination: Path, what: str) -> Iterator[Path]:
+    """Give a folder to fill, which becomes `destination` at the end, or vanishes after an error.
+
+    Raises:
+        UserError: the disk is full, memory ran out, or the place cannot be written.
+    """
+    partial = partial_of(destination)
+    remove_abandoned(destination)
+    try:
+        partial.mkdir(mode=0o700, parents=True)
+        yield partial
+        _appear(partial, destination)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        told = _explain(error, destination, what)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _appear(partial: Path, destination: Path) -> None:
+    for path in partial.rglob("*"):
+        if path.is_file():
+            sync_file(path)
+    fsync_folder(partial)
+    old = None
+    if destination.exists():
+        old = destination.with_name(f".deleted-{destination.name}-{os.getpid()}")
+        os.rename(destination, old)
+    os.rename(partial, destination)
+    fsync_folder(destination.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _explain(error: Exception, destination: Path, what: str) -> Exception:
+    if tells_full_disk(error):
+        return UserError(
+            f"The disk is full: {what} does not fit into {destination.parent}.",
+            "Free some room there and export again; nothing half written was left",
+        )
+    if isinstance(error, UserError) or not isinstance(error, (OSError, MemoryError)):
+        return error
+    if isinstance(error, MemoryError):
+        return UserError("The PC ran out of memory.", "Close other programs and export again")
+    return explain_os_error(error, f"writing {destination}")

@@ -1,0 +1,99 @@
+"""What a later job on the same model need not do again: the merged model, and its distributions.
+
+Both lie among the run's exports on the node and vanish with the run. Of each run one merged model
+is kept: merging another checkpoint makes room first, unless a job still works with the old one.
+A merged model is known by what it was made of, so that a retry or a second format takes it as it
+is; distributions by that and the rows that they are of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from agents.node.files import LAYERS_PREFIX
+from agents.state import read_json, take_lock
+from agents.trainer.checkpoint.folder import Checkpoint
+
+LINEAGE_FILE = "rackless.json"
+"""In a merged model: which weights and data it comes from, and what merging took."""
+MOST_REFERENCE_BYTES = 4 << 30
+"""Larger distributions are not kept: measuring the original again costs less than such a disk."""
+_WAY = 3
+"""Rises when merging would give other bytes."""
+_MERGED, _REFERENCE = "merged-", ".reference-"
+
+
+def name_merge(checkpoint: Checkpoint) -> str:
+    """Return what names the model that merging gives: base, trained weights, and the way of it."""
+    manifest = checkpoint.manifest
+    files = sorted((one.path, one.sha256) for one in manifest.files)
+    told = json.dumps([_WAY, manifest.model_sha256, files])
+    return hashlib.sha256(told.encode("ascii")).hexdigest()
+
+
+def weigh_files(folder: Path) -> dict[str, int]:
+    """Return name and bytes of a model's weights, by which a whole one is known."""
+    return {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+
+
+def is_merged(folder: Path, content: str) -> bool:
+    """Tell whether a folder holds the merged model of that name, with all its weights."""
+    found = read_json(folder / LINEAGE_FILE)
+    if not isinstance(found, dict) or found.get("content") != content:
+        return False
+    sizes = weigh_files(folder)
+    return bool(sizes) and found.get("sizes") == sizes
+
+
+def make_room(destination: Path) -> None:
+    """Remove what was merged of this run before, and what is remembered of it."""
+    if not destination.name.startswith(_MERGED) or not destination.parent.is_dir():
+        return
+    for path in destination.parent.iterdir():
+        if not path.name.startswith(_MERGED) or not _is_idle(path):
+            continue
+        for kind in (_REFERENCE, LAYERS_PREFIX):
+            for left in path.parent.glob(f"{kind}{path.name}-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def find_reference(model: Path, rows: Sequence[Sequence[int]], folder: Path) -> tuple[Path, bool]:
+    """Return where the distributions of a model over rows lie or would lie, and whether they stay.
+
+    Args:
+        model: that they are of.
+        rows: token ids.
+        folder: that is being made; they vanish with it where the model is not known.
+    """
+    found = read_json(model / LINEAGE_FILE)
+    content = found.get("content") if isinstance(found, dict) else None
+    if not content:
+        return folder / ".reference", False
+    told = json.dumps([content, [list(map(int, row)) for row in rows]])
+    key = hashlib.sha256(told.encode("ascii")).hexdigest()[:16]
+    return model.with_name(f"{_REFERENCE}{model.name}-{key}"), True
+
+
+@contextmanager
+def using(model: Path) -> Iterator[None]:
+    """Keep other jobs from removing a merged model meanwhile."""
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError):
+            file = stack.enter_context((model / LINEAGE_FILE).open("rb"))
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _is_idle(model: Path) -> bool:
+    try:
+        with (model / LINEAGE_FILE).open("rb") as file:
+            return take_lock(file.fileno(), 0.0)
+    except OSError:  # no such file: it is no whole model
+        return True

@@ -1,0 +1,136 @@
+"""The texts that a quantized model is calibrated with and judged by, as token ids.
+
+Held-out rows come from the run's evaluation data where it has some; else the last rows of its
+training data are kept apart, and calibration uses the others, or a data file of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from agents.contract.artifacts import TextSource
+from agents.errors import UserError
+from agents.trainer.data.hub import find_data
+from agents.trainer.data.rows import RowReader
+from agents.trainer.data.tally import Skipped, Tally
+from agents.trainer.data.tokens import tokenize_rows
+
+CALIBRATION_ROWS = 128
+"""As AWQ and GPTQ take (Lin et al. 2023, arXiv:2306.00978; Frantar et al. 2022,
+arXiv:2210.17323)."""
+HELD_OUT_ROWS = 32
+MOST_TOKENS = 512
+"""Of a row; the rest is left out."""
+LEAST_TOKENS = 64
+"""Fewer in all rows together calibrate nothing."""
+_MOST_READ = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Texts:
+    """Token ids of rows."""
+
+    calibration: tuple[tuple[int, ...], ...]
+    held_out: tuple[tuple[int, ...], ...]
+    held_out_from: Literal["evaluation", "training"]
+    calibrated_with: str = "the run's training data"
+
+
+def read_texts(
+    train: TextSource,
+    evaluation: TextSource | None,
+    tokenizer: Any,
+    own: TextSource | None = None,
+    most_tokens: int = MOST_TOKENS,
+) -> Texts:
+    """Return rows of both kinds, which have no row in common.
+
+    Args:
+        train: the run's training data.
+        evaluation: its evaluation data; None: it has none.
+        tokenizer: of the model.
+        own: data to calibrate with instead of the run's, of any format whatever the run's
+            objective is; held-out rows stay the run's.
+        most_tokens: of a row, for a model that holds fewer than `MOST_TOKENS`.
+
+    Raises:
+        UserError: the data cannot be read or is too short to say anything.
+    """
+    rows = _read(train, tokenizer, most_tokens)
+    if evaluation is not None:
+        calibration, held_out = (
+            rows,
+            _read(evaluation, tokenizer, most_tokens, held_out_from=train.path),
+        )
+    else:
+        apart = max(1, min(HELD_OUT_ROWS, len(rows) // 4))
+        calibration, held_out = rows[:-apart], rows[-apart:]
+    if own is not None:
+        calibration = _read(own, tokenizer, most_tokens, of_any_objective=True)
+    calibration, held_out = _spread(calibration, CALIBRATION_ROWS), _spread(held_out, HELD_OUT_ROWS)
+    for kept, source in ((calibration, own or train), (held_out, evaluation or train)):
+        if sum(map(len, kept)) < LEAST_TOKENS:
+            raise UserError(
+                f"{Path(source.path).name} has only {sum(map(len, kept))} tokens of use; "
+                f"{LEAST_TOKENS} are the least that a model can be quantized and judged with.",
+                "Name a data file with more text",
+            )
+    return Texts(
+        calibration=tuple(calibration),
+        held_out=tuple(held_out),
+        held_out_from="evaluation" if evaluation is not None else "training",
+        calibrated_with=f"`{Path(own.path).name}`" if own else "the run's training data",
+    )
+
+
+def split_blocks(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the rows one behind the other, in blocks of one length; what remains is left out.
+
+    AutoAWQ joins what it gets. gptqmodel 7.6 searches AWQ's scales by all of its rows where they
+    are of one length and fit into one tensor, else by its last eight (`_layer_input_features`).
+
+    >>> split_blocks([[1, 2], [3]])
+    [[1, 2, 3]]
+    >>> [len(block) for block in split_blocks([[7] * 400] * 3)]
+    [512, 512]
+    """
+    joined = [token for row in rows for token in row]
+    length = min(MOST_TOKENS, len(joined))
+    return [joined[at : at + length] for at in range(0, len(joined) - length + 1, length)]
+
+
+def _read(
+    source: TextSource,
+    tokenizer: Any,
+    most_tokens: int,
+    *,
+    of_any_objective: bool = False,
+    held_out_from: str | None = None,
+) -> list[tuple[int, ...]]:
+    files = find_data(source.path, held_out_from=held_out_from)
+    tally = Tally(name=files.name)
+    objective = "" if of_any_objective else source.objective  # which the reader expects nothing of
+    reader = RowReader(files, source.format, objective, tally)
+    rows: list[tuple[int, ...]] = []
+    for row in tokenize_rows(tokenizer, islice(reader, _MOST_READ), most_tokens):
+        if isinstance(row, Skipped):
+            reader.skip(row)
+            continue
+        rows.append(tuple(int(id) for id in row.segments[0].ids))
+    tally.judge(len(rows))
+    return [row for row in rows if len(row) > 1]
+
+
+def _spread(rows: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """Return `count` rows from all over the data.
+
+    >>> _spread([(1,), (2,), (3,), (4,), (5,)], 2)
+    [(1,), (4,)]
+    """
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[(2 * place * len(rows) // count + 1) // 2] for place in range(count)]

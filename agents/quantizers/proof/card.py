@@ -1,0 +1,180 @@
+"""The card of an artifact: its README.md, with where it comes from and what was measured of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from agents.contract.artifacts import Origin
+from agents.contract.formats import Engine
+from agents.quantizers.job.meter import Phase
+from agents.quantizers.job.texts import Texts
+from agents.quantizers.proof.verdict import Proof
+
+_METHODS = {
+    "nf4": "bitsandbytes NF4 with double quantization (arXiv:2305.14314)",
+    "awq": "{engine}, AWQ in its classic layout (arXiv:2306.00978)",
+    "gptq": "gptqmodel, GPTQ (arXiv:2210.17323)",
+    "gguf": "llama.cpp",
+}
+
+
+_NEEDS = {"nf4": "bitsandbytes", "awq": "gptqmodel", "gptq": "gptqmodel optimum"}
+"""What Transformers loads a method with."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""What the hub takes as a base; a folder's path there makes it refuse the whole card."""
+
+
+def write_card(
+    method: str,
+    origin: Origin,
+    proofs: Sequence[Proof],
+    texts: Texts,
+    files: Mapping[str, int],
+    phases: Sequence[Phase],
+    engine: Engine = "gptqmodel",
+) -> str:
+    """Return the card as Markdown.
+
+    Args:
+        method: of `agents.contract.formats.METHODS`.
+        origin: of the artifact.
+        proofs: of its files.
+        texts: that were used.
+        files: name -> bytes.
+        phases: what making it took, merging included.
+        engine: that made AWQ.
+    """
+    licence = f"license: {origin.licence}\n" if origin.licence else ""
+    base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
+    library = "gguf" if method == "gguf" else "transformers"
+    lines = [
+        f"---\n{base}{licence}library_name: {library}\npipeline_tag: text-generation\n"
+        f"tags: [rackless, {method}]\n---",
+        f"# {origin.run_name}, {method}",
+        "",
+        f"Made by {_METHODS[method].format(engine=engine)} from step {origin.step} of run "
+        f"`{origin.run_id}`{_calibration(method, texts)}.",
+        "",
+        *_facts(origin),
+        "",
+        "## Use",
+        "",
+        *_use(method, files),
+        "",
+        "## Measured",
+        "",
+        *_table(proofs),
+        "",
+        f"Over {proofs[0].distance.num_tokens} predicted tokens of {_source(texts)}. KL is the "
+        "mean divergence of the next-token distribution from that of the original, nats per "
+        "token. The control is the same model with every linear weight but the head's merely "
+        "rounded to 4 bits, which a method has to beat. Same answers: share of tokens that are "
+        "the same in the likeliest continuations of up to eight beginnings, until they part. Speed "
+        "is that of one text at a time on the PC that made it.",
+        "",
+        "## Verdict",
+        "",
+        *_verdict(proofs),
+        "",
+        "## What making it took",
+        "",
+        *_costs(phases),
+        "",
+        "## Files",
+        "",
+        *(f"- `{name}`: {size:,} bytes" for name, size in sorted(files.items())),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _calibration(method: str, texts: Texts) -> str:
+    if method not in ("awq", "gptq"):
+        return ""
+    return f", calibrated with {len(texts.calibration)} rows of {texts.calibrated_with}"
+
+
+def _use(method: str, files: Mapping[str, int]) -> list[str]:
+    """Return how to try it; FOLDER is where it lies, or its name on the hub."""
+    if method == "gguf":
+        name = min((n for n in files if n.endswith(".gguf")), key=lambda n: files[n])
+        return ["```", f"llama-cli -m {name} -cnv", "```"]
+    return [
+        f"With `pip install transformers accelerate {_NEEDS[method]}`:",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER", device_map="auto")',
+        'chat = [{"role": "user", "content": "Hello"}]',
+        "ids = tokenizer.apply_chat_template(",
+        '    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+        ").to(model.device)",
+        "print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))",
+        "```",
+    ]
+
+
+def _facts(origin: Origin) -> list[str]:
+    return [
+        f"- Base: `{origin.base}`, sha256 `{origin.base_sha256 or '-'}`",
+        f"- Trained on: `{origin.data}`, sha256 `{origin.data_sha256 or '-'}`",
+        f"- Licence of the base: {origin.licence or 'not known'}",
+    ]
+
+
+def _table(proofs: Sequence[Proof]) -> list[str]:
+    names = ("", "bytes", "KL", "same likeliest word", "perplexity", "same answers", "tokens/s")
+    first = proofs[0]
+    rows = [f"| {' | '.join((*names, 'first token'))} |", f"|{'---|' * (len(names) + 1)}"]
+    original = f"{first.original_bytes:,} | 0 | 1 | {first.original_perplexity:.4g} | 1"
+    rows.append(f"| original | {original} | | |")
+    control = first.control
+    rows.append(
+        f"| control | | {control.kl:.3g} | {control.top1:.4f} | {control.perplexity:.4g} | | | |"
+    )
+    for proof in proofs:
+        distance = proof.distance
+        rows.append(
+            f"| {proof.name} | {proof.size_bytes:,} | {distance.kl:.3g} | {distance.top1:.4f} | "
+            f"{distance.perplexity:.4g} | {proof.same_answers:.3f} | {proof.tokens_per_s:,.1f} | "
+            f"{1e3 * proof.first_token_s:,.0f} ms |"
+        )
+    return rows
+
+
+def _costs(phases: Sequence[Phase]) -> list[str]:
+    rows = ["| phase | seconds | memory | GPU memory |", "|---|---|---|---|"]
+    for one in phases:
+        vram = "" if one.vram_bytes is None else f"{one.vram_bytes / 1e9:,.2f} GB"
+        rows.append(f"| {one.name} | {one.seconds:,.1f} | {one.ram_bytes / 1e9:,.2f} GB | {vram} |")
+    return rows
+
+
+def _verdict(proofs: Sequence[Proof]) -> list[str]:
+    said = []
+    for proof in proofs:
+        words = "keep." if proof.keep else f"do not keep. {' '.join(proof.problems)}"
+        said.append(f"- {proof.name}: {words} Loaded and answered in {proof.runtime}.")
+        if proof.same_tokens is not None:
+            said[-1] += f" It makes {_tell_share(proof.same_tokens)} of these texts' tokens"
+            said[-1] += " as the model's tokenizer does."
+    return said
+
+
+def _tell_share(share: float) -> str:
+    """Return it in percent, never rounded up to all.
+
+    >>> _tell_share(1.0), _tell_share(0.99999), _tell_share(0.5)
+    ('all', '99.9 %', '50.0 %')
+    """
+    return "all" if share == 1 else f"{math.floor(1000 * share) / 10:.1f} %"
+
+
+def _source(texts: Texts) -> str:
+    if texts.held_out_from == "evaluation":
+        return "the run's evaluation data"
+    return "the last rows of the run's training data, which the run has seen"

@@ -1,0 +1,187 @@
+"""How far a quantized model is from the one it was made of, over the same held-out tokens.
+
+The mean Kullback-Leibler divergence from the original's next-token distribution to the other one's
+is what counts: perplexity alone rates a damaged model as nearly whole, because errors in either
+direction cancel. Only one model is in memory at a time, so the original's distributions wait in a
+file meanwhile, in half precision: 2 bytes for each token and word of the vocabulary.
+
+Shape letters: B one row, T tokens of a row, N tokens of all rows, V words.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.errors import UserError, explain_os_error
+from agents.quantizers.inference.models import find_device
+
+_IMPOSSIBLE = 1e-9
+_MOST_LOSS = 700.0
+"""Nats per token: e to the power of more is beyond a float, and a model beyond use."""
+_BROKEN_ORIGINAL = (
+    "The model that is to be quantized predicts numbers that are not finite.",
+    "The training has diverged, or its base is damaged: export an earlier checkpoint",
+)
+_BROKEN_RESULT = (
+    "The quantized model predicts numbers that are not finite, so it is of no use.",
+    "Choose another format; the merged model predicts as it should",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distance:
+    """Of one model from the original, means over all predicted tokens."""
+
+    kl: float
+    """D(original || other), nats per token (Kullback and Leibler 1951); 0: the same."""
+    top1: float
+    """Share of tokens whose likeliest next word is the same, 0 to 1."""
+    perplexity: float
+    """exp of the mean cross-entropy of the text."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceOutputs:
+    """The original's distributions, kept in a file."""
+
+    logits: Path
+    """float16 (N, V): log-probabilities."""
+    num_words: int
+    perplexity: float
+    num_tokens: int
+
+
+class Predictor(Protocol):
+    """Something that says what comes next."""
+
+    def predict(self, row: Sequence[int]) -> Tensor:
+        """Return log-probabilities (T - 1, V) of what follows each token but the last, float32."""
+        ...
+
+
+class ModelPredictor:
+    """A model of Transformers, on its device."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._device = find_device(model)
+
+    def predict(self, row: Sequence[int]) -> Tensor:
+        """See `Predictor`."""
+        ids_BT = torch.tensor([list(row)], device=self._device)
+        with torch.inference_mode():
+            logits_TV = self._model(input_ids=ids_BT, use_cache=False).logits[0, :-1]
+            logs_TV: Tensor = logits_TV.float().log_softmax(-1).cpu()
+        return logs_TV
+
+
+def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) -> ReferenceOutputs:
+    """Write the log-probabilities of the next word after each token of `rows` to `path`.
+
+    Args:
+        predictor: of the original.
+        rows: token ids; what follows the first token of each is predicted.
+        path: is made; 2 N V bytes.
+
+    Raises:
+        ValueError: no row has two tokens.
+        UserError: the model predicts numbers that are not finite.
+    """
+    num_tokens = sum(max(0, len(row) - 1) for row in rows)
+    if not num_tokens:
+        raise ValueError("rows has no row of two tokens; there is nothing to predict")
+    kept_NV: np.memmap[Any, Any] | None = None
+    place, loss = 0, 0.0
+    for targets_T, logs_TV in _walk(predictor, rows):
+        if logs_TV.isnan().any():
+            raise UserError(*_BROKEN_ORIGINAL)
+        if kept_NV is None:
+            shape = (num_tokens, logs_TV.shape[1])
+            _reserve(path, 2 * num_tokens * logs_TV.shape[1])
+            kept_NV = np.memmap(path, dtype=np.float16, mode="r+", shape=shape)
+        kept_NV[place : place + len(targets_T)] = logs_TV.half().numpy()
+        loss += _loss(targets_T, logs_TV)
+        place += len(targets_T)
+    assert kept_NV is not None
+    if not loss / num_tokens < _MOST_LOSS:
+        raise UserError(*_BROKEN_ORIGINAL)
+    kept_NV.flush()
+    return ReferenceOutputs(
+        logits=path,
+        num_words=int(kept_NV.shape[1]),
+        perplexity=math.exp(loss / num_tokens),
+        num_tokens=num_tokens,
+    )
+
+
+def _reserve(path: Path, num_bytes: int) -> None:
+    """Take room on the disk: a map of a file with holes ends the process where there is none."""
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        raise explain_os_error(error, f"writing the original's predictions to {path}") from error
+
+
+def measure(
+    predictor: Predictor, rows: Sequence[Sequence[int]], reference: ReferenceOutputs
+) -> Distance:
+    """Return how far another model is from the remembered one over the same rows.
+
+    Raises:
+        UserError: it predicts numbers that are not finite.
+    """
+    shape = (reference.num_tokens, reference.num_words)
+    kept_NV = np.memmap(reference.logits, dtype=np.float16, mode="r", shape=shape)
+    place, kl, same, loss = 0, 0.0, 0, 0.0
+    for targets_T, logs_TV in _walk(predictor, rows):
+        if logs_TV.isnan().any():
+            raise UserError(*_BROKEN_RESULT)
+        taken = torch.from_numpy(np.array(kept_NV[place : place + len(targets_T)]))
+        words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
+        kept_TV = taken.float().log_softmax(-1)[:, :words]
+        kl += diverge(kept_TV, logs_TV[:, :words])
+        same += int((kept_TV.argmax(1) == logs_TV.argmax(1)).sum())
+        loss += _loss(targets_T, logs_TV)
+        place += len(targets_T)
+    if not (math.isfinite(kl) and loss / place < _MOST_LOSS):
+        raise UserError(*_BROKEN_RESULT)
+    return Distance(
+        kl=max(0.0, kl / place),
+        top1=same / place,
+        perplexity=math.exp(loss / place),
+        num_tokens=place,
+    )
+
+
+def diverge(first_TV: Tensor, second_TV: Tensor) -> float:
+    """Return the sum over T of D(first || second), nats, of log-probabilities (T, V).
+
+    >>> half = torch.tensor([[0.5, 0.5]]).log()
+    >>> round(diverge(half, torch.tensor([[0.25, 0.75]]).log()), 4)
+    0.1438
+    """
+    terms_TV = first_TV.exp() * (first_TV - second_TV)
+    possible_TV = first_TV > math.log(_IMPOSSIBLE)
+    return terms_TV.where(possible_TV, torch.zeros_like(terms_TV)).double().sum().item()
+
+
+def _walk(predictor: Predictor, rows: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the words that follow (T,) and log-probabilities for them (T, V), row by row."""
+    for row in rows:
+        if len(row) > 1:
+            yield torch.tensor(list(row[1:])), predictor.predict(row)
+
+
+def _loss(targets_T: Tensor, logs_TV: Tensor) -> float:
+    return -logs_TV.gather(1, targets_T[:, None]).double().sum().item()

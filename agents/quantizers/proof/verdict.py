@@ -1,0 +1,136 @@
+"""What is proved of a quantized model, and the verdict that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from agents.quantizers.proof.compare import Distance
+
+MOST_PERPLEXITY = 1.03
+"""Times that of the original; above it an answer or two in a hundred reads worse."""
+LEAST_SAME_TOKENS = 0.99
+"""Programs that know a tokenizer agree but in odd characters; with all scores of its pieces lost
+llama.cpp still makes 0.91 to 0.97 of the tokens."""
+_MOST_BEFORE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """Of one file or folder of an artifact."""
+
+    name: str
+    """Such as `Q8_0` or `nf4`."""
+    distance: Distance
+    original_perplexity: float
+    control: Distance
+    """Of the same model with its weights merely rounded to 4 bits."""
+    same_answers: float
+    """Share of tokens that are the same in the likeliest continuations, 0 to 1."""
+    size_bytes: int
+    original_bytes: int
+    tokens_per_s: float
+    """Generated, one text at a time, on the node that made it."""
+    first_token_s: float
+    runtime: str
+    """That loaded it for this, with its version."""
+    same_tokens: float | None = None
+    """Share of the held-out texts' tokens that the runtime makes of them as the tokenizer does, 0
+    to 1; None: it uses that very tokenizer."""
+    lost_tokens: tuple[str, ...] = ()
+    """Special tokens of these texts that the runtime takes for plain text."""
+
+    @property
+    def perplexity_ratio(self) -> float:
+        """Perplexity by that of the original."""
+        return self.distance.perplexity / self.original_perplexity
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What speaks against keeping it, in whole sentences."""
+        found = []
+        if self.distance.kl > self.control.kl:
+            found.append(
+                f"It is further from the original (KL {self.distance.kl:.2g}) than weights that "
+                f"are merely rounded ({self.control.kl:.2g})."
+            )
+        if self.perplexity_ratio > MOST_PERPLEXITY:
+            found.append(
+                f"Its perplexity is {100 * (self.perplexity_ratio - 1):.1f} % above the original's."
+            )
+        if self.same_tokens is not None and self.same_tokens < LEAST_SAME_TOKENS:
+            found.append(
+                f"{self.runtime} splits text otherwise than the tokenizer it was trained with: "
+                f"{100 * (1 - self.same_tokens):.0f} % of the tokens differ."
+            )
+        if self.lost_tokens:
+            found.append(
+                f"{self.runtime} takes {' and '.join(self.lost_tokens)}, which the model learned "
+                "as one token, for plain text."
+            )
+        return tuple(found)
+
+    @property
+    def keep(self) -> bool:
+        """The verdict."""
+        return not self.problems
+
+
+def share_of_same_tokens(
+    rows: Sequence[Sequence[int]], tokenizer: Any, split: Callable[[str], list[int]]
+) -> float:
+    """Return how alike texts are split by a tokenizer and by another program.
+
+    Special tokens are left out of the texts, and so is what stands before the first token in
+    common: programs differ in the space before a text.
+
+    Args:
+        rows: token ids of the texts.
+        tokenizer: of Transformers.
+        split: returns the tokens of a text, without any around it.
+
+    Returns:
+        Twice the tokens in common, in their order, by all tokens of both: 1 where all are alike.
+    """
+    same = total = 0
+    for row in rows:
+        text = tokenizer.decode(
+            row, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        ).strip()
+        first, second = tokenizer.encode(text, add_special_tokens=False), split(text)
+        blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+        same += 2 * sum(block.size for block in blocks)
+        total += len(first) + len(second)
+        if max(blocks[0].a, blocks[0].b) <= _MOST_BEFORE:
+            total -= blocks[0].a + blocks[0].b
+    return same / total if total else 1.0
+
+
+def find_lost_tokens(
+    rows: Sequence[Sequence[int]], tokenizer: Any, split: Callable[[str], list[int]]
+) -> tuple[str, ...]:
+    """Return the special tokens in rows that another program does not take for what they are."""
+    used = {token for row in rows for token in row}
+    added = {token: one for token, one in tokenizer.added_tokens_decoder.items() if token in used}
+    special = {one.content: token for token, one in added.items() if one.special}
+    return tuple(sorted(text for text, token in special.items() if split(text) != [token]))
+
+
+def share_of_same(first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]) -> float:
+    """Return the share of places at which two lists of continuations have the same token.
+
+    A continuation counts up to its first difference, because after it the texts are others.
+
+    >>> share_of_same([[1, 2, 3, 4], [5, 6]], [[1, 2, 9, 4], [5, 6]])
+    0.6666666666666666
+    """
+    same = total = 0
+    for one, two in zip(first, second, strict=True):
+        total += max(len(one), len(two))
+        for left, right in zip(one, two, strict=False):
+            if left != right:
+                break
+            same += 1
+    return same / total if total else 1.0

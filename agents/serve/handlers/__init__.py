@@ -1,0 +1,64 @@
+"""Which function answers which request. A handler's module is imported at its first request.
+
+A handler takes the Call and returns the result (a dataclass or plain values). It may raise
+UserError (the world's fault) or WireError (the arguments are wrong); the server answers for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+ROUTES = {
+    "facts": "node.read_facts",
+    "telemetry.follow": "telemetry.follow",
+    "environment.find": "environment.find",
+    "environment.build": "environment.build",
+    "packages.build": "environment.build_packages",
+    "port.choose": "probes.choose_port",
+    "probe.listen": "probes.listen",
+    "probe.connect": "probes.connect",
+    "probe.allreduce": "probes.allreduce",
+    "attempt.launch": "attempts.launch",
+    "attempt.status": "attempts.status",
+    "attempt.list": "attempts.list_all",
+    "attempt.stop": "attempts.stop",
+    "attempt.wish": "attempts.wish",
+    "stream.list": "streams.list_streams",
+    "stream.read": "streams.read",
+    "stream.follow": "streams.follow",
+    "stream.unfollow": "streams.unfollow",
+    "checkpoint.list": "runs.list_checkpoints",
+    "checkpoint.verify": "runs.verify_checkpoint",
+    "checkpoint.delete": "runs.delete_checkpoint",
+    "run.fence": "runs.fence",
+    "run.delete": "runs.delete",
+    "bundle.status": "runs.bundle_status",
+    "artifact.hash": "runs.hash_artifact",
+    "artifact.delete": "runs.delete_artifact",
+    "export.merged": "jobs.export_merged",
+    "export.made": "jobs.export_made",
+    "chat.open": "chats.open_chat",
+    "chat.ask": "chats.ask",
+    "chat.stop": "chats.stop",
+    "chat.close": "chats.close",
+    "data.preview": "jobs.preview_data",
+    "gpu.calibrate": "jobs.calibrate",
+    "logs.tail": "logs.read_tails",
+    "model.config": "node.read_model_config",
+    "hub.token": "node.see_to_token",
+}
+"""Request kind -> `module.function` in this package."""
+
+
+def find_handler(kind: str) -> Callable[[Any], Any] | None:
+    """Return the function that answers requests of this kind, None when there is none."""
+    route = ROUTES.get(kind)
+    if route is None:
+        return None
+    module, _, function = route.partition(".")
+    handler: Callable[[Any], Any] = getattr(
+        importlib.import_module(f"agents.serve.handlers.{module}"), function
+    )
+    return handler

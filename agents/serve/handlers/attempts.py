@@ -1,0 +1,98 @@
+"""Requests about attempts: launch, status, list, stop, wish."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agents.contract.messages import MAX_LINE_BYTES
+from agents.contract.run import AttemptIntent, AttemptStatus, ControlRequest
+from agents.contract.wire import from_wire, to_wire
+from agents.errors import UserError
+from agents.serve.channel import Call
+from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over, read_status
+from agents.supervisor.control_requests import leave_wish
+from agents.supervisor.launch import launch as launch_attempt
+from agents.supervisor.stop import stop as stop_attempt
+from agents.supervisor.sweep import read_tagged
+
+MAX_LIST_BYTES = MAX_LINE_BYTES - 4096
+
+
+@dataclass(frozen=True)
+class AttemptArgs:
+    run_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StopArgs:
+    run_id: str
+    attempt: int
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class WishArgs:
+    run_id: str
+    attempt: int
+    wish: ControlRequest
+
+
+def launch(call: Call) -> AttemptStatus:
+    """Start this node's part of an attempt, once."""
+    return launch_attempt(call.home, from_wire(AttemptIntent, call.args, "intent"))
+
+
+def status(call: Call) -> AttemptStatus:
+    """Return how an attempt stands here."""
+    args = from_wire(AttemptArgs, call.args, "args")
+    return read_status(AttemptFolder(call.home, args.run_id, args.attempt))
+
+
+def list_all(call: Call) -> dict[str, Any]:
+    """Return the attempts that this node knows, as many of the newest as fit into an answer.
+
+    Only the newest attempt of each run tells its spec and all its ranks.
+    """
+    tagged = list(read_tagged())
+    attempts = find_attempts(call.home)
+    newest = {attempt.run_id: attempt.number for attempt in attempts}
+    statuses = [read_status(attempt, tagged) for attempt in attempts]
+    told = [s if newest[s.run_id] == s.attempt else _shorten(s) for s in statuses]
+    return {"attempts": _fit(told)}
+
+
+def _shorten(status: AttemptStatus) -> AttemptStatus:
+    return replace(status, spec=None, all_ranks=())
+
+
+def _fit(statuses: list[AttemptStatus]) -> list[dict[str, Any]]:
+    """Return the wire forms, leaving out the oldest when they are too many for one message."""
+    left_bytes = MAX_LIST_BYTES
+    kept = {}
+    for index in sorted(range(len(statuses)), key=lambda i: -(statuses[i].started_s or 0.0)):
+        form = to_wire(statuses[index])
+        left_bytes -= len(json.dumps(form))
+        if left_bytes < 0:
+            break
+        kept[index] = form
+    return [kept[index] for index in sorted(kept)]
+
+
+def stop(call: Call) -> AttemptStatus:
+    """End an attempt here; answer once no tagged process is left."""
+    args = from_wire(StopArgs, call.args, "args")
+    return stop_attempt(AttemptFolder(call.home, args.run_id, args.attempt), args.grace_s)
+
+
+def wish(call: Call) -> dict[str, Any]:
+    """Leave a wish for the trainer, which looks for it once per step."""
+    args = from_wire(WishArgs, call.args, "args")
+    attempt = AttemptFolder(call.home, args.run_id, args.attempt)
+    attempt.require()
+    if is_over(attempt):
+        raise UserError(f"Attempt {args.attempt} of run {args.run_id} has ended on this node.")
+    leave_wish(attempt.folder, args.wish)
+    return {}

@@ -1,0 +1,112 @@
+"""Conversations: load a model, ask it, stop an answer, let the model go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agents.contract.artifacts import (
+    ChatAnswer,
+    ChatDevice,
+    ChatJob,
+    ChatOpened,
+    ChatReply,
+    ChatTurn,
+)
+from agents.contract.wire import from_wire, read_said, to_wire
+from agents.errors import UserError
+from agents.node.files import job_folder
+from agents.program import command
+from agents.serve.channel import Call
+from agents.serve.chats import Chat
+from agents.serve.handlers.jobs import job_environ
+from agents.state import Home, write_json
+from agents.supervisor.leases import find_holder
+
+_CPU = ChatDevice(device="cpu", device_id="cpu")
+
+
+def open_chat(call: Call) -> ChatOpened:
+    """Load a model; it stays until it is closed, idle for long, or other work takes its GPU."""
+    job = from_wire(ChatJob, call.args, "job")
+    place, note = _choose_device(call.home, job)
+    packages = [str(call.home.path / job.packages)] if job.packages else []
+    chat = call.chats[job.chat] = Chat(lambda: _find_taker(call.home, place))
+    with job_folder(call.home) as folder:
+        file = folder / "job.json"
+        on_gpu = place.device != "cpu"
+        write_json(
+            file,
+            {**to_wire(job), "device": place.device, "in_4_bits": job.in_4_bits and on_gpu},
+        )
+        argv = command(job.python, "agents.quantizers.chat", str(file))
+        shown = None if on_gpu else place.device
+        chat.start(call.children, argv, job_environ(call.home, packages, shown), read_said)
+        said = _wait_for(chat, call, "opened")
+    if said is None:
+        call.chats.pop(job.chat, None)
+        raise UserError(f"The model could not be loaded: {chat.ended}.", "Try another node")
+    return from_wire(ChatOpened, {**said, "device": place.device, "note": note}, "opened")
+
+
+def ask(call: Call) -> ChatReply:
+    """Let a loaded model go on with a conversation."""
+    turn = from_wire(ChatTurn, call.args.get("turn"), "turn")
+    chat = call.chats.get(str(call.args.get("chat")))
+    if chat is None:
+        return ChatReply(answer=None, ended="the connection was lost since")
+    if not chat.asking.acquire(blocking=False):
+        raise UserError("The model still answers the question before.", "Stop that answer first")
+    try:
+        chat.tell({"kind": "ask", "turn": to_wire(turn)})
+        said = _wait_for(chat, call, "answer")
+    finally:
+        chat.asking.release()
+    if said is None:
+        return ChatReply(answer=None, ended=chat.ended)
+    return ChatReply(answer=from_wire(ChatAnswer, said, "answer"))
+
+
+def stop(call: Call) -> dict[str, Any]:
+    """End the present answer where it is."""
+    chat = call.chats.get(str(call.args.get("chat")))
+    if chat is not None:
+        chat.tell({"kind": "stop"})
+    return {}
+
+
+def close(call: Call) -> dict[str, Any]:
+    """Let a model go."""
+    chat = call.chats.pop(str(call.args.get("chat")), None)
+    if chat is not None:
+        chat.end("it was closed")
+    return {}
+
+
+def _wait_for(chat: Chat, call: Call, kind: str) -> dict[str, Any] | None:
+    """Return what the program says of this kind; None: it has ended."""
+    for said in chat.listen():
+        if said.get("kind") == kind:
+            return said
+        if said.get("kind") == "failed":
+            raise UserError(str(said.get("message", "")), str(said.get("hint", "")))
+        if said.get("kind") in ("progress", "piece"):
+            call.progress(str(said.get("message", "")))
+    return None
+
+
+def _choose_device(home: Home, job: ChatJob) -> tuple[ChatDevice, str]:
+    """Return where the model is loaded, and why that is the CPU where GPUs were wanted."""
+    holders = {place: find_holder(home, place.device_id) for place in job.devices}
+    free = [place for place, holder in holders.items() if holder is None]
+    if free:
+        return free[0], ""
+    names = sorted({holder.name for holder in holders.values() if holder is not None})
+    if not names:
+        return _CPU, ""
+    use = "uses" if len(names) == 1 else "use"
+    return _CPU, f"{' and '.join(names)} {use} the GPU, so this is the CPU"
+
+
+def _find_taker(home: Home, place: ChatDevice) -> str | None:
+    holder = None if place.device == "cpu" else find_holder(home, place.device_id)
+    return None if holder is None else holder.name

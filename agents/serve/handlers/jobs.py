@@ -1,0 +1,198 @@
+"""Requests for long work on a node outside a run: merge an adapter into its model, quantize the
+result, look data over, measure a GPU.
+
+The work runs in the training environment, as `PYTHON -m MODULE JOB.json`. Of the JSON lines that it
+prints, those of kind `progress` become events, and one of kind `failed` is its reason to fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from agents.contract.artifacts import MakeJob, MergeJob
+from agents.contract.data import PreviewJob
+from agents.contract.node import CalibrationJob
+from agents.contract.wire import from_wire, read_said, to_wire
+from agents.errors import UserError
+from agents.node.files import (
+    describe_file,
+    job_folder,
+    list_files,
+    remove_abandoned,
+    remove_layers,
+    split_destination,
+)
+from agents.program import command
+from agents.serve.channel import Call
+from agents.state import Home, archive_path, require_name, write_json
+from agents.supervisor.leases import borrow_device
+
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
+"""Begins the line of a traceback that says what was wrong; libraries print more after it."""
+
+
+def export_merged(call: Call) -> dict[str, Any]:
+    """Merge a checkpoint's adapter into its model; return the folder and its files."""
+    job = from_wire(MergeJob, call.args, "job")
+    require_name(job.run_id, "The run id")
+    destination = call.home.path.joinpath(*split_destination(job.destination))
+    checkpoint = call.home.checkpoints(job.run_id) / f"step-{job.step:08d}"
+    if not checkpoint.is_dir():
+        raise UserError(f"This node has no checkpoint of run {job.run_id} at step {job.step}.")
+    told = {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
+    with job_folder(call.home) as folder:
+        job_file = folder / "job.json"
+        write_json(job_file, told)
+        argv = command(job.python, "agents.quantizers.merge", str(job_file))
+        try:
+            _run(call, argv, f"The merge of {job.run_id}", device="cpu")
+        finally:
+            remove_abandoned(destination)
+    files = [describe_file(destination, path) for path in list_files(call.home, destination)]
+    if not files:
+        raise UserError(f"The merge of run {job.run_id} wrote nothing to {destination}.")
+    return {"path": job.destination, "files": files}
+
+
+def export_made(call: Call) -> dict[str, Any]:
+    """Quantize a merged model and prove the result; return the folder and its files.
+
+    It has its GPU to itself: it waits behind other exports, and never joins a run.
+    """
+    job = from_wire(MakeJob, call.args, "job")
+    destination = call.home.path.joinpath(*split_destination(job.destination))
+    packages = [str(call.home.path / job.packages)] if job.packages else []
+    work = f"the export of run {job.origin.run_id}"
+    with _borrow_in_turn(call, job.device_id, work), job_folder(call.home) as folder:
+        job_file = folder / "job.json"
+        alone = "cpu" if job.device == "cpu" else "cuda:0"  # the only one that it sees
+        write_json(job_file, {**to_wire(job), "device": alone})
+        argv = command(job.python, "agents.quantizers.make", str(job_file))
+        try:
+            what = f"Making {job.method} of {job.origin.run_id}"
+            _run(call, argv, what, packages, device=job.device)
+        finally:
+            remove_abandoned(destination)
+            if call.children.is_cancelled:
+                remove_layers(destination)
+    files = [describe_file(destination, path) for path in list_files(call.home, destination)]
+    return {"path": job.destination, "files": files}
+
+
+def preview_data(call: Call) -> dict[str, Any]:
+    """Tokenize data as a run would; return what there is to say about it."""
+    job = from_wire(PreviewJob, call.args, "job")
+    module = "agents.trainer.data.preview"
+    return _report(call, job.python, module, to_wire(job), "The preview of the data")
+
+
+def calibrate(call: Call) -> dict[str, Any]:
+    """Measure a GPU that nobody uses meanwhile."""
+    job = from_wire(CalibrationJob, call.args, "job")
+    node = socket.gethostname()
+    with borrow_device(call.home, job.device_id, "a measurement", node, lambda name: False):
+        module = "agents.trainer.calibration"
+        return _report(call, job.python, module, to_wire(job), f"The measurement of {job.device}")
+
+
+@contextlib.contextmanager
+def _borrow_in_turn(call: Call, device_id: str, work: str) -> Iterator[None]:
+    """Have a GPU inside the block, after whoever borrows it now; the CPU is everybody's."""
+    if device_id == "cpu":
+        yield
+        return
+    told = ""
+
+    def wait(name: str) -> bool:
+        nonlocal told
+        if name != told:
+            call.progress(f"waiting until {name} is through with the GPU")
+            told = name
+        return not call.children.is_closed
+
+    with borrow_device(call.home, device_id, work, socket.gethostname(), wait):
+        yield
+
+
+def _report(
+    call: Call,
+    python: str,
+    module: str,
+    job: dict[str, Any],
+    what: str,
+) -> dict[str, Any]:
+    """Run a program, `MODULE JOB.json REPORT.json`, and return the report."""
+    with job_folder(call.home) as folder:
+        job_file, report = folder / "job.json", folder / "report.json"
+        write_json(job_file, job)
+        _run(call, command(python, module, str(job_file), str(report)), what)
+        found: dict[str, Any] = json.loads(report.read_bytes())
+        return found
+
+
+def job_environ(
+    home: Home, packages: Sequence[str] = (), device: str | None = None
+) -> dict[str, str]:
+    """Return what a program needs to run our modules.
+
+    Args:
+        home: of the agent.
+        packages: folders beside our modules.
+        device: the only one that the program sees, such as `cuda:1` (it then calls it `cuda:0`) or
+            `cpu`: a library that only looks at a GPU takes half a GB of it. None: all of them.
+    """
+    environ = {
+        "PYTHONPATH": os.pathsep.join((archive_path(), *packages)),
+        "RACKLESS_AGENT_HOME": str(home.path),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and as ranks are started
+    }
+    if device is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = "" if device == "cpu" else device.removeprefix("cuda:")
+    return environ
+
+
+def _run(
+    call: Call,
+    argv: list[str],
+    what: str,
+    packages: Sequence[str] = (),
+    device: str | None = None,
+) -> None:
+    def tell(line: str) -> None:
+        said = read_said(line)
+        if said.get("kind") == "progress":
+            call.progress(str(said.get("message", "")))
+
+    environ = job_environ(call.home, packages, device)
+    code, lines = call.children.run(argv, environ=environ, on_line=tell)
+    if code == 0:
+        return
+    failures = [said for said in map(read_said, lines) if said.get("kind") == "failed"]
+    told = failures[-1] if failures else explain_end(what, code, lines)
+    raise UserError(str(told.get("message", "")), str(told.get("hint", "")))
+
+
+def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
+    """Return what to say of a program that ended without a reason.
+
+    >>> explain_end("Making awq", 1, ["ValueError: no such head", "INFO: closing"])["message"]
+    'Making awq failed: ValueError: no such head'
+    >>> explain_end("Making awq", -9, [])["message"]
+    'Making awq was killed from outside, most likely because the PC ran out of memory.'
+    """
+    if code == -signal.SIGKILL:
+        return {
+            "message": f"{what} was killed from outside, most likely because the PC ran out of "
+            "memory.",
+            "hint": "Close other programs there, or choose another node",
+        }
+    errors = [line for line in lines if _EXCEPTION.match(line)]
+    last = (errors or lines or ["it said nothing"])[-1][:400]
+    return {"message": f"{what} failed: {last}"}

@@ -1,0 +1,45 @@
+"""The request for what was written last on this node, whatever run it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from agents.contract.node import LogTail, NodeLogs
+from agents.serve.channel import Call
+
+MOST_LOGS = 6
+TAIL_BYTES = 16 << 10
+"""Of each log: all of them together stay far below the longest line of the wire."""
+
+
+def read_tails(call: Call) -> NodeLogs:
+    """Return the ends of the newest logs that are not empty."""
+    found: list[tuple[float, Path]] = []
+    for path in call.home.runs.glob("*/attempts/*/*.log"):
+        with contextlib.suppress(OSError):  # it may be deleted meanwhile
+            status = path.stat()
+            if status.st_size:
+                found.append((status.st_mtime, path))
+    newest = sorted(found, reverse=True)[:MOST_LOGS]
+    return NodeLogs(tails=tuple(_read_tail(path, written_s) for written_s, path in newest))
+
+
+def _read_tail(path: Path, written_s: float) -> LogTail:
+    data, size_bytes = b"", 0
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size_bytes - TAIL_BYTES))
+        data = file.read(TAIL_BYTES)
+    if size_bytes > TAIL_BYTES:
+        data = data.partition(b"\n")[2] or data
+    attempt = path.parent.name
+    return LogTail(
+        run_id=path.parents[2].name,
+        attempt=int(attempt) if attempt.isdigit() else 0,
+        name=path.name,
+        size_bytes=size_bytes,
+        written_s=written_s,
+        text=data.decode("utf-8", "replace"),
+    )

@@ -1,0 +1,58 @@
+"""The requests about what the node is and holds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agents.contract.model_config import find_config
+from agents.contract.node import GpuUse, NodeFacts, TokenWish
+from agents.contract.wire import from_wire
+from agents.errors import UserError
+from agents.node import hub_token
+from agents.node.environment import read_adopted
+from agents.node.facts import read_facts as read_node_facts
+from agents.serve.channel import Call
+from agents.supervisor.leases import find_holder
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    model: str
+
+
+def read_facts(call: Call) -> NodeFacts:
+    """Return the node's facts, with the environment adopted or built before and who uses what."""
+    facts = read_node_facts(call.home)
+    holders = {gpu.uuid: find_holder(call.home, gpu.uuid) for gpu in facts.gpus}
+    return replace(
+        facts,
+        environment=read_adopted(call.home),
+        gpu_uses=tuple(
+            GpuUse(uuid=uuid, name=found.name, run_id=found.run_id)
+            for uuid, found in holders.items()
+            if found is not None
+        ),
+    )
+
+
+def see_to_token(call: Call) -> dict[str, Any]:
+    """Find, keep or forget the hub's token on this node."""
+    wish = from_wire(TokenWish, call.args, "args")
+    if wish.deed == "keep":
+        place = hub_token.keep_token(os.environ, wish.token)
+    elif wish.deed == "forget":
+        place = hub_token.forget_token(os.environ, wish.digest)
+    else:
+        place = hub_token.find_token(os.environ, wish.digest)
+    return {"place": place}
+
+
+def read_model_config(call: Call) -> dict[str, Any]:
+    """Return a model's config, from its folder or from what was fetched from the hub before."""
+    model = from_wire(ModelArgs, call.args, "args").model
+    try:
+        return {"config": find_config(model, os.environ)}
+    except ValueError as error:
+        raise UserError(f"The model {model} is of no use: {error}.", "Fetch it again") from error

@@ -1,0 +1,90 @@
+"""Requests that measure: a free port, the way to another node, an all-reduce over all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from agents.contract.node import AllReduceProbe
+from agents.contract.wire import from_wire, to_wire
+from agents.errors import UserError
+from agents.node.probes import LinkProbe, answer_probe, open_listener, probe_link
+from agents.node.probes import choose_port as choose_free_port
+from agents.program import command
+from agents.serve.channel import Call
+from agents.state import archive_path
+
+START_S = 60.0
+"""What importing torch may take, on top of the probe's own deadline."""
+
+
+@dataclass(frozen=True)
+class PortArgs:
+    address: str
+
+
+@dataclass(frozen=True)
+class ListenArgs:
+    address: str
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class ConnectArgs:
+    address: str
+    port: int
+    num_bytes: int = 0
+
+
+def choose_port(call: Call) -> dict[str, Any]:
+    """Return a free port of one of this node's addresses."""
+    return {"port": choose_free_port(from_wire(PortArgs, call.args, "args").address)}
+
+
+def listen(call: Call) -> dict[str, Any]:
+    """Answer with a port, then serve one probe on it."""
+    args = from_wire(ListenArgs, call.args, "args")
+    listener = open_listener(args.address)
+    serve = threading.Thread(target=answer_probe, args=(listener, args.timeout_s), daemon=True)
+    serve.start()
+    return {"port": listener.getsockname()[1]}
+
+
+def connect(call: Call) -> LinkProbe:
+    """Measure the way to a listening node."""
+    args = from_wire(ConnectArgs, call.args, "args")
+    return probe_link(args.address, args.port, args.num_bytes)
+
+
+def allreduce(call: Call) -> dict[str, Any]:
+    """Take part in one all-reduce, in the training environment's own process."""
+    probe = from_wire(AllReduceProbe, call.args, "args")
+    argv = command(probe.python, "agents.trainer.allreduce", json.dumps(to_wire(probe)))
+    environ = {"PYTHONPATH": archive_path(), "OMP_NUM_THREADS": "1"}
+    if probe.interface:
+        environ["GLOO_SOCKET_IFNAME"] = probe.interface
+    try:
+        _, lines = call.children.run(argv, environ=environ, timeout_s=probe.timeout_s + START_S)
+    except TimeoutError as error:
+        raise UserError(
+            f"Rank {probe.rank} saw no end of the all-reduce within {probe.timeout_s:g} s.",
+            "One of the ranks hangs; check the way between the nodes: rackless check",
+        ) from error
+    return _read_answer(probe, lines)
+
+
+def _read_answer(probe: AllReduceProbe, lines: list[str]) -> dict[str, Any]:
+    for line in reversed(lines):
+        if line.startswith("RACKLESS "):
+            answer: dict[str, Any] = json.loads(line.partition(" ")[2])
+            if "message" in answer:
+                raise UserError(answer["message"], answer.get("hint", ""))
+            return answer
+    said = lines[-1] if lines else "nothing"
+    raise UserError(
+        f"The all-reduce of rank {probe.rank} did not run with {probe.python}; it said: "
+        f"{said[:300]}",
+        "Build the training environment again: rackless nodes setup NAME",
+    )

@@ -1,0 +1,142 @@
+"""Requests about what runs leave on the node: checkpoints, fences, bundles, artifacts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.contract.run import BundleStatus, CheckpointInfo, FileEntry
+from agents.contract.wire import from_wire
+from agents.errors import UserError, explain_os_error
+from agents.node import checkpoints
+from agents.node.files import describe_file, list_files, read_bundle_status, split_destination
+from agents.serve.channel import Call
+from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over
+from agents.supervisor.fence import raise_fence
+from agents.supervisor.sweep import find_processes
+
+
+@dataclass(frozen=True)
+class ListCheckpointsArgs:
+    run_id: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointArgs:
+    run_id: str
+    step: int
+
+
+@dataclass(frozen=True)
+class FenceArgs:
+    run_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RunArgs:
+    run_id: str
+
+
+@dataclass(frozen=True)
+class PathArgs:
+    path: str
+
+
+@dataclass(frozen=True)
+class BundleArgs:
+    destination: str
+    files: tuple[FileEntry, ...]
+
+
+def list_checkpoints(call: Call) -> dict[str, Any]:
+    """Return the checkpoints of one run or of all."""
+    args = from_wire(ListCheckpointsArgs, call.args, "args")
+    return {"checkpoints": checkpoints.list_checkpoints(call.home, args.run_id)}
+
+
+def verify_checkpoint(call: Call) -> CheckpointInfo:
+    """Hash the files of a checkpoint and compare."""
+    args = from_wire(CheckpointArgs, call.args, "args")
+    return checkpoints.verify(call.home, args.run_id, args.step)
+
+
+def delete_checkpoint(call: Call) -> dict[str, Any]:
+    """Delete a checkpoint of this node."""
+    args = from_wire(CheckpointArgs, call.args, "args")
+    checkpoints.delete(call.home, args.run_id, args.step)
+    return {}
+
+
+def fence(call: Call) -> dict[str, Any]:
+    """Refuse older attempts from now on; return the newest known one."""
+    args = from_wire(FenceArgs, call.args, "args")
+    return {"attempt": raise_fence(call.home, args.run_id, args.attempt)}
+
+
+def delete(call: Call) -> dict[str, Any]:
+    """Delete all that this node has of a run that is over."""
+    args = from_wire(RunArgs, call.args, "args")
+    folder = call.home.run(args.run_id)
+    for attempt in find_attempts(call.home):
+        if attempt.run_id == args.run_id and _is_alive(attempt):
+            raise UserError(
+                f"Run {args.run_id} is still running on this node.",
+                f"Stop it first: rackless runs stop {args.run_id}",
+            )
+    if not folder.exists():
+        return {"freed_bytes": 0}
+    return {"freed_bytes": _remove(folder)}
+
+
+def _remove(folder: Path) -> int:
+    """Delete a folder, which is gone at once; return the bytes freed."""
+    doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
+    try:
+        os.rename(folder, doomed)
+        freed = _measure(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise explain_os_error(error, f"deleting {folder}") from error
+    return freed
+
+
+def _is_alive(attempt: AttemptFolder) -> bool:
+    return not is_over(attempt) or bool(find_processes(attempt.tag))
+
+
+def _measure(folder: Path) -> int:
+    files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
+    return sum(path.lstat().st_size for path in files)
+
+
+def bundle_status(call: Call) -> BundleStatus:
+    """Say which files of a bundle are still missing here."""
+    args = from_wire(BundleArgs, call.args, "args")
+    return read_bundle_status(call.home, args.destination, args.files)
+
+
+def hash_artifact(call: Call) -> dict[str, Any]:
+    """Hash the files of an artifact's copy; none where it is gone."""
+    folder = _find_artifact(call)
+    files = list_files(call.home, folder) if folder.is_dir() else []
+    return {"files": [describe_file(folder, path) for path in files]}
+
+
+def delete_artifact(call: Call) -> dict[str, Any]:
+    """Delete an artifact's copy, or what an export has made; one that is gone frees nothing."""
+    folder = _find_artifact(call, or_export=True)
+    return {"freed_bytes": _remove(folder) if folder.is_dir() else 0}
+
+
+def _find_artifact(call: Call, *, or_export: bool = False) -> Path:
+    parts = split_destination(from_wire(PathArgs, call.args, "args").path)
+    folder = call.home.path.joinpath(*parts)
+    is_artifact = parts[0] == "artifacts" and len(parts) == 2
+    is_export = or_export and len(parts) == 4 and (parts[0], parts[2]) == ("runs", "exports")
+    if not (is_artifact or is_export) or folder.is_symlink():
+        raise UserError(f"{'/'.join(parts)} is no artifact.", "Artifacts lie below artifacts/")
+    return folder

@@ -1,0 +1,66 @@
+"""Send samples: first those of the last ten minutes that the master has not, then each new one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from agents.contract.wire import from_wire
+from agents.serve.channel import Call
+from agents.telemetry.ring import RingReader
+
+POLL_S = 0.05
+QUIET_S = 0.85
+"""After a sample the next one is this far away at least."""
+MISSES_BEFORE_REOPENING = 40
+
+
+@dataclass(frozen=True)
+class FollowSamplesArgs:
+    after_s: float | None = None
+
+
+def follow(call: Call) -> dict[str, Any]:
+    """Send `telemetry.sample` events: all after `after_s` (node's clock), None: from now on."""
+    args = from_wire(FollowSamplesArgs, call.args, "args")
+    ended = threading.Event()
+    call.follows[call.request.id] = ended
+    call.afterwards.append(lambda: _follow(call, args.after_s, ended))
+    return {}
+
+
+def _follow(call: Call, after_s: float | None, ended: threading.Event) -> None:
+    reader = RingReader(call.home.telemetry / "samples")
+    try:
+        sent = _replay(call, reader, after_s)
+        misses = 0
+        while not ended.is_set() and not call.channel.broken.is_set():
+            newest = reader.read_newest_seq()
+            if newest == sent:
+                misses += 1
+                if misses % MISSES_BEFORE_REOPENING == 0:  # a new recorder may have made it anew
+                    reader.close()
+                ended.wait(POLL_S)
+                continue
+            for seq in range(max(sent + 1, newest - 60) if newest > sent else newest, newest + 1):
+                _send(call, reader.read(seq))
+            sent, misses = newest, 0
+            ended.wait(QUIET_S)
+    finally:
+        reader.close()
+        call.follows.pop(call.request.id, None)
+
+
+def _replay(call: Call, reader: RingReader, after_s: float | None) -> int:
+    newest = reader.read_newest_seq()
+    if after_s is not None:
+        for sample in reader.read_since(after_s):
+            _send(call, sample)
+            newest = sample["seq"]
+    return newest
+
+
+def _send(call: Call, sample: dict[str, Any] | None) -> None:
+    if sample is not None:
+        call.emit("telemetry.sample", sample)

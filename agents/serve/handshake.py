@@ -1,0 +1,60 @@
+"""The first two lines of a served agent: the nonce, then `hello`.
+
+They are written before the messages are imported, which is a third of the start: the master reads
+hello and sends its first request meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from agents.contract.version import PROTOCOL_VERSION
+from agents.errors import UserError
+from agents.state import Home, archive_path, boot_id, open_home
+
+
+def greet(nonce: str) -> tuple[Home, int] | None:
+    """Write nonce and hello to the real stdout; return the home and the file to go on with.
+
+    From then on `sys.stdout` and file 1 lead to stderr. Returns None after an event `fatal`.
+    """
+    out = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    os.write(out, f"RACKLESS {nonce}\n".encode("ascii", "replace"))
+    try:
+        home = open_home()
+    except UserError as error:
+        told = {"kind": "user", "message": error.message, "hint": error.hint, "traceback": ""}
+        _write_event(out, "fatal", told)
+        return None
+    _write_event(out, "hello", describe_agent(home))
+    return home, out
+
+
+def describe_agent(home: Home) -> dict[str, Any]:
+    """Return the wire form of a Hello."""
+    return {
+        "version": PROTOCOL_VERSION,
+        "archive_sha256": read_archive_sha256(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "hostname": os.uname().nodename,
+        "pid": os.getpid(),
+        "boot_id": boot_id(),
+        "agent_home": str(home.path),
+    }
+
+
+def read_archive_sha256() -> str:
+    """Return the archive's hash from its own name, where the master put it; else empty."""
+    name = os.path.basename(archive_path())[: -len(".zip")]
+    is_hash = len(name) == 64 and all(letter in "0123456789abcdef" for letter in name)
+    return name if is_hash else ""
+
+
+def _write_event(out: int, kind: str, data: dict[str, Any]) -> None:
+    event = {"type": "event", "kind": kind, "data": data, "request_id": None}
+    os.write(out, json.dumps(event).encode("ascii") + b"\n")

@@ -1,0 +1,130 @@
+"""Read and follow the append-only files of an attempt by offset, so that no byte comes twice.
+
+A follower sends what is there, then looks five times a second, discovers new files, and ends after
+the attempt has ended and its last byte was sent. The pace is bounded, so that a talkative rank
+cannot hold up the answers to other requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+import time
+from collections.abc import Callable
+from threading import Event as Flag
+
+from agents.contract.logcap import read_kept
+from agents.contract.messages import STREAM_CHUNK_BYTES
+from agents.contract.run import StreamChunk
+from agents.errors import UserError
+from agents.supervisor.attempt import STREAM_NAME, AttemptFolder, is_over
+
+POLL_S = 0.2
+MAX_BYTES_PER_S = 8 << 20
+
+
+def list_streams(attempt: AttemptFolder) -> dict[str, int]:
+    """Return the size of each stream of the attempt.
+
+    Raises:
+        UserError: the attempt's folder is not there.
+    """
+    sizes = {}
+    try:
+        with os.scandir(attempt.folder) as entries:
+            for entry in entries:
+                if STREAM_NAME.match(entry.name) and entry.is_file(follow_symlinks=False):
+                    sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+    except OSError as error:
+        raise UserError(
+            f"The folder of attempt {attempt.number} of run {attempt.run_id} is not there "
+            f"({attempt.folder}: {error.strerror}).",
+            "It was deleted on the node; what the master has mirrored stays readable",
+        ) from error
+    return dict(sorted(sizes.items()))
+
+
+def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int) -> StreamChunk:
+    """Return bytes of a stream from `offset` on; no bytes at its end.
+
+    What was cut out of an endless log is passed over and counted.
+
+    Raises:
+        UserError: no such stream, or it is shorter than `offset`.
+    """
+    if not STREAM_NAME.match(stream):
+        raise UserError(f"{stream[:80]!r} is not a stream of an attempt.")
+    path = attempt.file(stream)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise UserError(f"The stream {path} cannot be read: {error.strerror}.") from error
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise UserError(f"The stream {path} is not a file.")
+        if not 0 <= offset <= state.st_size:
+            raise UserError(
+                f"The stream {path} has {state.st_size} bytes, fewer than the {offset} already "
+                "read: somebody cut it.",
+                "What the master has mirrored stays readable",
+            )
+        start, data = read_kept(file, offset, min(max(max_bytes, 0), STREAM_CHUNK_BYTES))
+    finally:
+        os.close(file)
+    return StreamChunk(
+        run_id=attempt.run_id,
+        attempt=attempt.number,
+        stream=stream,
+        offset=start,
+        data_base64=base64.b64encode(data).decode("ascii"),
+        size_bytes=max(state.st_size, start + len(data)),
+        dropped_bytes=start - offset,
+    )
+
+
+def follow(
+    attempt: AttemptFolder,
+    offsets: dict[str, int],
+    send: Callable[[StreamChunk], None],
+    ended: Flag,
+) -> None:
+    """Send every byte after `offsets` until the attempt is over or `ended` is set.
+
+    Raises:
+        UserError: the folder vanished, or a stream became shorter than what was read.
+    """
+    reached = dict(offsets)
+    while not ended.is_set():
+        over = is_over(attempt)  # asked before reading: what was written before it is then read
+        moved = False
+        for stream, size in list_streams(attempt).items():
+            if size != reached.get(stream, 0):
+                moved = True
+                _send_rest(attempt, stream, reached, send, ended)
+        if over and not moved:
+            return
+        if not moved:
+            ended.wait(POLL_S)
+
+
+def _send_rest(
+    attempt: AttemptFolder,
+    stream: str,
+    reached: dict[str, int],
+    send: Callable[[StreamChunk], None],
+    ended: Flag,
+) -> None:
+    """Send one stream up to its present end, at a bounded pace."""
+    while not ended.is_set():
+        began_s = time.monotonic()
+        chunk = read_chunk(attempt, stream, reached.get(stream, 0), STREAM_CHUNK_BYTES)
+        num_bytes = len(chunk.data_base64) // 4 * 3 - chunk.data_base64[-2:].count("=")
+        if num_bytes == 0:
+            return
+        send(chunk)
+        reached[stream] = chunk.offset + num_bytes
+        if reached[stream] >= chunk.size_bytes:
+            return
+        ended.wait(max(0.0, num_bytes / MAX_BYTES_PER_S - (time.monotonic() - began_s)))

@@ -1,0 +1,86 @@
+"""What the trained numbers depend on, as hashes: the model's files, the data, the spec.
+
+Reading and hashing a model of 14 GB takes about ten seconds, so each file's hash is remembered in
+the agent's home with its size and time of change, and a thread works while the model loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from agents.contract.spec import RunSpec
+from agents.contract.wire import to_wire
+from agents.errors import UserError
+from agents.trainer.data.file_hashes import _remembered_hash
+
+_MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+_NOT_THE_MODEL = ("README", "LICENSE", "manifest.json", "generation_config.json")
+_FREE_TO_CHANGE = (
+    "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
+    "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps",
+)  # fmt: skip
+"""Keys of the spec that may differ between the attempts of a run: they move no number."""
+
+
+def hash_model(folder: Path, memory: Path | None) -> str:
+    """Return the sha256 over names and hashes of the files that make the model.
+
+    Args:
+        folder: of the model.
+        memory: folder where the hashes of files are remembered; None: nowhere.
+
+    Raises:
+        UserError: a file cannot be read, or there is none.
+    """
+    names = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix in _MODEL_FILES and not path.name.startswith(_NOT_THE_MODEL)
+    )
+    if "config.json" not in names:
+        raise UserError(
+            f"{folder} holds no model: config.json is missing.",
+            "Name a folder as Transformers saves it, with config.json and model.safetensors",
+        )
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        hashes = list(pool.map(lambda name: _remembered_hash(folder / name, memory), names))
+    lines = [f"{name} {sha256}\n" for name, sha256 in zip(names, hashes, strict=True)]
+    return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
+
+
+def fixed_part(spec: RunSpec) -> dict[str, Any]:
+    """Return the part of a spec that decides the numbers, as plain values."""
+    plain: dict[str, Any] = to_wire(spec)
+    for key in _FREE_TO_CHANGE:
+        del plain[key]
+    plain["data"] = {"format": plain["data"]["format"]}  # its content has a hash of its own
+    return plain
+
+
+def hash_spec(spec: RunSpec) -> str:
+    """Return the sha256 of what decides the numbers."""
+    text = json.dumps(fixed_part(spec), sort_keys=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def name_differences(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return a phrase for each key that is not the same, such as `seed was 1 and is 2`."""
+    phrases: list[str] = []
+    for key in sorted(set(then) | set(now)):
+        old, new = then.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            phrases += name_differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            phrases.append(f"{prefix}{key} was {old!r} and is {new!r}")
+    return phrases
+
+
+def memory_folder() -> Path | None:
+    """Return where hashes are remembered; None outside an agent's home."""
+    home = os.environ.get("RACKLESS_AGENT_HOME")
+    return Path(home) / "hashes" if home else None

@@ -1,0 +1,46 @@
+"""Which checkpoint a rank resumes from, and the refusal of one that belongs to another run."""
+
+from __future__ import annotations
+
+from agents.contract.spec import RunSpec
+from agents.errors import UserError
+from agents.trainer.checkpoint.fingerprint import fixed_part, name_differences
+from agents.trainer.checkpoint.folder import Checkpoint, read_checkpoint
+from agents.trainer.checkpoint.state import ResumePoint
+from agents.trainer.rank.attempt import RankAttempt
+
+
+def _find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
+    step = attempt.intent.resume_step
+    if step is None:
+        return None
+    checkpoint = read_checkpoint(attempt.run_folder / "checkpoints" / f"step-{step:08d}")
+    problem = checkpoint.verify()
+    if problem:
+        raise UserError(
+            f"The checkpoint {checkpoint.path} is damaged: {problem}.",
+            "Resume from another one: rackless checkpoints lists them",
+        )
+    return checkpoint
+
+
+def refuse_other_run(
+    checkpoint: Checkpoint, then: ResumePoint, spec: RunSpec, hashes: dict[str, str]
+) -> None:
+    """Check that the checkpoint was made from the same model, data and settings.
+
+    Raises:
+        UserError: it was not; the message names what differs.
+    """
+    manifest = checkpoint.manifest
+    differences = name_differences(fixed_part(then.spec), fixed_part(spec))
+    if manifest.data_sha256 != hashes["data_sha256"]:
+        differences.append(f"the content of the training file {spec.data.train} has changed")
+    if hashes["model_sha256"] and manifest.model_sha256 != hashes["model_sha256"]:
+        differences.append(f"the files of the model {spec.model} have changed")
+    if differences:
+        raise UserError(
+            f"The checkpoint of step {manifest.step} does not fit this run: "
+            f"{'; '.join(differences)}.",
+            "Put that back as it was, or start a new run",
+        )

@@ -1,0 +1,208 @@
+"""What a checkpoint holds: trained values, optimizer state, and where the run stands.
+
+Only safetensors and JSON, so that loading one can never run code. Every file is a function of the
+run alone, not of the rank or node that writes it: copies on several nodes are equal byte by byte.
+The adapter's two files are PEFT's own, and a fully trained model with its config is Transformers'
+own layout in files of bounded size, so that plain Transformers and PEFT load either as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from agents.contract.spec import RunSpec
+from agents.contract.wire import WireError, from_wire, to_wire
+from agents.errors import UserError
+from agents.trainer.checkpoint.folder import Checkpoint
+from agents.trainer.checkpoint.sharded_files import (
+    cut_long,
+    find_shards,
+    join_cut,
+    read_shapes,
+    read_shards,
+    write_shards,
+)
+from agents.trainer.model.model import TrainedModel
+from agents.trainer.optim.flat_parameters import FlatParameters, Layout
+from agents.trainer.optim.loss_scale import LossScale
+from agents.trainer.optim.optimizer import export_state, import_state
+
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+FULL_STEM = "model"
+FULL_CONFIG = "config.json"
+OPTIMIZER_STEM = "optimizer"
+CARRIED_FILE = "carried.safetensors"
+STATE_FILE = "state.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePoint:
+    """Where a run stands: all that its next step depends on, besides the tensors."""
+
+    step: int
+    total_steps: int
+    spec: RunSpec
+    devices: tuple[tuple[str, str], ...]
+    """Node and device of each rank."""
+    shares: tuple[float, ...]
+    micro_tokens: tuple[int, ...]
+    """Largest micro-batch of each rank, in padded tokens."""
+    num_recomputed: tuple[int, ...]
+    """How many layers of each rank compute activations a second time to save memory."""
+    num_moved: tuple[int, ...] = ()
+    """How many layers of each rank keep theirs in host memory meanwhile; empty in older ones."""
+    tokens_seen: int
+    plain_template: bool
+    """The tokenizer had no chat template: the merged model gets the plain one."""
+    loss_scale: LossScale = field(default_factory=LossScale)
+    optimizer: dict[str, Any]
+    """The part of the optimizer's state that is not tensors."""
+    layout: Layout = "sorted"
+    """Order of the parameters in the optimizer's tensors; the default is that of older ones."""
+
+
+class HostCopy:
+    """The trained values and the optimizer's state in host memory, ready to be written.
+
+    The buffers are allocated by the first copy, pinned where the state is on a GPU, and used again
+    by all later ones: the host holds the state once.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        """The parameters by name."""
+        self.optimizer: dict[str, Tensor] = {}
+        self.plain: dict[str, Any] = {}
+        """The part of the optimizer's state that is not tensors."""
+        self.carried: dict[str, Tensor] = {}
+        """What the compression of gradients goes on with."""
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(
+        self,
+        flat: FlatParameters,
+        optimizer: torch.optim.Optimizer,
+        carried: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Copy the state as it is now; returns when all of it has arrived."""
+        whole = self._fetch("", flat.values)
+        self.values, start = {}, 0
+        for name, view in flat.views.items():
+            self.values[name] = whole[start : start + view.numel()].view_as(view)
+            start += view.numel()
+        tensors, self.plain = export_state(optimizer)
+        self.optimizer = {name: self._fetch(name, tensor) for name, tensor in tensors.items()}
+        self.carried = {
+            name: self._fetch(f"carried/{name}", tensor) for name, tensor in (carried or {}).items()
+        }
+        if flat.values.is_cuda:
+            torch.cuda.synchronize(flat.values.device)
+
+    def _fetch(self, name: str, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = self._buffers[name] = _allocate(tensor)
+        return buffer.copy_(tensor.detach(), non_blocking=True)
+
+
+def _allocate(tensor: Tensor) -> Tensor:
+    """Return host memory for a copy, pinned where that makes it fast and the system allows it."""
+    if tensor.is_cuda:
+        with contextlib.suppress(RuntimeError):
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def write_snapshot(
+    folder: Path, *, model: TrainedModel, copy: HostCopy, progress: ResumePoint
+) -> None:
+    """Write every file of a checkpoint but its manifest."""
+    metadata = {"format": "pt"}
+    write_shards(cut_long(copy.optimizer), folder, OPTIMIZER_STEM)
+    if copy.carried:
+        save_file(copy.carried, folder / CARRIED_FILE, metadata=metadata)
+    if model.lora is not None:
+        save_file(copy.values, folder / ADAPTER_FILE, metadata=metadata)
+        _write_json(folder / ADAPTER_CONFIG, adapter_config(model, progress.spec))
+    else:
+        write_shards(copy.values, folder, FULL_STEM)
+        _write_json(folder / FULL_CONFIG, full_config(model))
+    _write_json(folder / STATE_FILE, to_wire(progress))
+
+
+def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
+    """Return PEFT's description of the adapter, the same on every node."""
+    assert model.lora is not None
+    plain = {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in model.lora.to_dict().items()
+    }
+    plain["base_model_name_or_path"] = spec.model
+    plain["inference_mode"] = True
+    return plain
+
+
+def full_config(model: TrainedModel) -> dict[str, Any]:
+    """Return Transformers' description of the model, the same on every node."""
+    config: Any = model.module.config
+    plain: dict[str, Any] = json.loads(config.to_json_string())
+    plain.pop("_name_or_path", None)
+    return plain
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True), encoding="ascii")
+
+
+def read_progress(checkpoint: Checkpoint) -> ResumePoint:
+    """Return where the run stood.
+
+    Raises:
+        UserError: the file is not one of ours, or of a version that is not understood.
+    """
+    try:
+        return from_wire(ResumePoint, json.loads((checkpoint.path / STATE_FILE).read_bytes()))
+    except (OSError, ValueError, WireError) as error:
+        raise UserError(
+            f"{checkpoint.path / STATE_FILE} cannot be read: {error}.",
+            "Resume from another checkpoint: rackless checkpoints lists them",
+        ) from error
+
+
+def load_snapshot(
+    checkpoint: Checkpoint, *, flat: FlatParameters, optimizer: torch.optim.Optimizer
+) -> None:
+    """Put the checkpoint's values and optimizer state back.
+
+    Raises:
+        UserError: it belongs to other parameters.
+    """
+    folder = checkpoint.path
+    files = find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE]
+    shapes = {name: tuple(view.shape) for name, view in flat.views.items()}
+    found = read_shapes(files)
+    if shapes != found:
+        odd = sorted(set(shapes.items()) ^ set(found.items()))[0]
+        raise UserError(
+            f"{checkpoint.path} holds other parameters than this run trains, such as {odd[0]}.",
+            "Resume with the model and the adapter settings of that run",
+        )
+    for name, value in read_shards(files):
+        flat.views[name].copy_(value)
+    state = join_cut(read_shards(find_shards(folder, OPTIMIZER_STEM)))
+    import_state(optimizer, state, read_progress(checkpoint).optimizer)
+
+
+def read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return what the compression of gradients had left over; nothing where none was used."""
+    path = checkpoint.path / CARRIED_FILE
+    return dict(read_shards([path])) if path.exists() else {}

@@ -1,0 +1,63 @@
+"""Hashes of files, remembered between runs for files that have not changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from agents.errors import UserError, explain_os_error
+from agents.state import read_json, write_json
+
+_BLOCK_BYTES = 1 << 20
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise explain_os_error(error, f"reading {path}") from error
+    return digest.hexdigest()
+
+
+def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
+    """Return the sha256 of one file, or that of the hashes of several, in their order.
+
+    Args:
+        paths: the files.
+        memory: folder where the hashes of files are remembered; None: nowhere.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    try:
+        hashes = [_remembered_hash(path, memory) for path in paths]
+    except OSError as error:
+        raise explain_os_error(error, f"reading {error.filename}") from error
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode("ascii")).hexdigest()
+
+
+def _remembered_hash(path: Path, memory: Path | None) -> str:
+    if memory is None:
+        return hash_file(path)
+    real = path.resolve()
+    stat = real.stat()
+    key = [str(real), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    note = memory / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:24]}.json"
+    known = read_json(note) or {}
+    if known.get("key") == key:
+        return str(known["sha256"])
+    sha256 = hash_file(real)
+    try:
+        memory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(note, {"key": key, "sha256": sha256})
+    except (OSError, UserError):
+        pass  # it is computed again next time
+    return sha256

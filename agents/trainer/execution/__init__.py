@@ -1,0 +1,1 @@
+"""Forward and backward passes of one rank: layers, recorded launches, memory and tuning."""

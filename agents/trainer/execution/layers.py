@@ -1,0 +1,292 @@
+"""How each decoder layer is computed: compiled or not, and where its activations are meanwhile.
+
+A layer *keeps* its activations for the backward pass, *moves* them to host memory (see `offload`),
+or *recomputes* them from its input. Keeping is fastest; moving costs the bandwidth of the bus and
+recomputing a third of the layer's time, so no more layers do either than memory forces. Those that
+move are spread evenly, so that the copies of one pass while the next ones compute; of the others
+the first recompute, whose activations would be held the longest.
+
+One compiled function serves all layers of a kind, whatever the number of tokens; a layer that
+recomputes is compiled with its second pass inside, from which the compiler leaves out what no
+gradient needs, such as the last product of the block.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agents.contract.layer_plan import LayerPlan, Mode
+from agents.trainer.execution.activation_offload import Offloader
+from agents.trainer.kernels import nf4
+from agents.trainer.model.model import TrainedModel
+
+
+class LayerStack:
+    """The decoder layers of a model.
+
+    Args:
+        compiled: whether to compile them; see `compiling` for what that needs.
+        offloader: None: nothing is moved.
+        warn: is told a message and a hint when compiling fails.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        *,
+        compiled: bool = False,
+        offloader: Offloader | None = None,
+        warn: Callable[[str, str], None] = lambda message, hint: None,
+    ) -> None:
+        self._warn = warn
+        self._clock = model.clock
+        self._layers = [
+            module
+            for module in model.module.modules()
+            if isinstance(module, GradientCheckpointingLayer)
+        ]
+        self._plain = [layer.forward for layer in self._layers]
+        self._norms = [*_find_norms(model.module, self._layers)]
+        self._modes: list[Mode] = []
+        self._unpacked: list[nn.Module] = []
+        self._way_back: Tensor | None = None
+        """Memory to pack one of them in, whatever else takes that of the GPU meanwhile."""
+        self.offloader = offloader
+        self.compiled = compiled
+        self._once = torch.compile(_compute, fullgraph=True)
+        self._twice = torch.compile(_compute_twice, fullgraph=True)
+        self.plan = LayerPlan()
+        self.set(LayerPlan())
+
+    @property
+    def most_layers(self) -> int:
+        """How many layers there are; 0: this model's class does not let its layers be chosen."""
+        return len(self._layers)
+
+    def set(self, plan: LayerPlan) -> None:
+        """Let the layers do what the plan says from the next micro-batch on.
+
+        Transformers' own switch works in training mode only, in which its dropouts would be on.
+        """
+        num_recomputed = min(plan.num_recomputed, self.most_layers)
+        num_moved = min(plan.num_moved, self.most_layers - num_recomputed)
+        if self.offloader is None:
+            num_moved = 0
+        self.plan = LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
+        self._modes = self.plan.modes(self.most_layers)
+        if self.offloader is not None:
+            self.offloader.is_sparing = self.plan.is_sparse(self.most_layers)
+        for place, layer in enumerate(self._layers):
+            plain = not self.compiled and self._modes[place] == "keep"
+            layer.forward = self._plain[place] if plain else partial(self._run, place)
+        for norm in self._norms:
+            norm.__dict__.pop("forward", None)
+            if self.compiled:
+                norm.forward = partial(self._run_norm, norm)
+
+    @property
+    def can_unpack(self) -> bool:
+        """Whether there are 4-bit weights that are unpacked for each pass."""
+        return any(True for _ in _find_packed(self._layers))
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Memory of the GPU that 4-bit weights take more because they are unpacked."""
+        return sum(nf4.count_bytes(linear) for linear in self._unpacked)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that the other 4-bit weights would take more."""
+        all_bytes = sum(nf4.count_bytes(linear) for linear in _find_packed(self._layers))
+        return all_bytes - self.unpacked_bytes
+
+    def unpack(self, most_bytes: float) -> None:
+        """Keep 4-bit weights unpacked in so much more memory, first those needed most often.
+
+        They are unpacked for each pass otherwise; the numbers are the same. Where there turns out
+        to be less memory, fewer are.
+        """
+        self.pack()
+        order = sorted(range(self.most_layers), key=lambda i: self._modes[i] != "recompute")
+        linears = [*_find_packed(self._layers[place] for place in order)]
+        with suppress(torch.OutOfMemoryError):
+            self._way_back = nf4.make_room(linears)
+            for linear in linears:
+                most_bytes -= nf4.count_bytes(linear)
+                if most_bytes < 0:
+                    break
+                nf4.keep_whole(linear)
+                self._unpacked.append(linear)
+        if not self._unpacked:
+            self._way_back = None
+        torch.cuda.empty_cache()  # where they were packed, nothing else may fit in
+
+    def pack(self) -> None:
+        """Keep all weights as they were loaded."""
+        self._way_back = None
+        for linear in self._unpacked:
+            nf4.let_go(linear)
+        self._unpacked = []
+
+    def do_more(self) -> bool:
+        """Let more layers recompute: a quarter, a half, then all; False when all do already."""
+        if self.plan.num_recomputed >= self.most_layers:
+            return False
+        quarter = -(-self.most_layers // 4)
+        more = max(quarter, 2 * self.plan.num_recomputed)
+        self.set(LayerPlan(num_recomputed=more, num_moved=self.plan.num_moved))
+        return True
+
+    def compile_afresh(self) -> None:
+        """Forget what was compiled, so that the forms made from now on are those of a new start.
+
+        What the compiler makes of a layer depends on what it has compiled before: a form that a
+        search left behind rounds differently in the last bits from one made without a search.
+        """
+        if self.compiled:
+            torch._dynamo.reset()
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def stop_compiling(self, error: Exception) -> None:
+        """Compute the layers as their class is written from now on, and say why."""
+        self.compiled = False
+        self.set(self.plan)
+        lines = str(error).strip().splitlines()
+        first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:200]
+        self._warn(
+            "The layers of this model cannot be compiled here, so training takes longer "
+            f"({type(error).__name__}: {first}).",
+            "",
+        )
+
+    def begin(self) -> None:
+        """Get ready for a micro-batch."""
+        if self.offloader is not None:
+            self.offloader.begin()
+
+    def turn(self) -> None:
+        """Get ready for the backward pass, when the forward pass has ended."""
+        if self.offloader is not None:
+            self.offloader.turn()
+
+    def end(self) -> None:
+        """Let go of everything, also after an error."""
+        if self.offloader is not None:
+            self.offloader.forget()
+
+    def _run(self, place: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        layer, mode = self._layers[place], self._modes[place]
+        if not torch.is_grad_enabled():
+            mode = "keep"
+        others = [*_tensors((args, kwargs))]
+        if self.compiled:
+            tokens = self._clock.tokens_BT1
+            for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
+                _mark(tensor)
+        with self._moving(place, mode, others):
+            try:
+                return self._choose(place, mode)(layer, hidden, args, kwargs)
+            except TorchDynamoException as error:
+                self._go_on_without(error)
+                return self._choose(place, mode)(layer, hidden, args, kwargs)
+
+    def _run_norm(self, norm: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Compute the norm behind the last layer: a dozen passes over memory by themselves."""
+        if not torch.is_grad_enabled():
+            return type(norm).forward(norm, hidden, *args, **kwargs)
+        _mark(hidden)
+        try:
+            return self._once(norm, hidden, args, kwargs)
+        except TorchDynamoException as error:
+            self._go_on_without(error)
+            return norm(hidden, *args, **kwargs)
+
+    def _go_on_without(self, error: TorchDynamoException) -> None:
+        """Stop compiling; raise what has not to do with it."""
+        if not self.compiled or "out of memory" in str(error):
+            raise error
+        self.stop_compiling(error)
+
+    def _choose(self, place: int, mode: Mode) -> Callable[..., Any]:
+        if self.compiled:
+            return self._twice if mode == "recompute" else self._once
+        plain = self._plain[place]
+        if mode != "recompute":
+            return lambda _, hidden, args, kwargs: plain(hidden, *args, **kwargs)
+        return partial(self._recompute, plain)
+
+    def _recompute(
+        self, plain: Callable[..., Any], _: Any, hidden: Tensor, args: Any, kwargs: Any
+    ) -> Any:
+        return checkpoint(
+            plain,
+            hidden,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), self._clock.again()),
+            **kwargs,
+        )
+
+    def _moving(self, place: int, mode: Mode, others: list[Tensor]) -> AbstractContextManager[None]:
+        if self.offloader is None or mode == "keep":
+            return nullcontext()
+        tokens = self._clock.tokens_BT1
+        shared = others if tokens is None else [*others, tokens]
+        return self.offloader.around(place, shared, is_whole=mode == "move")
+
+
+def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:
+    """Yield the norms outside of the layers that are of a class which the layers have, too."""
+    inside = {module for layer in layers for module in layer.modules()}
+    kinds = {type(module) for module in inside}
+    for module in model.modules():
+        is_norm = type(module).__name__.endswith("Norm") and "forward" not in vars(module)
+        if is_norm and module not in inside and type(module) in kinds:
+            yield module
+
+
+def _find_packed(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the linear layers inside whose weights are in 4 bits."""
+    for layer in layers:
+        yield from filter(nf4.is_packed, layer.modules())
+
+
+def _compute(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+    return type(layer).forward(layer, hidden, *args, **kwargs)
+
+
+def _compute_twice(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def body(hidden: Tensor) -> Any:
+        return type(layer).forward(layer, hidden, *args, **kwargs)
+
+    return checkpoint(body, hidden, use_reentrant=False, preserve_rng_state=False)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _mark(tensor: Tensor) -> None:
+    """Say that the number of tokens, or of segments, changes from call to call."""
+    dim = 0 if tensor.dim() == 1 else 1
+    if tensor.dim() and tensor.shape[dim] > 1:
+        torch._dynamo.maybe_mark_dynamic(tensor, dim)

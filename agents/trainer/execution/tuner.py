@@ -1,0 +1,420 @@
+"""Find how a card trains fastest within its memory: tokens at once, and what each layer does.
+
+One small pass with every layer recomputing shows what is always needed; one with a single layer
+that moves its activations shows how much a layer keeps. From these the memory of every setting
+follows well enough to name candidates; the candidates are then timed, with twice the tokens each
+time, until that is slower twice. A fast card has done a pass before its clock falls at the limit of
+its power, and waits between two; so the best settings have a last heat there, over steps and for
+seconds. What was found is kept for the next start of the same shape.
+
+All of it moves no number but in the last digits, and a checkpoint carries what was chosen.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+
+from agents.contract.layer_plan import MOST_TOKENS, LayerPlan, Needs, choose_plan
+from agents.contract.spec import Recompute
+from agents.trainer.data.examples import Part
+from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.setting import (
+    _CAUTIONS,
+    _SHARES_UNPACKED,
+    ExecutionSetting,
+    apply,
+    count_retries,
+    fill,
+    read_peak,
+    read_room,
+)
+from agents.trainer.optim.optimizer_reserve import Reserve
+
+_TIMED_PASSES = 2
+"""And a third where the second was recorded, for a replay; see `replay`."""
+_MOST_SLOWER = 2
+"""Sizes in a row that are tried and are no faster: one alone may be unlucky in how it fits."""
+_FEW_TOKENS = 4096
+"""So few at once, and starting the kernels may take longer than computing them."""
+_ALIKE = 0.97
+"""Of the largest micro-batch of a step: where their mean is above, they are taken as one size."""
+_LONG_S = 10.0
+_SEARCH_S = 180.0
+"""After which no further setting is tried. It is done once for a shape, but a slow card would
+spend half an hour on what it gains in a day."""
+_NEAR = 0.97
+"""Of the best speed: settings as fast as this may be the best if they move more, or in the end."""
+_SHORT_S = 1.0
+"""A longer pass shows by itself what the card sustains."""
+_HEAT_S, _HEAT_STEP_S = 4.0, 2.0
+"""For which a setting is timed in the last heat, and at most what is computed in one go."""
+_MOST_IN_HEAT = 3
+_PROBE_BYTES = 1 << 26
+
+
+class Tuner:
+    """Tries settings on one GPU.
+
+    Args:
+        computer: with layers that can move.
+        choose_part: gives examples of at most so many tokens together, but one at least.
+        most_tokens: more than these at once are never needed.
+        step_tokens: of this rank at each step, which are cut into micro-batches that are alike;
+            None: that changes.
+        recompute: whether layers may, or all have to.
+        reserve: of the optimizer.
+    """
+
+    def __init__(
+        self,
+        computer: Executor,
+        device: torch.device,
+        choose_part: Callable[[int], Part],
+        *,
+        most_tokens: int,
+        step_tokens: float | None = None,
+        recompute: Recompute,
+        reserve: Reserve,
+    ) -> None:
+        self._computer = computer
+        self._device = device
+        self._choose_part = choose_part
+        self._most_tokens = min(MOST_TOKENS, most_tokens)
+        self._step_tokens = step_tokens
+        self._recompute = recompute
+        self._reserve = reserve
+        self.tried: list[ExecutionSetting] = []
+        """What was timed."""
+        self.outlasting: list[ExecutionSetting] = []
+        """Those of them that were in the last heat, with the speeds that they had in it."""
+        self._recorded: set[ExecutionSetting] = set()
+        """Those of them whose passes were replayed."""
+        self._packed_bytes: dict[ExecutionSetting, int] = {}
+        """What the weights that were unpacked for each pass would have taken unpacked."""
+        self._is_recorded = False
+        """Whether those that were timed last were."""
+        self._deadline_s = math.inf
+
+    def choose(self) -> ExecutionSetting:
+        """Return the fastest setting found."""
+        needs = self._measure()
+        self._deadline_s = time.monotonic() + _SEARCH_S  # compiling comes before
+        best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
+        if best is None:
+            return ExecutionSetting(micro_tokens=needs.tokens, num_recomputed=self._most_recomputed)
+        while tokens < self._most_tokens and num_slower < _MOST_SLOWER and self._has_time:
+            tokens = min(2 * tokens, self._most_tokens)
+            found = self._try(needs, tokens)
+            if found is None:
+                break
+            is_faster = found.tokens_per_s > best.tokens_per_s
+            best, num_slower = (found, 0) if is_faster else (best, num_slower + 1)
+        return self._let_compete(
+            self._move_for_weights(needs, self._look_around(needs, best, tokens))
+        )
+
+    def _look_around(
+        self, needs: Needs, best: ExecutionSetting, most_tokens: int
+    ) -> ExecutionSetting:
+        """Return the fastest of the best so far and of sizes halfway to its neighbours."""
+        found, sizes = [best], []
+        if best.micro_tokens < most_tokens:
+            sizes.append(min(3 * best.micro_tokens // 2, self._most_tokens))
+        if best.micro_tokens > 2 * needs.tokens:
+            sizes.append(3 * best.micro_tokens // 4)
+        near = (best.micro_tokens, best.micro_tokens // 2)
+        known = {count_tokens(self._choose_part(tokens)) for tokens in near}
+        for tokens in sizes:
+            if count_tokens(self._choose_part(tokens)) not in known and self._has_time:
+                found.append(self._try(needs, tokens) or best)
+        return max(found, key=_read_speed)
+
+    def _move_for_weights(self, needs: Needs, best: ExecutionSetting) -> ExecutionSetting:
+        """Return the fastest of the best so far and of some that move layers to unpack weights.
+
+        Copies cost next to nothing while the bus keeps up; unpacking for each pass costs as much
+        as it takes. No more layers recompute for it.
+        """
+        near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
+        sizes = {one.micro_tokens: one for one in sorted(near, key=_read_speed)}  # the fastest
+        for setting in sorted(sizes.values(), key=_read_speed, reverse=True):
+            for plan in self._plan_for_weights(needs, setting):
+                if not self._has_time:
+                    return best
+                part = self._choose_part(setting.micro_tokens)
+                changed = replace(setting, num_moved=plan.num_moved, tokens_per_s=0.0)
+                found, is_roomy = self._try_setting(part, changed)
+                best = max(best, found or best, key=_read_speed)
+                if is_roomy:
+                    break
+        return best
+
+    def _plan_for_weights(self, needs: Needs, setting: ExecutionSetting) -> Iterator[LayerPlan]:
+        """Yield plans that move more than a setting and recompute as much, the most weights first.
+
+        Those leave room for all weights unpacked, or for a part of those that are not yet.
+        """
+        missing_bytes, num_moved = self._packed_bytes[setting], math.inf
+        for share in _SHARES_UNPACKED if self._recompute == "auto" and missing_bytes else ():
+            self._computer.forget_replay()
+            self._computer.layers.pack()
+            spared_bytes = (1 - share) * missing_bytes
+            weight_bytes = self._computer.layers.packed_bytes - spared_bytes
+            plan = choose_plan(
+                needs,
+                tokens=setting.micro_tokens,
+                num_layers=self._computer.layers.most_layers,
+                room_bytes=read_room(self._device) - self._reserve.lasting_bytes - weight_bytes,
+                host_bytes=self._host_bytes,
+            )
+            if (
+                plan is not None
+                and plan.num_recomputed <= setting.num_recomputed
+                and setting.num_moved < plan.num_moved < num_moved
+            ):
+                num_moved = plan.num_moved
+                yield plan
+
+    def _let_compete(self, best: ExecutionSetting) -> ExecutionSetting:
+        """Return which of the best settings is the fastest for some seconds."""
+        near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
+        kinds = {(one.micro_tokens, one.plan): one for one in sorted(near, key=_read_speed)}
+        rivals = sorted(kinds.values(), key=_read_speed, reverse=True)[:_MOST_IN_HEAT]
+        if len(rivals) < 2 or best.micro_tokens > _SHORT_S * best.tokens_per_s:
+            return best
+        for setting in rivals:
+            if not self._has_time:
+                break
+            speed = self._time_steps(setting)
+            if speed is not None:
+                self.outlasting.append(replace(setting, tokens_per_s=speed))
+        return max(self.outlasting, key=_read_speed, default=best)
+
+    def _time_steps(self, setting: ExecutionSetting) -> float | None:
+        """Return the tokens per second of whole steps, or of long parts; None: memory ran out."""
+        apply(self._computer, setting)
+        part = self._choose_part(setting.micro_tokens)
+        if not self._computer.try_gradients(part):
+            return None
+        is_recorded = fill(self._computer, self._device, part, self._reserve)
+        most_tokens = max(setting.micro_tokens, int(_HEAT_STEP_S * setting.tokens_per_s))
+        step = self._choose_part(min(self._most_tokens, most_tokens))
+        times_s: list[float] = []
+        with nullcontext() if is_recorded else self._computer.not_replaying():
+            first_s = self._time_once(step)  # records, and warms the card
+            until_s = time.monotonic() + _HEAT_S
+            while first_s is not None and (not times_s or time.monotonic() < until_s):
+                step_s = self._time_once(step)
+                if step_s is None:
+                    return None
+                times_s.append(step_s)
+            self._computer.forget_replay()
+        return count_tokens(step) / statistics.median(times_s) if times_s else None
+
+    @property
+    def _has_time(self) -> bool:
+        return time.monotonic() < self._deadline_s
+
+    @property
+    def _most_recomputed(self) -> int:
+        return 0 if self._recompute == "none" else self._computer.layers.most_layers
+
+    def _measure(self) -> Needs:
+        part, layers = self._choose_part(0), self._computer.layers
+        tokens = count_tokens(part)
+        least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._most_recomputed)
+        apply(self._computer, least)
+        self._computer.add_gradients(part)  # compiles, and says in words what does not fit at all
+        pass_s, once_bytes = self._time(part) or 0.0, read_peak(self._computer, self._device, part)
+        input_bytes = self._read_layer()
+        twice = self._choose_part(2 * tokens)
+        more = count_tokens(twice) - tokens
+        apply(self._computer, replace(least, micro_tokens=2 * tokens))
+        token_bytes = once_bytes / tokens
+        if more > tokens // 2 and self._computer.try_gradients(twice):
+            twice_bytes = read_peak(self._computer, self._device, twice)
+            token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
+        layers.set(LayerPlan(num_recomputed=max(0, self._most_recomputed - 1), num_moved=1))
+        layer_bytes = self._read_layer() if self._computer.try_gradients(part) else 0
+        return Needs(
+            tokens=tokens,
+            fixed_bytes=once_bytes - token_bytes * tokens,
+            token_bytes=token_bytes,
+            layer_bytes=layer_bytes / tokens,
+            input_bytes=input_bytes / tokens,
+            pass_s=pass_s,
+            bus_bytes_per_s=measure_bus(self._device) if self._host_bytes else 0.0,
+        )
+
+    def _read_layer(self) -> int:
+        offloader = self._computer.layers.offloader
+        return offloader.most_layer_bytes if offloader is not None else 0
+
+    @property
+    def _host_bytes(self) -> int:
+        offloader = self._computer.layers.offloader
+        return offloader.arena.most_bytes if offloader is not None else 0
+
+    def _try(self, needs: Needs, tokens: int) -> ExecutionSetting | None:
+        """Return the fastest of some plans for so many tokens; None: the card is too small.
+
+        Moving is held against not moving, and, where few tokens make the card wait for its host, a
+        plan that fills the memory against one that leaves enough of it to record the passes.
+        """
+        found = self._try_plan(needs, tokens, may_move=True)
+        if found is None:
+            return None
+        tried = [found]
+        if found.num_moved and self._recompute == "auto" and self._has_time:
+            tried.append(self._try_plan(needs, tokens, may_move=False) or found)
+        best = max(tried, key=_read_speed)
+        may_record = self._computer.replayer is not None and tokens <= _FEW_TOKENS
+        if may_record and self._has_time and best not in self._recorded:
+            tried.append(self._try_plan(needs, tokens, may_move=True, to_record=True) or best)
+        return max(tried, key=_read_speed)
+
+    def _try_plan(
+        self, needs: Needs, tokens: int, *, may_move: bool, to_record: bool = False
+    ) -> ExecutionSetting | None:
+        """Time the plan that should fit, and smaller ones if it does not; None: none does.
+
+        Args:
+            to_record: leave room for what recorded passes hold while the optimizer steps.
+        """
+        part = self._choose_part(tokens)
+        timed: list[ExecutionSetting] = []
+        for caution in _CAUTIONS[1:] if to_record else _CAUTIONS:
+            self._computer.forget_replay()
+            self._computer.layers.pack()
+            reserve = self._reserve
+            beside_bytes = reserve.missing_bytes if to_record else reserve.lasting_bytes
+            plan = choose_plan(
+                needs,
+                tokens=tokens,
+                num_layers=self._computer.layers.most_layers,
+                room_bytes=(read_room(self._device) - beside_bytes) * caution,
+                host_bytes=self._host_bytes,
+                recompute=self._recompute,
+                may_move=may_move,
+            )
+            if plan is None or (timed and plan == timed[-1].plan):
+                break
+            found, is_roomy = self._try_setting(
+                part,
+                ExecutionSetting(
+                    micro_tokens=tokens,
+                    num_recomputed=plan.num_recomputed,
+                    num_moved=plan.num_moved,
+                ),
+            )
+            if found is not None:
+                timed.append(found)
+            if is_roomy:
+                break
+        return max(timed, key=_read_speed, default=None)
+
+    def _try_setting(
+        self, part: Part, setting: ExecutionSetting
+    ) -> tuple[ExecutionSetting | None, bool]:
+        """Return the setting with its speed, or None, and whether there was room enough.
+
+        There is not if memory runs out, or if it goes back to the driver and is taken anew during
+        the passes because its free pieces are too small: that takes longer than what it is for.
+        """
+        apply(self._computer, setting)
+        if self._computer.try_gradients(part):
+            fill(self._computer, self._device, part, self._reserve)
+            seconds, is_roomy = self._time(part), True
+            is_recorded = self._is_recorded
+            if seconds is not None and not is_recorded:
+                with self._computer.not_replaying():
+                    self._computer.try_gradients(part)  # after a try to record, all is taken anew
+                    before = count_retries(self._device)
+                    plain_s = self._time(part, passes=1)
+                    is_roomy = count_retries(self._device) == before
+                seconds = min(seconds, plain_s or seconds)
+            if seconds is not None:
+                setting = replace(setting, tokens_per_s=self._rate(part, seconds))
+                self.tried.append(setting)
+                self._packed_bytes[setting] = self._computer.layers.packed_bytes
+                if is_recorded:
+                    self._recorded.add(setting)
+                return setting, is_roomy
+        gc.collect()
+        torch.cuda.empty_cache()
+        return None, False
+
+    def _rate(self, part: Part, seconds: float) -> float:
+        """Return the tokens per second of a step whose largest micro-batch is `part`.
+
+        16 rows by at most three are cut into four threes and two twos. Micro-batches of two sizes
+        are seldom replayed, so here neither is.
+        """
+        tokens = count_tokens(part)
+        if self._step_tokens is None or self._step_tokens <= tokens:
+            return tokens / seconds
+        mean_tokens = self._step_tokens / math.ceil(self._step_tokens / tokens)
+        less = self._choose_part(int(mean_tokens))
+        less_tokens = count_tokens(less)
+        if not less_tokens <= mean_tokens < tokens or mean_tokens > _ALIKE * tokens:
+            return tokens / seconds
+        with self._computer.not_replaying():
+            large_s, small_s = self._time(part) or seconds, self._time(less) or seconds
+        share = (mean_tokens - less_tokens) / (tokens - less_tokens)
+        return mean_tokens / (small_s + (large_s - small_s) * share)
+
+    def _time(self, part: Part, passes: int = _TIMED_PASSES) -> float | None:
+        """Return the seconds of the fastest of some passes; None: memory ran out."""
+        times_s: list[float] = []
+        while len(times_s) < passes and sum(times_s) < _LONG_S:
+            was_recorded = self._computer.held_bytes > 0
+            pass_s = self._time_once(part)
+            if pass_s is None:
+                return None
+            times_s.append(pass_s)
+        self._is_recorded = self._computer.held_bytes > 0
+        if self._is_recorded and not was_recorded:  # the last pass was, which takes its time
+            pass_s = self._time_once(part)
+            if pass_s is None:
+                return None
+            times_s.append(pass_s)
+        self._computer.forget_replay()
+        return min(times_s)
+
+    def _time_once(self, part: Part) -> float | None:
+        torch.cuda.synchronize(self._device)
+        started = time.perf_counter()
+        if not self._computer.try_gradients(part):
+            return None
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter() - started
+
+
+def _read_speed(setting: ExecutionSetting) -> float:
+    return setting.tokens_per_s
+
+
+def count_tokens(part: Part) -> int:
+    """Return the tokens of all examples."""
+    return sum(example.num_tokens for example in part.examples)
+
+
+def measure_bus(device: torch.device) -> float:
+    """Return the bytes per second from the GPU to pinned host memory."""
+    host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
+    host.copy_(there)
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    for _ in range(4):
+        host.copy_(there, non_blocking=True)
+    torch.cuda.synchronize(device)
+    return 4 * _PROBE_BYTES / (time.perf_counter() - started)

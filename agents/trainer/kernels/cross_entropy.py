@@ -1,0 +1,86 @@
+"""The cross-entropies of a chunk of tokens and their gradient, in one kernel over its logits.
+
+Each row of logits is read twice and overwritten by its gradient, in the type that the product left
+them in: a fifth of the passes over memory that operations one after the other make. Only on GPUs
+for which Triton can compile.
+
+Shape letters: C tokens of a chunk, V words.
+"""
+
+# ruff: noqa: ANN001, ANN202 - Triton itself finds the types of a kernel's parameters
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from agents.trainer.kernels import compiling
+
+try:
+    import triton  # type: ignore[import-not-found, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+except ImportError:  # torch for CPUs comes without
+    triton = None
+
+_WORDS_AT_ONCE = 8192
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _loss_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+        logits, label, loss, scale, gradient_scale,
+        num_words: tl.constexpr, wants_gradient: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)
+        logits += row * num_words
+        target = tl.load(label + row)
+        most = float("-inf")
+        total = 0.0
+        for start in range(0, num_words, size):
+            word = start + tl.arange(0, size)
+            logit = tl.load(logits + word, mask=word < num_words, other=float("-inf"))
+            logit = logit.to(tl.float32) * scale
+            higher = tl.maximum(most, tl.max(logit, 0))
+            total = total * tl.exp(most - higher) + tl.sum(tl.exp(logit - higher), 0)
+            most = higher
+        log_sum = most + tl.log(total)
+        tl.store(loss + row, log_sum - tl.load(logits + target).to(tl.float32) * scale)
+        if wants_gradient:
+            tl.debug_barrier()  # before the label's own logit is overwritten
+            for start in range(0, num_words, size):
+                word = start + tl.arange(0, size)
+                inside = word < num_words
+                logit = tl.load(logits + word, mask=inside, other=float("-inf"))
+                share = tl.exp(logit.to(tl.float32) * scale - log_sum)
+                gradient = (share - (word == target).to(tl.float32)) * (scale * gradient_scale)
+                tl.store(logits + word, gradient.to(logits.dtype.element_ty), mask=inside)
+
+
+@functools.cache
+def is_usable(device: torch.device) -> bool:
+    """Tell whether the kernel can be compiled for this device."""
+    return triton is not None and compiling.why_not(device) is None
+
+
+def take_losses(
+    logits_CV: Tensor, label_C: Tensor, scale: float, gradient_scale: float | None
+) -> Tensor:
+    """Return the cross-entropy of each token (C,), float32.
+
+    Args:
+        logits_CV: bare products, on a GPU; their gradient when this returns, if it is wanted.
+        label_C: the words that count, int64.
+        scale: of the logits, positive.
+        gradient_scale: of the gradient; None: none is wanted.
+    """
+    num_tokens, num_words = logits_CV.shape
+    loss_C = torch.empty(num_tokens, dtype=torch.float32, device=logits_CV.device)
+    if num_tokens:
+        _loss_kernel[(num_tokens,)](
+            logits_CV, label_C, loss_C, scale, gradient_scale or 0.0,
+            num_words=num_words, wants_gradient=gradient_scale is not None,
+            size=_WORDS_AT_ONCE, num_warps=16,
+        )  # fmt: skip
+    return loss_C

@@ -1,0 +1,209 @@
+"""FlashAttention over the segments of a flat row, as one operation that compiled layers call.
+
+Where all segments have one length and the card has a faster one (Hopper and later), the forward
+pass is cuDNN's; else it is that of FlashAttention 2 (Dao 2023, arXiv:2307.08691). Both give the
+same log-sum-exp, so that either backward pass fits. Where a run has to be the same to the bit, the
+backward pass is a deterministic form of either: the ordinary ones add up the gradient of the
+queries in an order that changes from run to run. PyTorch takes FlashAttention's deterministic form
+only in its strict mode and cuDNN's never (`cudnn_exact` does).
+
+Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.trainer.kernels import cudnn_attention
+
+_aten: Any = torch.ops.aten
+_CUDNN_CAPABILITY = (9, 0)
+_WIDEST_CUDNN = 128
+
+
+def flash_attention(
+    query_MHD: Tensor,
+    key_MHD: Tensor,
+    value_MHD: Tensor,
+    bounds_S: Tensor,
+    host_bounds_S: Tensor,
+    scale: float,
+    window: int,
+) -> Tensor:
+    """Return causal attention within each segment (M, H, D); keys may have fewer heads.
+
+    Args:
+        query_MHD: half precision, on a GPU.
+        key_MHD: same kind.
+        value_MHD: same kind.
+        bounds_S: first token of each segment and the number of all tokens, int32 on the GPU.
+        host_bounds_S: the same in host memory.
+        scale: of the scores.
+        window: how many tokens each token sees, itself included; 0: all before it.
+    """
+    out_MHD: Tensor
+    out_MHD, _ = _attend(query_MHD, key_MHD, value_MHD, bounds_S, host_bounds_S, scale, window)
+    return out_MHD
+
+
+@torch.library.custom_op("rackless::attend", mutates_args=())  # type: ignore[untyped-decorator]
+def _attend(
+    query_MHD: Tensor,
+    key_MHD: Tensor,
+    value_MHD: Tensor,
+    bounds_S: Tensor,
+    host_bounds_S: Tensor,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    longest, equal = _measure(host_bounds_S)
+    window = window if 0 < window < longest else 0
+    if _takes_cudnn(query_MHD, equal, window):
+        return _attend_cudnn(query_MHD, key_MHD, value_MHD, equal, scale)
+    out_MHD, lse_HM, *_ = _aten._flash_attention_forward(
+        query_MHD, key_MHD, value_MHD, bounds_S, bounds_S, longest, longest,
+        0.0, not window, False, scale=scale, **_window(window),
+    )  # fmt: skip
+    return out_MHD, lse_HM
+
+
+@_attend.register_fake  # type: ignore[untyped-decorator]
+def _attend_shape(
+    query_MHD: Tensor, key_MHD: Tensor, value_MHD: Tensor, *_: Any
+) -> tuple[Tensor, Tensor]:
+    num_tokens, num_heads, _width = query_MHD.shape
+    out_MHD = query_MHD.new_empty(query_MHD.shape)
+    return out_MHD, query_MHD.new_empty((num_heads, num_tokens), dtype=torch.float32)
+
+
+@torch.library.custom_op("rackless::attend_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _attend_backward(
+    gradient_MHD: Tensor,
+    query_MHD: Tensor,
+    key_MHD: Tensor,
+    value_MHD: Tensor,
+    out_MHD: Tensor,
+    lse_HM: Tensor,
+    bounds_S: Tensor,
+    host_bounds_S: Tensor,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    longest, equal = _measure(host_bounds_S)
+    window = window if 0 < window < longest else 0
+    if _takes_cudnn(query_MHD, equal, window):
+        inputs = (gradient_MHD, query_MHD, key_MHD, value_MHD, out_MHD)
+        if not torch.are_deterministic_algorithms_enabled():
+            return _differentiate_cudnn(inputs, lse_HM, equal, scale)
+        exact = cudnn_attention.differentiate(inputs, lse_HM, equal, scale)
+        if exact is not None:
+            return exact
+    no_dropout = torch.zeros(2, dtype=torch.uint64, device=query_MHD.device)
+    with _strictly_deterministic():
+        found = _aten._flash_attention_backward(
+            gradient_MHD.contiguous(), query_MHD, key_MHD, value_MHD, out_MHD, lse_HM,
+            bounds_S, bounds_S, longest, longest, 0.0, not window, no_dropout, no_dropout,
+            scale=scale, **_window(window),
+        )  # fmt: skip
+    return tuple(found)
+
+
+@_attend_backward.register_fake  # type: ignore[untyped-decorator]
+def _attend_backward_shape(
+    _: Tensor, query_MHD: Tensor, key_MHD: Tensor, value_MHD: Tensor, *__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = (query_MHD, key_MHD, value_MHD)
+    query, key, value = (x.new_empty(x.shape) for x in inputs)
+    return query, key, value
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale, ctx.window = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx: Any, gradient_MHD: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    query, key, value, bounds, host_bounds, out, lse = ctx.saved_tensors
+    gradients = _attend_backward(
+        gradient_MHD, query, key, value, out, lse, bounds, host_bounds, ctx.scale, ctx.window
+    )
+    return (*gradients, None, None, None, None)
+
+
+_attend.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _attend_cudnn(
+    query_MHD: Tensor, key_MHD: Tensor, value_MHD: Tensor, length: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    query, key, value = (
+        x.unflatten(0, (-1, length)).transpose(1, 2) for x in (query_MHD, key_MHD, value_MHD)
+    )
+    out_SHTD, lse_SHT1, *_ = _aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True, 0.0, True, False, scale=scale
+    )
+    out_MHD = out_SHTD.transpose(1, 2).flatten(0, 1).contiguous()
+    num_heads = query_MHD.shape[1]
+    lse_SHT = lse_SHT1.reshape(-1, num_heads, length)
+    return out_MHD, lse_SHT.transpose(0, 1).reshape(num_heads, -1).contiguous()
+
+
+def _differentiate_cudnn(
+    inputs: tuple[Tensor, ...], lse_HM: Tensor, length: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradient, query, key, value, out = (
+        x.unflatten(0, (-1, length)).transpose(1, 2) for x in inputs
+    )
+    lse_SHT1 = lse_HM.unflatten(1, (-1, length)).transpose(0, 1).unsqueeze(-1).contiguous()
+    no_dropout = torch.zeros((), dtype=torch.int64, device=query.device)
+    found = _aten._scaled_dot_product_cudnn_attention_backward(
+        gradient, query, key, value, out, lse_SHT1, no_dropout, no_dropout, None, None, None,
+        length, length, 0.0, True, scale=scale,
+    )  # fmt: skip
+    one, two, three = (x.transpose(1, 2).flatten(0, 1).contiguous() for x in found)
+    return one, two, three
+
+
+def _takes_cudnn(query_MHD: Tensor, equal: int, window: int) -> bool:
+    narrow = query_MHD.shape[-1] <= _WIDEST_CUDNN
+    return bool(equal and not window and narrow and _has_cudnn(query_MHD.device))
+
+
+@functools.cache
+def _has_cudnn(device: torch.device) -> bool:
+    return (
+        torch.backends.cudnn.is_available()
+        and torch.cuda.get_device_capability(device) >= _CUDNN_CAPABILITY
+    )
+
+
+def _measure(host_bounds_S: Tensor) -> tuple[int, int]:
+    """Return the longest segment's length, and that of all if they have the same, else 0."""
+    bounds = host_bounds_S.numpy()
+    lengths = bounds[1:] - bounds[:-1]
+    longest = int(lengths.max())
+    return longest, longest if int(lengths.min()) == longest else 0
+
+
+def _window(window: int) -> dict[str, int]:
+    return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+
+
+@contextmanager
+def _strictly_deterministic() -> Iterator[None]:
+    """Make the deterministic choice where the process asks for it, without a mere warning."""
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warns)

@@ -1,0 +1,205 @@
+"""The products of layers that read the same input, as one operation and its gradient.
+
+What the layers' adapters take from the input is one product instead of one for each. In the
+backward pass every product adds itself to the gradient of the input on its way out, so that no pass
+over memory is spent on sums; and the gradients of the adapters come out in the type that they are
+gathered in.
+
+Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q of
+one adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.trainer.kernels import lora_kernels, nf4
+
+
+@torch.library.custom_op("rackless::joined_product", mutates_args=())  # type: ignore[untyped-decorator]
+def multiply(
+    x_MI: Tensor,
+    low_MR: Tensor | None,
+    down_RI: Tensor | None,
+    ups: list[Tensor],
+    trained: list[Tensor],
+    weights: list[Tensor],
+    sizes: list[int],
+    scale: float,
+) -> list[Tensor]:
+    """Return x @ W.T, and low @ up.T added where the layer has an adapter, (M, O) for each layer.
+
+    One operation that the compiler does not look into: it would keep every product that it sees
+    the inside of, also in a layer that recomputes.
+
+    Args:
+        x_MI: what all layers read.
+        low_MR: what the adapters take from it.
+        down_RI: by which they do, if it is low = x @ down.T. None: its gradient is wanted.
+        ups: (O, Q) of each layer with an adapter.
+        trained: parameters of which `ups`, and `down` before them, are copies: what gets the
+            gradients, (Q, I) and (O, Q).
+        weights: (O, I) of each layer, or the name of its packed ones; see `nf4.name_of`.
+        sizes: inputs, then outputs and rank of each layer, 0 for one without an adapter.
+        scale: by which `ups` are multiplied already.
+    """
+    started = [] if low_MR is None else _expand(low_MR, ups)
+    found = []
+    for weight, rank in zip(weights, sizes[2::2], strict=True):
+        weight_IO = _read(weight).T
+        is_adapted = low_MR is not None and rank
+        found.append(started.pop(0).addmm_(x_MI, weight_IO) if is_adapted else x_MI @ weight_IO)
+    return found
+
+
+@multiply.register_fake  # type: ignore[untyped-decorator]
+def _multiply_shape(x_MI: Tensor, *others: Any) -> list[Tensor]:
+    sizes = others[-2]
+    return [x_MI.new_empty((x_MI.shape[0], width)) for width in sizes[1::2]]
+
+
+@torch.library.custom_op("rackless::joined_gradient", mutates_args=())  # type: ignore[untyped-decorator]
+def _pull_back(
+    gradients: list[Tensor],
+    x_MI: Tensor | None,
+    low_MR: Tensor | None,
+    down_RI: Tensor | None,
+    ups: list[Tensor],
+    weights: list[Tensor],
+    sizes: list[int],
+    scale: float,
+    dtype: torch.dtype,
+    wants_input: bool,
+) -> list[Tensor]:
+    """Return the gradients of x, of `down` (or of `low`), and of each of `ups`.
+
+    Those of parameters are of `dtype`; that of x is empty if it is not wanted. The input is needed
+    for that of `down` alone.
+    """
+    found_MI = None
+    more: list[Tensor] = []
+    if low_MR is not None:
+        adapted = [g for g, rank in zip(gradients, sizes[2::2], strict=True) if rank]
+        low_gradient_MR, more = _differentiate_adapters(adapted, low_MR, ups, scale, dtype)
+        if x_MI is None or down_RI is None:
+            more.insert(0, low_gradient_MR)
+        else:
+            more.insert(0, _multiply_wide(low_gradient_MR.T, x_MI, dtype))
+            found_MI = low_gradient_MR @ down_RI if wants_input else None
+    if not wants_input:
+        return [gradients[0].new_empty((0, sizes[0])), *more]
+    for gradient_MO, weight in zip(gradients, weights, strict=True):
+        weight_OI = _read(weight)
+        if found_MI is None:
+            found_MI = gradient_MO @ weight_OI
+        else:
+            found_MI.addmm_(gradient_MO, weight_OI)
+    assert found_MI is not None
+    return [found_MI, *more]
+
+
+@_pull_back.register_fake  # type: ignore[untyped-decorator]
+def _pull_back_shape(
+    gradients: list[Tensor],
+    x_MI: Tensor | None,
+    low_MR: Tensor | None,
+    down_RI: Tensor | None,
+    ups: list[Tensor],
+    weights: list[Tensor],
+    sizes: list[int],
+    scale: float,
+    dtype: torch.dtype,
+    wants_input: bool,
+) -> list[Tensor]:
+    num_tokens = gradients[0].shape[0] if wants_input else 0
+    found = [gradients[0].new_empty((num_tokens, sizes[0]))]
+    if low_MR is not None:
+        is_taken = down_RI is None
+        found.append(
+            torch.empty_like(low_MR) if is_taken else torch.empty_like(down_RI, dtype=dtype)
+        )
+        found += [torch.empty_like(up_OQ, dtype=dtype) for up_OQ in ups]
+    return found
+
+
+def _expand(low_MR: Tensor, ups: list[Tensor]) -> list[Tensor]:
+    """Return low @ up.T (M, O) of each adapter."""
+    if lora_kernels.can_do(low_MR, ups):
+        return lora_kernels.expand(low_MR, ups)
+    return [low_MQ @ up_OQ.T for low_MQ, up_OQ in zip(_split(low_MR, ups), ups, strict=True)]
+
+
+def _differentiate_adapters(
+    gradients: list[Tensor], low_MR: Tensor, ups: list[Tensor], scale: float, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of `low`, and of each of `ups` in another type.
+
+    Args:
+        gradients: (M, O) of the outputs of each adapter.
+    """
+    if len(ups) > 1 and lora_kernels.can_do(low_MR, ups):  # one alone has little to save
+        of_low_MR = lora_kernels.shrink(gradients, ups)
+        return of_low_MR, lora_kernels.gather(gradients, low_MR, ups, scale, dtype)
+    of_low_MR, of_ups = torch.empty_like(low_MR), []
+    parts = _split(of_low_MR, ups), _split(low_MR if scale == 1.0 else low_MR * scale, ups)
+    for gradient_MO, up_OQ, of_low_MQ, low_MQ in zip(gradients, ups, *parts, strict=True):
+        torch.mm(gradient_MO, up_OQ, out=of_low_MQ)
+        of_ups.append(_multiply_wide(gradient_MO.T, low_MQ, dtype))
+    return of_low_MR, of_ups
+
+
+def _multiply_wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a @ b in a wider type than theirs."""
+    if a.is_cuda and dtype == torch.float32 != a.dtype:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    x_MI, low_MR, down_RI, ups, trained, weights, ctx.sizes, ctx.scale = inputs
+    adapters = (low_MR, down_RI, None if down_RI is None else x_MI)
+    ctx.has = [tensor is not None for tensor in adapters]
+    ctx.num_ups, ctx.num_weights = len(ups), len(weights)
+    ctx.trained_sizes = [tuple(parameter.shape) for parameter in trained]
+    ctx.dtype = trained[0].dtype if trained else x_MI.dtype
+    ctx.save_for_backward(*weights, *ups, *(tensor for tensor in adapters if tensor is not None))
+
+
+def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    weights, saved = saved[: ctx.num_weights], saved[ctx.num_weights :]
+    ups, saved = saved[: ctx.num_ups], saved[ctx.num_ups :]
+    low_MR, down_RI, x_MI = (saved.pop(0) if has else None for has in ctx.has)
+    wants_input = ctx.needs_input_grad[0]  # the first layer's input comes from fixed embeddings
+    found_MI, *more = _pull_back(
+        gradients, x_MI, low_MR, down_RI, ups, weights, ctx.sizes, ctx.scale, ctx.dtype, wants_input
+    )
+    first = more.pop(0) if low_MR is not None else None
+    of_trained, start = [], 0
+    if down_RI is not None:
+        assert first is not None
+        for (rank, _), up_OQ in zip(ctx.trained_sizes, ups, strict=False):
+            of_trained.append(first[start : start + rank])
+            start += up_OQ.shape[1]
+    up_sizes = ctx.trained_sizes[len(of_trained) :]
+    of_trained += [found[:, :rank] for found, (_, rank) in zip(more, up_sizes, strict=True)]
+    of_low = first if down_RI is None else None
+    nothing = [None] * len(ups), of_trained, [None] * len(weights), None, None
+    return found_MI if wants_input else None, of_low, None, *nothing
+
+
+multiply.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _read(weight: Tensor) -> Tensor:
+    """Return the weights (O, I) of one layer, unpacked if they are packed."""
+    return nf4.read(weight) if weight.dtype == torch.uint8 else weight
+
+
+def _split(low_MR: Tensor, ups: list[Tensor]) -> Iterable[Tensor]:
+    """Return each adapter's own columns of `low`."""
+    return low_MR.split([up_OQ.shape[1] for up_OQ in ups], dim=1)

@@ -1,0 +1,298 @@
+"""The thin products of adapters, those of all layers of a set in one kernel.
+
+An adapter of rank 16 beside a layer of 4,096 features is a matrix product with almost no
+arithmetic: what it costs is one pass over the layer's outputs, or over their gradients. Libraries
+choose tiles for arithmetic, start one kernel for each layer and add up in two: 20 to 28 us for
+queries, keys and values of 2,048 tokens on an H200, where its memory needs 12 and these kernels 13
+to 15. Only on GPUs for which Triton can compile, in half precision, and for up to three layers of
+one rank, as queries, keys and values are.
+
+Shape letters: M tokens, O outputs of one layer, R ranks of all adapters of a set, Q of one.
+"""
+
+# ruff: noqa: ANN001, ANN202 - Triton itself finds the types of a kernel's parameters
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.trainer.kernels.cross_entropy import is_usable
+
+try:
+    import triton  # type: ignore[import-not-found, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+except ImportError:  # torch for CPUs comes without
+    triton = None
+
+_MOST_LAYERS = 3
+_MOST_RANK = 64
+"""With more the arithmetic counts, and libraries are good at that."""
+_LEAST_RANK = 16
+"""Of the tiles that tensor cores multiply."""
+_EXPAND = {"tokens": 32, "size": 256, "num_warps": 4}
+"""Tile of the outputs."""
+_SHRINK = {"tokens": 32, "size": 128, "num_warps": 4}
+"""Tile of the gradient. Few tokens, so that 2,048 are enough work for a large card."""
+_GATHER = {"tokens": 64, "size": 64, "num_warps": 4}
+"""The same."""
+_STAGES = {16: 5, 32: 3, 64: 2}
+"""Tiles on their way at once, by rank: with more they do not fit what consumer cards have of shared
+memory."""
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _expand_tile(  # type: ignore[no-untyped-def, unused-ignore]
+        low, up, out, token, first_output, num_tokens, num_ranks, num_outputs,
+        rank: tl.constexpr, padded: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        place = tl.arange(0, padded)
+        output = first_output + tl.arange(0, size)
+        is_token, is_output = token < num_tokens, output < num_outputs
+        a = tl.load(
+            low + token.to(tl.int64)[:, None] * num_ranks + place[None, :],
+            mask=is_token[:, None] & (place < rank)[None, :],
+            other=0.0,
+        )
+        b = tl.load(
+            up + output[None, :] * rank + place[:, None],
+            mask=is_output[None, :] & (place < rank)[:, None],
+            other=0.0,
+        )
+        found = tl.dot(a, b).to(out.dtype.element_ty)
+        target = out + token.to(tl.int64)[:, None] * num_outputs + output[None, :]
+        tl.store(target, found, mask=is_token[:, None] & is_output[None, :])
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _expand_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+        low, up0, up1, up2, out0, out1, out2, num_tokens, num_ranks, width0, width1, width2,
+        rank: tl.constexpr, padded: tl.constexpr, tokens: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        token = tl.program_id(1) * tokens + tl.arange(0, tokens)
+        first = tl.program_id(0) * size
+        start1 = tl.cdiv(width0, size) * size
+        start2 = start1 + tl.cdiv(width1, size) * size
+        if first < start1:
+            _expand_tile(
+                low, up0, out0, token, first, num_tokens, num_ranks, width0, rank, padded, size
+            )
+        elif first < start2:
+            _expand_tile(
+                low + rank, up1, out1, token, first - start1, num_tokens, num_ranks, width1,
+                rank, padded, size,
+            )  # fmt: skip
+        else:
+            _expand_tile(
+                low + 2 * rank, up2, out2, token, first - start2, num_tokens, num_ranks, width2,
+                rank, padded, size,
+            )  # fmt: skip
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _shrink_tile(  # type: ignore[no-untyped-def, unused-ignore]
+        gradient, up, low, token, num_tokens, num_ranks, num_outputs,
+        rank: tl.constexpr, padded: tl.constexpr, tokens: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        place = tl.arange(0, padded)
+        is_token, is_rank = token < num_tokens, place < rank
+        row = gradient + token.to(tl.int64)[:, None] * num_outputs
+        total = tl.zeros((tokens, padded), dtype=tl.float32)
+        for start in range(0, num_outputs, size):
+            output = start + tl.arange(0, size)
+            is_output = output < num_outputs
+            a = tl.load(
+                row + output[None, :], mask=is_token[:, None] & is_output[None, :], other=0.0
+            )
+            b = tl.load(
+                up + output[:, None] * rank + place[None, :],
+                mask=is_output[:, None] & is_rank[None, :],
+                other=0.0,
+            )
+            total = tl.dot(a, b, total)
+        target = low + token.to(tl.int64)[:, None] * num_ranks + place[None, :]
+        tl.store(target, total.to(low.dtype.element_ty), mask=is_token[:, None] & is_rank[None, :])
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _shrink_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+        gradient0, gradient1, gradient2, up0, up1, up2, low, num_tokens, num_ranks,
+        width0, width1, width2,
+        rank: tl.constexpr, padded: tl.constexpr, tokens: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        token = tl.program_id(0) * tokens + tl.arange(0, tokens)
+        layer = tl.program_id(1)
+        if layer == 0:
+            _shrink_tile(
+                gradient0, up0, low, token, num_tokens, num_ranks, width0,
+                rank, padded, tokens, size,
+            )  # fmt: skip
+        elif layer == 1:
+            _shrink_tile(
+                gradient1, up1, low + rank, token, num_tokens, num_ranks, width1,
+                rank, padded, tokens, size,
+            )  # fmt: skip
+        else:
+            _shrink_tile(
+                gradient2, up2, low + 2 * rank, token, num_tokens, num_ranks, width2,
+                rank, padded, tokens, size,
+            )  # fmt: skip
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _gather_tile(  # type: ignore[no-untyped-def, unused-ignore]
+        gradient, low, out, first_output, num_tokens, num_ranks, num_outputs, scale,
+        rank: tl.constexpr, padded: tl.constexpr, tokens: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        place = tl.arange(0, padded)
+        output = first_output + tl.arange(0, size)
+        is_output, is_rank = output < num_outputs, place < rank
+        total = tl.zeros((size, padded), dtype=tl.float32)
+        for start in range(0, num_tokens, tokens):
+            token = start + tl.arange(0, tokens)
+            is_token = token < num_tokens
+            row = token.to(tl.int64)[:, None]
+            a = tl.load(
+                gradient + row * num_outputs + output[None, :],
+                mask=is_token[:, None] & is_output[None, :],
+                other=0.0,
+            )
+            b = tl.load(
+                low + row * num_ranks + place[None, :],
+                mask=is_token[:, None] & is_rank[None, :],
+                other=0.0,
+            )
+            total = tl.dot(tl.trans(a), b, total)
+        target = out + output[:, None] * rank + place[None, :]
+        found = (total * scale).to(out.dtype.element_ty)
+        tl.store(target, found, mask=is_output[:, None] & is_rank[None, :])
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _gather_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+        gradient0, gradient1, gradient2, low, out0, out1, out2, num_tokens, num_ranks,
+        width0, width1, width2, scale,
+        rank: tl.constexpr, padded: tl.constexpr, tokens: tl.constexpr, size: tl.constexpr,
+    ):  # fmt: skip
+        first = tl.program_id(0) * size
+        start1 = tl.cdiv(width0, size) * size
+        start2 = start1 + tl.cdiv(width1, size) * size
+        if first < start1:
+            _gather_tile(
+                gradient0, low, out0, first, num_tokens, num_ranks, width0, scale,
+                rank, padded, tokens, size,
+            )  # fmt: skip
+        elif first < start2:
+            _gather_tile(
+                gradient1, low + rank, out1, first - start1, num_tokens, num_ranks, width1, scale,
+                rank, padded, tokens, size,
+            )  # fmt: skip
+        else:
+            _gather_tile(
+                gradient2, low + 2 * rank, out2, first - start2, num_tokens, num_ranks, width2,
+                scale, rank, padded, tokens, size,
+            )  # fmt: skip
+
+
+def can_do(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
+    """Tell whether the kernels take the adapters of a set.
+
+    Args:
+        low_MR: what they take from the input.
+        ups: (O, Q) of each of them.
+    """
+    return (
+        low_MR.dtype in (torch.bfloat16, torch.float16)
+        and len(ups) <= _MOST_LAYERS
+        and ups[0].shape[1] <= _MOST_RANK
+        and all(up_OQ.shape[1] == ups[0].shape[1] and up_OQ.is_contiguous() for up_OQ in ups)
+        and low_MR.is_contiguous()
+        and len(low_MR) > 0
+        and is_usable(low_MR.device)
+        and _works(low_MR.device, low_MR.dtype, ups[0].shape[1])
+    )
+
+
+@functools.cache
+def _works(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
+    """Tell whether the card takes such tiles: they were chosen on one kind of cards."""
+    try:
+        ups = [torch.zeros(rank, rank, dtype=dtype, device=device) for _ in range(2)]
+        low_MR = torch.zeros(1, 2 * rank, dtype=dtype, device=device)
+        outs = expand(low_MR, ups)
+        gather(outs, shrink(outs, ups), ups, 1.0, torch.float32)
+        torch.cuda.synchronize(device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - Triton and its compilers fail in many ways
+        print(f"Adapters are computed by PyTorch's products: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def expand(low_MR: Tensor, ups: Sequence[Tensor]) -> list[Tensor]:
+    """Return low @ up.T (M, O) of each adapter, of its own columns of `low`."""
+    widths = [len(up_OQ) for up_OQ in ups]
+    outs = [low_MR.new_empty((len(low_MR), width)) for width in widths]
+    num_tiles = sum(triton.cdiv(width, _EXPAND["size"]) for width in widths)
+    _expand_kernel[(num_tiles, triton.cdiv(len(low_MR), _EXPAND["tokens"]))](
+        low_MR, *_three(ups), *_three(outs), *low_MR.shape, *_three(widths, 0),
+        **_rank(ups), **_EXPAND,
+    )  # fmt: skip
+    return outs
+
+
+def shrink(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Tensor:
+    """Return the gradient of what the adapters take from the input (M, R).
+
+    Args:
+        gradients: (M, O) of the outputs of each adapter.
+        ups: (O, Q) of each of them.
+    """
+    gradients = [gradient_MO.contiguous() for gradient_MO in gradients]
+    num_tokens = len(gradients[0])
+    low_MR = gradients[0].new_empty((num_tokens, sum(up_OQ.shape[1] for up_OQ in ups)))
+    _shrink_kernel[(triton.cdiv(num_tokens, _SHRINK["tokens"]), len(ups))](
+        *_three(gradients), *_three(ups), low_MR, *low_MR.shape, *_three([len(u) for u in ups], 0),
+        **_rank(ups), **_stages(ups), **_SHRINK,
+    )  # fmt: skip
+    return low_MR
+
+
+def gather(
+    gradients: Sequence[Tensor], low_MR: Tensor, ups: Sequence[Tensor], scale: float, dtype: Any
+) -> list[Tensor]:
+    """Return scale * gradient.T @ low (O, Q) of each adapter, of its own columns of `low`.
+
+    Args:
+        gradients: (M, O) of the outputs of each adapter.
+        low_MR: what they take from the input.
+        ups: of the shape of what is returned.
+        scale: a factor.
+        dtype: of what is returned.
+    """
+    gradients = [gradient_MO.contiguous() for gradient_MO in gradients]
+    outs = [torch.empty_like(up_OQ, dtype=dtype) for up_OQ in ups]
+    widths = [len(up_OQ) for up_OQ in ups]
+    num_tiles = sum(triton.cdiv(width, _GATHER["size"]) for width in widths)
+    _gather_kernel[(num_tiles,)](
+        *_three(gradients), low_MR, *_three(outs), *low_MR.shape, *_three(widths, 0), scale,
+        **_rank(ups), **_stages(ups), **_GATHER,
+    )  # fmt: skip
+    return outs
+
+
+def _three(values: Sequence[Any], filling: Any = None) -> list[Any]:
+    """Return the values, and what stands for those that are not there."""
+    filling = values[0] if filling is None else filling
+    return [*values, *[filling] * (_MOST_LAYERS - len(values))]
+
+
+def _rank(ups: Sequence[Tensor]) -> dict[str, int]:
+    rank = ups[0].shape[1]
+    return {"rank": rank, "padded": max(_LEAST_RANK, triton.next_power_of_2(rank))}
+
+
+def _stages(ups: Sequence[Tensor]) -> dict[str, int]:
+    return {"num_stages": _STAGES[_rank(ups)["padded"]]}

@@ -1,0 +1,1 @@
+"""What each step measures: statistics over ranks, times, FLOPs, traces."""

@@ -1,0 +1,70 @@
+"""What a rank's journal tells about each step: the numbers that people watch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agents.trainer.metrics.flops import ModelFlops
+from agents.trainer.metrics.peaks import Peak
+from agents.trainer.metrics.stopwatch import StepTimes
+from agents.trainer.rank.device import read_memory_bytes, read_reserved_bytes
+from agents.trainer.training_state import TrainingState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speeds:
+    """What a run's speed is held against; None where it is not known."""
+
+    flops: ModelFlops
+    peak: Peak | None
+    solo_tokens_per_s: tuple[float, ...]
+    """Tokens per second of each rank by itself, as measured before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """What one rank did in one step, and the batch that it was part of."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each segment of this rank."""
+    num_targets: int
+    global_tokens: int
+    recomputed_share: float
+    """The part of the layers whose activations were computed twice, 0 to 1."""
+    held_bytes: int
+    """GPU memory that is held for replays; see `replay`."""
+    unpacked_bytes: int
+    """GPU memory that holds 4-bit weights unpacked, because it was to spare."""
+
+
+def describe_speed(
+    work: StepWork, times: StepTimes, speeds: Speeds, prepared: TrainingState
+) -> dict[str, Any]:
+    """Return the part of a step's record that tells how fast it went.
+
+    `mfu` is the model FLOPs of this rank over what its device could have done in the whole step;
+    `hfu` counts what was computed a second time as well. `eta` is the cluster's tokens per second
+    over the sum of what its ranks do alone. `memory_bytes` is the most that the training needed:
+    what is only used because it is to spare stands apart.
+    """
+    num_tokens = sum(work.lengths)
+    model_flops = speeds.flops.count(work.lengths, work.num_targets)
+    again = speeds.flops.count_again(work.lengths) * work.recomputed_share
+    possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
+    solo = speeds.solo_tokens_per_s
+    rate = work.global_tokens / times.step_s
+    most_bytes = read_memory_bytes(prepared.device, work.held_bytes)
+    return {
+        **asdict(times),
+        "tokens": num_tokens,
+        "global_tokens": work.global_tokens,
+        "tokens_per_s": num_tokens / times.step_s,
+        "model_flops": model_flops,
+        "mfu": model_flops / possible if possible else None,
+        "hfu": (model_flops + again) / possible if possible else None,
+        "eta": rate / sum(solo),
+        "memory_bytes": None if most_bytes is None else most_bytes - work.unpacked_bytes,
+        "memory_unpacked_bytes": work.unpacked_bytes,
+        "memory_reserved_bytes": read_reserved_bytes(prepared.device),
+    }

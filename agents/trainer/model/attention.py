@@ -1,0 +1,148 @@
+"""Attention that stays within each segment of a flat row.
+
+A micro-batch is one row of segments laid end to end, so nothing is padded; this function, put into
+Transformers' own registry, is what keeps them apart. No mask is made for it: a class that asks for
+one gets None, because Transformers makes masks only for the names that it knows.
+
+On GPUs FlashAttention (see `flash`) takes all segments in one call. Elsewhere, and for what it
+cannot do (fp32 and fp64, soft-capped scores, wide heads), each segment gets a call of its own.
+
+Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from agents.trainer.kernels.flash_attention import flash_attention
+
+NAME = "rackless_segments"
+_NARROW = (torch.bfloat16, torch.float16)
+_WIDEST_HEAD = 256
+"""FlashAttention knows no wider heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Where the segments of a flat row begin and end."""
+
+    bounds: tuple[int, ...]
+    """First token of each segment, and the number of all tokens (S + 1)."""
+    host_bounds_S: Tensor
+    """The same bounds as int32 in host memory."""
+    bounds_S: Tensor
+    """The same on the device."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Segments:
+        """Lay out segments of these lengths."""
+        bounds = [0]
+        for length in lengths:
+            bounds.append(bounds[-1] + length)
+        host = torch.tensor(bounds, dtype=torch.int32)
+        on_device = host
+        if device.type == "cuda":
+            on_device = host.pin_memory().to(device, non_blocking=True)
+        return cls(bounds=tuple(bounds), host_bounds_S=host, bounds_S=on_device)
+
+
+def register() -> None:
+    """Make `attend_segments` known to Transformers."""
+    AttentionInterface.register(NAME, attend_segments)
+
+
+def attend_segments(
+    module: nn.Module,
+    query_1HMD: Tensor,
+    key_1HMD: Tensor,
+    value_1HMD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    bounds_S: Tensor,
+    host_bounds_S: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    windows: list[int | None] | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend causally within each segment, as Transformers' attention functions are called.
+
+    Args:
+        bounds_S: see `Segments`; tensors and not numbers, so that one compiled layer serves all.
+        host_bounds_S: see `Segments`.
+        windows: gets the sliding window that each layer asks for, to check that they do.
+
+    Returns:
+        The output (1, M, H, D), and no weights.
+
+    Raises:
+        ValueError: the model asks for what this function does not do.
+    """
+    if attention_mask is not None or dropout or s_aux is not None:
+        raise ValueError("masks, dropout of scores and attention sinks are not supported")
+    if windows is not None:
+        windows.append(sliding_window)
+    query, key, value = query_1HMD, key_1HMD, value_1HMD
+    if value.dtype in _NARROW:
+        # Trained weights are fp32, and so are the angles that autocast's narrow products are turned
+        # by: queries and keys come out wide, and would be cast at the next product anyway.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    if (
+        query.is_cuda
+        and softcap is None
+        and query.dtype in _NARROW
+        and query.shape[-1] == value.shape[-1] <= _WIDEST_HEAD
+    ):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        window = sliding_window or 0
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out_MHD = flash_attention(q, k, v, bounds_S, host_bounds_S, scale, window)
+        return out_MHD.unsqueeze(0), None
+    parts = []
+    for start, stop in pairwise(host_bounds_S.tolist()):
+        one = [x[:, :, start:stop] for x in (query, key, value)]
+        parts.append(_attend_one(one[0], one[1], one[2], scaling, sliding_window, softcap))
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _repeat_heads(x_1HMD: Tensor, num_heads: int) -> Tensor:
+    return x_1HMD.repeat_interleave(num_heads // x_1HMD.shape[1], dim=1)
+
+
+def _attend_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attend causally over one segment (1, H, T, D)."""
+    length = query.shape[2]
+    key, value = (_repeat_heads(x, query.shape[1]) for x in (key, value))
+    if softcap is None and (window is None or length <= window):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    place_T = torch.arange(length, device=query.device)
+    distance_TT = place_T[:, None] - place_T
+    allowed_TT = (distance_TT >= 0) & (distance_TT < (window or length))
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed_TT, scale=scaling
+        )
+    # Gemma 2's order: scale, cap, mask, softmax in fp32 at least (Gemma Team 2024, 2408.00118).
+    scores_1HTT = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
+    scores_1HTT = torch.tanh(scores_1HTT / softcap) * softcap
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores_1HTT = scores_1HTT.to(wide).masked_fill(~allowed_TT, -torch.inf)
+    return scores_1HTT.softmax(-1).to(query.dtype) @ value

@@ -1,0 +1,273 @@
+"""Linear layers that read the same input are computed together, and their adapters with them.
+
+Queries, keys and values are three products of one input, gate and up are two. Which layers read the
+same one is found out on a few tokens, whatever the class of the model. The layers keep their
+parameters as they were; only `forward` is another: the first layer of a set computes all of it, and
+the others hand out their parts. `joined_product` says how that is done, and why it is faster.
+
+Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q of
+one adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agents.trainer.kernels import nf4
+from agents.trainer.kernels.fused_linear_op import multiply
+
+_LAYERS_TOGETHER = 16
+"""Adapters are copied so many at a time: what they are scaled to on the way takes memory."""
+_RANKS_TOGETHER = 8
+"""Ranks are filled up to a multiple of so many, of which a row of 16 bytes consists."""
+
+
+class Joined:
+    """Linear layers with one input.
+
+    Args:
+        layers: as the model calls them, with the adapter around the base where there is one.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = list(layers)
+        self._input: Tensor | None = None
+        """For which the outputs are ready."""
+        self._outputs: list[Tensor] = []
+
+    def compute(self, place: int, x: Tensor) -> Tensor:
+        """Return the output (..., O) of one layer for x (..., I)."""
+        last = len(self._layers) - 1
+        if place and x is self._input:
+            output = self._outputs[place]
+            if place == last:
+                self._input, self._outputs = None, []
+            return output
+        if place or not last:
+            return _compute([self._layers[place]], x)[0]
+        self._input, self._outputs = x, _compute(self._layers, x)
+        return self._outputs[0]
+
+
+def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
+    bases = [_base(layer) for layer in layers]
+    is_packed = nf4.is_packed(bases[0])
+    dtype = _arithmetic(bases[0])
+    x_MI = x.to(dtype).flatten(0, -2)
+    adapted = [layer for layer in layers if _is_on(layer)]
+    low_MR, down_RI = _take(adapted, x, x_MI)
+    trained = [layer.lora_A["default"].weight for layer in adapted] if down_RI is not None else []
+    trained += [layer.lora_B["default"].weight for layer in adapted]
+    ups = [layer.joined_up for layer in adapted]
+    weights = [nf4.name_of(base) if is_packed else base.weight for base in bases]
+    sizes = [bases[0].in_features]
+    for layer, base in zip(layers, bases, strict=True):
+        sizes += [base.out_features, len(layer.joined_down) if _is_on(layer) else 0]
+    scale = adapted[0].scaling["default"] if adapted else 1.0
+    found = multiply(x_MI, low_MR, down_RI, ups, trained, weights, sizes, scale)
+    outputs = []
+    for base, y_MO in zip(bases, found, strict=True):
+        whole_MO = y_MO if base.bias is None else y_MO + base.bias.to(dtype)
+        y = whole_MO.reshape(*x.shape[:-1], base.out_features)
+        outputs.append(y.to(x.dtype) if is_packed else y)
+    return outputs
+
+
+def _take(adapted: list[Any], x: Tensor, x_MI: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return what the adapters take from the input (M, R), and by what (R, I).
+
+    The second is None where dropouts let each adapter see another input.
+    """
+    if not adapted:
+        return None, None
+    dropouts = [layer.lora_dropout["default"] for layer in adapted]
+    if all(isinstance(dropout, nn.Identity) for dropout in dropouts):
+        one = len(adapted) == 1  # else it is all of the set
+        down_RI = adapted[0].joined_down if one else adapted[0].joined_downs
+        return x_MI.detach() @ down_RI.T, down_RI
+    lows = []
+    for layer, dropout in zip(adapted, dropouts, strict=True):
+        down_QI = layer.lora_A["default"].weight.to(x_MI.dtype)
+        filling = len(layer.joined_down) - len(down_QI)
+        low_MQ = dropout(x).to(x_MI.dtype).flatten(0, -2) @ down_QI.T
+        lows.append(F.pad(low_MQ, (0, filling)) if filling else low_MQ)
+    return (torch.cat(lows, dim=1) if len(lows) > 1 else lows[0]), None
+
+
+def _arithmetic(base: Any) -> torch.dtype:
+    dtype: torch.dtype = base.nf4_dtype if nf4.is_packed(base) else base.weight.dtype
+    return dtype
+
+
+def _base(layer: Any) -> Any:
+    return layer.base_layer if isinstance(layer, LoraLayer) else layer
+
+
+def _is_on(layer: Any) -> bool:
+    return isinstance(layer, LoraLayer) and not layer.disable_adapters
+
+
+class _FromSet:
+    """Mixed in before the class of a linear layer that belongs to a set."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        """Return the layer's output for x (..., I)."""
+        return self.joined.compute(self.joined_place, x)
+
+
+class FusedCopies:
+    """Copies of the adapters in the type that the base computes in, made once per step.
+
+    Args:
+        layers: that `install` has changed.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        adapted = [layer for layer in layers if isinstance(layer, LoraLayer)]
+        self._downs = [(a.lora_A["default"].weight, a.joined_down) for a in adapted]
+        self._ups = [(a.lora_B["default"].weight, a.joined_up) for a in adapted]
+        self._scales = [float(a.scaling["default"]) for a in adapted]
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def refresh(self) -> None:
+        """Copy the values that the parameters have now."""
+        for start in range(0, len(self._ups), _LAYERS_TOGETHER):
+            some = slice(start, start + _LAYERS_TOGETHER)
+            scaled = torch._foreach_mul([up for up, _ in self._ups[some]], self._scales[some])
+            downs = [down for down, _ in self._downs[some]]
+            into = [copy[:, : up.shape[1]] for up, copy in self._ups[some]]
+            into += [copy[: len(down)] for down, copy in self._downs[some]]
+            torch._foreach_copy_(into, [*scaled, *downs])
+
+
+def collect(model: nn.Module) -> FusedCopies:
+    """Return the copies of all adapters of a model that `install` has changed."""
+    return FusedCopies([module for module in model.modules() if isinstance(module, _FromSet)])
+
+
+def install(model: nn.Module, rehearse: Callable[[], object]) -> None:
+    """Join what can be joined in the decoder layers.
+
+    Args:
+        model: whose 4-bit layers `nf4.install` has seen.
+        rehearse: passes a few tokens through all of it, once.
+    """
+    adapted = {id(_base(module)) for module in model.modules() if isinstance(module, LoraLayer)}
+    for layers in _find(model, rehearse):
+        joined = Joined(layers)
+        _make_copies([layer for layer in layers if isinstance(layer, LoraLayer)])
+        for place, layer in enumerate(layers):
+            layer.joined, layer.joined_place = joined, place
+            layer.__class__ = _subclass(type(layer))
+            if nf4.is_packed(_base(layer)):
+                is_whole = isinstance(layer, LoraLayer) or id(layer) not in adapted
+                nf4.say_who_reads(_base(layer), is_alone=is_whole)
+    collect(model).refresh()
+
+
+def _make_copies(adapted: list[Any]) -> None:
+    """Give the adapters of a set a place for their copies, those of the downs in one tensor."""
+    if not adapted:
+        return
+    base = _base(adapted[0])
+    kind: dict[str, Any] = {"dtype": _arithmetic(base), "device": base.weight.device}
+    ranks = [-(-layer.r["default"] // _RANKS_TOGETHER) * _RANKS_TOGETHER for layer in adapted]
+    downs_RI = torch.zeros(sum(ranks), base.in_features, **kind)
+    adapted[0].register_buffer("joined_downs", downs_RI, persistent=False)
+    start = 0
+    for layer, rank in zip(adapted, ranks, strict=True):
+        down_QI = downs_RI[start : start + rank]
+        up_OQ = torch.zeros(_base(layer).out_features, rank, **kind)
+        layer.register_buffer("joined_down", down_QI, persistent=False)
+        layer.register_buffer("joined_up", up_OQ, persistent=False)
+        start += rank
+
+
+def uninstall(model: nn.Module) -> None:
+    """Let every layer compute as its class does."""
+    for module in model.modules():
+        if isinstance(module, _FromSet):
+            module.__class__ = type(module).__bases__[1]
+            if nf4.is_packed(_base(module)):
+                nf4.say_who_reads(_base(module), is_alone=False)
+
+
+def _find(model: nn.Module, rehearse: Callable[[], object]) -> Iterator[list[Any]]:
+    """Yield the linear layers that can be computed here, those with one input together."""
+    calls: list[tuple[nn.Module, Tensor]] = []
+    layers = [
+        layer
+        for block in model.modules()
+        if isinstance(block, GradientCheckpointingLayer)
+        for layer in _candidates(block)
+    ]
+    with torch.no_grad(), _hearing(layers, calls):
+        rehearse()
+    once = [call for call in calls if sum(other is call[0] for other, _ in calls) == 1]
+    sets: dict[object, list[Any]] = {}
+    for layer, x in once:
+        base: Any = _base(layer)
+        kind = nf4.is_packed(base), _arithmetic(base)
+        sets.setdefault((id(x), x._version, kind), []).append(layer)
+    yield from sets.values()
+    heard = {id(layer) for layer, _ in once}
+    yield from ([layer] for layer in layers if id(layer) not in heard)
+
+
+def _candidates(block: nn.Module) -> Iterator[nn.Module]:
+    """Yield the linear layers of a decoder layer, an adapted one as a whole if it is plain."""
+    inside: set[int] = set()
+    for module in block.modules():
+        if isinstance(module, LoraLayer) and isinstance(module, nn.Module) and _is_plain(module):
+            inside.add(id(_base(module)))
+            yield module
+        elif id(module) not in inside and _is_linear(module):
+            yield module
+
+
+def _is_linear(module: Any) -> bool:
+    if nf4.is_packed(module):
+        return True
+    return type(module) is nn.Linear and not module.weight.requires_grad
+
+
+def _is_plain(layer: Any) -> bool:
+    """Tell whether an adapter is LoRA as its paper has it (Hu et al. 2021, arXiv:2106.09685)."""
+    return (
+        list(layer.lora_A) == ["default"]
+        and not layer.lora_variant
+        and not layer.merged
+        and type(layer.lora_A["default"]) is nn.Linear
+        and layer.lora_B["default"].bias is None
+        and _is_linear(_base(layer))
+    )
+
+
+@contextmanager
+def _hearing(layers: list[nn.Module], calls: list[tuple[nn.Module, Tensor]]) -> Iterator[None]:
+    def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls.append((module, args[0]))  # kept, so that no other tensor gets its place
+
+    handles = [layer.register_forward_pre_hook(hear) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_subclasses: dict[type, type] = {}
+
+
+def _subclass(kind: type) -> type:
+    if kind not in _subclasses:
+        _subclasses[kind] = type(kind.__name__, (_FromSet, kind), {})
+    return _subclasses[kind]

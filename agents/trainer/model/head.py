@@ -1,0 +1,270 @@
+"""The last layer and its loss, in chunks of tokens: the whole logits never exist.
+
+For Llama 3 (128,256 words) the logits of 4,096 tokens and their gradient take 4 GB in fp32; a chunk
+takes `_CHUNK_VALUES` of them. The cross-entropy makes its gradient in the forward pass, as its
+loss is a plain sum whose gradient is known at once (Hsu et al. 2024, Liger kernel,
+arXiv:2410.10989). Log-probabilities of single tokens compute their chunk again in the backward
+pass, since what multiplies them is known only then.
+
+Shape letters: N tokens that count, C of one chunk, H hidden features, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - everybody's name for it
+from torch import Tensor, nn
+
+from agents.trainer.kernels.cross_entropy import is_usable, take_losses
+
+_CHUNK_VALUES = 1 << 24
+"""Logits computed at once: 64 MB in fp32."""
+_KERNEL_VALUES = 1 << 25
+"""The same where `head_kernel` leaves them in half precision: 64 MB."""
+_TILE_TOKENS = 128
+"""Products are made in pieces of so many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How hidden features become logits: softcap(scale * (hidden @ weight.T + bias))."""
+
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    scale: float
+    softcap: float | None
+    """Logits are held within this by tanh (Gemma 2); None: they are not."""
+    dtype: torch.dtype
+    """Arithmetic of the product; the softmax has float32 at least."""
+
+    def sum_loss(self, hidden_NH: Tensor, label_N: Tensor, gradient_scale: float = 1.0) -> Tensor:
+        """Return the sum of the cross-entropies.
+
+        Its gradient is `gradient_scale` times the true one: what loss scaling in fp16 needs, whose
+        factor has to be in before the gradient is rounded.
+        """
+        wants_gradient = torch.is_grad_enabled()
+        return _SumLoss.apply(
+            hidden_NH, self.weight_VH, self.bias_V, label_N, self, wants_gradient, gradient_scale
+        )
+
+    def log_probabilities(self, hidden_NH: Tensor, label_N: Tensor) -> Tensor:
+        """Return the log-probability of each label (N,)."""
+        return _LogProbabilities.apply(hidden_NH, self.weight_VH, self.bias_V, label_N, self)
+
+    def logits(self, hidden_CH: Tensor) -> Tensor:
+        """Return the logits (C, V) as the loss sees them."""
+        return self.cap(self.raw(hidden_CH, self.weight_VH.to(self.dtype)))
+
+    def raw(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+        """Return the logits (C, V) before they are capped, in float32 at least."""
+        logits_CV = _widen(self.product(hidden_CH, weight_VH))
+        return logits_CV if self.scale == 1.0 else logits_CV * self.scale
+
+    def product(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+        """Return the bare product (C, V)."""
+        bias = None if self.bias_V is None else self.bias_V.to(self.dtype)
+        return F.linear(hidden_CH.to(self.dtype), weight_VH, bias)
+
+    def takes_kernel(self, device: torch.device) -> bool:
+        """Tell whether losses are taken by `head_kernel`."""
+        is_narrow = self.dtype in (torch.bfloat16, torch.float16)
+        return is_narrow and self.softcap is None and is_usable(device)
+
+    def cap(self, logits_CV: Tensor) -> Tensor:
+        """Apply the soft cap."""
+        return (
+            logits_CV
+            if self.softcap is None
+            else torch.tanh(logits_CV / self.softcap) * (self.softcap)
+        )
+
+    def through_cap(self, gradient_CV: Tensor, capped_CV: Tensor) -> Tensor:
+        """Turn the gradient of the capped logits into that of the bare product, in place."""
+        if self.softcap is not None:
+            gradient_CV *= 1 - (capped_CV / self.softcap).square()
+        return gradient_CV if self.scale == 1.0 else gradient_CV.mul_(self.scale)
+
+
+class OwnHead:
+    """Stands in for `Head` where the model's logits come from its own code, all at once."""
+
+    @staticmethod
+    def sum_loss(logits_NV: Tensor, label_N: Tensor, gradient_scale: float = 1.0) -> Tensor:
+        """Return the sum of the cross-entropies; see `Head.sum_loss`."""
+        loss = F.cross_entropy(_widen(logits_NV), label_N, reduction="sum")
+        if gradient_scale == 1.0:
+            return loss
+        return _ScaleGradient.apply(loss, gradient_scale)
+
+    @staticmethod
+    def log_probabilities(logits_NV: Tensor, label_N: Tensor) -> Tensor:
+        """Return the log-probability of each label (N,)."""
+        return -F.cross_entropy(_widen(logits_NV), label_N, reduction="none")
+
+
+def find_head(model: nn.Module, dtype: torch.dtype) -> Head | None:
+    """Return the head of a causal language model; None: it is none that is known here."""
+    last = model.get_output_embeddings()
+    if type(last) is not nn.Linear:
+        return None
+    config = model.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)  # Granite
+    softcap = getattr(config, "final_logit_softcapping", None)
+    return Head(last.weight, last.bias, scale, float(softcap) if softcap else None, dtype)
+
+
+def _widen(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _chunks(num_tokens: int, num_words: int, num_values: int) -> Iterator[slice]:
+    size = max(16, num_values // num_words)
+    size = size // _TILE_TOKENS * _TILE_TOKENS or size
+    for start in range(0, num_tokens, size):
+        yield slice(start, start + size)
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.scale, None
+
+
+class _Gradients:
+    """The gradients of a head's inputs, filled chunk by chunk."""
+
+    def __init__(self, head: Head, hidden_NH: Tensor, needs: tuple[bool, ...]) -> None:
+        self._head = head
+        self._weight = head.weight_VH.to(head.dtype)
+        wide = torch.promote_types(head.dtype, torch.float32)
+        self.hidden_NH = torch.empty_like(hidden_NH) if needs[0] else None
+        self.weight_VH = torch.zeros_like(head.weight_VH, dtype=wide) if needs[1] else None
+        self.bias_V = None
+        if needs[2] and head.bias_V is not None:
+            self.bias_V = torch.zeros_like(head.bias_V, dtype=wide)
+
+    def add(self, cut: slice, hidden_CH: Tensor, gradient_CV: Tensor) -> None:
+        narrow_CV = gradient_CV.to(self._head.dtype)
+        if self.hidden_NH is not None:
+            self.hidden_NH[cut] = narrow_CV @ self._weight
+        if self.weight_VH is not None:
+            self.weight_VH += narrow_CV.T @ hidden_CH.to(self._head.dtype)
+        if self.bias_V is not None:
+            self.bias_V += gradient_CV.sum(0)
+
+    def scaled(self, factor: Tensor | float) -> tuple[Tensor | None, ...]:
+        """Return the gradients times a factor, each in the type of what it belongs to."""
+        head = self._head
+        pairs = (
+            (self.hidden_NH, None),
+            (self.weight_VH, head.weight_VH.dtype),
+            (self.bias_V, head.bias_V.dtype if head.bias_V is not None else None),
+        )
+        return tuple(None if g is None else (g * factor).to(d or g.dtype) for g, d in pairs)
+
+
+def _take(
+    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return cross-entropies (C,) and the gradient of the bare product (C, V), if it is wanted."""
+    label_C1 = label_C[:, None]
+    logits_CV = head.cap(head.raw(hidden_CH, weight_VH))
+    log_sum_C1 = logits_CV.logsumexp(1, keepdim=True)
+    loss_C = (log_sum_C1 - logits_CV.gather(1, label_C1)).squeeze(1)
+    if gradient_scale is None:
+        return loss_C, logits_CV
+    gradient_CV = torch.exp(logits_CV - log_sum_C1)
+    gradient_CV.scatter_add_(1, label_C1, -torch.ones_like(log_sum_C1))
+    return loss_C, head.through_cap(gradient_CV, logits_CV).mul_(gradient_scale)
+
+
+def _take_kernel(
+    head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return what `_take` does, by `head_kernel`."""
+    logits_CV = head.product(hidden_CH, weight_VH)
+    return take_losses(logits_CV, label_C, head.scale, gradient_scale), logits_CV
+
+
+class _SumLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        label_N: Tensor,
+        head: Head,
+        wants_gradient: bool,
+        gradient_scale: float,
+    ) -> Tensor:
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            weight = weight_VH.to(head.dtype)
+            gradients = (
+                _Gradients(head, hidden_NH, ctx.needs_input_grad) if wants_gradient else None
+            )
+            loss = torch.zeros((), dtype=torch.float64, device=hidden_NH.device)
+            factor = gradient_scale if wants_gradient else None
+            takes_kernel = head.takes_kernel(hidden_NH.device)
+            take, most = (_take_kernel, _KERNEL_VALUES) if takes_kernel else (_take, _CHUNK_VALUES)
+            for cut in _chunks(len(label_N), len(weight_VH), most):
+                loss_C, gradient_CV = take(head, hidden_NH[cut], weight, label_N[cut], factor)
+                loss += loss_C.sum(dtype=torch.float64)
+                if gradients is not None:
+                    gradients.add(cut, hidden_NH[cut], gradient_CV)
+        ctx.gradients = gradients
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        # The node lives as long as the loss: what it holds would be held to the end of the pass.
+        gradients, ctx.gradients = ctx.gradients, None
+        return *gradients.scaled(gradient), None, None, None, None
+
+
+class _LogProbabilities(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        label_N: Tensor,
+        head: Head,
+    ) -> Tensor:
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            weight = weight_VH.to(head.dtype)
+            found, sums = [], []
+            for cut in _chunks(len(label_N), len(weight_VH), _CHUNK_VALUES):
+                logits_CV = head.cap(head.raw(hidden_NH[cut], weight))
+                sums.append(logits_CV.logsumexp(1, keepdim=True))
+                found.append((logits_CV.gather(1, label_N[cut, None]) - sums[-1]).squeeze(1))
+        ctx.head = head
+        ctx.save_for_backward(hidden_NH, label_N, torch.cat(sums))
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_N: Tensor) -> Any:
+        hidden_NH, label_N, log_sum_N1 = ctx.saved_tensors
+        head = ctx.head
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            weight = head.weight_VH.to(head.dtype)
+            gradients = _Gradients(head, hidden_NH, ctx.needs_input_grad)
+            for cut in _chunks(len(label_N), len(weight), _CHUNK_VALUES):
+                hidden_CH, factor_C1 = hidden_NH[cut], gradient_N[cut, None]
+                logits_CV = head.cap(head.raw(hidden_CH, weight))
+                gradient_CV = torch.exp(logits_CV - log_sum_N1[cut]).mul_(-factor_C1)
+                gradient_CV.scatter_add_(1, label_N[cut, None], factor_C1.to(gradient_CV.dtype))
+                gradients.add(cut, hidden_CH, head.through_cap(gradient_CV, logits_CV))
+        return *gradients.scaled(1.0), None, None

@@ -1,0 +1,132 @@
+"""How a rank's slice of a batch is cut into micro-batches that fit its memory, and laid out.
+
+A micro-batch is one flat row: its segments end to end, with positions that begin again at 0 in each
+of them, so that nothing is padded however unequal the rows are. On GPUs its end is filled up to a
+size that their matrix products like; the filling is a segment of its own. The cut
+moves no number but in the last digits: gradients are sums over tokens.
+
+Shape letters: M tokens of the flat row, N tokens that count.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agents.trainer.data.examples import Example
+from agents.trainer.model.attention import Segments
+
+CPU_TOKENS = 4096
+"""More tokens at once than this make a CPU no faster."""
+_SIZE_STEP = 64
+"""What the tiles of matrix products divide."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """What goes through the model at once."""
+
+    ids_1M: Tensor
+    position_1M: Tensor
+    """Place of each token in its segment."""
+    segments: Segments
+    """Those of the examples in order, and the filling."""
+    lengths: tuple[int, ...]
+    """Tokens of each example."""
+    predicted_at_N: Tensor
+    """Where in the flat row each token that counts is predicted."""
+    label_N: Tensor
+    segment_N: Tensor
+    """Which segment each of them is in."""
+    num_segments: int
+    """Segments without the filling."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.segments.bounds[-1]
+
+
+def group_examples(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Return micro-batches as lists of indices; each has at most `max_tokens`, or is one example.
+
+    Their number is that of first fit, the longest first (Johnson 1973): at most 11/9 of the fewest
+    possible. They are then filled alike, the emptiest first (Graham 1969), as a small one would
+    leave the card half idle. A card that is too small shows it at once.
+
+    >>> group_examples([5, 9, 4, 8], max_tokens=13)
+    [[1, 2], [3, 0]]
+    >>> [len(group) for group in group_examples([1] * 16, max_tokens=3)]
+    [3, 3, 3, 3, 2, 2]
+    """
+    order = sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i))
+    first = _fit_first(num_tokens, order, max_tokens)
+    groups: list[list[int]] = [[] for _ in first]
+    heap = [(0, place) for place in range(len(first))]
+    for index in order:
+        filled, place = heap[0]
+        if groups[place] and filled + num_tokens[index] > max_tokens:
+            return first  # the emptiest has no room, so alike is not possible this way
+        groups[place].append(index)
+        heapq.heapreplace(heap, (filled + num_tokens[index], place))
+    return groups
+
+
+def _fit_first(num_tokens: Sequence[int], order: Sequence[int], max_tokens: int) -> list[list[int]]:
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for index in order:
+        place = next((p for p, left in enumerate(room) if num_tokens[index] <= left), len(groups))
+        if place == len(groups):
+            groups.append([])
+            room.append(max_tokens)
+        groups[place].append(index)
+        room[place] -= num_tokens[index]
+    return groups
+
+
+def round_up_tokens(num_tokens: int) -> int:
+    """Return the size that a flat row is filled up to on GPUs.
+
+    >>> [round_up_tokens(n) for n in (3, 100, 2048, 2049)]
+    [64, 128, 2048, 2112]
+    """
+    return -(-num_tokens // _SIZE_STEP) * _SIZE_STEP
+
+
+def build_micro_batch(examples: Sequence[Example], device: torch.device) -> MicroBatch:
+    """Lay examples out as one flat row on the device."""
+    segments = [segment for example in examples for segment in example.segments]
+    lengths = [len(segment.ids) for segment in segments]
+    num_tokens = sum(lengths)
+    filling = round_up_tokens(num_tokens) - num_tokens if device.type == "cuda" else 0
+    ids_M = np.zeros(num_tokens + filling, dtype=np.int64)
+    np.concatenate([segment.ids for segment in segments], out=ids_M[:num_tokens])
+    is_target_M = np.concatenate([segment.is_target for segment in segments])
+    place_N = np.flatnonzero(is_target_M)
+    whole = [*lengths, filling] if filling else lengths
+    position_M = np.concatenate([np.arange(length, dtype=np.int64) for length in whole])
+    return MicroBatch(
+        ids_1M=move(ids_M[None], device),
+        position_1M=move(position_M[None], device),
+        segments=Segments.of(whole, device),
+        lengths=tuple(example.num_tokens for example in examples),
+        predicted_at_N=move(place_N - 1, device),
+        label_N=move(ids_M[place_N], device),
+        segment_N=move(np.repeat(np.arange(len(lengths)), lengths)[place_N], device),
+        num_segments=len(lengths),
+    )
+
+
+def move(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to the device without waiting for it."""
+    host = torch.from_numpy(array)
+    if device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,346 @@
+"""Load the base model and its tokenizer, and put the trained parameters into it.
+
+The base model stays in evaluation mode throughout: its own dropouts, if it has any, draw from a
+stream that depends on the split of the batch. The adapter's dropout is `dropout.CountedDropout`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from agents.contract.spec import AdapterSpec, RunSpec
+from agents.errors import UserError
+from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
+from agents.trainer.model.dropout import DropoutClock, replace_dropouts
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
+_NARROW = (torch.bfloat16, torch.float16)
+_LEARNED_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
+_ADAPTER = ".default."
+"""PEFT puts the adapter's name into every parameter's name, and takes it out in files."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """The base model with its trained parameters."""
+
+    module: nn.Module
+    tokenizer: Any
+    clock: DropoutClock
+    dtype: torch.dtype
+    """Arithmetic of the base model."""
+    autocast: bool
+    """Whether the arithmetic is narrower than the trained parameters."""
+    lora: LoraConfig | None
+    """None: every parameter is trained."""
+    plain_template: bool
+    """Whether the tokenizer had no chat template and got the plain one."""
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the trained parameters under the names that they have in files."""
+        return [
+            (_name_in_files(name), parameter)
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad
+        ]
+
+
+def _name_in_files(name: str) -> str:
+    """Return PEFT's name in files: without the adapter, and a length without `.weight`."""
+    short = name.replace(_ADAPTER, ".")
+    return short.removesuffix(".weight") if "lora_magnitude_vector" in short else short
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Return the arithmetic of the base model on this device."""
+    if precision != "auto":
+        return _DTYPES[precision]
+    if device.type != "cuda":
+        return torch.float32
+    # Turing and older cards compute bfloat16 by emulation at best.
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
+    """Return the base model on the device, every parameter frozen.
+
+    Raises:
+        UserError: the folder holds no model that can be loaded.
+    """
+    full = spec.adapter.kind == "full"
+    dtype = choose_dtype(spec.precision, device)
+    if full:
+        _refuse_quantized(path)
+    if full and dtype in _NARROW:
+        dtype = torch.float32  # trained in full precision, computed in the narrow one (autocast)
+    settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
+    if spec.adapter.kind == "qlora":
+        settings["quantization_config"] = _nf4(dtype)
+    if device.type == "cuda" or spec.adapter.kind == "qlora":
+        settings["device_map"] = {"": device}
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(path, **settings)
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise UserError(
+            f"The model in {path} cannot be loaded: {_first(error)}.",
+            "The folder needs config.json and model.safetensors of a causal language model",
+        ) from error
+    model.eval()
+    model.requires_grad_(False)
+    _keep_layout(model)
+    _refuse_long_rows(model, spec.sequence_tokens, path)
+    return model
+
+
+def _refuse_long_rows(model: nn.Module, sequence_tokens: int, path: Path) -> None:
+    """Check that a model whose positions are learned has enough of them."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _LEARNED_POSITIONS:
+            most = getattr(model.config, "max_position_embeddings", module.num_embeddings)
+            if sequence_tokens > most:
+                raise UserError(
+                    f"The model in {path} has learned {most:,} positions, and sequence_tokens is "
+                    f"{sequence_tokens:,}.",
+                    f"Set sequence_tokens to {most}",
+                )
+
+
+def _refuse_quantized(path: Path) -> None:
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return  # said in better words when the model is loaded
+    if config.get("quantization_config"):
+        raise UserError(
+            f"The model in {path} is quantized already, so its weights cannot be trained in full.",
+            "Use adapter: {kind: lora}, or give the model that it was made from",
+        )
+
+
+def refuse_unknown_words(model: nn.Module, num_words: int, path: Path) -> None:
+    """Check that the model knows every token of the data; a tokenizer may know more.
+
+    Raises:
+        UserError: it does not.
+    """
+    num_known = model.get_input_embeddings().num_embeddings
+    if num_words > num_known:
+        raise UserError(
+            f"The tokenizer in {path} made token {num_words - 1} of the data, and the model knows "
+            f"only {num_known:,}, from 0 on.",
+            "Give the model its own tokenizer, or enlarge its embeddings first",
+        )
+
+
+def _nf4(dtype: torch.dtype) -> Any:
+    try:
+        import bitsandbytes  # noqa: F401 - transformers finds out too late, and says less
+    except ImportError as error:
+        raise UserError(
+            "adapter.kind: qlora needs the package bitsandbytes, which the training environment "
+            f"of this node does not have ({error}).",
+            "Use adapter: {kind: lora}, or build the environment with rackless nodes setup",
+        ) from error
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def _keep_layout(model: nn.Module) -> None:
+    """Stop bitsandbytes from laying 4-bit weights out anew on CPUs.
+
+    It does so in evaluation mode, for a kernel without gradients; whoever unpacks the weights after
+    that, such as PEFT's DoRA, gets others. The flag means nothing else to a linear layer.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            module.training = True
+
+
+def find_beside_text(model: nn.Module) -> tuple[str, ...]:
+    """Return the parts of a model of several kinds of input that no text goes through.
+
+    Such as the vision tower of Gemma 3 and its projector. They are left out of training, which
+    reads text alone: they would take memory, and weight decay would shrink them.
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if decoder is None or model.config.get_text_config() is model.config:
+        return ()
+    text = [part for part in (decoder, model.get_output_embeddings()) if part is not None]
+    return tuple(_find_beside(model, "", text))
+
+
+def _find_beside(module: nn.Module, prefix: str, text: Sequence[nn.Module]) -> Iterator[str]:
+    for name, child in module.named_children():
+        inside = list(child.modules())
+        if any(child is part for part in text):
+            continue
+        if any(one is part for part in text for one in inside):
+            yield from _find_beside(child, f"{prefix}{name}.", text)
+        else:
+            yield f"{prefix}{name}"
+
+
+def _drop(model: nn.Module, names: Sequence[str]) -> None:
+    for name in names:
+        above, _, last = name.rpartition(".")
+        setattr(model.get_submodule(above), last, None)
+
+
+def make_trained(
+    spec: RunSpec, model: nn.Module, tokenizer: Any, *, plain_template: bool, device: torch.device
+) -> TrainedModel:
+    """Choose what is trained: an adapter with fresh values, or everything.
+
+    Raises:
+        UserError: the adapter's targets are not in this model.
+    """
+    dtype = choose_dtype(spec.precision, device)
+    clock = DropoutClock(spec.seed)
+    lora = None
+    beside = find_beside_text(model)
+    if spec.adapter.kind == "full":
+        _drop(model, beside)
+        model.requires_grad_(True)
+    else:
+        lora = _lora_config(spec.adapter, beside)
+        adapted = _add_adapter(model, lora, spec, beside)
+        _drop(model, beside)  # not before: PEFT misses what its settings leave out
+        model = adapted
+        _initialise(model, spec.seed, wide=dtype == torch.float64)
+        if spec.adapter.dropout:
+            replace_dropouts(model, spec.adapter.dropout, clock)
+            if spec.adapter.dora:
+                _apply_dora_dropout(model)
+    model.to(device)
+    autocast = dtype in _NARROW
+    if autocast:
+        for module in model.modules():
+            if isinstance(module, LoraLayer):
+                module.cast_input_dtype_enabled = False  # autocast would cast it back at once
+    return TrainedModel(
+        module=model,
+        tokenizer=tokenizer,
+        clock=clock,
+        dtype=dtype,
+        autocast=autocast,
+        lora=lora,
+        plain_template=plain_template,
+    )
+
+
+def _lora_config(adapter: AdapterSpec, beside: Sequence[str]) -> LoraConfig:
+    targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
+    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
+    return LoraConfig(
+        r=adapter.rank,
+        lora_alpha=alpha,
+        lora_dropout=adapter.dropout,
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
+        target_modules=targets,
+        exclude_modules=rf"({'|'.join(map(re.escape, beside))})(\..*)?" if beside else None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _add_adapter(
+    model: nn.Module, lora: LoraConfig, spec: RunSpec, beside: Sequence[str]
+) -> nn.Module:
+    out = tuple(f"{name}." for name in beside)
+    modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
+    layers = {name for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
+    usable = sorted({name.rpartition(".")[2] for name in layers})
+    hint = f"Use all-linear, or names out of {', '.join(usable)}"
+    targets = spec.adapter.targets
+    if targets != "all-linear":
+        for target in (targets,) if isinstance(targets, str) else targets:
+            meant = _find_meant(target, modules, is_pattern=isinstance(targets, str), hint=hint)
+            if not meant & layers:
+                raise UserError(
+                    f"adapter.targets: this model has no linear layer {target!r}.", hint
+                )
+            for other in sorted(meant - layers):
+                raise UserError(
+                    f"adapter.targets: {target!r} means {other or 'the model'!r}, too, which is no "
+                    "linear layer.",
+                    hint,
+                )
+    try:
+        peft_model: nn.Module = get_peft_model(model, lora)
+    except ValueError as error:
+        if "lora_dropout" in str(error):
+            hint = "Set adapter.dropout to 0: layers of experts have none"
+        raise UserError(f"The adapter does not fit this model: {_first(error)}.", hint) from error
+    return peft_model
+
+
+def _find_meant(
+    target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool, hint: str
+) -> set[str]:
+    """Return the modules that a regular expression, or the end of a name, means to PEFT."""
+    if not is_pattern:
+        return {name for name in modules if f".{name}".endswith(f".{target}")}
+    try:
+        return {name for name in modules if re.fullmatch(target, name)}
+    except re.error as error:
+        raise UserError(f"adapter.targets: {target!r} is no pattern: {error}.", hint) from error
+
+
+def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
+    """Draw the adapter's first values, the same on every machine: A as PEFT does, B zero.
+
+    The lengths of DoRA are those of the base weights, which PEFT has measured already.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        dtype = torch.float64 if wide else torch.float32
+        first = torch.zeros(parameter.shape, dtype=dtype)
+        if "lora_magnitude_vector" in name:
+            first = parameter.data.to(dtype)
+        elif "lora_A" in name:
+            key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            draw = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
+            nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=draw)
+        parameter.data = first.to(parameter.device)
+
+
+def _apply_dora_dropout(model: nn.Module) -> None:
+    """Let DoRA layers use their dropout: PEFT skips it in layers that are in evaluation mode.
+
+    The flag is set on the layers alone, so nothing else of the model trains.
+    """
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.training = True
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__

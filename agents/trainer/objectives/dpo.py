@@ -1,0 +1,54 @@
+"""Direct preference optimization (arXiv:2305.18290)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.micro_batch import MicroBatch
+
+
+class Preference:
+    """The sum of the DPO losses of pairs.
+
+    Args:
+        reference_P2: log-probabilities of the chosen and the rejected answer of each pair of the
+            data under the reference model, in float64 on the CPU; None: the model with its adapter
+            off is the reference.
+    """
+
+    def __init__(self, forward: Forward, beta: float, reference_P2: Tensor | None = None) -> None:
+        self._forward = forward
+        self._beta = beta
+        self._reference_P2 = reference_P2
+
+    def compute(
+        self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss, and the sums; see `Objective`."""
+        reference_P2 = self._refer(batch, places)
+        policy_P2 = sum_log_probabilities(self._forward, batch)
+        reward_P2 = self._beta * (policy_P2 - reference_P2.to(policy_P2))
+        margin_P = reward_P2[:, 0] - reward_P2[:, 1]
+        loss = -F.logsigmoid(margin_P).sum()
+        found = margin_P.detach().double()
+        sums = torch.stack([loss.detach().double(), found.sum(), (found > 0).double().sum()])
+        return loss * gradient_scale, sums
+
+    def _refer(self, batch: MicroBatch, places: Sequence[int]) -> Tensor:
+        if self._reference_P2 is not None:
+            return self._reference_P2[list(places)].to(batch.label_N.device)
+        with self._forward.adapter_off():
+            return sum_log_probabilities(self._forward, batch)
+
+
+def sum_log_probabilities(forward: Forward, batch: MicroBatch) -> Tensor:
+    """Return the log-probability of the chosen and the rejected answer of each pair (P, 2)."""
+    features = forward.features(batch)
+    token_N = forward.head.log_probabilities(features, batch.label_N)
+    sums_S = torch.zeros(batch.num_segments, dtype=token_N.dtype, device=token_N.device)
+    return sums_S.index_add(0, batch.segment_N, token_N).unflatten(0, (-1, 2))

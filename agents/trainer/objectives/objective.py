@@ -1,0 +1,56 @@
+"""What is minimised: supervised fine-tuning, or direct preference optimisation.
+
+Both are SUMS over a micro-batch, so that sums over micro-batches and ranks add up to the sum over
+the batch exactly; the division by the batch's total weight comes after the all-reduce.
+
+Supervised (SFT): sum over the tokens that count of -log p(token); weight: their number, so the
+batch's loss is the mean over its tokens.
+
+Preference (DPO, Rafailov et al. 2023, arXiv:2305.18290, equation 7): sum over pairs of
+-log sigmoid(beta * (r_chosen - r_rejected)), where r is the log-probability of the answer minus
+that of the reference model; weight: the number of pairs. The reference is the model before this
+training: the same weights with the adapter off, in the same micro-batch; in full fine-tuning its
+log-probabilities are computed once from the base weights (`reference.py`).
+
+Shape letters: N tokens that count, P pairs, S segments (2 P).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from agents.trainer.model.micro_batch import MicroBatch
+
+LOSS, MARGIN, CORRECT = range(3)
+"""Slots of what an objective sums over a batch: loss, reward margin, pairs ranked rightly."""
+SUMS = ("loss", "margin", "correct")
+NUM_SUMS = len(SUMS)
+
+
+class Objective(Protocol):
+    """Computes the loss of micro-batches."""
+
+    def compute(
+        self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return what to differentiate, and the sums (3,) in float64, detached.
+
+        Args:
+            batch: the micro-batch; the dropout clock is set to it.
+            places: index of each example in the data.
+            gradient_scale: the gradient is this many times the true one.
+        """
+
+
+def name_sums(objective: str, mean_sums: Sequence[float]) -> dict[str, float]:
+    """Return what a step record tells beside the loss, from the sums over the batch's weight.
+
+    >>> name_sums("dpo", [0.5, 1.25, 0.75])
+    {'reward_margin': 1.25, 'reward_accuracy': 0.75}
+    """
+    if objective != "dpo":
+        return {}
+    return {"reward_margin": mean_sums[MARGIN], "reward_accuracy": mean_sums[CORRECT]}

@@ -1,0 +1,220 @@
+"""Log-probabilities of the answers under the model as it was before a full fine-tuning by DPO.
+
+With an adapter the reference model is there all the time: the same weights without the adapter. A
+full fine-tuning moves the weights themselves, so the reference is asked once, before the first
+step, about every pair that the run will see. A second copy of the model would take its memory all
+the time. Each rank asks about its part; the sum over the ranks is the whole table.
+
+The table is kept on every node by what decides it: model, tokenized data, pairs, precision and
+versions. So a resume finds it, as does another run with other settings; one node that has it is
+enough. Tables not used for longest make room, as tokenized data does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.contract.spec import RunSpec
+from agents.trainer.data.cache import prune
+from agents.trainer.data.examples import Examples
+from agents.trainer.data.order import choose_rows, count_steps
+from agents.trainer.data.store import ExampleSet
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.micro_batch import CPU_TOKENS, build_micro_batch, group_examples
+from agents.trainer.model.model import choose_dtype
+from agents.trainer.objectives.dpo import sum_log_probabilities
+from agents.trainer.rank.device import memory_in_words
+from agents.trainer.rank.group import Group
+
+MOST_BYTES = 5 << 30
+"""Of all tables of a node."""
+_TABLE, _ABOUT = "table.npy", "about.json"
+Tell = Callable[[int, float], None]
+"""Called with the pairs asked about so far, and the share of all of this rank that they are."""
+
+
+def needs_reference(spec: RunSpec) -> bool:
+    """Tell whether the reference has to be asked before the training."""
+    return spec.objective == "dpo" and spec.adapter.kind == "full"
+
+
+class ReferenceTable:
+    """The table of one run.
+
+    Args:
+        spec: of the run.
+        forward: of the model; it has to hold its base weights until the table is complete.
+        sets: pairs to train on, then those of evaluation.
+        cache: folder of all tables of this node.
+        device: of this rank.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        forward: Forward,
+        sets: tuple[ExampleSet, ExampleSet | None],
+        cache: Path,
+        device: torch.device,
+    ) -> None:
+        self._spec = spec
+        self._forward = forward
+        self._sets = sets
+        self._cache = cache
+        self._device = device
+        num_pairs = sum(len(pairs) for pairs in sets if pairs is not None)
+        self.table_P2 = torch.zeros(num_pairs, 2, dtype=torch.float64)
+        """Chosen and rejected answer of each pair; zero where no step will look."""
+
+    def complete(
+        self, group: Group, model_sha256: str, *, keeps: bool, tell: Tell | None = None
+    ) -> None:
+        """Fill the table on all ranks alike; all call this together.
+
+        Args:
+            model_sha256: fingerprint of the base weights.
+            keeps: whether this rank writes its node's cache.
+            tell: hears how far this rank is.
+
+        Raises:
+            UserError: a rank could not; every rank ends with the same reason.
+        """
+        key = self._make_key(model_sha256)
+        found = self._read(key)
+        reports = group.agree("reference found", lambda: {"found": found is not None})
+        holders = [rank for rank, report in enumerate(reports) if report["found"]]
+        if not holders:
+            group.agree("reference", lambda: self._ask(group.rank, group.world_size, tell))
+        elif found is not None and group.rank == holders[0]:
+            self.table_P2.copy_(found)
+        whole_P2 = self.table_P2.to(self._device)
+        group.sum(whole_P2)
+        self.table_P2.copy_(whole_P2)
+        if keeps and found is None:
+            self._keep(key)
+
+    def _make_key(self, model_sha256: str) -> str:
+        train, evaluation = self._sets
+        seen = np.array(_seen(self._spec, len(train)), dtype=np.int64)
+        parts = {
+            "model": model_sha256,
+            "data": [train.folder.name, evaluation.folder.name if evaluation else ""],
+            "pairs": hashlib.sha256(seen.tobytes()).hexdigest(),
+            "precision": [str(choose_dtype(self._spec.precision, self._device)), self._device.type],
+            "versions": [torch.__version__, version("transformers")],
+        }
+        text = json.dumps(parts, sort_keys=True)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
+
+    def _read(self, key: str) -> Tensor | None:
+        """Return the table of the cache; None: there is none that is whole."""
+        try:
+            os.utime(self._cache / key / _ABOUT)  # it is of use now
+            found = np.load(self._cache / key / _TABLE)
+        except (OSError, ValueError):
+            return None
+        if found.shape != tuple(self.table_P2.shape) or found.dtype != np.float64:
+            return None
+        return torch.from_numpy(found)
+
+    def _keep(self, key: str) -> None:
+        """Write the table; a full disk only costs the next start its time."""
+        unfinished = self._cache / f".{key}-{os.getpid()}"
+        try:
+            with contextlib.suppress(OSError):
+                unfinished.mkdir(mode=0o700, parents=True)
+                np.save(unfinished / _TABLE, self.table_P2.numpy())
+                (unfinished / _ABOUT).write_text("{}", encoding="ascii")
+                unfinished.rename(self._cache / key)
+                prune(self._cache, MOST_BYTES, keep=key)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _ask(self, rank: int, world_size: int, tell: Tell | None) -> dict[str, int]:
+        train, evaluation = self._sets
+        with memory_in_words(self._device):
+            part_P2 = ask_reference(
+                self._spec,
+                self._forward,
+                (train, evaluation),
+                rank=rank,
+                world_size=world_size,
+                device=self._device,
+                tell=tell,
+            )
+        self.table_P2.copy_(part_P2)
+        return {"asked": len(part_P2)}
+
+
+def ask_reference(
+    spec: RunSpec,
+    forward: Forward,
+    sets: tuple[Examples, Examples | None],
+    *,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    tell: Tell | None = None,
+) -> Tensor:
+    """Return this rank's part of the table (P, 2): pairs to train on, then those of evaluation.
+
+    Rows that belong to other ranks, or to pairs that no step will see, are zero.
+    """
+    train, evaluation = sets
+    num_train = len(train)
+    table_P2 = torch.zeros(num_train + len(evaluation or ()), 2, dtype=torch.float64)
+    wanted = _seen(spec, num_train)[rank::world_size]
+    more = range(rank, len(evaluation or ()), world_size)
+    total = len(wanted) + len(more)
+
+    def count(num_done: int) -> None:
+        if tell is not None:
+            tell(num_done, num_done / max(1, total))
+
+    _fill(table_P2[:num_train], train, wanted, forward, device, count)
+    if evaluation is not None:
+        done = len(wanted)
+        _fill(table_P2[num_train:], evaluation, more, forward, device, lambda n: count(done + n))
+    return table_P2
+
+
+def _seen(spec: RunSpec, num_rows: int) -> list[int]:
+    """Return the pairs that a step of the run will see."""
+    size = spec.batch_sequences
+    steps = count_steps(epochs=spec.epochs, num_rows=num_rows, batch=size, max_steps=spec.max_steps)
+    if steps * size >= num_rows:
+        return list(range(num_rows))
+    batches = (
+        choose_rows(seed=spec.seed, step=step, batch=size, num_rows=num_rows)
+        for step in range(1, steps + 1)
+    )
+    return sorted({row for batch in batches for row in batch})
+
+
+def _fill(
+    table_P2: Tensor,
+    examples: Examples,
+    places: Sequence[int],
+    forward: Forward,
+    device: torch.device,
+    count: Callable[[int], None],
+) -> None:
+    num_done = 0
+    for group in group_examples([int(examples.num_tokens[p]) for p in places], CPU_TOKENS):
+        chosen = [places[i] for i in group]
+        batch = build_micro_batch([examples[place] for place in chosen], device)
+        with torch.no_grad():
+            table_P2[chosen] = sum_log_probabilities(forward, batch).double().cpu()
+        num_done += len(chosen)
+        count(num_done)

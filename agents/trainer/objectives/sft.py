@@ -1,0 +1,27 @@
+"""Supervised fine-tuning: the cross-entropy of the tokens that count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.micro_batch import MicroBatch
+from agents.trainer.objectives.objective import NUM_SUMS
+
+
+class Supervised:
+    """The sum of the cross-entropies of the tokens that count."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def compute(
+        self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss, and the sums; see `Objective`."""
+        features = self._forward.features(batch)
+        loss = self._forward.head.sum_loss(features, batch.label_N, gradient_scale)
+        return loss, F.pad(loss.detach().double().reshape(1), (0, NUM_SUMS - 1))

@@ -1,0 +1,93 @@
+"""The optimizer over the flat parameters, and its state as plain tensors and numbers.
+
+The 8-bit optimizers keep the moments in blocks of 256 values, each with a scale of its own
+(Dettmers et al. 2021, arXiv:2110.02861). bitsandbytes leaves tensors of fewer than 4,096 values in
+32 bits; ours are one tensor of all matrices and one of all vectors, so that concerns the smallest
+adapters, and norms and biases, only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agents.contract.spec import RunSpec
+from agents.errors import UserError
+from agents.trainer.optim.flat_parameters import FlatParameters
+
+_BETAS = (0.9, 0.999)
+_EPSILON = 1e-8
+
+
+def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer:
+    """Return the optimizer that the spec names, over the flat parameters.
+
+    Raises:
+        UserError: it needs bitsandbytes, which is not installed.
+    """
+    groups = flat.groups(spec.weight_decay)
+    if spec.optimizer == "adamw":
+        # Not fused and not foreach: one flat tensor needs neither, and this one is the reference.
+        return torch.optim.AdamW(
+            groups, lr=spec.learning_rate, betas=_BETAS, eps=_EPSILON, foreach=False
+        )
+    try:
+        from bitsandbytes import optim
+    except ImportError as error:
+        raise UserError(
+            f"optimizer: {spec.optimizer} needs the package bitsandbytes, which the training "
+            f"environment of this node does not have ({error}).",
+            "Use optimizer: adamw, or build the environment again with rackless nodes setup",
+        ) from error
+    kind = optim.AdamW8bit if spec.optimizer == "adamw_8bit" else optim.PagedAdamW8bit
+    optimizer: torch.optim.Optimizer = kind(
+        groups, lr=spec.learning_rate, betas=_BETAS, eps=_EPSILON
+    )
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def export_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the optimizer's tensors and its plain values, both under `INDEX/NAME`.
+
+    bitsandbytes keeps its quantized state one level deeper: `INDEX/NAME/NAME`.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    _flatten(optimizer.state_dict()["state"], "", tensors, plain)
+    return tensors, plain
+
+
+def _flatten(
+    state: dict[Any, Any], prefix: str, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> None:
+    for name, value in state.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            _flatten(value, f"{key}/", tensors, plain)
+        elif isinstance(value, Tensor):
+            tensors[key] = value
+        else:
+            plain[key] = value
+
+
+def import_state(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> None:
+    """Put back what `export_state` gave."""
+    state: dict[Any, Any] = {}
+    for key, value in (*tensors.items(), *plain.items()):
+        index, *names = key.split("/")
+        place = state.setdefault(int(index), {})
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+        place[names[-1]] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,0 +1,1 @@
+"""How ranks share the work: the strategy of a run and what it needs."""

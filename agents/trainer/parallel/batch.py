@@ -1,0 +1,59 @@
+"""The batch of a step, and the slice of it that one rank computes.
+
+Both are pure functions of the run, the step and the shares, so all ranks cut alike without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.contract.spec import RunSpec
+from agents.trainer.data.examples import Examples, Part
+from agents.trainer.data.order import choose_rows
+from agents.trainer.parallel.shares import split_batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """The global batch of one step, and this rank's slice of it."""
+
+    step: int
+    row_numbers: list[int]
+    num_tokens: int
+    weight: int
+    """What the sums are divided by; see `objectives`."""
+    mine: Part
+    my_tokens: int
+    my_weight: int
+
+
+def choose_batch(
+    spec: RunSpec, train: Examples, step: int, *, shares: Sequence[float], rank: int
+) -> Batch:
+    """Return the batch of a step.
+
+    Args:
+        step: from 1.
+        shares: weight of each rank; see `shares`.
+        rank: whose slice `mine` is.
+    """
+    size = spec.batch_sequences
+    chosen = choose_rows(seed=spec.seed, step=step, batch=size, num_rows=len(train))
+    examples = [train[index] for index in chosen]
+    lengths = [int(train.num_tokens[index]) for index in chosen]
+    weights = [int(train.weights[index]) for index in chosen]
+    mine = split_batch(lengths, shares)[rank]
+    return Batch(
+        step=step,
+        row_numbers=[row for example in examples for row in example.rows],
+        num_tokens=sum(lengths),
+        weight=sum(weights),
+        mine=Part(
+            examples=[examples[place] for place in mine],
+            places=[chosen[place] for place in mine],
+            positions=[(step - 1) * size + place for place in mine],
+        ),
+        my_tokens=sum(lengths[place] for place in mine),
+        my_weight=sum(weights[place] for place in mine),
+    )

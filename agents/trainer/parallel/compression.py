@@ -1,0 +1,236 @@
+"""Send gradients in fewer bytes over slow links; lossy, so never the default.
+
+What the wire loses in a step is kept on its rank and added to the gradients of the next step (error
+feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. Only the sum
+over the ranks matters for what comes later, so at a checkpoint it is summed exactly and every rank
+goes on with an equal part: then it is the same everywhere, and one rank can save it for all. A
+resumed run is the uninterrupted one to the bit as long as both save at the same steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agents.contract.spec import Compression
+from agents.trainer.optim.flat_parameters import FlatParameters
+from agents.trainer.parallel.reducer import ExactWire, Finish, GradientTransport
+from agents.trainer.rank.group import Group
+
+_RANK = 4
+"""Of PowerSGD: Vogels et al. 2019 (arXiv:1905.13727) need 1 to 4."""
+_LEAST_SAVING = 2
+"""A matrix that would shrink by less travels as it is (torch: `min_compression_rate`)."""
+_EPSILON = 1e-8
+_KEPT, _RANKS = "kept", "num_ranks"
+
+
+def make_wire(
+    kind: Compression,
+    flat: FlatParameters,
+    group: Group,
+    seed: int,
+    carried: dict[str, Tensor] | None = None,
+) -> GradientTransport:
+    """Return the wire that the spec names.
+
+    One rank alone needs none, unless it goes on with what several had left over: then the numbers
+    stay those of all of them.
+
+    Args:
+        kind: as the spec has it.
+        flat: whose gradients travel.
+        group: all ranks.
+        seed: begins PowerSGD's approximation.
+        carried: what `GradientTransport.settle` returned before; see `GradientTransport.load`.
+    """
+    wire = _make(kind if group.world_size > 1 or carried else "none", flat, group, seed)
+    wire.load(carried or {})
+    return wire
+
+
+def _make(kind: Compression, flat: FlatParameters, group: Group, seed: int) -> GradientTransport:
+    if kind == "bf16":
+        return Bf16Wire(flat, group)
+    if kind == "powersgd":
+        return PowerSgdWire(flat, group, seed)
+    return ExactWire(group)
+
+
+class Kept:
+    """What the wire has lost so far on this rank, a value for each gradient; zero at first."""
+
+    def __init__(self, flat: FlatParameters, group: Group) -> None:
+        self._group = group
+        self._whole = torch.zeros_like(flat.gradients)
+        self._parts = [self._whole[bucket.start : bucket.stop] for bucket in flat.buckets]
+
+    def add_to(self, index: int, gradients: Tensor, divisor: float) -> Tensor:
+        """Add what was kept of a bucket to its gradients; return where to keep what is lost now."""
+        gradients.add_(self._parts[index], alpha=divisor)
+        return self._parts[index]
+
+    def settle(self) -> dict[str, Tensor]:
+        """Give every rank an equal part of the sum; return that part, and of how many it is one."""
+        self._group.sum(self._whole)
+        self._whole.div_(self._group.world_size)
+        return {_KEPT: self._whole, _RANKS: torch.tensor(float(self._group.world_size))}
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Take an equal part of what `settle` returned."""
+        if _KEPT in carried:
+            self._whole.copy_(carried[_KEPT])
+            self._whole.mul_(carried[_RANKS].item() / self._group.world_size)
+
+
+class Bf16Wire:
+    """Half the bytes: rounded to bf16, and summed in it."""
+
+    overlaps = True
+    is_lossy = True
+
+    def __init__(self, flat: FlatParameters, group: Group) -> None:
+        self._group = group
+        self._kept = Kept(flat, group)
+
+    def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
+        """Begin to sum; see `GradientTransport`."""
+        error = self._kept.add_to(index, gradients, divisor)
+        sent = gradients.to(torch.bfloat16)
+        _keep(error, gradients - sent, divisor)
+        wait = self._group.start_sum(sent)
+
+        def finish() -> None:
+            wait()
+            gradients.copy_(sent)
+
+        return finish
+
+    def settle(self) -> dict[str, Tensor]:
+        """Share out what was lost; see `GradientTransport`."""
+        return self._kept.settle()
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Go on with what was lost; see `GradientTransport`."""
+        self._kept.load(carried)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Matrix:
+    """A gradient that travels as the product of two thin ones."""
+
+    name: str
+    cut: slice
+    """Its place in the bucket."""
+    rows: int
+    columns: int
+    right: Tensor
+    """(columns, rank): where the last step's approximation ended."""
+
+
+class PowerSgdWire:
+    """Matrices as products of rank 4, one power iteration per step (Vogels et al. 2019).
+
+    Unlike torch's hook it sums instead of averaging, and compresses from the first step on. Every
+    round is linear in the gradients, so the result does not depend on how they are spread over the
+    ranks, but for rounding.
+    """
+
+    overlaps = False  # two rounds, of which the second needs the first one's sum
+    is_lossy = True
+
+    def __init__(self, flat: FlatParameters, group: Group, seed: int) -> None:
+        self._group = group
+        self._kept = Kept(flat, group)
+        generator = torch.Generator().manual_seed(seed)
+        self._matrices: list[list[_Matrix]] = []
+        self._rest: list[list[slice]] = []
+        """Of each bucket: what travels as it is."""
+        for bucket in flat.buckets:
+            self._matrices.append([])
+            self._rest.append([])
+            start = 0
+            for name in bucket.names:
+                view = flat.views[name]
+                cut = slice(start, start + view.numel())
+                start = cut.stop
+                rows = view.shape[0] if view.dim() >= 2 else 1
+                columns = view.numel() // rows
+                if _LEAST_SAVING * _RANK * (rows + columns) > view.numel():
+                    self._rest[-1].append(cut)
+                    continue
+                right = torch.randn(columns, _RANK, generator=generator).to(view)
+                self._matrices[-1].append(
+                    _Matrix(name=name, cut=cut, rows=rows, columns=columns, right=right)
+                )
+
+    def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
+        """Begin the first round; the second follows in what is returned."""
+        error = self._kept.add_to(index, gradients, divisor)
+        mine = gradients.clone()
+        matrices, rest = self._matrices[index], self._rest[index]
+        lefts = [mine[m.cut].view(m.rows, m.columns) @ m.right for m in matrices]
+        first = _pack([*lefts, *(mine[cut] for cut in rest)], mine)
+        wait = self._group.start_sum(first)
+
+        def finish() -> None:
+            wait()
+            parts = _unpack(first, [*lefts, *(mine[cut] for cut in rest)])
+            sums, whole = parts[: len(lefts)], parts[len(lefts) :]
+            for left, matrix in zip(sums, matrices, strict=True):
+                _orthogonalize(left)
+                torch.mm(mine[matrix.cut].view(matrix.rows, -1).T, left, out=matrix.right)
+                # What this rank's part of the product leaves out.
+                mine[matrix.cut].view(matrix.rows, -1).sub_(left @ matrix.right.T)
+            rights = [matrix.right for matrix in matrices]
+            second = _pack(rights, mine)
+            self._group.start_sum(second)()
+            for left, right, matrix in zip(sums, _unpack(second, rights), matrices, strict=True):
+                matrix.right.copy_(right)
+                gradients[matrix.cut].view(matrix.rows, -1).copy_(left @ right.T)
+            for cut, values in zip(rest, whole, strict=True):
+                gradients[cut] = values
+                mine[cut] = 0
+            _keep(error, mine, divisor)
+
+        return finish
+
+    def settle(self) -> dict[str, Tensor]:
+        """Share out what was lost, and return the approximations with it; see
+        `GradientTransport`."""
+        return self._kept.settle() | self._rights()
+
+    def load(self, carried: dict[str, Tensor]) -> None:
+        """Go on with what was lost and with the approximations; see `GradientTransport`."""
+        self._kept.load(carried)
+        for name, right in self._rights().items():
+            if name in carried:
+                right.copy_(carried[name])
+
+    def _rights(self) -> dict[str, Tensor]:
+        return {f"right/{m.name}": m.right for some in self._matrices for m in some}
+
+
+def _keep(error: Tensor, lost: Tensor, divisor: float) -> None:
+    torch.div(lost, divisor, out=error)
+    error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed in fp16 is skipped
+
+
+def _pack(tensors: list[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([like.new_zeros(0), *(tensor.reshape(-1) for tensor in tensors)])
+
+
+def _unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
+    parts = packed.split([tensor.numel() for tensor in like])
+    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _orthogonalize(matrix: Tensor) -> None:
+    """Make the columns orthonormal, by Gram and Schmidt."""
+    for place in range(matrix.shape[1]):
+        column = matrix[:, place : place + 1]
+        column.div_(torch.linalg.vector_norm(column) + _EPSILON)
+        rest = matrix[:, place + 1 :]
+        rest.sub_(column @ (column.T @ rest))

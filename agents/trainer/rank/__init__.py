@@ -1,0 +1,1 @@
+"""Who this rank is and how it communicates: attempt, process group, device, journal, control."""

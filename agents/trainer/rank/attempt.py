@@ -1,0 +1,88 @@
+"""The attempt that this rank belongs to: its intent, its files, its place among the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.contract.run import AttemptIntent, RankPlacement
+from agents.contract.wire import WireError, from_wire
+from agents.errors import UserError
+
+INTENT_FILE = "intent.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAttempt:
+    """Everything that the trainer is told from outside."""
+
+    folder: Path
+    intent: AttemptIntent
+    rank: int
+
+    @property
+    def placement(self) -> RankPlacement:
+        return self.intent.ranks[self.rank]
+
+    @property
+    def run_folder(self) -> Path:
+        """`runs/<run_id>`, two folders above that of the attempt."""
+        return self.folder.parent.parent
+
+    @property
+    def hashes_folder(self) -> Path | None:
+        """Where hashes of big files are remembered; None outside an agent's home."""
+        runs = self.run_folder.parent
+        return runs.parent / "hashes" if runs.name == "runs" else None
+
+    @property
+    def tokens_folder(self) -> Path:
+        """Where tokenized data is kept: in the agent's home, else beside the run."""
+        runs = self.run_folder.parent
+        home = runs.parent if runs.name == "runs" else self.run_folder
+        return home / "cache" / "tokens"
+
+    @property
+    def num_local_ranks(self) -> int:
+        """How many ranks run on this node."""
+        return sum(rank.node == self.intent.node for rank in self.intent.ranks)
+
+    @property
+    def compiled_folder(self) -> Path:
+        """Where compiled layers and what was found to be fast are kept, as `tokens_folder`."""
+        return self.tokens_folder.parent / "compiled"
+
+    @property
+    def rank_names(self) -> list[str]:
+        """What each rank is called in a message."""
+        return [f"rank {r.rank} (node {r.node}, {r.device})" for r in self.intent.ranks]
+
+
+def read_attempt(folder: Path, rank: int, world_size: int) -> RankAttempt:
+    """Read the intent of this attempt.
+
+    Raises:
+        UserError: it cannot be read, or it is for another number of ranks.
+    """
+    path = folder / INTENT_FILE
+    try:
+        intent = from_wire(AttemptIntent, json.loads(path.read_bytes()))
+    except (OSError, ValueError, WireError) as error:
+        raise UserError(f"{path} cannot be read: {error}.", "Start the run again") from error
+    if len(intent.ranks) != world_size or not 0 <= rank < world_size:
+        raise UserError(
+            f"{path} is for {len(intent.ranks)} ranks, but this is rank {rank} of {world_size}.",
+            f"Start exactly {len(intent.ranks)} ranks, such as with "
+            f"torchrun --nproc-per-node {len(intent.ranks)} -m agents.trainer",
+        )
+    return RankAttempt(folder=folder, intent=intent, rank=rank)
+
+
+def redirect_output(path: Path) -> None:
+    """Send everything that this process and its libraries print to the file."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)

@@ -1,0 +1,118 @@
+"""How much memory this rank uses, as its journal tells it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from agents.errors import UserError
+
+
+def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
+    """Return the peak of GPU memory, or the resident memory on a CPU; None: not known.
+
+    Args:
+        held_bytes: by a graph, which torch counts as allocated only while it is recorded.
+    """
+    if device.type == "cuda":
+        at_rest_bytes = torch.cuda.memory_allocated(device)
+        return max(torch.cuda.max_memory_allocated(device), at_rest_bytes + held_bytes)
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_most_bytes(device: torch.device) -> float:
+    """Return how much of its GPU this process may hold in all, with what it has already."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    allowed_bytes = torch.cuda.get_per_process_memory_fraction(device) * total_bytes
+    return min(allowed_bytes, free_bytes + torch.cuda.memory_reserved(device))
+
+
+def read_reserved_bytes(device: torch.device) -> int | None:
+    """Return the most that torch ever took from the driver, free pieces included; None on a CPU."""
+    return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+
+
+def read_available_bytes() -> int:
+    """Return how much memory of this PC programs could still take; 0: not known."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = next(line for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0
+    return int(found.split()[1]) * 1024
+
+
+_LESS_MEMORY = (
+    "use adapter: {kind: qlora} or a lower adapter.rank, close other programs on that PC, or leave "
+    "that node out"
+)
+
+
+@contextmanager
+def memory_in_words(device: torch.device) -> Iterator[None]:
+    """Say it in words when memory runs out inside the block where nothing smaller can be tried.
+
+    Raises:
+        UserError: it did.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"Memory ran out on {device}: the model with its trained parameters does not fit.",
+            _LESS_MEMORY[0].upper() + _LESS_MEMORY[1:],
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out, on a GPU or on the CPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error)
+    return "can't allocate memory" in text or "CUDA out of memory" in text
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of this rank, and make it the current one.
+
+    Raises:
+        UserError: torch does not see it.
+    """
+    if not name.startswith("cuda"):
+        return torch.device("cpu")
+    device = torch.device(name)
+    count = torch.cuda.device_count()
+    if not torch.cuda.is_available() or (device.index or 0) >= count:
+        raise UserError(
+            f"torch {torch.__version__} does not see {name} (it sees {count} GPUs).",
+            "Check nvidia-smi on that PC and that torch was built for its CUDA version",
+        )
+    torch.cuda.set_device(device)
+    return device
+
+
+def limit_memory(device: torch.device, most_gib: float | None) -> None:
+    """Let this process take no more of its GPU than that, in GiB; None: all of it.
+
+    Under WSL2 no more than what is free in any case: the driver of Windows gives more than there is
+    and keeps it in the PC's own memory, which makes training many times slower without a word.
+    """
+    if device.type != "cuda":
+        return
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    spills = "microsoft" in platform.release().lower()
+    most_bytes = float(free_bytes if spills else total_bytes)
+    if most_gib is not None:
+        most_bytes = min(most_bytes, most_gib * 2**30)
+    if most_bytes < total_bytes:
+        torch.cuda.set_per_process_memory_fraction(most_bytes / total_bytes, device)

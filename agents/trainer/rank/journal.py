@@ -1,0 +1,147 @@
+"""The journal of one rank: JSON lines, appended by a thread of its own.
+
+A training step never waits for the disk: it puts a record into a bounded queue and goes on. While
+the disk is full the thread keeps trying; when the queue is full too, the oldest `step` records go
+first, their number is told later, and no other record is ever dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+_CAPACITY = 10_000
+_RETRY_S = 1.0
+_LOOP_PHASES = ("training", "evaluating")
+"""Phases in which the training loop itself tells that it is alive."""
+
+
+class RankJournal:
+    """Append records to one file. Every method may be called from any thread."""
+
+    def __init__(self, path: Path, capacity: int = _CAPACITY) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._capacity = capacity
+        self._queue: deque[tuple[str, bytes]] = deque()
+        self._num_lost = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Queue one record; `time_s` is added. A number that is not finite becomes null."""
+        record = {"kind": kind, "time_s": time.time(), **fields}
+        line = json.dumps({name: _finite(value) for name, value in record.items()}) + "\n"
+        with self._changed:
+            if len(self._queue) >= self._capacity:
+                self._drop_oldest_step()
+            self._queue.append((kind, line.encode("ascii")))
+            self._changed.notify()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write what is queued, for at most `timeout_s` when the disk refuses."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    def _drop_oldest_step(self) -> None:
+        for place, (kind, _) in enumerate(self._queue):
+            if kind == "step":
+                del self._queue[place]
+                self._num_lost += 1
+                return
+
+    def _run(self) -> None:
+        while (line := self._next()) is not None:
+            self._append(line)
+            if self._num_lost and not self._queue:
+                lost, self._num_lost = self._num_lost, 0
+                self.write("warning", message=f"{lost} step records were lost.", hint="")
+
+    def _next(self) -> bytes | None:
+        with self._changed:
+            while not self._queue:
+                if self._closing:
+                    return None
+                self._changed.wait()
+            return self._queue.popleft()[1]
+
+    def _append(self, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(self._file, line) :]
+            except OSError:  # the disk is full: the record waits, the training does not
+                time.sleep(_RETRY_S)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Heartbeat:
+    """A small file that tells the supervisor where this rank is, overwritten in place.
+
+    While the rank loads, measures or saves, a thread writes it every two seconds. While it trains
+    or evaluates, only the training loop does, so that a hang in the middle of a step shows.
+    """
+
+    PERIOD_S = 2.0
+    _WIDTH = 160
+    """Every record has this many bytes, so one write replaces all of the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._step = 0
+        self._phase = "loading"
+        self._foreseen_step_s = 0.0
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._write()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    def beat(self, step: int, phase: str | None = None) -> None:
+        """Tell that this rank is alive, has done `step` steps, and is in `phase` now."""
+        with self._lock:
+            self._step = step
+            self._phase = phase or self._phase
+            self._write()
+
+    def foresee(self, step_s: float) -> None:
+        """Tell how long a step will take, before there was one; told with each beat from now on."""
+        with self._lock:
+            self._foreseen_step_s = round(step_s, 3)
+
+    def touch(self) -> None:
+        """Tell that this rank is alive, in the middle of a step."""
+        with self._lock:
+            self._write()
+
+    def close(self) -> None:
+        """End the thread; the last record stays."""
+        self._ended.set()
+
+    def _write(self) -> None:
+        record = {
+            "step": self._step,
+            "phase": self._phase,
+            "monotonic_s": time.monotonic(),
+            "foreseen_step_s": self._foreseen_step_s,
+        }
+        line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
+        with contextlib.suppress(OSError):  # a full disk must not end a training
+            os.pwrite(self._file, line.encode("ascii"), 0)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self.PERIOD_S):
+            with self._lock:
+                if self._phase not in _LOOP_PHASES:
+                    self._write()

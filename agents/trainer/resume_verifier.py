@@ -1,0 +1,115 @@
+"""Hold the first steps of a resumed run against what an earlier attempt logged for the same steps.
+
+Two promises, never blurred. A: on the same devices in the same order with the same versions every
+loss is equal to the last bit. B: on any other devices the samples are the same in the same order,
+and the losses differ by rounding only. A replay on the same devices takes the logged shares and
+saves where the earlier attempt did (saving makes ranks equal), so that shares that followed the
+speed of that day do not hide a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+
+from agents.contract.run import LoggedStep, RankPlacement, Replay
+from agents.trainer.rank.journal import RankJournal
+
+Promise = Literal["A", "B"]
+
+ROUNDING = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.bfloat16: 2e-2,
+    torch.float16: 5e-3,
+}
+"""Largest relative difference of a loss that counts as rounding. Another order of the same sums
+moves a loss by a few units of its last digit, and each optimizer step after it carries that on;
+measured in fp32: 3e-9 over 8 steps of a tiny model on 3 ranks instead of 2, 5e-7 over 20 steps on
+two H200s instead of a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumeReport:
+    """What the comparison found."""
+
+    promise: Promise
+    first_step: int
+    last_step: int
+    steps: int
+    """How many were compared."""
+    equal_to_the_bit: bool
+    largest_difference: float
+    """Of a loss, relative to the logged one."""
+    other_samples: int
+    """Steps that saw other samples than logged."""
+    kept: bool
+    """What was promised holds."""
+
+
+def choose_promise(
+    replay: Replay,
+    ranks: Sequence[RankPlacement],
+    saved_on: Sequence[tuple[str, str]],
+    *,
+    same_versions: bool,
+) -> Promise:
+    """Return what a resume has to keep.
+
+    Args:
+        replay: what was logged, and on which devices.
+        ranks: those of this attempt.
+        saved_on: node and device of each rank that wrote the checkpoint.
+        same_versions: of the libraries.
+    """
+    devices = tuple((rank.node, rank.device_id) for rank in ranks)
+    alike = devices == replay.devices == tuple(saved_on)
+    return "A" if alike and same_versions else "B"
+
+
+class ResumeVerifier:
+    """Takes in the steps of a resumed run one by one; the last one makes the certificate."""
+
+    def __init__(
+        self, replay: Replay, promise: Promise, precision: torch.dtype, journal: RankJournal
+    ) -> None:
+        self._steps = {logged.step: logged for logged in replay.steps}
+        self._promise = promise
+        self._limit = ROUNDING[precision]
+        self._journal = journal
+        self._compared: list[tuple[int, float, bool]] = []
+        """Step, relative difference of its loss, and whether its samples are the same."""
+
+    def find_logged(self, step: int) -> LoggedStep | None:
+        """Return the logged step where this one is to be done exactly as then; else None."""
+        return self._steps.get(step) if self._promise == "A" else None
+
+    def compare(self, step: int, loss: float, samples: str, *, ends: bool) -> None:
+        """Compare a step; write the certificate after the last one, or when the run ends."""
+        logged = self._steps.get(step)
+        if logged is None:
+            return
+        then = float.fromhex(logged.loss_hex)
+        difference = abs(loss - then) / max(abs(then), torch.finfo(torch.float64).tiny)
+        self._compared.append((step, difference, samples == logged.samples))
+        if ends or len(self._compared) == len(self._steps):
+            self._journal.write("certificate", **asdict(self._certify()))
+            self._steps.clear()
+
+    def _certify(self) -> ResumeReport:
+        largest = max(difference for _, difference, _ in self._compared)
+        other_samples = sum(not same for *_, same in self._compared)
+        allowed = 0.0 if self._promise == "A" else self._limit
+        return ResumeReport(
+            promise=self._promise,
+            first_step=self._compared[0][0],
+            last_step=self._compared[-1][0],
+            steps=len(self._compared),
+            equal_to_the_bit=largest == 0.0,
+            largest_difference=largest,
+            other_samples=other_samples,
+            kept=other_samples == 0 and largest <= allowed,
+        )

@@ -1,0 +1,126 @@
+"""Artifacts as folders on this PC: what they are, and how they get to a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.contract.artifacts import PROOF_FILE, Origin
+from agents.contract.formats import METHODS, TYPES
+from agents.contract.wire import from_wire
+from app.artifact import Verdict
+from app.errors import UserError
+from app.library.bundles import Source, make_bundle
+from app.storage.hashes import HashStore
+
+_METHODS = {"awq": "awq", "gptq": "gptq", "bitsandbytes": "nf4"}
+"""What a config.json calls them -> what we do."""
+_SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artifact:
+    """A folder with a model."""
+
+    folder: Path
+    method: str
+    """`merged`, or one of `agents.contract.formats.METHODS`."""
+    types: tuple[str, ...] = ()
+    """Of GGUF: those whose files are there; of GPTQ what its proof says."""
+
+    def file_of(self, kind: str | None) -> Path:
+        """Return the GGUF file of a type, or the first one.
+
+        Raises:
+            UserError: there is none of that type.
+        """
+        spelled = {one.lower(): one for one in self.types}
+        wanted = spelled.get(kind.lower(), kind) if kind else next(iter(self.types), "")
+        found = sorted(self.folder.glob(f"*-{wanted}.gguf"))
+        if not found:
+            raise UserError(
+                f"{self.folder} has no {wanted or 'GGUF'} file",
+                f"It has {', '.join(self.types)}." if self.types else "Export it again.",
+            )
+        return found[0]
+
+
+def read_artifact(folder: Path) -> Artifact:
+    """Return what a folder is.
+
+    Raises:
+        UserError: it is neither of an export nor of any other maker of models.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if not (folder / PROOF_FILE).exists():
+            return _recognise(folder)
+        about = json.loads((folder / PROOF_FILE).read_bytes())
+        method, proofs = about["method"], about["proofs"]
+        if method in METHODS:
+            names = [str(one["name"]).removeprefix(f"{method} ") for one in proofs]
+            types = [name for name in names if method == "gguf" or name in TYPES[method]]
+            return Artifact(folder=folder, method=method, types=tuple(types))
+    raise UserError(
+        f"{folder} is no artifact: it has neither {PROOF_FILE} nor config.json",
+        "Name a folder that rackless export made, or a run.",
+    )
+
+
+def _recognise(folder: Path) -> Artifact:
+    """Return what a folder without a proof is.
+
+    Raises:
+        OSError: it is nothing that is known.
+    """
+    files = sorted(folder.glob("*-*.gguf"))
+    if files:
+        types = tuple(path.stem.rpartition("-")[2] for path in files)
+        return Artifact(folder=folder, method="gguf", types=types)
+    config = json.loads((folder / "config.json").read_bytes())
+    found = (config.get("quantization_config") or {}).get("quant_method")
+    return Artifact(folder=folder, method=_METHODS.get(str(found), "merged"))
+
+
+def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
+    """Return what was measured of an artifact; empty where nothing was."""
+    try:
+        proofs = json.loads((folder / PROOF_FILE).read_bytes())["proofs"]
+        return tuple(_verdict(proof) for proof in proofs)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _verdict(proof: dict[str, Any]) -> Verdict:
+    return Verdict(
+        name=proof["name"],
+        keep=proof["keep"],
+        problems=tuple(proof["problems"]),
+        kl=proof["distance"]["kl"],
+        control_kl=proof["control"]["kl"],
+        perplexity=proof["distance"]["perplexity"],
+        original_perplexity=proof["original_perplexity"],
+        size_bytes=proof["size_bytes"],
+        tokens_per_s=proof["tokens_per_s"],
+    )
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """Return where an artifact comes from; None: it does not say, as a merged model."""
+    try:
+        return from_wire(Origin, json.loads((folder / PROOF_FILE).read_bytes())["origin"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def bundle_artifact(artifact: Artifact, kind: str | None, hashes: HashStore) -> Source:
+    """Return what is sent to a node to run it there. Hashes files that changed since last time."""
+    folder = artifact.folder
+    if artifact.method == "gguf":
+        file = artifact.file_of(kind)
+        return make_bundle("models", file.stem, folder, [file], hashes, member=file.name)
+    files = [p for p in folder.iterdir() if p.is_file() and p.suffix in _SENT_SUFFIXES]
+    shown = [p for p in files if not p.name.startswith(".") and p.name != PROOF_FILE]
+    return make_bundle("models", folder.name, folder, shown, hashes)

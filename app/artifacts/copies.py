@@ -1,0 +1,165 @@
+"""Copy artifacts to folders and nodes, from a folder on this PC, else from a node."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agents.contract.run import FileEntry
+from app.artifact import ArtifactCopy, ArtifactSnapshot
+from app.artifacts.verification import compare_files, hash_folder
+from app.errors import UsageError, UserError
+from app.hub import hub
+from app.library.bundles import Source, safe_name
+from app.nodes.files.local_copy import copy_folder
+from app.paths import whole_path
+from app.presentation.result_text import say_bytes
+from app.runs.node_pool import NodeAgent
+from app.runs.services import Services
+from app.storage.artifacts import content_sha256
+from app.text import show_bytes, show_list
+
+Tell = Callable[[str], None]
+
+
+async def copy_artifact(
+    services: Services, artifact: ArtifactSnapshot, to: str, tell: Tell
+) -> ArtifactCopy:
+    """Copy an artifact to a node by its name, else to a new folder on this PC.
+
+    Raises:
+        UserError: no whole copy can be read, or the place cannot take it.
+    """
+    node, folder = _read_place(services, to)
+    source = _choose_source(artifact)
+    progress = say_bytes(tell, f"copying {artifact.label} to {to}")
+    if node is not None:
+        made = await _copy_to_node(services, artifact, source, node, progress)
+    else:
+        assert folder is not None
+        made = await _copy_to_folder(services, artifact, source, folder, progress)
+    services.artifacts.save_copy(artifact, made)
+    return made
+
+
+def _read_place(services: Services, to: str) -> tuple[str | None, Path | None]:
+    if to in services.cluster.names():
+        return to, None
+    if "/" not in to and "\\" not in to and not to.startswith("~"):
+        raise UsageError(
+            f"there is no node {to}", f"For a folder on this PC write ./{to} or its whole path."
+        )
+    try:
+        return None, whole_path(Path(to))
+    except OSError as error:
+        raise UserError(f"{to} leads nowhere: {error.strerror}", "Name a folder.") from error
+
+
+def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:
+    for kind in ("folder", "node"):
+        for one in artifact.copies:
+            if one.kind == kind and one.counts:
+                return one
+    places = [one.place for one in artifact.copies]
+    raise UserError(
+        f"{artifact.label} cannot be read from anywhere: {show_list(places)} known",
+        "If you have moved it, say where it is: rackless artifacts add DIR",
+    )
+
+
+async def push_artifact(
+    services: Services, artifact: ArtifactSnapshot, hub_id: str, private: bool, tell: Tell
+) -> ArtifactCopy:
+    """Push an artifact from this PC to the hub.
+
+    Raises:
+        UserError: it has no copy on this PC, or the hub does not take it.
+    """
+    source = _choose_source(artifact)
+    if source.kind != "folder":
+        raise UserError(
+            f"{artifact.label} has no whole copy on this PC",
+            f"Bring it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+        )
+    tell(f"pushing {artifact.label} to {hub_id}: {show_bytes(artifact.size_bytes)}")
+    address = await asyncio.to_thread(
+        hub.push_folder, Path(source.place), artifact.files, hub_id, private
+    )
+    made = ArtifactCopy(kind="hub", place=hub_id, path=address, made_s=time.time())
+    services.artifacts.save_copy(artifact, made)
+    return made
+
+
+async def _copy_to_node(
+    services: Services,
+    artifact: ArtifactSnapshot,
+    source: ArtifactCopy,
+    node: str,
+    progress: Callable[[int, int], None],
+) -> ArtifactCopy:
+    if source.kind == "node":
+        return await _copy_between(services, artifact, source, node)
+    path = f"artifacts/{safe_name(artifact.name)}-{content_sha256(artifact.files)[:16]}"
+    await _clear_damaged(services.cluster.agent(node), artifact, path)
+    bundle = Source(value=source.place, destination=path, root=source.place, files=artifact.files)
+    await services.cluster.push(node, bundle, progress)
+    return ArtifactCopy(kind="node", place=node, path=path, made_s=time.time())
+
+
+async def _copy_between(
+    services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str
+) -> ArtifactCopy:
+    """Copy from a node to another one; a copy that lies there already is looked at."""
+    agent = services.cluster.agent(node)
+    if source.place != node:
+        await _clear_damaged(agent, artifact, source.path)
+        await services.cluster.copy(source.place, node, source.path)
+    if not _is_whole(artifact, await agent.hash_artifact(source.path)):
+        if source.place != node:
+            await agent.delete_artifact(source.path)
+        raise _tell_damage(services, artifact, source)
+    now_s = time.time()
+    return replace(source, place=node, made_s=now_s, checked_s=now_s, state="whole", problem="")
+
+
+async def _clear_damaged(agent: NodeAgent, artifact: ArtifactSnapshot, path: str) -> None:
+    """Delete what lies there if it is damaged: files of the right size are not sent again."""
+    here = await agent.hash_artifact(path)
+    if here and not _is_whole(artifact, here):
+        await agent.delete_artifact(path)
+
+
+def _is_whole(artifact: ArtifactSnapshot, files: Sequence[FileEntry]) -> bool:
+    return compare_files(artifact.files, files)[0] == "whole"
+
+
+async def _copy_to_folder(
+    services: Services,
+    artifact: ArtifactSnapshot,
+    source: ArtifactCopy,
+    folder: Path,
+    progress: Callable[[int, int], None],
+) -> ArtifactCopy:
+    if source.kind == "folder":
+        await copy_folder(Path(source.place), folder, artifact.files, progress)
+    else:
+        await services.cluster.fetch(source.place, source.path, folder)
+        arrived = await asyncio.to_thread(hash_folder, folder, artifact.files)
+        if not _is_whole(artifact, arrived):
+            await asyncio.to_thread(shutil.rmtree, folder)
+            raise _tell_damage(services, artifact, source)
+    now_s = time.time()
+    return ArtifactCopy(kind="folder", place=str(folder), made_s=now_s, checked_s=now_s)
+
+
+def _tell_damage(services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy) -> UserError:
+    """Remember that a node's copy is damaged, and return what to say of it."""
+    services.artifacts.save_copy(artifact, replace(source, state="damaged"))
+    return UserError(
+        f"the copy on {source.place} is not what {artifact.label} was",
+        f"Look at its copies: rackless artifacts check {artifact.label}",
+    )

@@ -1,0 +1,122 @@
+"""Delete copies of artifacts, with a warning before the last one goes.
+
+Deleting touches only the files that the registry knows and the Modelfiles that we have written
+beside them; whatever else lies in a folder stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.contract.run import FileEntry
+from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
+from app.artifacts.record import MODELFILES, missing_files
+from app.errors import UserError
+from app.paths import is_same_folder, whole_path
+from app.runs.services import Services
+from app.text import show_list
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeletedArtifact:
+    """What became of a wish to delete."""
+
+    label: str
+    freed_bytes: int
+    deleted: tuple[str, ...]
+    """Places whose files are gone."""
+    left: tuple[str, ...] = ()
+    """Sentences about what stays, and why."""
+    is_forgotten: bool
+    """The artifact itself is not in the list any more."""
+
+
+def find_place(artifact: ArtifactSnapshot, place: str | None) -> str | None:
+    """Return the place of a copy as it is kept, of what a person has written.
+
+    Raises:
+        UserError: no copy lies there.
+    """
+    known = [one.place for one in artifact.copies]
+    if place is None or place in known:
+        return place
+    folders = [one.place for one in artifact.copies if one.kind == "folder"]
+    with suppress(OSError):  # it leads nowhere
+        path = whole_path(Path(place))
+        for one in folders:
+            if one == str(path) or is_same_folder(Path(one), path):
+                return one
+    raise UserError(f"no copy of {artifact.label} is in {place}", f"It has {show_list(known)}.")
+
+
+async def delete_artifact(
+    services: Services, artifact: ArtifactSnapshot, place: str | None, even_last: bool
+) -> DeletedArtifact:
+    """Delete the copy at `place` (None: all, and the artifact from the list).
+
+    Raises:
+        UserError: no copy would be left, and `even_last` does not say that this is meant; there is
+            no such copy; a node that holds it cannot be reached.
+    """
+    place = await asyncio.to_thread(find_place, artifact, place)
+    chosen = [one for one in artifact.copies if place in (None, one.place)]
+    warning = tell_last(artifact, place)
+    if warning and not even_last and artifact.copies:
+        raise UserError(warning, "If you mean it, add --yes.")
+    deleted, left, freed = [], [], 0
+    for one in chosen:
+        freed_here, why = await _delete_copy(services, artifact, one)
+        freed += freed_here
+        left.extend([why] if why else [])
+        deleted.extend([] if why else [one.place])
+        services.artifacts.forget_copy(artifact, one)
+    if place is None:
+        services.artifacts.forget(artifact)
+    return DeletedArtifact(
+        label=artifact.label,
+        freed_bytes=freed,
+        deleted=tuple(deleted),
+        left=tuple(left),
+        is_forgotten=place is None,
+    )
+
+
+async def _delete_copy(
+    services: Services, artifact: ArtifactSnapshot, copy: ArtifactCopy
+) -> tuple[int, str]:
+    if copy.kind == "hub":
+        return 0, f"{copy.place} stays on the hub; delete it there: {copy.path}"
+    if copy.kind == "node":
+        if copy.place not in services.cluster.names():
+            return 0, f"{copy.place} is no node any more; what lies there stays"
+        return await services.cluster.agent(copy.place).delete_artifact(copy.path), ""
+    return await asyncio.to_thread(_delete_folder, Path(copy.place), artifact.files)
+
+
+def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
+    here = [entry for entry in files if (folder / entry.path).is_file()]
+    if len(missing_files(folder, here)) == len(here) and here:
+        return 0, f"{folder} holds something else by now, and stays"
+    freed = 0
+    try:
+        for entry in here:
+            (folder / entry.path).unlink()
+            freed += entry.size_bytes
+        for modelfile in folder.glob(MODELFILES) if here else ():
+            modelfile.unlink()
+        for below in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+            if not any(below.iterdir()):
+                below.rmdir()
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be deleted: {error.strerror}", "Repair its permissions."
+        ) from error
+    if folder.is_dir():
+        return freed, f"{folder} holds other files too, which stay"
+    return freed, ""

@@ -1,0 +1,1 @@
+"""Time, memory and disk that making an artifact will take."""

@@ -1,0 +1,454 @@
+"""How long each phase of an export takes on a node, and the memory it needs. Pure.
+
+The phases are those that the job itself measures (agents/quantizers): merging checks, loads, merges
+and writes; making reads the texts, measures the original and the control, quantizes and proves.
+Every phase is work over a rate: bytes read and written, weights handled on the processor, products
+of matrices; what those rates are, `rates` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.contract.formats import Engine
+from app.artifacts.estimates import rates
+from app.artifacts.estimates.forecast import ArtifactForecast, count_judged_rows
+from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
+from app.planning.model_shape import ModelShape, choose_targets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What a node works with."""
+
+    is_gpu: bool
+    num_cores: int = 4
+    flops_per_s: float = 50e9
+    """Products of matrices on the device."""
+    memory_bytes_per_s: float = 20e9
+    """Of the device."""
+    vram_bytes: int | None = None
+    """Of its GPU; None: not known, or there is none."""
+    ram_bytes: int | None = None
+    """That an export can have; None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseForecast:
+    """What one part of an export takes."""
+
+    name: str
+    seconds: float
+    ram_bytes: int
+    vram_bytes: int | None
+    """None: no GPU is used."""
+
+
+def forecast_phases(
+    shape: ModelShape,
+    method: str,
+    types: Sequence[str],
+    made: ArtifactForecast,
+    bench: Bench,
+    texts: TextSizes = MOST_TEXTS,
+    targets: str | tuple[str, ...] | None = "all-linear",
+    engine: Engine = "gptqmodel",
+) -> tuple[PhaseForecast, ...]:
+    """Return the phases of an export in their order.
+
+    Args:
+        shape: of the model.
+        method: `merged`, or one of `agents.contract.formats.METHODS`.
+        types: of the method.
+        made: its sizes.
+        bench: what the node works with.
+        texts: that it is calibrated with and judged by.
+        targets: linear layers with an adapter, as in a run file; None: all weights were trained.
+        engine: what makes AWQ.
+
+    >>> from app.planning.model_shape import read_shape
+    >>> from app.artifacts.estimates.forecast import forecast_artifact
+    >>> llama = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
+    ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
+    >>> card = Bench(is_gpu=True, num_cores=8, flops_per_s=50e12, memory_bytes_per_s=450e9,
+    ...     vram_bytes=12 << 30, ram_bytes=64 << 30)
+    >>> phases = forecast_phases(llama, "awq", (), forecast_artifact(llama, "awq"), card)
+    >>> [one.name for one in phases][4:]
+    ['texts', 'original', 'control', 'quantize', 'proof']
+    >>> max(one.vram_bytes or 0 for one in phases) < 12 << 30
+    True
+    """
+    work = _Work(
+        shape=shape, method=method, types=types, made=made, bench=bench, texts=texts,
+        targets=targets, engine=engine,
+    )  # fmt: skip
+    merging = work.merge_phases()
+    return merging if method == "merged" else (*merging, *work.make_phases())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    shape: ModelShape
+    method: str
+    types: Sequence[str]
+    made: ArtifactForecast
+    bench: Bench
+    texts: TextSizes
+    targets: str | tuple[str, ...] | None
+    engine: Engine
+
+    @property
+    def _device(self) -> str:
+        return "gpu" if self.bench.is_gpu else "cpu"
+
+    @property
+    def _base_ram(self) -> int:
+        return rates.BASE_RAM_BYTES[self._device]
+
+    @property
+    def _tokens(self) -> float:
+        return self._rows * self.texts.mean_tokens
+
+    @property
+    def _rows(self) -> int:
+        return count_judged_rows(self.method, self.made.merged_bytes, self.texts)
+
+    @property
+    def _answers(self) -> int:
+        return min(rates.PROMPTS, self._rows) * rates.ANSWER_TOKENS
+
+    @property
+    def _answer_passes(self) -> int:
+        """Over the weights: a job on a GPU answers all prompts at once."""
+        return rates.ANSWER_TOKENS if self.bench.is_gpu else self._answers
+
+    @property
+    def _original_on_gpu(self) -> bool:
+        vram = self.bench.vram_bytes
+        return self.bench.is_gpu and (
+            vram is None or self.made.merged_bytes * rates.GPU_SPARE + rates.GPU_SPARE_BYTES <= vram
+        )
+
+    @property
+    def _resident_bytes(self) -> int | None:
+        """Of an original whose other weights come to the GPU for each pass; None: it is no such."""
+        vram, ram, whole = self.bench.vram_bytes, self.bench.ram_bytes, self.made.merged_bytes
+        if vram is None or self._original_on_gpu or not self.bench.is_gpu:
+            return None
+        room = vram - rates.STREAM_SPARE_BYTES
+        fits_ram = ram is None or whole * rates.GPU_SPARE <= ram
+        if room < rates.LEAST_RESIDENT_BYTES or not fits_ram:
+            return None
+        return room - self._layer_bytes() // 2  # whole layers stay
+
+    def _stream_s(self, resident_bytes: int, passes: int) -> float:
+        come_bytes = self.made.merged_bytes - resident_bytes
+        return passes * come_bytes / rates.STREAMED_BYTES_PER_S
+
+    @property
+    def _widest(self) -> int:
+        return max(one.num_weights for layer in self.shape.layers for one in layer.linears)
+
+    def merge_phases(self) -> tuple[PhaseForecast, ...]:
+        whole = self.made.merged_bytes
+        adapted = self._count_adapted()
+        base = rates.LOADED_RAM_BYTES[self._device]
+        # Weights are mapped from their file; only those that change take memory of their own.
+        ram = base + rates.MERGE_RAM_BYTES + int(whole * adapted / self.shape.num_parameters)
+        return (
+            _phase("check", rates.START_S + self._hash_s(), 20_000_000),
+            _phase("load", rates.IMPORT_S[self._device], base),  # hashing has read the files
+            _phase("merge", rates.PEFT_S + adapted / rates.MERGED_WEIGHTS_PER_S, ram),
+            _phase("write", whole / rates.WRITE_BYTES_PER_S, ram),
+        )
+
+    def _hash_s(self) -> float:
+        """Return seconds to hash the base model: several files at once, each on a core."""
+        whole = self.made.merged_bytes
+        at_once = min(rates.HASHED_AT_ONCE, self.bench.num_cores)
+        return max(min(whole, rates.SHARD_BYTES), whole / at_once) / rates.HASH_BYTES_PER_S
+
+    def _count_adapted(self) -> int:
+        """Return how many weights merging changes."""
+        if self.targets is None:
+            return self.shape.num_parameters
+        layers = self.shape.layers
+        chosen = [one for layer in layers for one in choose_targets(layer, self.targets)]
+        return sum(one.num_weights for one in chosen)
+
+    def make_phases(self) -> tuple[PhaseForecast, ...]:
+        return (
+            _phase(
+                "texts",
+                rates.START_S + rates.IMPORT_S[self._device],
+                rates.LOADED_RAM_BYTES[self._device],
+            ),
+            self._original(),
+            self._control(),
+            self._quantize(),
+            self._proof(),
+        )
+
+    def _judge_s(self, tokens: float, *, on_gpu: bool) -> float:
+        """Return seconds to predict rows and to keep or compare what was predicted."""
+        flops = self.bench.flops_per_s if on_gpu else self._cpu_flops
+        passes = 2.0 * self.shape.num_parameters * tokens / (0.5 * flops)
+        return passes + tokens * self.shape.vocab / rates.KEEP_VALUES_PER_S
+
+    def _answer_s(
+        self, size_bytes: float, tokens: int, *, on_gpu: bool, layer_s: float = rates.LAYER_S
+    ) -> float:
+        rate = self.bench.memory_bytes_per_s if on_gpu else 15e9
+        step = size_bytes / rate + (layer_s if on_gpu else 2e-4) * self.shape.num_layers
+        return tokens * step
+
+    @property
+    def _cpu_flops(self) -> float:
+        return 60e9 * self.bench.num_cores if self.bench.is_gpu else self.bench.flops_per_s
+
+    def _logits_bytes(self, value_bytes: int = 10) -> int:
+        """Return what the longest row's predictions take, in half precision and wider."""
+        return self.texts.longest_tokens * self.shape.vocab * value_bytes
+
+    def _original(self) -> PhaseForecast:
+        whole, on_gpu = self.made.merged_bytes, self._original_on_gpu
+        resident = self._resident_bytes
+        if resident is not None:
+            return self._original_streamed(resident)
+        seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=on_gpu)
+        seconds += rates.CUDA_S if self.bench.is_gpu else 0
+        seconds += self._answer_s(
+            whole if on_gpu else 2 * whole, self._answer_passes, on_gpu=on_gpu
+        )
+        vram = whole + self._logits_bytes() if on_gpu else 0
+        ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES)
+        ram += 0 if on_gpu else self._wide_bytes()
+        return self._on("original", seconds, ram, vram)
+
+    def _original_streamed(self, resident: int) -> PhaseForecast:
+        whole = self.made.merged_bytes
+        seconds = whole / rates.READ_BYTES_PER_S + self._judge_s(self._tokens, on_gpu=True)
+        seconds += rates.CUDA_S
+        seconds += self._answer_s(resident, self._answer_passes, on_gpu=True)
+        seconds += self._stream_s(resident, self._rows + self._answer_passes)
+        ram = self._base_ram + self._logits_bytes(rates.PREDICT_BYTES)  # the rest is mapped
+        vram = resident + self._logits_bytes() + 2 * self._widest
+        return self._on("original", seconds, ram, vram)
+
+    def _control_streamed(self, resident: int) -> PhaseForecast:
+        come = self.made.merged_bytes - resident
+        rounded = self.shape.num_quantized + self._rows * come / 2
+        seconds = rounded / rates.ROUNDED_WEIGHTS_PER_S["gpu"]
+        seconds += self._judge_s(self._tokens, on_gpu=True) + self._stream_s(resident, self._rows)
+        ram = self._base_ram + self._logits_bytes(rates.COMPARE_BYTES)
+        vram = resident + max(rates.ROUND_BYTES * self._widest, self._logits_bytes())
+        return self._on("control", seconds, ram, vram)
+
+    def _wide_bytes(self) -> int:
+        """Return the original in float32, or as it is where that does not fit."""
+        whole, ram = self.made.merged_bytes, self.bench.ram_bytes
+        return whole if ram is not None and 2 * whole * rates.GPU_SPARE > ram else 2 * whole
+
+    def _control(self) -> PhaseForecast:
+        on_gpu = self._original_on_gpu
+        resident = self._resident_bytes
+        if resident is not None:
+            return self._control_streamed(resident)
+        rate = rates.ROUNDED_WEIGHTS_PER_S["gpu"]
+        if not on_gpu:
+            rate = rates.ROUNDED_WEIGHTS_PER_S["cpu"] * self.bench.num_cores
+        seconds = self.shape.num_quantized / rate + self._judge_s(self._tokens, on_gpu=on_gpu)
+        rounded = rates.ROUND_BYTES * self._widest
+        vram = self.made.merged_bytes + max(rounded, self._logits_bytes()) if on_gpu else 0
+        compared = self._logits_bytes(rates.COMPARE_BYTES)
+        ram = self._base_ram + compared
+        if not on_gpu:
+            ram = self._base_ram + self._wide_bytes() + max(4 * 6 * self._widest, compared)
+        return self._on("control", seconds, ram, vram)
+
+    def _quantize(self) -> PhaseForecast:
+        return {
+            "nf4": self._quantize_nf4,
+            "awq": self._quantize_awq,
+            "gptq": self._quantize_gptq,
+            "gguf": self._quantize_gguf,
+        }[self.method]()
+
+    def _quantize_nf4(self) -> PhaseForecast:
+        whole, size = self.made.merged_bytes, self.made.final_bytes
+        seconds = (
+            rates.BITSANDBYTES_S + whole / rates.READ_BYTES_PER_S + size / rates.WRITE_BYTES_PER_S
+        )
+        if not self.bench.is_gpu:
+            seconds += self.shape.num_quantized / rates.NF4_WEIGHTS_PER_S
+        vram = size + 2 * self._widest * 2
+        ram = (
+            self._base_ram
+            + rates.NF4_RAM_BYTES
+            + (min(size, rates.SHARD_BYTES) if self.bench.is_gpu else size)
+        )
+        return self._on("quantize", seconds, ram, vram)
+
+    def _quantize_awq(self) -> PhaseForecast:
+        shape, bench = self.shape, self.bench
+        tokens = self.texts.block_tokens
+        products = shape.num_quantized * min(tokens, rates.CLIP_TOKENS) * rates.CLIPS
+        search = 2.0 * shape.num_quantized * tokens * rates.GRID
+        seconds = search / (rates.SEARCH_SHARE[self._device] * bench.flops_per_s)
+        if not bench.is_gpu:
+            rate = rates.ROUNDED_WEIGHTS_PER_S["cpu"] * bench.num_cores
+            seconds += rates.ROUNDINGS * shape.num_quantized / rate
+        if self.engine == "gptqmodel":
+            seconds += 2.0 * products / bench.flops_per_s
+        elif bench.is_gpu:
+            seconds += products * rates.KEPT_PRODUCT_BYTES / bench.memory_bytes_per_s
+        else:
+            seconds += products / (rates.KEPT_PRODUCTS_PER_S * bench.num_cores / 2)
+        if bench.is_gpu:
+            seconds += rates.AWQ_LAYER_S * shape.num_layers
+            seconds += shape.num_quantized / rates.AWQ_WEIGHTS_PER_S
+        seconds += rates.GPTQMODEL_S + self._io_s()
+        kept = self._kept_value_bytes()
+        if not bench.is_gpu:  # of little text, loading takes more than what is kept of it
+            kept = max(kept, self._predicted_bytes())
+        moved = tokens * 3 * shape.hidden  # inputs, outputs, and those of attention
+        at_once = min(tokens, rates.BLOCKS_AT_ONCE * rates.CLIP_TOKENS) * (
+            4 * shape.hidden + 3 * shape.ffn
+        )
+        held = 3 * self._layer_bytes() + 2 * int(moved)
+        if self.engine == "autoawq":  # which packs on the processor, and keeps its products
+            most_inputs = max(one.num_inputs for layer in shape.layers for one in layer.linears)
+            at_once = max(at_once, rates.KEPT_OUTPUTS * rates.CLIP_TOKENS * most_inputs)
+            vram = held + 2 * int(at_once)
+            return self._on("quantize", seconds, self._pack_ram("autoawq") + kept, vram)
+        vram = held + 2 * int(at_once) + rates.PACK_VRAM_BYTES
+        more = 2 * int(tokens * (max(shape.hidden, shape.ffn) + shape.hidden)) + 4 * self._widest
+        has_room = vram + more + rates.WORKSPACE_BYTES < (bench.vram_bytes or 0)
+        if has_room:
+            vram += more  # inputs, outputs and weights, which are copied for each scale elsewhere
+        return self._on("quantize", seconds, self._pack_ram() + kept, vram)
+
+    def _count_values(self) -> int:
+        """Return how many numbers AWQ keeps of a layer's inputs."""
+        return int(self.texts.block_tokens * (6 * self.shape.hidden + 2 * self.shape.ffn))
+
+    def _kept_value_bytes(self) -> int:
+        kept = int(self._count_values() * rates.AWQ_VALUE_BYTES[self._device])
+        return kept + (rates.AWQ_RAM_BYTES[self._device] if self.engine == "gptqmodel" else 0)
+
+    def _quantize_gptq(self) -> PhaseForecast:
+        shape, bench = self.shape, self.bench
+        linears = [(one, n) for layer, n in shape.kinds for one in layer.linears]
+        columns = sum(n * one.num_inputs for one, n in linears)
+        tokens = self.texts.calibration_tokens
+        flops = 2.0 * 3 * shape.num_quantized * tokens / (0.4 * bench.flops_per_s)
+        seconds = rates.GPTQMODEL_S + flops + self._io_s()
+        seconds += columns * rates.GPTQ_COLUMN_S[self._device]
+        seconds += sum(n for _, n in linears) * rates.GPTQ_LINEAR_S[self._device]
+        seconds += shape.num_quantized * rates.GPTQ_PACKED_S[self._device]
+        kept = int(tokens * shape.hidden * 2 * 2) + 4 * 3 * shape.ffn**2
+        ram = self._pack_ram() + (0 if bench.is_gpu else kept + self._predicted_bytes())
+        return self._on(
+            "quantize", seconds, ram, 3 * self._layer_bytes() + kept + rates.PACK_VRAM_BYTES
+        )
+
+    def _io_s(self) -> float:
+        whole, size = self.made.merged_bytes, self.made.final_bytes
+        return whole / rates.READ_BYTES_PER_S + (whole + size) / rates.WRITE_BYTES_PER_S
+
+    def _layer_bytes(self) -> int:
+        return 2 * max(layer.num_parameters for layer in self.shape.layers)
+
+    def _pack_ram(self, engine: Engine = "gptqmodel") -> int:
+        held = int(rates.PACKED_SHARE[self._device] * self.made.merged_bytes)
+        return self._base_ram + rates.PACK_RAM_BYTES[engine][self._device] + held
+
+    def _predicted_bytes(self) -> int:
+        rows = min(rates.ROWS_AT_ONCE, self.texts.calibration_rows)
+        return rows * self.texts.longest_tokens * self.shape.vocab * rates.LOGIT_BYTES
+
+    def _quantize_gguf(self) -> PhaseForecast:
+        seconds, kinds = 0.0, {kind for kind, _ in self.made.files}
+        if "F16" not in kinds and kinds - {"Q8_0"}:
+            seconds = self._convert_s()  # F16, which the K types are made of
+        for kind, size in self.made.files:
+            if kind in ("F16", "Q8_0"):
+                seconds += self._convert_s()
+            else:
+                seconds += self.shape.num_parameters / (
+                    rates.K_WEIGHTS_PER_S * self.bench.num_cores
+                )
+            seconds += size / rates.WRITE_BYTES_PER_S
+        ram = self._base_ram + rates.LOADED_RAM_BYTES[self._device]
+        largest = max(self._widest, self.shape.num_embedding)
+        ram += rates.CONVERT_WEIGHT_BYTES[self._device] * largest
+        return self._on("quantize", seconds, ram, 0)
+
+    def _convert_s(self) -> float:
+        whole = self.made.merged_bytes
+        return rates.CONVERT_S[self._device] + whole / rates.CONVERTED_BYTES_PER_S
+
+    def _proof(self) -> PhaseForecast:
+        size, ram = self.made.final_bytes, self._base_ram
+        if self.method == "gguf":
+            words = min(rates.LLAMA_WORDS, self.shape.vocab)
+            rate = rates.LLAMA_BYTES_PER_S * self.bench.num_cores
+            step = (
+                size / min(rate, rates.LLAMA_MOST_BYTES_PER_S) / len(self.made.files)
+                + rates.LLAMA_TOKEN_S[self._device]
+                + words * rates.LLAMA_WORD_S
+            )
+            tokens = self._tokens + self._answers + rates.ANSWER_TOKENS
+            seconds = len(self.made.files) * tokens * step
+            compared = self._logits_bytes(rates.COMPARE_BYTES)
+            return self._on("proof", seconds, ram + compared + rates.LLAMA_RAM_BYTES, 0)
+        on_gpu = self.bench.is_gpu
+        seconds = (
+            rates.PROVE_S
+            + size / rates.READ_BYTES_PER_S
+            + self._judge_s(self._tokens, on_gpu=on_gpu)
+        )
+        if not on_gpu:
+            seconds += self.shape.num_quantized / rates.UNPACKED_WEIGHTS_PER_S
+        tokens = self._answer_passes + rates.ANSWER_TOKENS + 1
+        moved = size
+        if on_gpu:
+            moved += rates.MADE_WEIGHT_BYTES[self.method] * self.shape.num_quantized
+        layer_s = rates.MADE_LAYER_S[self.method]
+        seconds += self._answer_s(moved, tokens, on_gpu=on_gpu, layer_s=layer_s)
+        vram = size + self._logits_bytes() + rates.UNPACK_BYTES[self.method] * self._widest
+        if on_gpu and self.method != "nf4":  # gptqmodel gives little back of what it took
+            ram = self._pack_ram() + (rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0)
+            if self.engine == "autoawq":  # which is still there when gptqmodel loads the result
+                ram += rates.PACK_RAM_BYTES["autoawq"]["gpu"] + self._kept_value_bytes()
+            vram += rates.PACK_VRAM_BYTES
+        else:
+            is_nf4 = self.method == "nf4"
+            ram += rates.NF4_RAM_BYTES if is_nf4 else rates.UNPACK_RAM_BYTES[self.engine]
+            ram += self._logits_bytes(rates.COMPARE_BYTES) + (0 if on_gpu else self._loaded_bytes())
+        return self._on("proof", seconds, ram, vram)
+
+    def _loaded_bytes(self) -> int:
+        """Return what the result takes of a CPU's memory, with what was not given back before it.
+
+        What is not quantized becomes float32, and so do weights that the kernels of GPTQ and AWQ
+        have used, and all of NF4 (agents/quantizers/inference/models.py).
+        """
+        size, shape = self.made.final_bytes, self.shape
+        wide = 2 * (shape.num_parameters - shape.num_quantized)
+        if self.method == "nf4":
+            return size + wide + 4 * shape.num_quantized
+        wide += 4 * shape.num_quantized
+        kept = self.made.merged_bytes if self.engine == "gptqmodel" else 0
+        if self.method == "awq" and self.engine == "gptqmodel":
+            kept += int(rates.UNRETURNED_SHARE * self._kept_value_bytes())
+        return kept + size + wide
+
+    def _on(self, name: str, seconds: float, ram: int, vram: int) -> PhaseForecast:
+        taken = vram + rates.WORKSPACE_BYTES if vram else 0
+        return _phase(name, seconds, ram, taken if self.bench.is_gpu else None)
+
+
+def _phase(name: str, seconds: float, ram: int, vram: int | None = None) -> PhaseForecast:
+    return PhaseForecast(name=name, seconds=seconds, ram_bytes=int(ram), vram_bytes=vram)

@@ -1,0 +1,186 @@
+"""How large an artifact will be, and what making it takes on the node's disk. Pure.
+
+Every tensor is counted in the form that its format stores it in. Bits per weight of GGUF are those
+of llama.cpp's blocks, and which tensor gets which type is its rule (`llama_tensor_get_type` in
+llama-quant.cpp, release b10605). Tokenizer and metadata are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.contract.formats import Engine
+from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
+from app.planning.model_shape import LayerShape, Linear, ModelShape
+from app.text import show_bytes
+
+_BITS = {
+    "F32": 32.0, "F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.5625, "Q5_K": 5.5, "Q4_K": 4.5, "Q3_K": 3.4375,
+    "Q5_1": 6.0, "Q5_0": 5.5, "IQ4_NL": 4.5,
+}  # fmt: skip
+_BLOCK = 256
+"""Weights of a row that a K block takes; other rows get the type that stands beside it."""
+_OTHERWISE = {"Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_GROUP = 128
+_NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""One 8-bit scale for 64 weights, and a 32-bit one for 256 of those (arXiv:2305.14314)."""
+_NF4_LAYER_BYTES = 1970
+"""Code books and description of one linear layer, as measured on 28 of them."""
+_LOGIT_BYTES = 2
+_GGUF_ROWS, _GGUF_FEWEST, _GGUF_BYTES = 12, 2, 1 << 30
+_CONTINUED_FAMILIES = ("llama", "qwen3_moe")
+_SLACK = 1.03
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArtifactForecast:
+    """What an export takes."""
+
+    merged_bytes: int
+    """Of the merged model, which stays on the node."""
+    files: tuple[tuple[str, int], ...]
+    """(name, bytes) of what is made: types of GGUF, else the format itself."""
+    temporary_bytes: int
+    """On the node while it is made, beside all of the above."""
+
+    @property
+    def final_bytes(self) -> int:
+        """What comes to this PC."""
+        return sum(size for _, size in self.files)
+
+    @property
+    def node_bytes(self) -> int:
+        """What has to be free on the node, with a little to spare."""
+        made = 0 if self.files[0][0] == "merged" else self.final_bytes
+        return int((self.merged_bytes + made + self.temporary_bytes) * _SLACK)
+
+
+def forecast_artifact(
+    shape: ModelShape,
+    method: str,
+    types: Sequence[str] = (),
+    bytes_per_value: float = 2.0,
+    texts: TextSizes = MOST_TEXTS,
+    engine: Engine = "gptqmodel",
+) -> ArtifactForecast:
+    """Return what an export takes.
+
+    Args:
+        shape: of the model.
+        method: `merged`, or one of `agents.contract.formats.METHODS`.
+        types: of the method.
+        bytes_per_value: of the base model's weights.
+        texts: that it is judged by.
+        engine: what makes AWQ; AutoAWQ writes nothing but the result.
+
+    Llama-2-7B as Q4_K_M has 4.08 GB, as published:
+
+    >>> from app.planning.model_shape import read_shape
+    >>> llama = read_shape({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096,
+    ...     "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32})
+    >>> [(n, round(b / 1e9, 2)) for n, b in forecast_artifact(llama, "gguf", ("Q4_K_M",)).files]
+    [('Q4_K_M', 4.08)]
+    """
+    merged = int(shape.num_parameters * bytes_per_value)
+    rows = count_judged_rows(method, merged, texts)
+    logits = int(_LOGIT_BYTES * rows * (texts.mean_tokens - 1) * shape.vocab)
+    if method == "merged":
+        return ArtifactForecast(merged_bytes=merged, files=(("merged", merged),), temporary_bytes=0)
+    if method == "gguf":
+        whole = _gguf_bytes(shape, "F16")
+        hidden = 0 if "F16" in types or all(kind == "Q8_0" for kind in types) else whole
+        files = tuple((kind, _gguf_bytes(shape, kind)) for kind in types)
+        return ArtifactForecast(merged_bytes=merged, files=files, temporary_bytes=logits + hidden)
+    bits = {"nf4": _NF4_BITS, "awq": 4 + 20 / _GROUP}.get(method)
+    if bits is None:
+        wide = float(types[0][0]) if types else 4.0
+        bits = wide + (16 + wide) / _GROUP
+    size = int(shape.num_quantized * bits / 8 + (shape.num_parameters - shape.num_quantized) * 2)
+    if method == "nf4":
+        size += _NF4_LAYER_BYTES * sum(len(layer.linears) * n for layer, n in shape.kinds)
+    if method == "gptq":  # each input says its group
+        size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
+    packed = size - 2 * (shape.num_parameters - shape.num_quantized)
+    is_offloaded = method != "nf4" and engine == "gptqmodel"
+    offloaded = _offload(shape, packed, texts) if is_offloaded else 0
+    return ArtifactForecast(
+        merged_bytes=merged, files=((method, size),), temporary_bytes=logits + offloaded
+    )
+
+
+def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
+    """Return what gptqmodel writes meanwhile: what is done, and where it can go on with layers
+    (agents/quantizers/formats/layer_resume.py), a copy of that and two of what goes into the next
+    one, with the embedding where it is the head too.
+    """
+    embedding = 2 * shape.num_embedding
+    if shape.family not in _CONTINUED_FAMILIES:
+        return packed_bytes + embedding
+    inputs = int(texts.calibration_tokens * shape.hidden * 2)
+    return 2 * (packed_bytes + inputs) + (3 if shape.is_tied else 1) * embedding
+
+
+def count_judged_rows(method: str, merged_bytes: int, texts: TextSizes) -> int:
+    """Return how many rows judge, as agents/quantizers/make.py counts them.
+
+    llama.cpp is asked for one token after the other, hence for fewer of large models.
+
+    >>> [count_judged_rows(method, 6 << 30, MOST_TEXTS) for method in ("gguf", "awq")]
+    [2, 32]
+    """
+    if method != "gguf":
+        return texts.held_out_rows
+    most = min(_GGUF_ROWS, texts.held_out_rows)
+    return max(_GGUF_FEWEST, min(most, _GGUF_ROWS * _GGUF_BYTES // max(1, merged_bytes)))
+
+
+def describe_forecast(forecast: ArtifactForecast) -> str:
+    """Return it in words."""
+    files = ", ".join(f"{name} {show_bytes(size)}" for name, size in forecast.files)
+    return f"{files}; {show_bytes(forecast.node_bytes)} on the node while it is made"
+
+
+def _gguf_bytes(shape: ModelShape, kind: str) -> int:
+    bits = 0.0
+    for place, layer in enumerate(shape.layers):
+        bits += sum(
+            one.num_weights * _bits(_type_of(one, kind, place, shape), one.num_inputs)
+            for one in layer.linears
+        )
+        bits += _rest(layer) * _BITS["F32"]
+    head = _head_type(kind)
+    bits += shape.num_head * _bits(head, shape.hidden)
+    embedding = head if shape.is_tied else _plain_type(kind)
+    bits += shape.num_embedding * _bits(embedding, shape.hidden)
+    return int((bits + shape.num_final_norm * _BITS["F32"]) / 8)
+
+
+def _rest(layer: LayerShape) -> int:
+    return layer.num_parameters - sum(one.num_weights for one in layer.linears)
+
+
+def _bits(kind: str, row: int) -> float:
+    return _BITS[_OTHERWISE.get(kind, kind) if row % _BLOCK else kind]
+
+
+def _plain_type(kind: str) -> str:
+    return kind.removesuffix("_M")
+
+
+def _head_type(kind: str) -> str:
+    return kind if kind in ("F16", "Q8_0") else "Q6_K"
+
+
+def _type_of(one: Linear, kind: str, place: int, shape: ModelShape) -> str:
+    plain, count = _plain_type(kind), shape.num_layers
+    if kind not in ("Q3_K_M", "Q4_K_M", "Q5_K_M"):
+        return plain
+    matters = place < count // 8 or place >= 7 * count // 8 or (place - count // 8) % 3 == 2
+    if one.name in ("v_proj", "down_proj") and kind != "Q3_K_M":
+        return "Q6_K" if matters else plain
+    if one.name == "v_proj":
+        return "Q5_K" if place < 2 else "Q4_K"
+    if one.name == "down_proj":
+        return "Q5_K" if place < count // 16 else "Q4_K"
+    return "Q4_K" if one.name == "o_proj" and kind == "Q3_K_M" else plain

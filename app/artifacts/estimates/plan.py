@@ -1,0 +1,170 @@
+"""Where an export can be made, what it takes there, and why not elsewhere. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.artifacts.estimates.cost import Bench, PhaseForecast
+from app.artifacts.estimates.forecast import ArtifactForecast, describe_forecast
+from app.artifacts.estimates.learning import ExportFactors
+from app.text import show_bytes, show_duration, show_list
+
+_GPU_CONTEXT_BYTES = 600 << 20
+"""Of a card that CUDA itself takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportNode:
+    """A node, as far as an export asks."""
+
+    node: str
+    bench: Bench
+    disk_free_bytes: int | None = None
+    problem: str = ""
+    """Why it is out of the question before anything is counted; empty: it is not."""
+    note: str = ""
+    """What is to be known of it; empty: nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacePlan:
+    """What an export takes on one node, learned corrections included."""
+
+    node: str
+    phases: tuple[PhaseForecast, ...] = ()
+    """Empty: nothing can be said of this model, or of this node."""
+    node_bytes: int | None = None
+    """Of its disk, while it is made."""
+    problems: tuple[str, ...] = ()
+    """Why it cannot be made there; empty: it can."""
+    note: str = ""
+    """What is to be known of the node now; empty: nothing."""
+    learned: str = ""
+    """What the figures were corrected by; empty: nothing."""
+    plain: tuple[PhaseForecast, ...] = ()
+    """The same as the formulas alone say it; the next forecasts learn from these."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all phases; None: not known."""
+        return sum(one.seconds for one in self.phases) if self.phases else None
+
+    @property
+    def ram_bytes(self) -> int | None:
+        """The most of any phase."""
+        return max((one.ram_bytes for one in self.phases), default=None)
+
+    @property
+    def vram_bytes(self) -> int | None:
+        """The most of any phase; None: no GPU is used, or it is not known."""
+        found = [one.vram_bytes for one in self.phases if one.vram_bytes is not None]
+        return max(found, default=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportPlan:
+    """What an export will make, and where."""
+
+    to: str
+    types: tuple[str, ...]
+    step: int | None
+    """Of the checkpoint; None: there is none."""
+    made: ArtifactForecast | None
+    """None: the model's sizes are not known here."""
+    places: tuple[PlacePlan, ...]
+    """The best first."""
+
+    @property
+    def best(self) -> PlacePlan | None:
+        """Where it would be made; None: nowhere."""
+        return next((one for one in self.places if not one.problems), None)
+
+
+def plan_place(
+    place: ExportNode,
+    made: ArtifactForecast | None,
+    plain: Sequence[PhaseForecast],
+    factors: ExportFactors,
+) -> PlacePlan:
+    """Return what an export takes on a node, and what speaks against it."""
+    if place.problem:
+        return PlacePlan(node=place.node, problems=(place.problem,))
+    phases = tuple(_correct(one, factors) for one in plain)
+    found = PlacePlan(
+        node=place.node,
+        phases=phases,
+        node_bytes=None if made is None else made.node_bytes,
+        note=place.note,
+        learned=factors.seconds.reason,
+        plain=tuple(plain),
+    )
+    return replace(found, problems=tuple(_problems(place, found)))
+
+
+def describe_place(place: PlacePlan) -> str:
+    """Return where it is made and what it takes there, in words.
+
+    >>> phase = PhaseForecast(name="merge", seconds=95, ram_bytes=3 << 30, vram_bytes=None)
+    >>> describe_place(PlacePlan(node="beta", phases=(phase,)))
+    'on beta: about 1 min 35 s, 3.0 GiB of memory'
+    """
+    note = f"; {place.note}" if place.note else ""
+    if not place.phases:
+        return f"on {place.node}{note}"
+    parts = [f"about {show_duration(place.seconds)}", f"{show_bytes(place.ram_bytes)} of memory"]
+    if place.vram_bytes:
+        parts.append(f"{show_bytes(place.vram_bytes)} of GPU memory")
+    learned = f" (corrected by {place.learned})" if place.learned else ""
+    return f"on {place.node}: {', '.join(parts)}{learned}{note}"
+
+
+def describe_plan(plan: ExportPlan) -> list[str]:
+    """Return a plan in lines: what is made, where and how long each phase takes, where not."""
+    best = plan.best
+    lines = [describe_forecast(plan.made) if plan.made else "the model's sizes are not known here"]
+    if best is not None:
+        lines.append(describe_place(best))
+        lines += [f"  {_describe_phase(one)}" for one in best.phases]
+    for one in plan.places:
+        if one.problems:
+            lines.append(f"not on {one.node}: it {show_list(one.problems)}")
+        elif one is not best:
+            lines.append(f"or {describe_place(one)}")
+    return lines
+
+
+def _describe_phase(phase: PhaseForecast) -> str:
+    vram = phase.vram_bytes
+    gpu = f"{show_bytes(vram)} of GPU memory" if vram else ""
+    figures = f"{show_duration(phase.seconds):>10}  {show_bytes(phase.ram_bytes):>9}"
+    return f"{phase.name:<10}{figures}  {gpu}".rstrip()
+
+
+def sort_places(places: Sequence[PlacePlan]) -> tuple[PlacePlan, ...]:
+    """Return the places where it can be made first, the quickest before the others."""
+    return tuple(sorted(places, key=lambda one: (bool(one.problems), one.seconds or 0.0)))
+
+
+def _correct(phase: PhaseForecast, factors: ExportFactors) -> PhaseForecast:
+    vram = phase.vram_bytes
+    return PhaseForecast(
+        name=phase.name,
+        seconds=phase.seconds * factors.seconds.value,
+        ram_bytes=int(phase.ram_bytes * factors.ram.value),
+        vram_bytes=None if vram is None else int(vram * factors.vram.value),
+    )
+
+
+def _problems(place: ExportNode, found: PlacePlan) -> list[str]:
+    room = (
+        ("on its disk", found.node_bytes, place.disk_free_bytes, 0),
+        ("of memory", found.ram_bytes, place.bench.ram_bytes, 0),
+        ("of GPU memory", found.vram_bytes, place.bench.vram_bytes, _GPU_CONTEXT_BYTES),
+    )
+    problems = []
+    for what, needed, there, taken in room:
+        if needed is not None and there is not None and needed > there - taken:
+            free = max(0, there - taken)
+            problems.append(f"needs {show_bytes(needed)} {what}, and {show_bytes(free)} are free")
+    return problems

@@ -1,0 +1,58 @@
+"""How much text an export works on, as agents/quantizers/job/texts.py takes its rows. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_TOKENS = 512
+"""Of a row; the rest is left out."""
+CALIBRATION_ROWS, HELD_OUT_ROWS = 128, 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextSizes:
+    """Of the rows that a model is calibrated with and judged by."""
+
+    calibration_rows: int = CALIBRATION_ROWS
+    held_out_rows: int = HELD_OUT_ROWS
+    mean_tokens: float = MOST_TOKENS
+    """Of a row."""
+    longest_tokens: int = MOST_TOKENS
+    """Of any row, which decides the memory."""
+
+    @property
+    def calibration_tokens(self) -> float:
+        return self.calibration_rows * self.mean_tokens
+
+    @property
+    def block_tokens(self) -> float:
+        """Of calibration, joined and cut into whole blocks, as AWQ takes it."""
+        tokens = self.calibration_tokens
+        return tokens - tokens % MOST_TOKENS if tokens > MOST_TOKENS else tokens
+
+    @property
+    def judged_tokens(self) -> float:
+        return self.held_out_rows * self.mean_tokens
+
+
+MOST_TEXTS = TextSizes()
+"""Where nothing is known of the data."""
+
+
+def size_texts(
+    num_rows: int | None, mean_tokens: float | None, longest_tokens: int | None
+) -> TextSizes:
+    """Return what is taken of a run's training data; None: not known, hence the most.
+
+    The last rows judge where the run has no evaluation data, so that few rows are fewer still.
+
+    >>> size_texts(40, 100.0, 900)
+    TextSizes(calibration_rows=30, held_out_rows=32, mean_tokens=100.0, longest_tokens=512)
+    """
+    most = num_rows if num_rows is not None else CALIBRATION_ROWS + HELD_OUT_ROWS
+    apart = min(HELD_OUT_ROWS, most // 4)
+    return TextSizes(
+        calibration_rows=max(1, min(CALIBRATION_ROWS, most - apart)),
+        mean_tokens=max(1.0, min(mean_tokens or MOST_TOKENS, MOST_TOKENS)),
+        longest_tokens=min(longest_tokens or MOST_TOKENS, MOST_TOKENS),
+    )

@@ -1,0 +1,1 @@
+"""Making an artifact from a run: request, plan, place and device."""

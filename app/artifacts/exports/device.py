@@ -1,0 +1,45 @@
+"""On which of a node's GPUs an export is made. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.contract.node import GpuFacts, NodeFacts
+from app.text import show_list
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportDevice:
+    """What computes."""
+
+    gpu: GpuFacts | None
+    """None: the CPU."""
+    note: str = ""
+    """Why it is the CPU of a PC that has GPUs; empty: it has none, or one is free."""
+
+    @property
+    def device(self) -> str:
+        """As torch names it on the node."""
+        return "cpu" if self.gpu is None else f"cuda:{self.gpu.index}"
+
+    @property
+    def device_id(self) -> str:
+        """What it is leased by."""
+        return "cpu" if self.gpu is None else self.gpu.uuid
+
+
+def choose_export_device(facts: NodeFacts) -> ExportDevice:
+    """Return the GPU with the most memory of those that no run uses, else the CPU.
+
+    What uses one and is no run will be through soon: the node lets the export wait for it.
+    """
+    runs = {use.uuid: use.name for use in facts.gpu_uses if use.run_id is not None}
+    free = [gpu for gpu in facts.gpus if gpu.uuid not in runs]
+    if free:
+        return ExportDevice(gpu=max(free, key=lambda gpu: (gpu.memory_bytes or 0, -gpu.index)))
+    if not facts.gpus:
+        return ExportDevice(gpu=None)
+    names = sorted(set(runs.values()))
+    who = f"{show_list(names)} {'uses' if len(names) == 1 else 'use'}"
+    what = "its GPU" if len(facts.gpus) == 1 else "its GPUs"
+    return ExportDevice(gpu=None, note=f"{who} {what}, so its CPU does the work")

@@ -1,0 +1,111 @@
+"""Where an export is made on a node, and where it comes to on this PC: nobody else's folder, with
+room, and known to take it before any node works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import disk_usage
+
+from app.artifacts.estimates.plan import ExportPlan
+from app.errors import UserError
+from app.filelock import try_locked
+from app.paths import is_same_folder, private_folder, whole_path
+from app.runs.services import Services
+from app.text import show_bytes
+
+_ANOTHER = "Name another folder."
+_NEW = "Name a new or empty folder."
+
+
+def expect_free(out: Path) -> Path:
+    """Expect nothing to be at a place, as far as can be seen without a trace; return it absolute.
+
+    Raises:
+        UserError: it is in use, or nothing can be written there.
+    """
+    try:
+        out = whole_path(out)
+    except OSError as error:
+        raise UserError(f"{out} leads nowhere: {error.strerror}", _ANOTHER) from error
+    try:
+        if out.is_dir() and any(out.iterdir()):
+            raise UserError(f"{out} is not empty", _NEW)
+        if out.exists() and not out.is_dir():
+            raise UserError(f"{out} is a file", _NEW)
+        above = next((folder for folder in (out, *out.parents) if folder.exists()), None)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+    if above is None:  # on Windows, where a drive or another PC is away
+        raise UserError(f"{out} cannot be written: {out.anchor} is not there", _ANOTHER)
+    if is_same_folder(out, Path()):  # a program in a folder that was taken away starts no other
+        raise UserError(f"{out} is the folder that this runs in", "Name a new one in it.")
+    if not above.is_dir():
+        raise UserError(f"{out} cannot be written: {above} is a file", _ANOTHER)
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{out} cannot be written: nothing may be made in {above}", _ANOTHER)
+    return out
+
+
+def free_place(out: Path) -> Path:
+    """Return the absolute place of a new folder; an empty one that stands there is taken away.
+
+    Raises:
+        UserError: it is in use, or nothing can be written there.
+    """
+    out = expect_free(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Named as the folder is while it comes, so that a name that is too long is found too.
+        with tempfile.NamedTemporaryFile(
+            prefix=f".{out.name}.", suffix=".part", dir=out.parent
+        ) as probe:
+            probe.write(b"\0")
+        if out.is_dir():
+            out.rmdir()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}", _ANOTHER) from error
+    return out
+
+
+def expect_room(plan: ExportPlan, out: Path) -> None:
+    """Expect the disk of `out` to have room for what is made, where its size is known.
+
+    Raises:
+        UserError: it has not.
+    """
+    free_bytes = disk_usage(out.parent).free
+    if plan.made is not None and plan.made.final_bytes > free_bytes:
+        raise UserError(
+            f"{out} needs {show_bytes(plan.made.final_bytes)}, and {show_bytes(free_bytes)} are "
+            "free on that disk",
+            f"Free some room there. {_ANOTHER}",
+        )
+
+
+@contextmanager
+def claim_place(services: Services, out: Path) -> Iterator[None]:
+    """Keep other exports of this master from coming to `out` until the block ends.
+
+    The second one would find the folder there when its work is done, and lose that.
+
+    Raises:
+        UserError: one is on its way there.
+    """
+    folder = private_folder(services.paths.home / "exports")
+    place = os.path.normcase(os.path.realpath(out))  # a folder above may be a link
+    path = folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.lock"
+    handle = try_locked(path)
+    if handle is None:
+        raise UserError(f"another export is on its way to {out}", _ANOTHER)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows does not remove what is open
+            path.unlink()
+        os.close(handle)

@@ -1,0 +1,238 @@
+"""Gather what is known of a run's model and of the nodes, and foretell an export from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from agents.contract.formats import CONVERTED_TYPES, METHODS, Engine, choose_group
+from agents.contract.node import NodeFacts
+from app.artifact import ArtifactSnapshot
+from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
+from app.artifacts.estimates.forecast import forecast_artifact
+from app.artifacts.estimates.learning import ExportOutcome, find_factors, maker_of
+from app.artifacts.estimates.plan import ExportNode, ExportPlan, PlacePlan, plan_place, sort_places
+from app.artifacts.estimates.texts import size_texts
+from app.artifacts.exports.device import choose_export_device
+from app.errors import RacklessError, UserError
+from app.forecasts.planner import find_data_size
+from app.library.models import weigh_weights
+from app.planning.cluster import make_cluster
+from app.planning.model_shape import ModelShape, read_shape
+from app.planning.rates import find_rates
+from app.provisioning.environment import python_of
+from app.runs.checkpoints import Copy, find_copies
+from app.runs.services import Services
+from app.storage.runs import RunRecord
+
+_VALUE_BYTES = {"float64": 8.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_USUAL_VALUE_BYTES = 2.0
+_SYSTEM_RAM_BYTES = 1 << 30
+"""Of a PC's memory that is never free."""
+
+
+async def plan_export(
+    services: Services,
+    run: RunRecord,
+    to: str,
+    types: Sequence[str] = (),
+    checkpoint: int | None = None,
+    whole: Sequence[Copy] | None = None,
+    engine: Engine = "gptqmodel",
+) -> ExportPlan:
+    """Return what an export makes, what it takes on each node, and where it cannot be made.
+
+    Args:
+        types: of the format, as they are spelled there.
+        checkpoint: its step; None: the newest.
+        whole: the copies to choose among, where they were looked for already; None: those of all
+            nodes are listed, not read.
+        engine: what makes AWQ.
+    """
+    names = services.cluster.names()
+    copies = whole if whole is not None else await find_copies(services, run.run_id, names)
+    copies = [one for one in copies if not one.broken]
+    steps = {one.info.step for one in copies if checkpoint in (None, one.info.step)}
+    step = max(steps, default=None)
+    holders = {one.node for one in copies if one.info.step == step}
+    refusal = await asyncio.to_thread(_find_refusal, services, run.spec.model, to)
+    shape, value_bytes = await asyncio.to_thread(_find_shape, services, run.spec.model)
+    data, _ = await asyncio.to_thread(find_data_size, services.planning, run.spec)
+    texts = size_texts(data.num_rows, data.mean_tokens, data.longest_tokens)
+    made = (
+        None
+        if shape is None
+        else forecast_artifact(shape, to, types, value_bytes, texts=texts, engine=engine)
+    )
+    places = await asyncio.gather(
+        *(_look(services, one, holders, to, types, refusal) for one in names)
+    )
+    outcomes = read_outcomes(await asyncio.to_thread(services.artifacts.all))
+    adapter = run.spec.adapter
+    targets = None if adapter.kind == "full" else adapter.targets
+
+    def foretell(bench: Bench) -> tuple[PhaseForecast, ...]:
+        if shape is None or made is None:
+            return ()
+        return forecast_phases(shape, to, types, made, bench, texts, targets, engine)
+
+    plans = [
+        plan_place(
+            place,
+            made,
+            foretell(place.bench),
+            find_factors(outcomes, place.node, maker_of(to, engine)),
+        )
+        for place in places
+    ]
+    return ExportPlan(to=to, types=tuple(types), step=step, made=made, places=sort_places(plans))
+
+
+def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
+    """Return what past exports measured beside what the formulas had said.
+
+    Phases count that were both foretold and done: what was there from an export before is not.
+    """
+    found = []
+    for one in artifacts:
+        measured = one.measured or {}
+        phases, foretold = measured.get("phases") or (), measured.get("forecast") or ()
+        both = {phase["name"] for phase in phases} & {phase["name"] for phase in foretold}
+        done = [phase for phase in phases if phase["name"] in both]
+        said = [phase for phase in foretold if phase["name"] in both]
+        seconds = _ratio(sum(p["seconds"] for p in done), sum(p["seconds"] for p in said))
+        if seconds is not None:
+            outcome = ExportOutcome(
+                node=str(measured.get("node", "")),
+                method=str(measured.get("maker") or one.format),
+                ended_s=one.created_s,
+                seconds_ratio=seconds,
+                ram_ratio=_ratio(_peak(done, "ram_bytes"), _peak(said, "ram_bytes")),
+                vram_ratio=_ratio(_peak(done, "vram_bytes"), _peak(said, "vram_bytes")),
+            )
+            found.append(outcome)
+    return found
+
+
+def keep_forecast(place: PlacePlan, maker: str) -> dict[str, Any]:
+    """Return what is kept of a forecast beside what is measured then."""
+    phases = [asdict(phase) for phase in place.plain]
+    return {"node": place.node, "maker": maker, "forecast": phases}
+
+
+def _ratio(measured: float, forecast: float) -> float | None:
+    return measured / forecast if measured > 0 and forecast > 0 else None
+
+
+def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
+    return max((int(one.get(name) or 0) for one in phases), default=0)
+
+
+def _find_refusal(services: Services, model: str, to: str) -> str:
+    """Return why a format is not made of a model, as far as its sizes are known; empty: it is."""
+    found = services.configs.find_here(model) if to in ("awq", "gptq") else None
+    if found is None or "model_type" not in found.config:
+        return ""
+    try:
+        choose_group(found.config, to)
+    except ValueError as error:
+        return f"cannot make it: {error}"
+    return ""
+
+
+def _find_shape(services: Services, model: str) -> tuple[ModelShape | None, float]:
+    """Return the sizes of a model, and the bytes of one of its values; None: they are not known."""
+    found = services.configs.find_here(model)
+    if found is None:
+        return None, _USUAL_VALUE_BYTES
+    try:
+        shape = read_shape(found.config)
+    except UserError:  # an architecture that is counted by nobody; the export itself may know it
+        return None, _USUAL_VALUE_BYTES
+    return shape, find_value_bytes(found.config, weigh_weights(model), shape.num_parameters)
+
+
+def find_value_bytes(
+    config: Mapping[str, Any], weights_bytes: int | None, num_parameters: int
+) -> float:
+    """Return how many bytes a value takes once the model is loaded as its config says.
+
+    Args:
+        config: of the model.
+        weights_bytes: of its files; None: they are not here. They count where the config says
+            nothing: then the type of the files is kept.
+        num_parameters: in those files.
+
+    >>> find_value_bytes({"torch_dtype": "float32"}, None, 1), find_value_bytes({}, None, 1)
+    (4.0, 2.0)
+    >>> find_value_bytes({}, 4_001_000, 1_000_000)
+    4.0
+    """
+    text = config.get("text_config")
+    for about in (config, text if isinstance(text, Mapping) else {}):
+        named = str(about.get("dtype") or about.get("torch_dtype") or "")
+        if (known := _VALUE_BYTES.get(named.removeprefix("torch."))) is not None:
+            return known
+    if weights_bytes is not None and weights_bytes > 3 * num_parameters:
+        return 4.0
+    return _USUAL_VALUE_BYTES
+
+
+async def _look(
+    services: Services,
+    node: str,
+    holders: set[str],
+    to: str,
+    types: Sequence[str],
+    refusal: str,
+) -> ExportNode:
+    if refusal:
+        return ExportNode(node=node, bench=Bench(is_gpu=False), problem=refusal)
+    try:
+        facts = await services.cluster.agent(node).facts()
+    except RacklessError as error:
+        return ExportNode(node=node, bench=Bench(is_gpu=False), problem=f"does not answer: {error}")
+    problem = "" if node in holders else "has no whole copy of the checkpoint"
+    try:
+        python_of(node, facts)
+    except UserError as error:
+        problem = problem or error.message
+    is_built = to == "gguf" and not set(types) <= set(CONVERTED_TYPES)
+    if not problem and is_built and facts.compiler is None:
+        problem = "has no C++ compiler, which the K types need"
+    chosen = choose_export_device(facts)
+    return ExportNode(
+        node=node,
+        bench=_bench(services, node, replace(facts, gpus=(chosen.gpu,) if chosen.gpu else ())),
+        disk_free_bytes=facts.disk_free_bytes,
+        problem=problem,
+        note=chosen.note if to in METHODS else "",  # a merge is the CPU's work anyway
+    )
+
+
+def _bench(services: Services, node: str, facts: NodeFacts) -> Bench:
+    """Return what the only GPU of the facts reaches, or the CPU where they have none."""
+    known = services.planning.calibrations()
+    calibrations = {(name, found.card): found for (name, _), found in known.items()}
+    (planned,) = make_cluster({node: facts}, calibrations=calibrations).nodes
+    gpu = planned.gpus[0]
+    rates = find_rates(gpu)
+    is_gpu = gpu.device != "cpu"
+    vram = gpu.memory_bytes if is_gpu else None
+    return Bench(
+        is_gpu=is_gpu,
+        num_cores=facts.num_cores or 4,
+        flops_per_s=rates.matrix_flops_per_s,
+        memory_bytes_per_s=rates.copy_bytes_per_s,
+        vram_bytes=None if vram is None else max(0, vram - gpu.desktop_bytes),
+        ram_bytes=_find_ram(facts),
+    )
+
+
+def _find_ram(facts: NodeFacts) -> int | None:
+    """Return the memory that an export can have beside what runs there now; None: not known."""
+    if facts.memory_available_bytes is not None:
+        return facts.memory_available_bytes
+    return None if facts.memory_bytes is None else max(0, facts.memory_bytes - _SYSTEM_RAM_BYTES)

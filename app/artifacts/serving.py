@@ -1,0 +1,197 @@
+"""The commands that serve an artifact: of those programs only that load its format.
+
+None of them was run here; the configuration is held against the fields that vLLM reads
+(vllm/model_executor/layers/quantization: auto_awq.py, auto_gptq.py, bitsandbytes.py).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.artifact import ArtifactSnapshot
+
+NOT_TRIED = "Not tried here."
+_MARLIN_GROUPS = (-1, 32, 64, 128)
+"""Group sizes of vLLM's quick kernels (marlin_utils.py); others run slowly, or not at all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeCommand:
+    """How one program serves an artifact."""
+
+    runtime: str
+    """One of `app.artifacts.RUNTIMES`."""
+    title: str
+    command: str
+    notes: tuple[str, ...] = ()
+    """What to know before, in whole sentences."""
+    modelfile: str | None = None
+    """For Ollama: the text of the file that the command names."""
+    modelfile_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedFolder:
+    """A copy on this PC, as far as serving goes."""
+
+    path: str
+    config: Mapping[str, Any]
+    """Its config.json; empty: it has none, as GGUF."""
+    files: tuple[tuple[str, str], ...] = ()
+    """(type, file name) of GGUF."""
+    templates: Mapping[str, str]
+    """Of GGUF: type -> Ollama's template with its stops, as lines of a Modelfile."""
+    template_problems: Mapping[str, str]
+    """Of GGUF: type -> why the model's template cannot be said in a Modelfile."""
+
+
+def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[ServeCommand, ...]:
+    """Return the commands for a Linux PC with the program installed."""
+    if artifact.format == "gguf":
+        found = []
+        for kind, file in folder.files:
+            found.append(_llama_cpp(artifact, folder, kind, file))
+            found.append(_ollama(artifact, folder, kind, file))
+        return tuple(found)
+    found = [_vllm(artifact, folder)]
+    if artifact.format != "nf4":  # TGI makes NF4 of whole models, and does not read it
+        found.append(_tgi(artifact, folder))
+    return tuple(found)
+
+
+def _vllm(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
+    command = f"vllm serve {shlex.quote(folder.path)} --served-model-name {artifact.name}"
+    problems = check_vllm_config(artifact.format, folder.config)
+    checked = "The configuration has every field that vLLM reads, with values that it takes."
+    return ServeCommand(
+        runtime="vllm",
+        title="vLLM",
+        command=command,
+        notes=(*(problems or (checked,)), NOT_TRIED),
+    )
+
+
+def _tgi(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
+    quantize = f" --quantize {artifact.format}" if artifact.format in ("awq", "gptq") else ""
+    return ServeCommand(
+        runtime="tgi",
+        title="Text Generation Inference",
+        command="docker run --rm --gpus all --shm-size 1g -p 127.0.0.1:8080:80 "
+        f"--mount {shlex.quote(_mount(folder.path))} "
+        f"ghcr.io/huggingface/text-generation-inference:latest --model-id /model{quantize}",
+        notes=(NOT_TRIED,),
+    )
+
+
+def _mount(path: str) -> str:
+    """Return what Docker mounts, as one line of CSV, which it reads it as.
+
+    >>> _mount("/m/poems: 2"), _mount("/m/a,b")
+    ('type=bind,src=/m/poems: 2,dst=/model,readonly', 'type=bind,"src=/m/a,b",dst=/model,readonly')
+    """
+    source = f"src={path}"
+    if "," in path or '"' in path:
+        quoted = source.replace('"', '""')
+        source = f'"{quoted}"'
+    return f"type=bind,{source},dst=/model,readonly"
+
+
+def _llama_cpp(
+    artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: str
+) -> ServeCommand:
+    path = shlex.quote(f"{folder.path}/{file}")
+    ran = [name for name in artifact.runtimes if name.startswith("llama.cpp")]
+    proved = (f"This file was loaded and has answered in {ran[0]}.",) if ran else ()
+    return ServeCommand(
+        runtime="llama.cpp",
+        title=f"llama.cpp, {kind}",
+        command=f"llama-server -m {path} --jinja --host 127.0.0.1 --port 8080",
+        notes=(*proved, "llama-server itself: not tried here."),
+    )
+
+
+def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: str) -> ServeCommand:
+    name, tag = artifact.name.lower(), kind.lower()
+    modelfile = f"Modelfile-{kind}"
+    template = folder.templates.get(kind, "")
+    why = folder.template_problems.get(kind, "")
+    said = (
+        "The Modelfile has the model's own chat template."
+        if template
+        else f"The model's chat template cannot be said in a Modelfile: {why}. "
+        "Ollama takes one that it finds fitting, or none: compare its answers."
+    )
+    return ServeCommand(
+        runtime="ollama",
+        title=f"Ollama, {kind}",
+        command=f"ollama create {name}:{tag} -f {shlex.quote(f'{folder.path}/{modelfile}')} "
+        f"&& ollama run {name}:{tag}",
+        notes=(said, NOT_TRIED),
+        modelfile=f"FROM ./{file}\n{template}",
+        modelfile_name=modelfile,
+    )
+
+
+# ---------------------------------------------------------------- what vLLM reads
+
+
+def check_vllm_config(kind: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what vLLM would refuse in a config.json, in whole sentences.
+
+    >>> check_vllm_config("awq", {"architectures": ["LlamaForCausalLM"], "quantization_config":
+    ...     {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}})
+    ()
+    """
+    problems = []
+    if not config.get("architectures"):
+        problems.append("config.json names no architecture, by which vLLM chooses its model.")
+    found = config.get("quantization_config")
+    if kind == "merged":
+        return (*problems, *(["config.json says that it is quantized."] if found else []))
+    if not isinstance(found, dict):
+        return (*problems, "config.json has no quantization_config.")
+    checks: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[str]]]] = {
+        "awq": ("awq", _check_awq),
+        "gptq": ("gptq", _check_gptq),
+        "nf4": ("bitsandbytes", _check_nf4),
+    }
+    method, check = checks[kind]
+    if found.get("quant_method") != method:
+        problems.append(f"quant_method is {found.get('quant_method')!r}; vLLM expects {method!r}.")
+    return (*problems, *check(found))
+
+
+def _check_awq(found: Mapping[str, Any]) -> list[str]:
+    bits = found.get("w_bit", found.get("bits"))
+    group = found.get("q_group_size", found.get("group_size"))
+    problems = [] if bits == 4 else [f"bits is {bits!r}; vLLM reads AWQ of 4 bits only."]
+    if not isinstance(found.get("zero_point"), bool):
+        problems.append("zero_point is missing; vLLM needs it.")
+    return problems + _check_group(group)
+
+
+def _check_gptq(found: Mapping[str, Any]) -> list[str]:
+    problems = [f"{name} is missing; vLLM needs it." for name in ("desc_act",) if name not in found]
+    if found.get("bits") not in (4, 8) or found.get("sym") is not True:
+        problems.append(
+            f"bits is {found.get('bits')!r} and sym {found.get('sym')!r}; "
+            "vLLM reads symmetric weights of 4 or 8 bits."
+        )
+    return problems + _check_group(found.get("group_size"))
+
+
+def _check_group(group: object) -> list[str]:
+    if group in _MARLIN_GROUPS:
+        return []
+    return [f"group_size is {group!r}; vLLM's kernels take {', '.join(map(str, _MARLIN_GROUPS))}."]
+
+
+def _check_nf4(found: Mapping[str, Any]) -> list[str]:
+    storage = found.get("bnb_4bit_quant_storage") or "uint8"
+    problems = [] if found.get("load_in_4bit") else ["load_in_4bit is not set; vLLM reads it."]
+    if storage != "uint8":
+        problems.append(f"bnb_4bit_quant_storage is {storage!r}; vLLM takes 'uint8' only.")
+    return problems

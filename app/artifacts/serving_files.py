@@ -1,0 +1,85 @@
+"""Read from a copy on this PC what serving it needs, and write the Modelfile. Reads files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from app.artifact import ArtifactSnapshot
+from app.artifacts.chat_template import express
+from app.artifacts.gguf_file import read_metadata
+from app.artifacts.record import folder_here
+from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
+from app.errors import UserError
+
+
+def hand_off(artifact: ArtifactSnapshot) -> tuple[ServeCommand, ...]:
+    """Return the commands that serve an artifact from its folder on this PC.
+
+    Raises:
+        UserError: there is no copy on this PC.
+    """
+    return serve_commands(artifact, _read_folder(artifact, folder_here(artifact)))
+
+
+def write_modelfile(artifact: ArtifactSnapshot, command: ServeCommand) -> Path | None:
+    """Write the file that a command names, beside the weights; None: it names none.
+
+    Raises:
+        UserError: the folder is gone, or cannot be written.
+    """
+    if command.modelfile is None:
+        return None
+    path = folder_here(artifact) / command.modelfile_name
+    try:
+        path.write_text(command.modelfile, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}", "Copy the artifact to another folder."
+        ) from error
+    return path
+
+
+def _read_folder(artifact: ArtifactSnapshot, folder: Path) -> ServedFolder:
+    config: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((folder / "config.json").read_bytes())
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    files = [(kind, name) for kind in artifact.types for name in names if f"-{kind}." in name]
+    templates, problems = {}, {}
+    for kind, name in files:
+        try:
+            templates[kind] = _say_template(folder / name)
+        except (OSError, ValueError) as error:
+            problems[kind] = str(error)
+    return ServedFolder(
+        path=str(folder),
+        config=config,
+        files=tuple(files),
+        templates=templates,
+        template_problems=problems,
+    )
+
+
+def _say_template(path: Path) -> str:
+    """Return the lines of a Modelfile that give a GGUF file its own template.
+
+    Raises:
+        ValueError: it has none, or it cannot be said there.
+    """
+    about = read_metadata(path)
+    template = about.get("tokenizer.chat_template")
+    if not isinstance(template, str):
+        raise ValueError("the file has none")
+    tokens = about.get("tokenizer.ggml.tokens", [])
+    marks = [about.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")]
+    found = express(template, _token(tokens, marks[0]), _token(tokens, marks[1]))
+    stop = f"PARAMETER stop {json.dumps(found.stop)}\n" if found.stop else ""
+    return f'TEMPLATE """{found.to_go()}"""\n{stop}'
+
+
+def _token(tokens: list[str], number: object) -> str:
+    known = isinstance(number, int) and 0 <= number < len(tokens)
+    return tokens[number] if known and isinstance(number, int) else ""

@@ -1,0 +1,83 @@
+"""Hold every copy of an artifact against the hashes of the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agents.contract.run import FileEntry
+from app.artifact import ArtifactCopy, ArtifactSnapshot, CopyState
+from app.errors import UserError
+from app.hub import hub
+from app.runs.services import Services
+from app.storage.hashes import hash_file
+from app.text import show_list
+
+Tell = Callable[[str], None]
+
+
+async def check_artifact(
+    services: Services, artifact: ArtifactSnapshot, tell: Tell
+) -> tuple[ArtifactCopy, ...]:
+    """Read every copy whole, hold it against the hashes, and remember how each stands."""
+    found = []
+    for one in artifact.copies:
+        tell(f"reading {artifact.label} in {one.place}")
+        checked = await _check(services, artifact, one)
+        services.artifacts.save_copy(artifact, checked)
+        found.append(checked)
+    return tuple(found)
+
+
+async def _check(
+    services: Services, artifact: ArtifactSnapshot, copy: ArtifactCopy
+) -> ArtifactCopy:
+    try:
+        if copy.kind == "folder":
+            actual = await asyncio.to_thread(hash_folder, Path(copy.place), artifact.files)
+        elif copy.kind == "node":
+            actual = await services.cluster.agent(copy.place).hash_artifact(copy.path)
+        else:
+            actual = await asyncio.to_thread(hub.read_files, copy.place, artifact.files)
+    except UserError as error:
+        return replace(copy, state="unknown", problem=error.message)
+    expected = hub.pushed(artifact.files) if copy.kind == "hub" else artifact.files
+    state, problem = compare_files(expected, actual)
+    return replace(copy, state=state, problem=problem, checked_s=time.time())
+
+
+def hash_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+    """Return those of `files` that are in a folder, as they are there. Reads them whole."""
+    found = []
+    for entry in files:
+        path = folder / entry.path
+        try:
+            size = path.stat().st_size
+            # By content even where size and time are the same: this is what a check is for.
+            sha256 = hash_file(path) if size == entry.size_bytes else ""
+        except OSError:
+            continue
+        found.append(FileEntry(path=entry.path, size_bytes=size, sha256=sha256))
+    return tuple(found)
+
+
+def compare_files(
+    expected: Sequence[FileEntry], actual: Sequence[FileEntry]
+) -> tuple[CopyState, str]:
+    """Return how a copy stands that has the files `actual`, and what is wrong.
+
+    >>> one = FileEntry(path="a", size_bytes=1, sha256="x")
+    >>> compare_files((one,), ()), compare_files((one,), (one,))
+    (('missing', 'it was moved or deleted'), ('whole', ''))
+    """
+    known = {entry.path: entry.sha256 for entry in actual}
+    gone = [entry.path for entry in expected if entry.path not in known]
+    if gone and len(gone) == len(expected):
+        return "missing", "it was moved or deleted"
+    other = [e.path for e in expected if e.path in known and known[e.path] != e.sha256]
+    said = [f"{show_list(gone[:3])} missing"] if gone else []
+    said += [f"{show_list(other[:3])} not as made"] if other else []
+    return ("damaged", ", ".join(said)) if said else ("whole", "")

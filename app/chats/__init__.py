@@ -1,0 +1,1 @@
+"""Chats with models, and comparing the answers of several."""

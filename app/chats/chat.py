@@ -1,0 +1,265 @@
+"""Conversations with a run's model, the model before it, or an artifact on this PC, on a node.
+
+A model is loaded once and stays on its node until the conversation is closed; nothing listens on a
+port, since turns travel over the agent's own connection. A model that the node let go of, because
+nobody asked for long, a run wanted its GPU or the connection was lost, is loaded anew at the next
+question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agents.contract.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatTurn
+from agents.contract.node import NodeFacts
+from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
+from app.artifacts.exports.export import bring_packages, find_whole
+from app.artifacts.record import find_artifact, folder_here, look_at_folders
+from app.conversation import (
+    AnswerComparison,
+    Loaded,
+    Project,
+    Subject,
+    read_prompts,
+    to_markdown,
+)
+from app.errors import RacklessError, UsageError, UserError
+from app.provisioning.environment import python_of
+from app.runs.inputs import recall_inputs, send
+from app.runs.node_pool import NodeAgent
+from app.runs.services import Services
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Talk:
+    subject: Subject
+    loaded: Loaded
+    is_asked: bool = False
+
+
+class Chats:
+    """The conversations of one master. They end with it."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._talks: dict[int, _Talk] = {}
+        self._keys = itertools.count(1)
+        self._queues: dict[str, asyncio.Lock] = {}
+        """One answer at a time on each node, so that what is measured can be compared."""
+
+    async def open(self, subject: Subject, tell: Say) -> Loaded:
+        """Load a model.
+
+        Raises:
+            UserError: there is no such thing, or it cannot be loaded.
+        """
+        found = await _load(self._services, subject, tell, next(self._keys))
+        self._talks[found.key] = _Talk(subject, found)
+        return found
+
+    async def ask(self, key: int, turn: ChatTurn, tell: Say, say: Say) -> ChatAnswer:
+        """Return the answer of a loaded model; `say` hears it piece by piece.
+
+        A cancelled call stops the answer on the node too.
+
+        Raises:
+            UserError: the conversation is closed, too long, or the node cannot be asked.
+        """
+        talk = self._talk(key)
+        for _ in range(2):
+            node = talk.loaded.node
+            async with self._queues.setdefault(node, asyncio.Lock()):
+                talk.is_asked = True
+                try:
+                    agent = self._services.cluster.agent(node)
+                    reply = await agent.chat_ask(talk.loaded.chat, turn, say)
+                except asyncio.CancelledError:
+                    await asyncio.shield(self.stop(key))
+                    raise
+                finally:
+                    talk.is_asked = False
+            if reply.answer is not None:
+                return reply.answer
+            tell(f"{reply.ended}; loading the model again")
+            subject = replace(talk.subject, node=talk.loaded.node)
+            talk.loaded = await _load(self._services, subject, tell, key)
+        raise UserError(
+            f"{talk.loaded.node} lets the model go before it has answered: {reply.ended}",
+            "Wait for what uses that PC, or choose another node.",
+        )
+
+    async def stop(self, key: int) -> None:
+        """End the answer that is being given."""
+        talk = self._talk(key)
+        if talk.is_asked:
+            await self._services.cluster.agent(talk.loaded.node).chat_stop(talk.loaded.chat)
+
+    async def close(self, key: int) -> None:
+        """Let a model go; a node that cannot be asked lets it go by itself."""
+        talk = self._talks.pop(key, None)
+        if talk is None:
+            return
+        try:
+            await self._services.cluster.agent(talk.loaded.node).chat_close(talk.loaded.chat)
+        except RacklessError:
+            return
+
+    def _talk(self, key: int) -> _Talk:
+        if key not in self._talks:
+            raise UserError("this conversation is closed", "Begin a new one.")
+        return self._talks[key]
+
+
+async def _load(services: Services, subject: Subject, tell: Say, key: int) -> Loaded:
+    folder = await asyncio.to_thread(find_folder, services, subject.what)
+    if folder is not None:
+        return await _load_artifact(services, folder, subject, tell, key)
+    return await _load_run(services, services.book.get(subject.what).run_id, subject, tell, key)
+
+
+def find_folder(services: Services, what: str) -> Path | None:
+    """Return the folder that `what` names or that holds the artifact `what`; None: it is a run.
+
+    Raises:
+        UserError: there is such an artifact, but no copy of it on this PC.
+    """
+    path = Path(os.path.expanduser(what))
+    if "/" in what or path.is_dir():
+        return path.absolute()
+    name = what.partition(":")[0]
+    if not services.artifacts.versions(name):
+        return None
+    return folder_here(look_at_folders(find_artifact(services, what)))
+
+
+def find_project(services: Services, what: str) -> Project:
+    """Return base and data of what `what` names.
+
+    Raises:
+        UserError: there is no such thing.
+    """
+    folder = find_folder(services, what)
+    if folder is None:
+        spec = services.book.get(what).spec
+        return Project(base=spec.model, data=spec.data.train)
+    origin = read_origin(folder)
+    if origin is None:
+        return Project(base=str(folder), data="")
+    return Project(base=origin.base, data=origin.data)
+
+
+def read_prompt_file(path: Path) -> tuple[str, ...]:
+    """Return the prompts in a file, one per line.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return read_prompts(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}", "Name a file of plain text.") from error
+
+
+def write_comparison(project: Project, found: AnswerComparison, path: Path) -> None:
+    """Write a comparison as Markdown.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    try:
+        path.write_text(to_markdown(project, found), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}", "Name another place."
+        ) from error
+
+
+async def _load_run(
+    services: Services, run_id: str, subject: Subject, tell: Say, key: int
+) -> Loaded:
+    if subject.type is not None:
+        raise UsageError("a run has no types to choose from", "Leave --type out.")
+    run = services.book.get(run_id)
+    inputs = await asyncio.to_thread(recall_inputs, services, run)
+    nodes = services.cluster.names() if subject.node is None else (subject.node,)
+    copy = (await find_whole(services, run.run_id, nodes, subject.checkpoint))[0]
+    model = await send(services, copy.node, inputs.model)
+    checkpoint = f"runs/{run.run_id}/checkpoints/step-{copy.info.step:08d}"
+    what = "base" if subject.of_base else f"step {copy.info.step}"
+    tell(f"loading {what} on {copy.node}")
+    facts = await services.cluster.agent(copy.node).facts()
+    job = replace(
+        _make_job(copy.node, facts, model),
+        checkpoint=None if subject.of_base else checkpoint,
+        in_4_bits=run.spec.adapter.kind == "qlora",
+    )
+    opened = await _open(services.cluster.agent(copy.node), job, tell)
+    return Loaded(
+        key=key, chat=job.chat, title=f"{run.name}, {what}", node=copy.node, opened=opened
+    )
+
+
+async def _load_artifact(
+    services: Services, folder: Path, subject: Subject, tell: Say, key: int
+) -> Loaded:
+    if subject.of_base:
+        raise UsageError("an artifact has no base with it", "Ask the base through its run.")
+    if subject.checkpoint is not None:
+        raise UsageError("an artifact is of one checkpoint", "Ask another one through its run.")
+    artifact = await asyncio.to_thread(read_artifact, folder)
+    if subject.type is not None and artifact.method != "gguf":
+        raise UsageError(f"{artifact.method} has no types to choose from", "Leave --type out.")
+    source = await asyncio.to_thread(bundle_artifact, artifact, subject.type, services.hashes)
+    node, facts = await _choose_node(services, subject.node)
+    agent = services.cluster.agent(node)
+    packages = await bring_packages(agent, python_of(node, facts), artifact.method, tell)
+    tell(f"loading {folder.name} on {node}")
+    job = _make_job(node, facts, await send(services, node, source))
+    opened = await _open(agent, replace(job, packages=packages), tell)
+    kind = subject.type or (artifact.types[0] if artifact.types else "")
+    title = f"{folder.name} {kind}".strip()
+    return Loaded(key=key, chat=job.chat, title=title, node=node, opened=opened)
+
+
+def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
+    gpus = [ChatDevice(device=f"cuda:{gpu.index}", device_id=gpu.uuid) for gpu in facts.gpus]
+    return ChatJob(
+        chat=uuid.uuid4().hex,
+        python=python_of(node, facts),
+        model=model,
+        devices=tuple(gpus),
+    )
+
+
+async def _open(agent: NodeAgent, job: ChatJob, tell: Say) -> ChatOpened:
+    """Load the model; when nobody waits for it any more, let it go again."""
+    try:
+        return await agent.chat_open(job, tell)
+    except asyncio.CancelledError:
+        await asyncio.shield(agent.chat_close(job.chat))
+        raise
+
+
+async def _choose_node(services: Services, wanted: str | None) -> tuple[str, NodeFacts]:
+    """Return the wanted node, or the first that answers with an environment, and its facts."""
+    names = services.cluster.names()
+    if wanted is not None and wanted not in names:
+        raise UsageError(f"there is no node {wanted}", "Look at them: rackless nodes list")
+    problem = UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
+    for name in (wanted,) if wanted is not None else names:
+        try:
+            facts = await services.cluster.agent(name).facts()
+            python_of(name, facts)
+        except UserError as error:
+            problem = error
+            continue
+        return name, facts
+    raise problem

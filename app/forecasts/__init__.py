@@ -1,0 +1,1 @@
+"""Planning and forecasts of runs, and learning from the runs that finished."""

@@ -1,0 +1,76 @@
+"""What is stored of a plan when a run is launched. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents.contract.run import RankPlacement
+from app.planning.candidate import Candidate, GpuPlan, PlanRequest
+from app.planning.cluster import Cluster, PlannedGpu
+from app.planning.forecast_accuracy import Forecast, RankForecast
+
+
+def make_forecast(
+    candidate: Candidate,
+    question: PlanRequest,
+    ranks: Sequence[RankPlacement],
+    assumptions: Sequence[str],
+) -> Forecast:
+    """Return what is stored of a candidate, in the order of ranks."""
+    spec, learned = question.spec, question.learned
+    by_place = {(gpu.node, gpu.device): gpu for gpu in candidate.gpus}
+    network = learned.network.value
+    return Forecast(
+        mode=candidate.mode,
+        family=question.shape.family,
+        adapter=spec.adapter.kind,
+        longest_tokens=question.data.longest_tokens or spec.sequence_tokens,
+        ranks=tuple(_of_rank(by_place[p.node, p.device], question) for p in ranks),
+        step_s=candidate.step_s,
+        network_s=candidate.parts_s.network_s,
+        tokens_per_s=candidate.tokens_per_s,
+        total_s=candidate.total_s,
+        energy_wh=candidate.energy_wh,
+        network_factor=network,
+        assumptions=tuple(assumptions),
+    )
+
+
+def _of_rank(gpu: GpuPlan, question: PlanRequest) -> RankForecast:
+    is_cpu = gpu.device == "cpu"
+    planned = _planned(question.cluster, gpu)
+    is_calibrated = planned.calibration is not None
+    known = question.learned.find(
+        gpu.card,
+        question.shape.family,
+        question.spec.adapter.kind,
+        is_calibrated=is_calibrated,
+    )
+    memory = gpu.memory
+    return RankForecast(
+        node=gpu.node,
+        device=gpu.device,
+        card=None if is_cpu else gpu.card,
+        share=gpu.share,
+        tokens_per_s=gpu.tokens_per_s,
+        setting=gpu.setting,
+        gpu=None if is_cpu else planned.memory,
+        allocated_bytes=memory.allocated_bytes,
+        low_bytes=memory.low_bytes,
+        expected_bytes=memory.expected_bytes,
+        high_bytes=memory.high_bytes,
+        memory_parts=tuple(memory.parts.items()),
+        memory_factor=known.memory.value,
+        speed_factor=known.speed.value,
+        is_calibrated=is_calibrated,
+    )
+
+
+def _planned(cluster: Cluster, gpu: GpuPlan) -> PlannedGpu:
+    return next(
+        one
+        for node in cluster.nodes
+        if node.name == gpu.node
+        for one in node.gpus
+        if one.device == gpu.device
+    )

@@ -1,0 +1,171 @@
+"""What this PC remembers for plans: measured links, counted data, and how forecasts came out."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from agents.contract.data import DataPreview
+from agents.contract.messages import WireError, from_wire, to_wire
+from agents.contract.spec import RunSpec
+from app.errors import UserError
+from app.library.data_key import make_data_key
+from app.planning.forecast_accuracy import (
+    Forecast,
+    ForecastComparison,
+    Measured,
+    RankMeasured,
+    learn,
+    median_of,
+)
+from app.planning.learning import Corrections
+from app.planning.memory.forecast import MemorySetting, estimate_memory
+from app.planning.memory.gpu import GpuMemory
+from app.planning.model_shape import ModelShape, read_shape
+from app.runs.journals.history import AttemptHistory, RankHistory
+from app.runs.services import Services
+from app.storage.planning import CountedData, LinkRecord, PlanningStore
+from app.storage.runs import RunRecord
+
+
+class MeasuredLink(Protocol):
+    """A row of the check that may tell of a way between two nodes."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def peer(self) -> str | None: ...
+    @property
+    def round_trip_s(self) -> float | None: ...
+    @property
+    def bytes_per_s(self) -> float | None: ...
+
+
+def keep_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
+    """Remember the ways between nodes that a check has measured."""
+    now_s = time.time()
+    links = [
+        LinkRecord(
+            node=row.node,
+            peer=row.peer,
+            round_trip_s=row.round_trip_s,
+            bytes_per_s=row.bytes_per_s,
+            measured_s=now_s,
+        )
+        for row in rows
+        if row.peer is not None and row.peer != row.node and row.round_trip_s is not None
+    ]
+    if links:
+        store.save_links(links)
+
+
+def keep_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> None:
+    """Remember how much there is to learn, once all of it has been tokenized."""
+    if data.whole and data.num_examples > 0:
+        counted = CountedData(
+            num_rows=data.num_examples,
+            num_tokens=data.num_tokens,
+            longest_tokens=data.longest_tokens,
+        )
+        store.save_counted(make_data_key(spec), counted)
+
+
+def recall_corrections(store: PlanningStore) -> Corrections:
+    """Return all that past runs taught."""
+    return Corrections(outcomes=store.outcomes())
+
+
+def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None:
+    """Return forecast and measurement of a run's newest attempt; None: nothing was foretold."""
+    plain, measured = services.planning.forecast(run.run_id, run.attempt)
+    if not plain:
+        return None
+    try:
+        forecast = from_wire(Forecast, plain)
+        seen = from_wire(Measured, measured) if measured else None
+    except WireError:  # another version wrote it
+        return None
+    return ForecastComparison(forecast=forecast, measured=measure_run(services, run) or seen)
+
+
+def measure_run(services: Services, run: RunRecord) -> Measured | None:
+    """Return what the journals of a run's newest attempt tell; None: no step was done yet."""
+    attempt = services.book.history(run.run_id).attempt(run.attempt)
+    if not attempt.steps:
+        return None
+    ranks = [attempt.ranks.get(place.rank) for place in services.book.placements(run)]
+    waits = [median_of([pace.wait_s for pace in rank.paces]) for rank in ranks if rank]
+    known = [wait for wait in waits if wait is not None]
+    ended = run.state == "done" and attempt.first_step == 0 and run.ended_s and run.started_s
+    return Measured(
+        num_steps=len(attempt.steps),
+        ranks=tuple(_measure_rank(rank) for rank in ranks),
+        step_s=_median_step(attempt, "step_s"),
+        network_s=min(known) if len(known) == len(ranks) > 1 else None,
+        tokens_per_s=_median_step(attempt, "tokens_per_s"),
+        total_s=(run.ended_s or 0.0) - (run.started_s or 0.0) if ended else None,
+    )
+
+
+def _measure_rank(rank: RankHistory | None) -> RankMeasured:
+    if rank is None:
+        return RankMeasured()
+    rates = [pace.tokens / pace.compute_s for pace in rank.paces if pace.compute_s > 0]
+    used = rank.setting
+    return RankMeasured(
+        tokens_per_s=median_of(rates),
+        setting=MemorySetting(
+            micro_tokens=used.micro_tokens,
+            num_recomputed=used.num_recomputed,
+            num_moved=used.num_moved,
+        )
+        if used is not None
+        else None,
+        memory_bytes=rank.memory_bytes,
+        reserved_bytes=rank.memory_reserved_bytes,
+    )
+
+
+def _median_step(attempt: AttemptHistory, name: str) -> float | None:
+    values = [getattr(record, name) for record in attempt.recent]
+    return median_of([value for value in values if value is not None])
+
+
+def learn_from_run(services: Services, run: RunRecord) -> None:
+    """Store what an attempt that has ended measured, and what it teaches."""
+    store = services.planning
+    data = services.book.history(run.run_id).data
+    if data is not None:
+        keep_counted(store, run.spec, data)
+    comparison = compare_run(services, run)
+    if comparison is None or comparison.measured is None:
+        return
+    forecast, measured = comparison.forecast, comparison.measured
+    store.save_measured(run.run_id, run.attempt, to_wire(measured))
+    shape = _shape_of(services, run.spec)
+    if shape is None:
+        return
+
+    def estimate(gpu: GpuMemory, setting: MemorySetting) -> int:
+        """Return torch's peak as the formulas alone say it."""
+        memory = estimate_memory(
+            shape,
+            run.spec,
+            setting=setting,
+            longest_tokens=forecast.longest_tokens,
+            gpu=gpu,
+            ranks=len(forecast.ranks),
+        )
+        return memory.allocated_bytes
+
+    outcomes = learn(forecast, measured, run.ended_s or time.time(), estimate)
+    store.save_outcomes(run.run_id, run.attempt, outcomes)
+
+
+def _shape_of(services: Services, spec: RunSpec) -> ModelShape | None:
+    with contextlib.suppress(UserError):
+        found = services.configs.find_here(spec.model)
+        return read_shape(found.config) if found is not None else None
+    return None

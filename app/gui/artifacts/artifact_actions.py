@@ -1,0 +1,155 @@
+"""What can be done with an artifact, told in the banner of its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QUrl
+from PySide6.QtGui import QDesktopServices
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from app.artifact import ArtifactCopy, ArtifactSnapshot, tell_last
+from app.conversation import Subject
+from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
+from app.gui.artifacts.push_dialog import PushDialog
+from app.gui.chat.chat_dialog import open_chat
+from app.gui.kit.ask import ask
+from app.gui.kit.banner import Banner, copy_text
+from app.gui.session.banner_work import run_in_banner
+from app.gui.session.context import Context
+from app.presentation.result_text import describe_copy
+from app.telemetry.state import Tone
+from app.text import count_of, show_bytes
+
+if TYPE_CHECKING:
+    from app.artifacts.deletion import DeletedArtifact
+    from app.artifacts.serving import ServeCommand
+
+
+class ArtifactActions:
+    """Asks where asking is due, runs the core's method, tells the result."""
+
+    def __init__(self, context: Context, parent: QWidget, banner: Banner) -> None:
+        self._context, self._parent, self._banner = context, parent, banner
+
+    def copy(self, artifact: ArtifactSnapshot) -> None:
+        """Ask where to, and copy it there."""
+        nodes = [node.name for node in self._context.cluster.node_list()]
+        dialog = CopyArtifactDialog(self._context.theme, self._parent, artifact, nodes)
+        if not dialog.exec():
+            return
+        place = dialog.place()
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
+            lambda core, report: core.copy_artifact(artifact.label, place, report),
+            lambda found: self._banner.show_message(
+                "good", f"{artifact.label} is copied", f"It lies whole in {place}."
+            ),
+            title=f"Copying {artifact.label}",
+            hint=f"To {place}.",
+            cancelled="No copy is entered. Copied again, it goes on where it was.",
+        )
+
+    def push(self, artifact: ArtifactSnapshot) -> None:
+        """Ask for a name on the hub, and push it there."""
+        dialog = PushDialog(self._context.theme, self._parent, artifact)
+        if not dialog.exec():
+            return
+        name, private = dialog.name(), dialog.private.isChecked()
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
+            lambda core, report: core.push_artifact(
+                artifact.label, name, private=private, progress=report
+            ),
+            lambda found: self._banner.show_message(
+                "good", f"{artifact.label} is on the hub", f"As {name}."
+            ),
+            title=f"Pushing {artifact.label}",
+            hint=f"To {name}.",
+            cancelled=f"Look at {name} on the hub: what was on its way may still arrive there.",
+        )
+
+    def chat(self, artifact: ArtifactSnapshot) -> None:
+        """Talk to it, beside the model that it was made of where its run is known."""
+        run = self._context.cluster.runs.get(artifact.origin.run_id if artifact.origin else "")
+        open_chat(self._context, self._parent, run, Subject(what=artifact.label))
+
+    def check(self, artifact: ArtifactSnapshot) -> None:
+        """Read every copy."""
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
+            lambda core, report: core.check_artifact(artifact.label, report),
+            self._tell_check,
+            title=f"Checking {artifact.label}",
+            hint="Every copy is read and compared by its hashes.",
+            cancelled="What was found before holds.",
+        )
+
+    def _tell_check(self, artifact: ArtifactSnapshot) -> None:
+        bad = [one for one in artifact.copies if one.state != "whole"]
+        number = count_of(len(artifact.copies), "copy", "copies")
+        if not bad:
+            self._banner.show_message("good", f"{artifact.label}: {number}, every file as made")
+            return
+        lines = "\n".join(describe_copy(one) for one in bad)
+        self._banner.show_message("warning", f"{artifact.label}: {len(bad)} of {number}", lines)
+
+    def delete(self, artifact: ArtifactSnapshot, copy: ArtifactCopy | None = None) -> None:
+        """Ask, and delete one copy, or (None) all of it."""
+        place = None if copy is None else copy.place
+        warning = tell_last(artifact, place)
+        what = artifact.label if copy is None else f"the copy in {copy.place}"
+        text = " ".join(filter(None, (warning, "This cannot be undone.")))
+        if not ask(
+            self._parent,
+            self._context.theme,
+            f"Delete {what}?",
+            text if warning else f"Another copy of {artifact.label} stays.",
+            "Delete for good",
+            is_dangerous=True,
+        ):
+            return
+        self._context.bridge.run(
+            lambda core, report: core.delete_artifact(artifact.label, place, even_last=True),
+            success=self._tell_deleted,
+            failure=self._banner.show_error,
+        )
+
+    def _tell_deleted(self, done: DeletedArtifact) -> None:
+        freed = f"{show_bytes(done.freed_bytes)} are free again."
+        tone: Tone = "warning" if done.left else "good"
+        title = f"{done.label} is deleted" if done.is_forgotten else "The copy is deleted"
+        self._banner.show_message(tone, title, " ".join((freed, *(f"{why}." for why in done.left))))
+
+    def add(self) -> None:
+        """Ask for a folder, and enter it."""
+        chosen = QFileDialog.getExistingDirectory(self._parent, "Folder of an artifact")
+        if chosen:
+            self._context.bridge.run(
+                lambda core, report: core.add_artifact(Path(chosen)),
+                success=lambda found: self._banner.show_message(
+                    "good", f"{found.label} is entered", chosen
+                ),
+                failure=self._banner.show_error,
+            )
+
+    def open_folder(self, folder: str) -> None:
+        """Show a folder in the desktop's own file manager."""
+        QDesktopServices.openUrl(QUrl.fromLocalFile(folder))
+
+    def take_command(self, artifact: ArtifactSnapshot, command: ServeCommand) -> None:
+        """Put a command on the clipboard, and write the Modelfile that it names."""
+        copy_text(command.command)
+        self._context.bridge.run(
+            lambda core, report: core.write_modelfile(artifact.label, command),
+            success=lambda path: self._banner.show_message(
+                "good",
+                f"The command for {command.title} is on the clipboard",
+                f"{path} is written." if path else "",
+            ),
+            failure=self._banner.show_error,
+        )

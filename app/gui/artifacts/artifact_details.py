@@ -1,0 +1,198 @@
+"""What is known of one artifact: where it comes from, its figures, its copies, its card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QScrollArea,
+    QStackedWidget,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict, describe_kind
+from app.gui.kit.fact_rows import FactRows
+from app.gui.kit.markdown_view import MarkdownView
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.context import Context
+from app.gui.tables.artifact_columns import copy_columns, measured_columns
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.view import TableView
+from app.presentation.result_text import describe_lineage
+from app.text import count_of, show_bytes, show_moment
+
+Deed = Callable[[], object]
+
+
+class Lineage(QScrollArea):
+    """From the base model to the artifact, in pairs of name and value."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._now_s = context.cluster.now_s
+        self._rows = FactRows(across_px=24, down_px=8)
+        body = QWidget()
+        body.setObjectName("content")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(4, 12, 4, 4)
+        column.addLayout(self._rows)
+        column.addStretch(1)
+        self.setWidget(body)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+
+    def show_artifact(self, artifact: ArtifactSnapshot) -> None:
+        """Show where it comes from."""
+        rows = [
+            *describe_lineage(artifact),
+            ("artifact", f"{artifact.label}, {describe_kind(artifact)}"),
+            (
+                "size",
+                f"{show_bytes(artifact.size_bytes)} in {count_of(len(artifact.files), 'file')}",
+            ),
+            ("created", show_moment(artifact.created_s, self._now_s())),
+        ]
+        self._rows.show_rows((name.capitalize(), value) for name, value in rows)
+
+
+class CopiesView(QWidget):
+    """Where it lies, and what to do with one copy."""
+
+    delete_wanted = Signal(object)
+    """The ArtifactCopy."""
+    check_wanted = Signal()
+    folder_wanted = Signal(str)
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self.model: RowsModel[ArtifactCopy] = RowsModel(
+            copy_columns(context.cluster.now_s), key=lambda one: (one.kind, one.place)
+        )
+        self.table = TableView(context.theme, self.model, "Copies of the artifact")
+        self.check = Button(
+            context.theme,
+            "Check all copies",
+            self.check_wanted.emit,
+            icon="check",
+            tip="Read every copy and compare its hashes",
+        )
+        self.folder = Button(
+            context.theme,
+            "Open folder",
+            self._open_folder,
+            icon="folder",
+            tip="Show the selected copy in the file manager of this PC",
+        )
+        self.delete = Button(
+            context.theme,
+            "Delete this copy",
+            self._delete,
+            icon="delete",
+            role="danger",
+            tip="Delete the files of the selected copy; the others stay",
+        )
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 12, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self.table, 1)
+        foot = QHBoxLayout()
+        foot.setSpacing(8)
+        foot.addWidget(self.check)
+        foot.addStretch(1)
+        foot.addWidget(self.folder)
+        foot.addWidget(self.delete)
+        column.addLayout(foot)
+        self.table.chosen.connect(self._choose)
+
+    def show_copies(self, copies: tuple[ArtifactCopy, ...]) -> None:
+        """Show them."""
+        self.model.reset(copies)
+        self._choose()
+
+    def _choose(self) -> None:
+        chosen = self.table.selected()
+        self.delete.setEnabled(chosen is not None)
+        on_this_pc = chosen is not None and chosen.kind == "folder" and chosen.state != "missing"
+        self.folder.setEnabled(on_this_pc)
+
+    def _open_folder(self) -> None:
+        chosen = self.table.selected()
+        if chosen is not None:
+            self.folder_wanted.emit(chosen.place)
+
+    def _delete(self) -> None:
+        chosen = self.table.selected()
+        if chosen is not None:
+            self.delete_wanted.emit(chosen)
+
+
+class ArtifactDetails(QTabWidget):
+    """All of it in tabs."""
+
+    serve_shown = Signal()
+    """The commands to serve it are wanted."""
+
+    def __init__(self, context: Context, serving: QWidget) -> None:
+        super().__init__()
+        self.setDocumentMode(True)
+        self.lineage = Lineage(context)
+        self.measured: RowsModel[Verdict] = RowsModel(measured_columns(), key=lambda v: v.name)
+        self._table = TableView(context.theme, self.measured, "What was measured")
+        self._nothing = make_label("", "muted", wraps=True)
+        self._nothing.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self._nothing.setContentsMargins(4, 16, 4, 4)
+        self._figures = QStackedWidget()
+        self._figures.addWidget(self._table)
+        self._figures.addWidget(self._nothing)
+        self.copies = CopiesView(context)
+        self.card = MarkdownView()
+        self.card.setAccessibleName("Card of the artifact")
+        self.card.setOpenExternalLinks(True)
+        self._serving = serving
+        self._shown: ArtifactSnapshot | None = None
+        for title, widget in (
+            ("Measured", self._figures),
+            ("Where from", self.lineage),
+            ("Copies", self.copies),
+            ("Serve it", serving),
+            ("Card", self.card),
+        ):
+            self.addTab(widget, title)
+        self.currentChanged.connect(self._look)
+
+    def show_artifact(self, artifact: ArtifactSnapshot) -> bool:
+        """Show what is known of it; return False when it is shown already, and stays as it is."""
+        if artifact == self._shown:
+            return False
+        self._shown = artifact
+        self.lineage.show_artifact(artifact)
+        self.measured.reset(artifact.verdicts)
+        self._figures.setCurrentIndex(0 if artifact.verdicts else 1)
+        self._nothing.setText(
+            "A merged model is the trained model itself: nothing is rounded, so there is nothing "
+            "to measure it against."
+            if artifact.format == "merged" and artifact.origin is not None
+            else "Nothing was measured: it was made elsewhere."
+        )
+        self.copies.show_copies(artifact.copies)
+        self._look()
+        return True
+
+    def show_card(self, text: str) -> None:
+        """Show the README.md of a copy on this PC; empty: there is none."""
+        self.card.show_markdown(_without_front_matter(text) or "There is no card on this PC.")
+
+    def _look(self) -> None:
+        if self.currentWidget() is self._serving:
+            self.serve_shown.emit()
+
+
+def _without_front_matter(text: str) -> str:
+    """Return Markdown less the block of settings that the hub reads."""
+    if not text.startswith("---\n"):
+        return text
+    return text[4:].partition("\n---\n")[2]

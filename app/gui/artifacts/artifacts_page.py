@@ -1,0 +1,232 @@
+"""Artifacts: what exports made, where it lies, whether it is worth keeping, and how to serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QMenu,
+    QSplitter,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.artifact import ArtifactSnapshot
+from app.artifacts.serving import ServeCommand
+from app.errors import RacklessError
+from app.gui.artifacts.artifact_actions import ArtifactActions
+from app.gui.artifacts.artifact_details import ArtifactDetails
+from app.gui.artifacts.serving_pane import ServingPane
+from app.gui.kit.banner import Banner, page_margins
+from app.gui.kit.empty import EmptyState
+from app.gui.kit.flow import FlowRow
+from app.gui.kit.primitives import Button, IconButton, make_label, plain_action
+from app.gui.runs.run_actions import RunActions, can_export
+from app.gui.session.context import Context
+from app.gui.tables.artifact_columns import artifact_columns
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.view import TableView
+
+MOST_RUNS = 20
+"""Offered for an export; older ones are on the page of runs."""
+
+
+class ArtifactsPage(QWidget):
+    export_wanted = Signal()
+    """A person wants to make one."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.banner = Banner(context.theme)
+        self.deeds = ArtifactActions(context, self, self.banner)
+        self._runs = RunActions(context, self, self.banner)
+        self.model: RowsModel[ArtifactSnapshot] = RowsModel(
+            artifact_columns(context.cluster.now_s), key=lambda one: one.label
+        )
+        self.table = TableView(context.theme, self.model, "Artifacts")
+        self.table.sort_by("Created", Qt.SortOrder.DescendingOrder)
+        self.serving = ServingPane(context.theme)
+        self.details = ArtifactDetails(context, self.serving)
+        self.buttons = self._make_buttons()
+        self.export = Button(
+            context.theme,
+            "Export a run",
+            self._ask_run,
+            icon="export",
+            role="primary",
+            tip="Choose a run that has a checkpoint, and make an artifact of it",
+        )
+        self._stack = QStackedWidget()
+        self._stack.addWidget(self._make_empty())
+        self._stack.addWidget(self._make_split())
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        column.addLayout(self._make_head())
+        column.addWidget(self.banner)
+        column.addWidget(self._stack, 1)
+        self._connect()
+        self._choose()
+
+    def open_artifact(self, label: str) -> None:
+        """Select one."""
+        self.table.select(label)
+
+    def refresh(self) -> None:
+        """Ask for all of them, and how their copies on this PC stand."""
+        self._context.bridge.run(
+            lambda core, report: core.artifacts(), self._show, failure=self.banner.show_error
+        )
+
+    # ------------------------------------------------------------ layout
+
+    def _make_head(self) -> FlowRow:
+        tip = "Enter a folder that was made elsewhere, or moved"
+        lead = QWidget()
+        row = QHBoxLayout(lead)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(make_label("Artifacts", "title"))
+        row.addWidget(IconButton(self._context.theme, "add", tip, self.deeds.add))
+        row.addStretch(1)
+        head = FlowRow(lead=lead)
+        for button in self.buttons.values():
+            head.addWidget(button)
+        head.addWidget(self.export)
+        return head
+
+    def _make_buttons(self) -> dict[str, Button]:
+        deeds: dict[str, tuple[str, str, str, Callable[[ArtifactSnapshot], object]]] = {
+            "delete": ("Delete", "delete", "Delete it with all its copies", self.deeds.delete),
+            "chat": ("Chat", "chat", "Talk to it, beside the original", self.deeds.chat),
+            "push": ("Push\u2026", "push", "Push it to the Hugging Face hub", self.deeds.push),
+            "copy": ("Copy\u2026", "copy", "Copy it to a node or a folder", self.deeds.copy),
+        }
+        return {
+            name: Button(
+                self._context.theme,
+                text,
+                partial(self._with_chosen, deed),
+                icon=icon,
+                role="danger" if name == "delete" else "",
+                tip=tip,
+            )
+            for name, (text, icon, tip, deed) in deeds.items()
+        }
+
+    def _make_empty(self) -> QWidget:
+        theme = self._context.theme
+        return EmptyState(
+            theme,
+            "artifacts",
+            "No artifact yet",
+            "An artifact is what an export makes of a run: a model that runs anywhere, merged or "
+            "in 4 to 8 bits, with a card that says what was measured. Open a run that has a "
+            "checkpoint, and choose Export.",
+            [
+                Button(theme, "Export a run", self._ask_run, icon="export", role="primary"),
+                Button(theme, "Add a folder\u2026", self.deeds.add, icon="folder"),
+            ],
+        )
+
+    def _make_split(self) -> QSplitter:
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(self.table)
+        split.addWidget(self.details)
+        split.setStretchFactor(0, 1)
+        split.setStretchFactor(1, 1)
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(16)
+        return split
+
+    def _connect(self) -> None:
+        cluster = self._context.cluster
+        cluster.is_open_changed.connect(self.refresh)
+        cluster.artifacts_changed.connect(self.refresh)
+        self.table.chosen.connect(self._choose)
+        self.table.opened.connect(partial(self._with_chosen, self._open_folder))
+        self.details.serve_shown.connect(partial(self._with_chosen, self._load_commands))
+        copies = self.details.copies
+        copies.delete_wanted.connect(self._delete_copy)
+        copies.check_wanted.connect(partial(self._with_chosen, self.deeds.check))
+        copies.folder_wanted.connect(self.deeds.open_folder)
+        self.serving.taken.connect(self._take_command)
+
+    # ------------------------------------------------------------ what happens
+
+    def _show(self, artifacts: tuple[ArtifactSnapshot, ...]) -> None:
+        self.model.reset(artifacts)
+        self._choose()
+
+    def _choose(self) -> None:
+        rows = self.model.rows()
+        self._stack.setCurrentIndex(1 if rows else 0)
+        if self.table.selected() is None and rows:
+            self.table.selectRow(0)
+        artifact = self.table.selected()
+        for name, button in self.buttons.items():
+            button.setVisible(bool(rows))
+            has_folder = artifact is not None and artifact.folder() is not None
+            button.setEnabled(has_folder if name == "push" else artifact is not None)
+        if artifact is not None and self.details.show_artifact(artifact):
+            self._context.bridge.run(
+                lambda core, report: core.artifact_card(artifact.label),
+                partial(self._show_card, artifact.label),
+                failure=lambda error: self._show_card(artifact.label, ""),
+            )
+
+    def _show_card(self, label: str, text: str) -> None:
+        if self._is_chosen(label):
+            self.details.show_card(text)
+
+    def _ask_run(self) -> None:
+        """Offer the runs that can be exported; without any, show the runs."""
+        runs = [run for run in self._context.cluster.run_list() if can_export(run)]
+        if not runs:
+            self.export_wanted.emit()
+            return
+        menu = QMenu(self)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        for run in runs[:MOST_RUNS]:
+            menu.addAction(plain_action(run.name), partial(self._runs.export, run))
+        menu.popup(self.export.mapToGlobal(self.export.rect().bottomLeft()))
+
+    def _open_folder(self, artifact: ArtifactSnapshot) -> None:
+        folder = artifact.folder()
+        if folder is not None:
+            self.deeds.open_folder(folder)
+
+    def _load_commands(self, artifact: ArtifactSnapshot) -> None:
+        self._context.bridge.run(
+            lambda core, report: core.serve_commands(artifact.label),
+            partial(self._show_commands, artifact.label),
+            failure=partial(self._tell_no_commands, artifact.label),
+        )
+
+    def _show_commands(self, label: str, commands: tuple[ServeCommand, ...]) -> None:
+        if self._is_chosen(label):
+            self.serving.show_commands(commands)
+
+    def _tell_no_commands(self, label: str, error: RacklessError) -> None:
+        if self._is_chosen(label):
+            self.serving.say(f"{error}. Copy it to a folder of this PC first.")
+
+    def _is_chosen(self, label: str) -> bool:
+        """Tell whether an artifact is still the one that is shown when an answer comes."""
+        chosen = self.table.selected()
+        return chosen is not None and chosen.label == label
+
+    def _take_command(self, command: ServeCommand) -> None:
+        self._with_chosen(lambda artifact: self.deeds.take_command(artifact, command))
+
+    def _delete_copy(self, copy: object) -> None:
+        self._with_chosen(lambda artifact: self.deeds.delete(artifact, copy))  # type: ignore[arg-type]
+
+    def _with_chosen(self, deed: Callable[[ArtifactSnapshot], object]) -> None:
+        artifact = self.table.selected()
+        if artifact is not None:
+            deed(artifact)

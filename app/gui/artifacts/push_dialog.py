@@ -1,0 +1,60 @@
+"""Push an artifact to the Hugging Face hub: under which name, and who sees it."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QCheckBox, QDialog, QLineEdit, QVBoxLayout, QWidget
+
+from app.artifact import ArtifactSnapshot
+from app.gui.kit.primitives import Button, make_foot, make_label
+from app.gui.kit.theme import Theme
+from app.hub.hub import is_hub_id
+from app.text import show_bytes
+
+WIDTH_PX = 540
+HOW = "Write it as NAME/MODEL, such as anna/poems-awq: letters, digits and . - _ alone."
+
+
+class PushDialog(QDialog):
+    """Asks for the name; the token is the one that the user's own tools keep."""
+
+    def __init__(self, theme: Theme, parent: QWidget, artifact: ArtifactSnapshot) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(f"Push {artifact.label}")
+        self.resize(WIDTH_PX, 0)
+        self.hub_id = QLineEdit()
+        self.hub_id.setAccessibleName("Name on the hub")
+        self.hub_id.setPlaceholderText(f"your-name/{artifact.name}")
+        self.private = QCheckBox("Private: only you see it")
+        self.private.setChecked(True)
+        self.start = Button(theme, "Push", self.accept, icon="export", role="primary")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(8)
+        column.addWidget(make_label("Name on the Hugging Face hub", "heading"))
+        column.addWidget(self.hub_id)
+        self._problem = make_label(role="problem", wraps=True)
+        column.addWidget(self._problem)
+        column.addWidget(self.private)
+        column.addSpacing(4)
+        words = (
+            f"{show_bytes(artifact.size_bytes)} go there from this PC, with the card. It takes the "
+            "token that huggingface_hub keeps (hf auth login), which needs the right to write."
+        )
+        label = make_label(words, "muted", wraps=True)
+        column.addWidget(label)
+        column.addSpacing(8)
+        column.addLayout(make_foot(theme, self, self.start))
+        self.hub_id.textChanged.connect(self._review)
+        self._review()
+
+    def name(self) -> str:
+        """Return the id that was written."""
+        return self.hub_id.text().strip()
+
+    def _review(self) -> None:
+        is_good = is_hub_id(self.name())
+        owner, _, model = self.name().partition("/")
+        is_typed = bool(model) or not owner
+        self.start.setEnabled(is_good)
+        self._problem.setText(HOW)
+        self._problem.setVisible(bool(self.name()) and is_typed and not is_good)

@@ -1,0 +1,151 @@
+"""The figures of a chart as a table; a million of them are read from the arrays in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, Qt
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QDialog,
+    QHBoxLayout,
+    QHeaderView,
+    QTableView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.gui.charts.limits import Limits
+from app.gui.charts.line import LineSeries
+from app.gui.charts.table import write_table
+from app.gui.kit.banner import copy_text
+from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.theme import Theme
+from app.gui.tables.rows_model import Index
+from app.gui.tables.view import ROW_HEIGHT_PX, CellDelegate
+from app.telemetry.history import Array
+from app.text import DASH, count_of
+
+Write = Callable[[float | None], str]
+TITLES = ("Line", "Step", "Attempt", "Value")
+
+
+class FiguresModel(QAbstractTableModel):
+    """Every point in view as (line, step, attempt, value), line by line."""
+
+    def __init__(self, lines: Sequence[LineSeries], view: Limits, write: Write) -> None:
+        super().__init__()
+        self._write = write
+        self._parts: list[tuple[str, int, Array, Array]] = []
+        for line in lines:
+            for attempt in line.curves.attempts:
+                series = line.curves.series(attempt)
+                first = int(np.searchsorted(series.x, view.low))
+                end = int(np.searchsorted(series.x, view.high, side="right"))
+                if end > first:
+                    x, y = series.x[first:end], series.y[first:end]
+                    self._parts.append((line.name, attempt, x, y))
+        self._ends = np.cumsum([len(x) for _, _, x, _ in self._parts], dtype=np.int64)
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature
+        return 0 if parent.isValid() or not len(self._ends) else int(self._ends[-1])
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 - Qt's own signature
+        return 0 if parent.isValid() else len(TITLES)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
+            return self._text(index.row(), index.column())
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _side(index.column())
+        return None
+
+    def _text(self, row: int, column: int) -> str:
+        part = int(np.searchsorted(self._ends, row, side="right"))
+        name, attempt, x, y = self._parts[part]
+        place = row - (int(self._ends[part - 1]) if part else 0)
+        if column == 1:
+            return f"{x[place]:,.0f}"
+        if column == 3:
+            return DASH if np.isnan(y[place]) else self._write(float(y[place]))
+        return name if column == 0 else f"{attempt}"
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.ToolTipRole):
+            return TITLES[section]
+        return _side(section) if role == Qt.ItemDataRole.TextAlignmentRole else None
+
+
+class FiguresDialog(QDialog):
+    """Stays as it was when it was opened: figures that go on moving cannot be read."""
+
+    def __init__(
+        self,
+        theme: Theme,
+        parent: QWidget,
+        title: str,
+        lines: Sequence[LineSeries],
+        view: Limits,
+        write: Write,
+    ) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setWindowTitle(title)
+        self.resize(560, 560)
+        self.model = FiguresModel(lines, view, write)
+        self.table = _make_table(theme, self.model, f"Figures of {title}")
+        several = any(len(line.curves.attempts) > 1 for line in lines)
+        self.table.setColumnHidden(0, len(lines) == 1)
+        self.table.setColumnHidden(2, not several)
+        foot = QHBoxLayout()
+        foot.setSpacing(8)
+        foot.addWidget(
+            Button(
+                theme,
+                "Copy as text",
+                lambda: copy_text(write_table(lines, view)),
+                icon="copy",
+                tip="Copy every figure, in columns that a spreadsheet takes",
+            )
+        )
+        foot.addStretch(1)
+        foot.addWidget(Button(theme, "Close", self.accept))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(make_label(title, "heading"))
+        steps = f"Steps {view.low:,.0f} to {view.high:,.0f}"
+        many = count_of(self.model.rowCount(), "figure")
+        column.addWidget(make_label(f"{steps}, as they were just now: {many}.", "muted"))
+        column.addWidget(self.table, 1)
+        column.addLayout(foot)
+
+
+def _make_table(theme: Theme, model: FiguresModel, name: str) -> QTableView:
+    table = QTableView()
+    table.setModel(model)
+    table.setItemDelegate(CellDelegate(theme, table))
+    table.setAccessibleName(name)
+    table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+    table.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+    table.setShowGrid(False)
+    table.setTabKeyNavigation(False)
+    table.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+    table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT_PX)
+    table.verticalHeader().hide()
+    table.horizontalHeader().setHighlightSections(False)
+    table.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+    if model.rowCount():
+        table.setCurrentIndex(model.index(0, 1))
+    return table
+
+
+def _side(column: int) -> int:
+    side = Qt.AlignmentFlag.AlignRight if column else Qt.AlignmentFlag.AlignLeft
+    return int(side | Qt.AlignmentFlag.AlignVCenter)

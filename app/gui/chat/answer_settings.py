@@ -1,0 +1,47 @@
+"""How models answer: what they are told first, how words are drawn, where an answer ends."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QDoubleSpinBox, QGridLayout, QLineEdit, QSpinBox, QWidget
+
+from app.flows.chat import DEFAULT_MAX_TOKENS, ChatSettings
+from app.gui.kit.primitives import make_label
+
+
+class AnswerSettings(QWidget):
+    """The same for all models, so that they can be compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.system = QLineEdit()
+        self.system.setPlaceholderText("What the models are told before everything else")
+        self.max_tokens = QSpinBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
+        self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
+        self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
+        for box in (self.max_tokens, self.temperature, self.top_p):
+            box.lineEdit().setTextMargins(8, 0, 0, 0)  # no style sheet reaches them
+        grid = QGridLayout(self)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.setHorizontalSpacing(16)
+        for place, (name, help_text, widget) in enumerate(
+            (
+                ("System prompt", "What the models are told first.", self.system),
+                ("Most tokens", "An answer is cut there.", self.max_tokens),
+                ("Temperature", "0: always the likeliest word.", self.temperature),
+                ("Top-p", "Share of words to draw from.", self.top_p),
+            )
+        ):
+            widget.setAccessibleName(name)
+            grid.addWidget(make_label(name, "subheading"), 0, place)
+            grid.addWidget(widget, 1, place)
+            grid.addWidget(make_label(help_text, "caption"), 2, place)
+            grid.setColumnStretch(place, 1 if place else 3)
+
+    def settings(self) -> ChatSettings:
+        """Return what was chosen."""
+        return ChatSettings(
+            system=self.system.text(),
+            max_tokens=self.max_tokens.value(),
+            temperature=self.temperature.value(),
+            top_p=self.top_p.value(),
+        )

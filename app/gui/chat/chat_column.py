@@ -1,0 +1,228 @@
+"""One of those whom one talks to: which model on which node, and what it has answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from agents.contract.artifacts import ChatAnswer
+from app.conversation import Loaded, Subject, describe_answer
+from app.core.api import CoreApi
+from app.errors import RacklessError, UserError, describe_error
+from app.flows.chat import ChatSettings, Choice, make_turn, on_node
+from app.gui.chat.transcript import Transcript
+from app.gui.forms.answer_field import ChoiceBox
+from app.gui.kit.primitives import ElidedLabel, IconButton
+from app.gui.session.bridge import Op, Report
+from app.gui.session.context import Context
+
+ANY_NODE = "Any node"
+Answers = tuple[ChatAnswer | None, ...]
+
+
+class ChatColumn(QWidget):
+    """Loads its model at the first question, and lets it go with the window."""
+
+    changed = Signal()
+    """It has begun to answer, or ended."""
+    removed = Signal(object)
+
+    def __init__(self, context: Context, choices: Sequence[Choice], chosen: Choice) -> None:
+        super().__init__()
+        self._context, self._choices = context, choices
+        self._loaded: Loaded | None = None
+        self._op: Op | None = None
+        self._is_stopped = False
+        self._done: Callable[[Answers], None] | None = None
+        self.who = ChoiceBox()
+        self.who.setAccessibleName("Model")
+        self.where = ChoiceBox()
+        self.where.setAccessibleName("Node")
+        self.transcript = Transcript(context.theme, "What was said")
+        self._state = ElidedLabel("Loads with the first question.", "caption")
+        self._remove = IconButton(
+            context.theme, "close", "Remove this column", lambda: self.removed.emit(self)
+        )
+        self._lay_out()
+        self.show_choices(choices, chosen)
+        self.where.addItem(ANY_NODE, "")
+        for node in context.cluster.node_list():
+            if node.state == "online":
+                self.where.addItem(node.name, node.name)
+        for box in (self.who, self.where):
+            box.activated.connect(lambda place: self._change())
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether it loads or answers."""
+        return self._op is not None
+
+    def title(self) -> str:
+        """Return who answers, and where."""
+        if self._loaded is None:
+            return self.who.currentText()
+        return f"{self._loaded.title}, on {self._loaded.node}"
+
+    def show_choices(self, choices: Sequence[Choice], chosen: Choice) -> None:
+        """Offer `choices`, with one of them chosen."""
+        self._choices = choices
+        self.who.clear()
+        for one in choices:
+            self.who.addItem(one.label)
+        self.who.setCurrentIndex(choices.index(chosen))
+
+    def let_remove(self, may: bool) -> None:
+        """Show or hide the button that removes the column."""
+        self._remove.setVisible(may)
+
+    def ask(
+        self,
+        prompts: Sequence[str],
+        settings: ChatSettings,
+        *,
+        alone: bool = False,
+        done: Callable[[Answers], None] | None = None,
+    ) -> None:
+        """Ask one prompt after the other.
+
+        Args:
+            prompts: what is asked.
+            settings: how answers are made.
+            alone: each by itself, without what was said before.
+            done: called with the answers once all are there; not where none can come.
+        """
+        said = () if alone else tuple(self.transcript.said())
+        self._is_stopped, self._done = False, done
+        subject, loaded = self._subject(), self._loaded
+
+        async def work(core: CoreApi, report: Report) -> Answers:
+            held = loaded or await core.open_chat(
+                subject, progress=lambda text: report(("note", text))
+            )
+            report(("loaded", held))
+            found: list[ChatAnswer | None] = []
+            for place, prompt in enumerate(prompts):
+                if self._is_stopped:
+                    found.append(None)
+                    continue
+                if place:
+                    report(("asked", (prompt, alone)))
+                turn = make_turn(settings, said, prompt)
+                found.append(await _answer(core, held.key, turn, report))
+            return tuple(found)
+
+        self.transcript.ask(prompts[0], is_alone=alone)  # now: a question is not lost with a model
+        self._state.setText("Loading\u2026" if loaded is None else "Answering\u2026")
+        self._op = self._context.bridge.run(work, self._finish, self._fail, self._hear)
+        self.changed.emit()
+
+    def stop(self) -> None:
+        """Stop the answer; while the model loads, give it up."""
+        if self._op is None:
+            return
+        self._is_stopped = True
+        if self._loaded is None:
+            self._op.cancel()
+            self.transcript.finish(problem="Not asked: you stopped before the model was loaded.")
+            self._end("Given up.")
+            return
+        key = self._loaded.key
+        self._context.bridge.run(lambda core, report: core.stop_chat(key))
+
+    def forget(self) -> None:
+        """Begin a new conversation with the same model."""
+        self.transcript.forget()
+
+    def let_go(self) -> None:
+        """Let the model go."""
+        if self._op is not None:
+            self._op.cancel()
+            self._op = None
+        if self._loaded is not None:
+            key = self._loaded.key
+            self._context.bridge.run(lambda core, report: core.close_chat(key))
+            self._loaded = None
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.setSpacing(8)
+        head.addWidget(self.who, 3)
+        head.addWidget(self.where, 2)
+        head.addWidget(self._remove)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addLayout(head)
+        column.addWidget(self.transcript, 1)
+        column.addWidget(self._state)
+
+    def _subject(self) -> Subject:
+        subject = self._choices[self.who.currentIndex()].subject
+        return on_node(subject, str(self.where.currentData()))
+
+    def _change(self) -> None:
+        """Another model knows nothing of what was said to the one before."""
+        was_busy = self.is_busy
+        self.let_go()
+        self.transcript.forget()
+        self._state.setText("Loads with the first question.")
+        if was_busy:
+            self._end("")
+
+    def _hear(self, told: tuple[str, Any]) -> None:
+        kind, value = told
+        if kind == "note":
+            self._state.setText(str(value))
+        elif kind == "loaded":
+            self._loaded = value
+            self._state.setText(_describe_place(value))
+        elif kind == "asked":
+            prompt, is_alone = value
+            self.transcript.ask(prompt, is_alone=is_alone)
+        elif kind == "piece":
+            self.transcript.hear(value)
+        elif kind == "answer":
+            self.transcript.finish(value.text, describe_answer(value))
+        elif kind == "problem":
+            self.transcript.finish(problem=value)
+
+    def _finish(self, found: Answers) -> None:
+        if self._done is not None:
+            self._done(found)
+        self._end(_describe_place(self._loaded) if self._loaded else "")
+
+    def _fail(self, error: RacklessError) -> None:
+        self.transcript.finish(problem=f"The model cannot be loaded: {describe_error(error)}")
+        self._end("It is not loaded.")
+
+    def _end(self, state: str) -> None:
+        self._op = self._done = None
+        if state:
+            self._state.setText(state)
+        self.changed.emit()
+
+
+def _describe_place(loaded: Loaded) -> str:
+    opened = loaded.opened
+    place = "its CPU" if opened.device == "cpu" else f"GPU {opened.device.removeprefix('cuda:')}"
+    note = f" ({opened.note})" if opened.note else ""
+    return f"On {loaded.node}, {place}, in {opened.runtime}{note}"
+
+
+async def _answer(core: CoreApi, key: int, turn: Any, report: Report) -> ChatAnswer | None:
+    """Return the answer to one turn; None: it could not be given, which was reported."""
+    try:
+        found = await core.ask_chat(
+            key,
+            turn,
+            progress=lambda text: report(("note", text)),
+            piece=lambda text: report(("piece", text)),
+        )
+    except UserError as error:
+        report(("problem", describe_error(error)))
+        return None
+    report(("answer", found))
+    return found

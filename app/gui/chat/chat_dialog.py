@@ -1,0 +1,321 @@
+"""Chat: one to three models side by side, one question to all, and prompts to compare them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import (
+    QDialog,
+    QHBoxLayout,
+    QPlainTextEdit,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.artifact import ArtifactSnapshot
+from app.conversation import AnswerComparison, Compared, Project, Subject
+from app.core.api import CoreApi
+from app.errors import RacklessError, UserError
+from app.events import CheckpointSnapshot, RunSnapshot
+from app.flows.chat import (
+    MOST_COLUMNS,
+    Choice,
+    choose_columns,
+    name_artifact,
+    offer,
+)
+from app.gui.chat.answer_settings import AnswerSettings
+from app.gui.chat.chat_column import Answers, ChatColumn
+from app.gui.chat.prompt_pane import PromptPane
+from app.gui.kit.banner import Banner
+from app.gui.kit.fold import Fold
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.bridge import Report
+from app.gui.session.context import Context
+
+PROMPT_HEIGHT_PX = 64
+Kept = tuple[tuple[str, ...], tuple[AnswerComparison, ...]]
+Found = tuple[tuple[CheckpointSnapshot, ...], tuple[ArtifactSnapshot, ...], Project | None]
+
+
+class ChatDialog(QDialog):
+    """Looks for checkpoints and artifacts of the run while it is open already."""
+
+    def __init__(
+        self,
+        context: Context,
+        parent: QWidget,
+        run: RunSnapshot | None,
+        wanted: Subject | None = None,
+    ) -> None:
+        """Open it on a run's models.
+
+        Args:
+            context: of the window.
+            parent: of the dialog.
+            run: whose models are offered; None: it is deleted.
+            wanted: a checkpoint or artifact that shall stand in one of the columns.
+        """
+        super().__init__(parent)
+        self._context, self._run, self._wanted = context, run, wanted
+        self._project: Project | None = None
+        self._choices: tuple[Choice, ...] = offer(run, (), ())
+        self._is_looking = True
+        self._asked: tuple[str, ...] = ()
+        """Prompts whose answers shall be kept; empty: none are being given."""
+        self._answers: dict[ChatColumn, Compared] = {}
+        self.setWindowTitle(f"Chat: {run.name}" if run else "Chat")
+        self.resize(1120, 760)
+        self.banner = Banner(context.theme)
+        self.columns: list[ChatColumn] = []
+        self._row = QHBoxLayout()
+        self._row.setSpacing(16)
+        self._make_inputs()
+        self._lay_out()
+        self._op = context.bridge.run(self._look, self._show_found, self._tell_not_found)
+        self.finished.connect(lambda result: self._leave())
+        self._review()
+        self.prompt.setFocus()
+
+    def ask(self) -> None:
+        """Send the question to all columns."""
+        prompt = self.prompt.toPlainText().strip()
+        if not prompt or not self.send.isEnabled():
+            return
+        self.prompt.clear()
+        for column in self.columns:
+            column.ask((prompt,), self.how.settings())
+
+    def ask_all(self, prompts: tuple[str, ...]) -> None:
+        """Ask every prompt of the project in every column, and keep the answers."""
+        self._answers, self._asked = {}, prompts
+        for column in self.columns:
+            column.ask(
+                prompts, self.how.settings(), alone=True, done=partial(self._collect, column)
+            )
+
+    def add_column(self, choice: Choice | None = None) -> None:
+        """Add a model beside the others."""
+        taken = [column.who.currentText() for column in self.columns]
+        left = [one for one in self._choices if one.label not in taken] or list(self._choices)
+        column = ChatColumn(self._context, self._choices, choice or left[0])
+        column.changed.connect(self._review)
+        column.removed.connect(self._remove_column)
+        self.columns.append(column)
+        self._row.addWidget(column, 1)
+        self._review()
+
+    # ------------------------------------------------------------ layout
+
+    def _make_inputs(self) -> None:
+        theme = self._context.theme
+        self.prompt = QPlainTextEdit()
+        self.prompt.setPlaceholderText("Ask all of them (Ctrl+Enter sends)")
+        self.prompt.setAccessibleName("Question")
+        self.prompt.setFixedHeight(PROMPT_HEIGHT_PX)
+        self.prompt.setTabChangesFocus(True)
+        self.prompt.textChanged.connect(self._review)
+        self.prompt.installEventFilter(self)
+        self.send = Button(theme, "Send", self.ask, icon="chat", role="primary")
+        self.stop = Button(theme, "Stop", self._stop, icon="stop")
+        self.new = Button(
+            theme, "New conversation", self._forget, tip="Forget what was said in every column"
+        )
+        self.add = Button(
+            theme, "Add a column", self.add_column, icon="add", tip="Another model beside these"
+        )
+        self.how = AnswerSettings()
+        self.prompts = PromptPane(self._context)
+        self.prompts.wanted.connect(self.ask_all)
+        self.prompts.edited.connect(self._keep_prompts)
+        self.prompts.export_wanted.connect(self._write)
+
+    def _lay_out(self) -> None:
+        head = QHBoxLayout()
+        head.addWidget(make_label("Chat", "heading"), 1)
+        head.addWidget(self.new)
+        head.addWidget(self.add)
+        buttons = QVBoxLayout()
+        buttons.setSpacing(6)
+        buttons.addWidget(self.send)
+        buttons.addWidget(self.stop)
+        asks = QHBoxLayout()
+        asks.setSpacing(8)
+        asks.addWidget(self.prompt, 1)
+        asks.addLayout(buttons)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addLayout(head)
+        column.addWidget(self.banner)
+        column.addLayout(self._row, 1)
+        column.addLayout(asks)
+        theme = self._context.theme
+        how = Fold(theme, "How they answer", self.how)
+        how.tell("The likeliest word each time, 256 tokens at most, unless you say otherwise.")
+        self.fold = Fold(theme, "Prompts to compare by", self.prompts)
+        column.addWidget(how)
+        column.addWidget(self.fold)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if watched is self.prompt and isinstance(event, QKeyEvent):
+            is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+            with_control = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
+            if event.type() == QEvent.Type.KeyPress and is_enter and with_control:
+                self.ask()
+                return True
+        return super().eventFilter(watched, event)
+
+    # ------------------------------------------------------------ what is there
+
+    async def _look(self, core: CoreApi, report: Report) -> Found:
+        """Find checkpoints, artifacts and the project."""
+        steps: tuple[CheckpointSnapshot, ...] = ()
+        made: tuple[ArtifactSnapshot, ...] = ()
+        what = self._run.run_id if self._run else self._wanted.what if self._wanted else ""
+        if self._run is not None:
+            steps = await core.checkpoints(self._run.run_id)
+            made = await core.artifacts(self._run.run_id)
+        elif self._wanted is not None:
+            made = (await core.artifact(self._wanted.what),)
+        return steps, made, find_project(core, what)
+
+    def _show_found(self, found: Found) -> None:
+        self._is_looking = False
+        steps, made, self._project = found
+        self._choices = offer(self._run, steps, made)
+        wanted = name_artifact(self._wanted, made)
+        for choice in choose_columns(self._choices, wanted)[:MOST_COLUMNS]:
+            self.add_column(choice)
+        if not self.columns:
+            self.banner.show_message(
+                "warning",
+                "There is nothing to talk with",
+                "No checkpoint is on the nodes that answer, and no artifact on this PC.",
+            )
+        self._refresh_project()
+
+    def _tell_not_found(self, error: RacklessError) -> None:
+        self._is_looking = False
+        self.banner.show_error(error)
+        self._review()
+
+    def _refresh_project(self) -> None:
+        project = self._project
+        self.fold.setVisible(project is not None)
+        if project is None:
+            return
+        self._context.bridge.run(
+            lambda core, report: read_project(core, project), self._show_project
+        )
+
+    def _show_project(self, found: Kept) -> None:
+        prompts, past = found
+        if not self.prompts.prompts():
+            self.prompts.show_prompts(prompts)
+        self.prompts.show_past(past)
+
+    # ------------------------------------------------------------ deeds
+
+    def _collect(self, column: ChatColumn, found: Answers) -> None:
+        self._answers[column] = Compared(title=column.title(), answers=found)
+
+    def _keep_answers(self) -> None:
+        """Keep what was answered to the prompts, once nobody answers any more."""
+        prompts, self._asked = self._asked, ()
+        models = tuple(one for one in self._answers.values() if any(one.answers))
+        if self._project is None or not models:
+            return
+        project, now_s = self._project, self._context.cluster.now_s()
+        kept = AnswerComparison(
+            time_s=now_s, prompts=prompts, models=models, system=self.how.settings().system.strip()
+        )
+        self._context.bridge.run(
+            lambda core, report: _do(core.save_compared, project, kept),
+            lambda result: self._refresh_project(),
+            self.banner.show_error,
+        )
+
+    def _keep_prompts(self, prompts: tuple[str, ...]) -> None:
+        project = self._project
+        if project is not None:
+            self._context.bridge.run(
+                lambda core, report: _do(core.save_prompts, project, prompts),
+                failure=self.banner.show_error,
+            )
+
+    def _write(self, found: AnswerComparison, path: str) -> None:
+        project = self._project
+        assert project is not None, "only a project has answers"
+        self._context.bridge.run(
+            lambda core, report: _do(core.write_compared, project, found, Path(path)),
+            lambda result: self.banner.show_message("good", "The answers are saved", path),
+            self.banner.show_error,
+        )
+
+    def _stop(self) -> None:
+        for column in self.columns:
+            column.stop()
+
+    def _forget(self) -> None:
+        for column in self.columns:
+            column.forget()
+
+    def _remove_column(self, column: ChatColumn) -> None:
+        column.let_go()
+        self.columns.remove(column)
+        self._row.removeWidget(column)
+        column.hide()
+        column.deleteLater()
+        self._review()
+
+    def _review(self) -> None:
+        is_busy = any(column.is_busy for column in self.columns)
+        has_prompt = bool(self.prompt.toPlainText().strip())
+        self.send.setEnabled(bool(self.columns) and has_prompt and not is_busy)
+        self.stop.setEnabled(is_busy)
+        self.new.setEnabled(not is_busy)
+        has_room = len(self.columns) < MOST_COLUMNS and not self._is_looking
+        self.add.setEnabled(bool(self._choices) and has_room)
+        self.prompts.set_busy(is_busy or not self.columns)
+        for column in self.columns:
+            column.let_remove(len(self.columns) > 1)
+        if self._asked and not is_busy:
+            self._keep_answers()
+
+    def _leave(self) -> None:
+        self._op.cancel()
+        for column in self.columns:
+            column.let_go()
+
+
+def find_project(core: CoreApi, what: str) -> Project | None:
+    """Return the project of a run or an artifact; None: it has none."""
+    try:
+        return core.project_of(what)
+    except UserError:
+        return None
+
+
+async def read_project(core: CoreApi, project: Project) -> Kept:
+    """Return the prompts of a project, and what was answered to them before."""
+    return core.prompts(project), core.compared_answers(project)
+
+
+async def _do(deed: Callable[..., None], *given: object) -> None:
+    """Call something quick on the core's thread."""
+    deed(*given)
+
+
+def open_chat(
+    context: Context, parent: QWidget, run: RunSnapshot | None, wanted: Subject | None = None
+) -> ChatDialog:
+    """Open a chat beside the window, which goes on meanwhile."""
+    dialog = ChatDialog(context, parent, run, wanted)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.show()
+    return dialog

@@ -1,0 +1,113 @@
+"""The prompts that a project's models are compared by, and what was answered before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
+
+from app.conversation import MOST_PROMPTS, AnswerComparison, read_prompts
+from app.gui.forms.answer_field import ChoiceBox
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.context import Context
+from app.text import count_of, show_moment
+
+HEIGHT_PX = 96
+
+
+class PromptPane(QWidget):
+    """One prompt per line; each is asked by itself in every column."""
+
+    wanted = Signal(tuple)
+    """Ask these prompts."""
+    edited = Signal(tuple)
+    """These are the project's prompts now."""
+    export_wanted = Signal(object, str)
+    """Write this Comparison to this file."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._found: tuple[AnswerComparison, ...] = ()
+        self._is_busy = False
+        self.text = QPlainTextEdit()
+        self.text.setPlaceholderText("One prompt per line, such as: Who founded Brenford?")
+        self.text.setAccessibleName("Prompts, one per line")
+        self.text.setFixedHeight(HEIGHT_PX)
+        self.text.setTabChangesFocus(True)
+        self.ask_all = Button(context.theme, "Ask all", self._ask, icon="chat")
+        self.past = ChoiceBox()
+        self.past.setSizeAdjustPolicy(ChoiceBox.SizeAdjustPolicy.AdjustToContents)
+        self.past.setAccessibleName("Answers that were kept")
+        self.save = Button(
+            context.theme, "Save as Markdown\u2026", self._choose_file, icon="export"
+        )
+        self._note = make_label(
+            "Kept with this base and data. Each prompt is asked by itself, without what was said "
+            "before; the answers are kept for comparing.",
+            "caption",
+            wraps=True,
+        )
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self._note)
+        column.addWidget(self.text)
+        self._too_many = make_label(role="problem", wraps=True)
+        column.addWidget(self._too_many)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.ask_all)
+        row.addStretch(1)
+        row.addWidget(self.past)
+        row.addWidget(self.save)
+        column.addLayout(row)
+        self.text.textChanged.connect(self._edit)
+        self.show_past(())
+        self._edit()
+
+    def prompts(self) -> tuple[str, ...]:
+        """Return those that are kept and asked."""
+        return read_prompts(self.text.toPlainText())[:MOST_PROMPTS]
+
+    def show_prompts(self, prompts: Sequence[str]) -> None:
+        self.text.setPlainText("\n".join(prompts))
+
+    def show_past(self, found: tuple[AnswerComparison, ...]) -> None:
+        """Offer what was answered before, newest first."""
+        self._found = found
+        self.past.clear()
+        now_s = self._context.cluster.now_s()
+        for one in found:
+            models = count_of(len(one.models), "model")
+            prompts = count_of(len(one.prompts), "prompt")
+            self.past.addItem(f"{show_moment(one.time_s, now_s)}: {models}, {prompts}")
+        for widget in (self.past, self.save):
+            widget.setVisible(bool(found))
+
+    def set_busy(self, is_busy: bool) -> None:
+        """Let nothing be asked while answers come."""
+        self._is_busy = is_busy
+        self.ask_all.setEnabled(not is_busy and bool(self.prompts()))
+
+    def save_to(self, path: str) -> None:
+        """Write the chosen comparison."""
+        self.export_wanted.emit(self._found[self.past.currentIndex()], path)
+
+    def _ask(self) -> None:
+        self.wanted.emit(self.prompts())
+
+    def _edit(self) -> None:
+        count = len(read_prompts(self.text.toPlainText()))
+        self._too_many.setText(
+            f"{count} prompts: the first {MOST_PROMPTS} are kept and asked, the others are not."
+        )
+        self._too_many.setVisible(count > MOST_PROMPTS)
+        self.set_busy(self._is_busy)
+        self.edited.emit(self.prompts())
+
+    def _choose_file(self) -> None:
+        chosen, _ = QFileDialog.getSaveFileName(self, "Save the answers", "answers.md")
+        if chosen:
+            self.save_to(chosen)

@@ -1,0 +1,115 @@
+"""What was asked and answered, as it comes: the prompt, the answer, its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from PySide6.QtGui import QTextCursor
+from PySide6.QtWidgets import QTextBrowser
+
+from app.gui.kit.theme import Theme
+
+_NOTHING = "Nothing was asked yet."
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A question with its answer so far."""
+
+    prompt: str
+    text: str = ""
+    figures: str = ""
+    """Under the answer once it is whole."""
+    problem: str = ""
+    is_alone: bool = False
+    """Asked by itself: no part of the conversation."""
+
+
+class Transcript(QTextBrowser):
+    """Grows at its end; stays where one has scrolled to."""
+
+    def __init__(self, theme: Theme, name: str) -> None:
+        super().__init__()
+        self._theme = theme
+        self.exchanges: list[Exchange] = []
+        self.setAccessibleName(name)
+        self.setOpenLinks(False)
+        theme.changed.connect(self.draw)
+        self.draw()
+
+    def said(self) -> list[tuple[str, str]]:
+        """Return the conversation: what was asked and answered, each after the other."""
+        whole = [one for one in self.exchanges if one.figures and not one.is_alone]
+        return [(one.prompt, one.text) for one in whole]
+
+    def ask(self, prompt: str, *, is_alone: bool = False) -> None:
+        """Begin a new exchange; `is_alone`: it is no part of the conversation."""
+        self.exchanges.append(Exchange(prompt, is_alone=is_alone))
+        self.draw()
+        self._go_to_end()
+
+    def hear(self, piece: str) -> None:
+        """Add a piece to the answer."""
+        follows = self._is_at_end()
+        self.exchanges[-1].text += piece
+        cursor = QTextCursor(self.document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        cursor.insertText(piece)
+        if follows:
+            self._go_to_end()
+
+    def finish(self, text: str = "", figures: str = "", problem: str = "") -> None:
+        """Give the last exchange its answer, or why there is none."""
+        if not self.exchanges:
+            return
+        follows, last = self._is_at_end(), self.exchanges[-1]
+        last.text = text or last.text
+        last.figures, last.problem = figures, problem
+        self.draw()
+        if follows:
+            self._go_to_end()
+
+    def forget(self) -> None:
+        """Show nothing."""
+        self.exchanges.clear()
+        self.draw()
+
+    def draw(self) -> None:
+        """Show all exchanges anew."""
+        palette, place = self._theme.palette, self.verticalScrollBar().value()
+        if not self.exchanges:
+            self.setHtml(f'<p style="color:{palette.muted}">{_NOTHING}</p>')
+            return
+        parts = []
+        for one in self.exchanges:
+            parts.append(
+                f'<p style="color:{palette.accent};font-weight:600;white-space:pre-wrap;'
+                f'margin-top:10px;margin-bottom:2px">{escape(one.prompt)}</p>'
+            )
+            if one.figures:
+                parts.append(_paragraph(palette.text, one.text.strip()))
+                parts.append(_paragraph(palette.muted, one.figures, "font-size:12px"))
+            elif one.problem:
+                parts.append(_paragraph(palette.text, one.text) if one.text else "")
+                parts.append(_paragraph(palette.error, one.problem))
+            else:
+                parts.append(_paragraph(palette.text, one.text))
+        self.setHtml("".join(parts))
+        self.verticalScrollBar().setValue(place)
+
+    def _is_at_end(self) -> bool:
+        bar = self.verticalScrollBar()
+        return bar.value() >= bar.maximum() - 4
+
+    def _go_to_end(self) -> None:
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.maximum())
+
+
+def _paragraph(color: str, text: str, style: str = "") -> str:
+    shown = escape(text) or "&nbsp;"
+    return (
+        f'<p style="color:{color};white-space:pre-wrap;margin-top:2px;margin-bottom:2px;{style}">'
+        f"{shown}</p>"
+    )

@@ -1,0 +1,116 @@
+"""The data that AWQ and GPTQ are fitted to: the run's own, or a file that is looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QRadioButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.errors import RacklessError, describe_error
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+from app.text import count_of
+
+WAIT_MS = 250
+"""After the last key, before the file is read."""
+
+
+class CalibrationPage(QWidget):
+    edited = Signal()
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._op: Op | None = None
+        self.problem = ""
+        """Why one cannot go on; empty: one can."""
+        self.own = QRadioButton("The data that the run was trained on")
+        self.file = QRadioButton("A data file of this PC")
+        self.path = QLineEdit()
+        self.path.setAccessibleName("Data file to calibrate with")
+        self.path.setPlaceholderText("chats.jsonl, notes.txt, ...")
+        self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
+        self._look_soon.timeout.connect(self._look)
+        self._found = make_label(role="caption", wraps=True)
+        self.own.setChecked(True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(
+            make_label(
+                "AWQ and GPTQ round each weight so that the answers to this text stay as they are: "
+                "128 rows, 512 tokens of each at most. Text like that which the model will see "
+                "serves it best.",
+                "muted",
+                wraps=True,
+            )
+        )
+        column.addWidget(self.own)
+        column.addWidget(self.file)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.path, 1)
+        row.addWidget(Button(context.theme, "Choose\u2026", self._browse, icon="folder"))
+        column.addLayout(row)
+        column.addWidget(self._found)
+        column.addStretch(1)
+        self.own.toggled.connect(lambda checked: self._change())
+        self.path.textEdited.connect(lambda text: self._type())
+
+    def answer(self) -> str:
+        return "" if self.own.isChecked() else self.path.text().strip()
+
+    def choose(self, path: str) -> None:
+        """Show an answer of before."""
+        if path:
+            self.path.setText(path)
+            self.file.setChecked(True)
+            self._look()
+
+    def _type(self) -> None:
+        self.file.setChecked(True)
+        self._change()
+
+    def _browse(self) -> None:
+        chosen, _ = QFileDialog.getOpenFileName(self, "Data file")
+        if chosen:
+            self.path.setText(chosen)
+            self._type()
+
+    def _change(self) -> None:
+        if self._op is not None:
+            self._op.cancel()
+        self._found.setText("")
+        self.problem = "" if self.own.isChecked() else "The file was not looked at yet."
+        if self.file.isChecked():
+            self._look_soon.start()
+        self.edited.emit()
+
+    def _look(self) -> None:
+        path = self.answer()
+        if not path:
+            self.problem = "Name a data file." if self.file.isChecked() else ""
+            self.edited.emit()
+            return
+        self._op = self._context.bridge.run(
+            lambda core, report: core.check_calibration(Path(path)), self._show, self._fail
+        )
+
+    def _show(self, num_words: int) -> None:
+        self.problem = ""
+        words = f"{count_of(num_words, 'word')} in its first MiB" if num_words else "It is data"
+        self._found.setText(f"{words}: enough to calibrate with.")
+        self.edited.emit()
+
+    def _fail(self, error: RacklessError) -> None:
+        self.problem = describe_error(error)
+        self.edited.emit()

@@ -1,0 +1,90 @@
+"""The formats and types of an export, each with what it will take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QFrame,
+    QGridLayout,
+    QLabel,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
+
+from agents.contract.formats import Engine
+from app.flows.export import FORMATS, offer_targets
+from app.gui.export.export_maker import MakerChoice
+from app.gui.kit.primitives import make_label
+
+
+class FormatsPage(QWidget):
+    """One box per target; several at once."""
+
+    edited = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes: dict[str, QCheckBox] = {}
+        self._notes: dict[str, QLabel] = {}
+        self.maker = MakerChoice()
+        self.maker.edited.connect(self.edited)
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 8, 0)
+        column.setSpacing(4)
+        for one in FORMATS:
+            column.addWidget(make_label(one.label, "subheading"))
+            column.addWidget(make_label(one.help, "caption", wraps=True))
+            column.addLayout(self._make_grid(one.key))
+            if one.key == "awq":
+                column.addWidget(self.maker)
+                self.maker.hide()
+                self.boxes["awq"].toggled.connect(self.maker.setVisible)
+            column.addSpacing(12)
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(scroll)
+
+    def targets(self) -> tuple[str, ...]:
+        return tuple(target for target, box in self.boxes.items() if box.isChecked())
+
+    def engine(self) -> Engine:
+        """Return what is to make AWQ."""
+        return self.maker.engine()
+
+    def choose(self, targets: tuple[str, ...], engine: Engine) -> None:
+        self.maker.choose(engine)
+        for target, box in self.boxes.items():
+            box.setChecked(target in targets)
+
+    def show_notes(self, notes: Mapping[str, str]) -> None:
+        """Show what targets will take."""
+        for target, text in notes.items():
+            self._notes[target].setText(text)
+            self.boxes[target].setAccessibleDescription(text)
+
+    def _make_grid(self, to: str) -> QGridLayout:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(16)
+        grid.setVerticalSpacing(2)
+        grid.setColumnStretch(1, 1)
+        for place, (target, words) in enumerate(offer_targets(to)):
+            box = QCheckBox(words if ":" in target else "Make this")
+            box.setAccessibleName(words)
+            box.toggled.connect(lambda checked: self.edited.emit())
+            note = make_label(role="caption")
+            note.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+            grid.addWidget(box, place, 0)
+            grid.addWidget(note, place, 1)
+            self.boxes[target], self._notes[target] = box, note
+        return grid

@@ -1,0 +1,118 @@
+"""How far each export is, and what was measured of it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+
+from app.flows.export import PHASES, ExportEstimate
+from app.gui.kit.banner import copy_text
+from app.gui.kit.primitives import Button, ElidedLabel, make_label, make_panel, make_selectable
+from app.gui.kit.status import StatusPill
+from app.gui.kit.theme import Theme
+from app.gui.session.export_board import ExportBatch, ExportProgress
+from app.presentation.result_text import describe_verdict
+from app.telemetry.state import Status
+from app.text import show_duration
+
+_WORDS = {
+    "waiting": Status("calm", "Waits"),
+    "now": Status("busy", "Under way"),
+    "failed": Status("error", "Failed"),
+    "cancelled": Status("warning", "Cancelled"),
+}
+
+
+class ProgressRow(QWidget):
+    """One job: its state, its phase, and in the end its verdict."""
+
+    chat_wanted = Signal(str)
+    """Talk with the artifact in this folder."""
+
+    def __init__(self, theme: Theme, job: ExportEstimate) -> None:
+        super().__init__()
+        self._folder = job.folder
+        """Where it is, once it is made."""
+        self.state = StatusPill(theme, _WORDS["waiting"])
+        self.bar = QProgressBar(minimum=0, maximum=len(PHASES))
+        self.bar.setTextVisible(False)
+        self.bar.setAccessibleName(f"Progress of {job.label}")
+        self.phase = ElidedLabel(role="caption")
+        self._time: QLabel = make_label(role="caption")
+        self.result = make_selectable(make_label(wraps=True))
+        self._deeds = QWidget()
+        deeds = QHBoxLayout(self._deeds)
+        deeds.setContentsMargins(0, 0, 0, 0)
+        deeds.setSpacing(8)
+        copy = Button(theme, "Copy the path", lambda: copy_text(self._folder), icon="copy")
+        chat = Button(
+            theme, "Chat with it", lambda: self.chat_wanted.emit(self._folder), icon="chat"
+        )
+        for button in (copy, chat):
+            deeds.addWidget(button)
+        deeds.addStretch(1)
+        panel = make_panel()
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(panel)
+        column = QVBoxLayout(panel)
+        column.setContentsMargins(16, 12, 16, 12)
+        column.setSpacing(6)
+        head = QHBoxLayout()
+        head.addWidget(make_label(job.label, "subheading"), 1)
+        head.addWidget(self.state)
+        column.addLayout(head)
+        column.addWidget(self.bar)
+        told = QHBoxLayout()
+        told.addWidget(self.phase, 1)
+        told.addWidget(self._time, 0, Qt.AlignmentFlag.AlignRight)
+        column.addLayout(told)
+        column.addWidget(self.result)
+        column.addWidget(self._deeds)
+
+    def show_row(self, row: ExportProgress) -> None:
+        """Show how far it is."""
+        is_now = row.state == "now"
+        self.bar.setVisible(is_now)
+        self.bar.setValue(row.phase)
+        self.phase.setVisible(is_now)
+        self.phase.setText(f"{PHASES[row.phase]}: {row.line}" if row.line else PHASES[row.phase])
+        self._time.setVisible(row.ended_s is not None)
+        if row.began_s is not None and row.ended_s is not None:
+            self._time.setText(show_duration(row.ended_s - row.began_s))
+        self._deeds.setVisible(row.made is not None)
+        self.result.setVisible(row.made is not None or bool(row.problem))
+        if row.made is None:
+            self.state.show_status(_WORDS.get(row.state, _WORDS["waiting"]))
+            self.result.setText(row.problem)
+            return
+        self._folder = str(row.made.path)
+        keeps = all(verdict.keep for verdict in row.made.verdicts)
+        self.state.show_status(Status("good", "Keep") if keeps else Status("warning", "Look at it"))
+        measured = [describe_verdict(verdict) for verdict in row.made.verdicts]
+        self.result.setText("\n".join((*measured, self._folder)))
+
+
+class ProgressPage(QWidget):
+    """All jobs of a batch, as they go on."""
+
+    chat_wanted = Signal(str)
+
+    def __init__(self, theme: Theme, batch: ExportBatch) -> None:
+        super().__init__()
+        self._batch = batch
+        self.rows = [ProgressRow(theme, row.job) for row in batch.rows]
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(12)
+        for row in self.rows:
+            row.chat_wanted.connect(self.chat_wanted)
+            column.addWidget(row)
+        column.addStretch(1)
+        batch.changed.connect(self.draw)
+        self.draw()
+
+    def draw(self) -> None:
+        """Show how far all are."""
+        for shown, row in zip(self.rows, self._batch.rows, strict=True):
+            shown.show_row(row)

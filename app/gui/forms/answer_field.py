@@ -1,0 +1,184 @@
+"""One question of a form: label, input, what it means, what is wrong with the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QFileDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.events import NodeSnapshot
+from app.flows.field import NO, YES, Field
+from app.flows.new_run import Finding
+from app.flows.new_run_answers import ALL_NODES, split_names
+from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_role
+from app.gui.kit.theme import Theme
+from app.gui.tables.node_columns import describe_hardware
+
+TICK_INDENT_PX = 27
+"""Where the words of a tick begin, so that its explanation stands below them."""
+
+
+class ChoiceBox(QComboBox):
+    """Leaves the wheel to the form around it: scrolling past must not change an answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.currentTextChanged.connect(self.setToolTip)  # it may end in dots
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        event.ignore()
+
+
+class AnswerField(QWidget):
+    """Asks one Field; `answer` is the text as typed."""
+
+    edited = Signal()
+
+    def __init__(self, theme: Theme, field: Field, nodes: Sequence[NodeSnapshot]) -> None:
+        super().__init__()
+        self.field = field
+        self.was_touched = False
+        self._theme = theme
+        self._boxes: dict[str, QCheckBox] = {}
+        self._known = {node.name for node in nodes}
+        self._online = {node.name for node in nodes if node.state == "online"}
+        self.input = self._make_input(nodes)
+        self.input.setAccessibleName(field.label)
+        self.input.setAccessibleDescription(field.help)
+        self._finding = make_label(role="problem", wraps=True)
+        self._finding.hide()
+        indent = TICK_INDENT_PX if field.kind == "tick" else 0
+        self._finding.setContentsMargins(indent, 0, 0, 0)
+        explanation = make_label(field.help, "caption", wraps=True)
+        explanation.setContentsMargins(indent, 0, 0, 0)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        if field.kind != "tick":
+            column.addWidget(make_label(field.label, "subheading"))
+        column.addLayout(self._make_row())
+        column.addWidget(self._finding)
+        column.addWidget(explanation)
+        column.addStretch(1)
+
+    def answer(self) -> str:
+        if self.field.kind == "nodes":
+            chosen = [name for name, box in self._boxes.items() if box.isChecked()]
+            return ALL_NODES if set(chosen) == self._known else ", ".join(chosen)
+        if isinstance(self.input, QComboBox):
+            return str(self.input.currentData())
+        if isinstance(self.input, QCheckBox):
+            return YES if self.input.isChecked() else NO
+        assert isinstance(self.input, QLineEdit)
+        return self.input.text()
+
+    def set_answer(self, text: str) -> None:
+        if self.field.kind == "nodes":
+            self._set_nodes(text)
+        elif isinstance(self.input, QComboBox):
+            if self.input.findData(text) < 0:  # a run file may say more than is offered here
+                self.input.addItem(text, text)
+            self.input.setCurrentIndex(self.input.findData(text))
+        elif isinstance(self.input, QCheckBox):
+            self.input.setChecked(text == YES)
+        elif isinstance(self.input, QLineEdit):
+            self.input.setText(text)
+
+    def _set_nodes(self, text: str) -> None:
+        names = split_names(text)
+        for name in names if text != ALL_NODES else ():
+            if name not in self._boxes:  # of a run file from elsewhere: shown, so it can be left
+                self._add_box(name, f"{name} (not a node here)")
+        for name, box in self._boxes.items():
+            box.setChecked(name in self._online if text == ALL_NODES else name in names)
+
+    def show_finding(self, finding: Finding | None) -> None:
+        """Show what is wrong; None: nothing."""
+        self._finding.setText(finding.text if finding else "")
+        self._finding.setVisible(finding is not None)
+        is_bad = finding is not None and finding.severity == "error"
+        name = "problem" if is_bad else "advice"
+        if self._finding.objectName() != name:
+            self._finding.setObjectName(name)
+            self._finding.style().polish(self._finding)
+        set_role(self.input, "bad", is_bad)
+
+    def _make_row(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.input, 1)
+        if self.field.unit:
+            row.addWidget(make_label(self.field.unit, "muted"))
+        if self.field.kind == "path":
+            row.addWidget(Button(self._theme, "Choose\u2026", self._choose, icon="folder"))
+        return row
+
+    def _make_input(self, nodes: Sequence[NodeSnapshot]) -> QWidget:
+        if self.field.kind == "choice":
+            combo = ChoiceBox()
+            for value, words in self.field.choices:
+                combo.addItem(words, value)
+            combo.currentIndexChanged.connect(lambda index: self._touch())
+            return combo
+        if self.field.kind == "nodes":
+            return self._make_node_boxes(nodes)
+        if self.field.kind == "tick":
+            check = QCheckBox(self.field.label)
+            check.setObjectName("tick")
+            check.toggled.connect(lambda checked: self._touch())
+            return check
+        line = QLineEdit()
+        line.setPlaceholderText(self.field.placeholder)
+        line.textEdited.connect(lambda text: self._touch())
+        return line
+
+    def _make_node_boxes(self, nodes: Sequence[NodeSnapshot]) -> QWidget:
+        box = QWidget()
+        self._node_column = QVBoxLayout(box)
+        self._node_column.setContentsMargins(0, 0, 0, 0)
+        self._node_column.setSpacing(2)
+        for node in nodes:
+            state = "" if node.state == "online" else f" ({node.state})"
+            check = self._add_box(node.name, f"{node.name}{state}", describe_hardware(node))
+            check.setChecked(node.state == "online")
+        if not nodes:
+            self._node_column.addWidget(make_label("No node was added yet.", "muted"))
+        return box
+
+    def _add_box(self, name: str, words: str, hardware: str = "") -> QCheckBox:
+        check = QCheckBox(words)
+        check.setAccessibleDescription(hardware)
+        check.setToolTip(words)
+        check.setMinimumWidth(1)  # a name of any length makes the form no wider
+        check.toggled.connect(lambda checked: self._touch())
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(check)
+        row.addWidget(ElidedLabel(hardware, "muted"), 1)
+        self._node_column.addLayout(row)
+        self._boxes[name] = check
+        return check
+
+    def _touch(self) -> None:
+        self.was_touched = True
+        self.edited.emit()
+
+    def _choose(self) -> None:
+        if self.field.key == "model":
+            chosen = QFileDialog.getExistingDirectory(self, "Folder of the model")
+        else:
+            chosen, _ = QFileDialog.getOpenFileName(self, self.field.label)
+        if chosen:
+            self.set_answer(chosen)
+            self._touch()

@@ -1,0 +1,66 @@
+"""A section of a form: a heading, and its questions in two columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
+
+from app.flows.field import Field
+from app.gui.forms.answer_field import AnswerField
+from app.gui.kit.primitives import make_label
+
+
+class FormSection(QWidget):
+    """Goes away as a whole where none of its questions is asked."""
+
+    def __init__(self, title: str, fields: Sequence[AnswerField]) -> None:
+        super().__init__()
+        self._fields = fields
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 12)
+        column.setSpacing(12)
+        column.addWidget(make_label(title, "heading"))
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(24)
+        grid.setVerticalSpacing(16)
+        for place in (0, 1):
+            grid.setColumnStretch(place, 1)
+            grid.setColumnMinimumWidth(place, 1)
+        place = 0
+        for field in fields:
+            if field.field.is_wide:
+                place += place % 2
+                grid.addWidget(field, place // 2, 0, 1, 2)
+                place += 2
+            else:
+                grid.addWidget(field, place // 2, place % 2)
+                place += 1
+        column.addLayout(grid)
+
+    def show_asked(self, keys: Collection[str]) -> None:
+        """Show the questions among `keys`, and hide the others."""
+        for field in self._fields:
+            field.setVisible(field.field.key in keys)
+        self.setVisible(any(field.field.key in keys for field in self._fields))
+
+
+def make_sections(
+    asked: Sequence[Field], fields: Mapping[str, AnswerField]
+) -> tuple[FormSection, ...]:
+    """Return the sections of `asked`, in their order."""
+    titles = dict.fromkeys(field.section for field in asked)
+    return tuple(
+        FormSection(title, [fields[f.key] for f in asked if f.section == title]) for title in titles
+    )
+
+
+def stack_sections(sections: Sequence[QWidget]) -> QWidget:
+    """Return the sections one below the other."""
+    box = QWidget()
+    column = QVBoxLayout(box)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(12)
+    for section in sections:
+        column.addWidget(section)
+    return box

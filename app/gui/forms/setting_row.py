@@ -1,0 +1,73 @@
+"""One setting: its name and what it means on the left, the control on the right."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtWidgets import QCheckBox, QComboBox, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
+
+from app.gui.kit.primitives import make_label
+from app.settings import Setting, Value
+
+CONTROL_PX = 220
+
+
+class SettingRow(QWidget):
+    chosen = Signal(object)
+    """The value that a person gave it."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self._setting = setting
+        self.control: QCheckBox | QComboBox | QSpinBox = self._make_control()
+        self.control.installEventFilter(self)
+        self.control.setAccessibleName(setting.title)
+        self.control.setAccessibleDescription(setting.description)
+        words = QVBoxLayout()
+        words.setSpacing(2)
+        words.addWidget(make_label(setting.title, "subheading", wraps=True))
+        words.addWidget(make_label(setting.description, "caption", wraps=True))
+        row = QHBoxLayout(self)
+        row.setContentsMargins(16, 12, 16, 12)
+        row.setSpacing(24)
+        row.addLayout(words, 1)
+        row.addWidget(self.control, 0, Qt.AlignmentFlag.AlignVCenter)
+
+    def show_value(self, value: Value) -> None:
+        """Show a value without telling it as chosen."""
+        self.control.blockSignals(True)
+        if isinstance(self.control, QComboBox):
+            self.control.setCurrentIndex(self.control.findData(value))
+        elif isinstance(self.control, QCheckBox):
+            self.control.setChecked(bool(value))
+        else:
+            self.control.setValue(round(float(value)))
+        self.control.blockSignals(False)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Wheel:  # it scrolls the page, and changes nothing on the way
+            event.ignore()
+            return True
+        return super().eventFilter(watched, event)
+
+    def _make_control(self) -> QCheckBox | QComboBox | QSpinBox:
+        setting = self._setting
+        if setting.kind == "switch":
+            switch = QCheckBox()
+            switch.setObjectName("switch")
+            switch.toggled.connect(lambda is_on: self.chosen.emit(is_on))
+            return switch
+        if setting.kind == "choice":
+            box = QComboBox()
+            box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+            for value, label in zip(setting.choices, setting.labels, strict=True):
+                box.addItem(label, value)
+            box.currentIndexChanged.connect(lambda place: self.chosen.emit(box.itemData(place)))
+            box.setMinimumWidth(CONTROL_PX)
+            return box
+        number = QSpinBox(minimum=round(setting.minimum or 0), maximum=round(setting.maximum or 0))
+        number.setSuffix(f" {setting.unit}" if setting.unit else "")
+        number.lineEdit().setTextMargins(8, 0, 0, 0)  # no style sheet reaches it
+        number.setKeyboardTracking(False)  # 1 on the way to 15 is nobody's choice
+        number.setMinimumWidth(CONTROL_PX)
+        number.valueChanged.connect(lambda value: self.chosen.emit(float(value)))
+        return number

@@ -1,0 +1,47 @@
+"""One question with two answers; the safe one is the default."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
+
+from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.theme import Theme
+
+
+class QuestionDialog(QDialog):
+    """Title, explanation, `Cancel` and the deed."""
+
+    def __init__(
+        self, parent: QWidget, theme: Theme, title: str, text: str, deed: str, *, is_dangerous: bool
+    ) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(title)
+        self.setModal(True)
+        words = make_label(text, wraps=True)
+        words.setMinimumWidth(400)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(make_label(title, "heading"))
+        column.addWidget(words)
+        column.addSpacing(8)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addStretch(1)
+        cancel = Button(theme, "Cancel", self.reject)
+        role = "danger" if is_dangerous else "primary"
+        self.deed = Button(theme, deed, self.accept, role=role)
+        row.addWidget(cancel)
+        row.addWidget(self.deed)
+        column.addLayout(row)
+        default = cancel if is_dangerous else self.deed
+        default.setDefault(True)
+        default.setFocus()
+
+
+def ask(
+    parent: QWidget, theme: Theme, title: str, text: str, deed: str, *, is_dangerous: bool = False
+) -> bool:
+    """Ask, and return whether the deed was chosen."""
+    question = QuestionDialog(parent, theme, title, text, deed, is_dangerous=is_dangerous)
+    return question.exec() == QDialog.DialogCode.Accepted

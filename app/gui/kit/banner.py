@@ -1,0 +1,96 @@
+"""A calm line above a page: what happened, where, what to do next, and a button for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from app.errors import RacklessError, UserError
+from app.gui.kit.primitives import Button, IconButton, make_label, make_selectable, set_role
+from app.gui.kit.theme import Theme
+from app.telemetry.state import Tone
+
+
+class Banner(QFrame):
+    """Hidden until something is to be said."""
+
+    def __init__(self, theme: Theme, *, can_close: bool = True) -> None:
+        super().__init__()
+        self.setObjectName("banner")
+        self._theme = theme
+        self._tone: Tone = "calm"
+        self._glyph = QLabel()
+        self._glyph.setFixedSize(20, 20)
+        self._message = make_selectable(make_label(role="subheading", wraps=True))
+        self._hint = make_selectable(make_label(wraps=True))
+        self._action = Button(theme, "", self._act, role="")
+        self._acted: Callable[[], object] | None = None
+        words = QVBoxLayout()
+        words.setSpacing(2)
+        words.addWidget(self._message)
+        words.addWidget(self._hint)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(14, 10, 10, 10)
+        row.setSpacing(12)
+        row.addWidget(self._glyph, 0, Qt.AlignmentFlag.AlignTop)
+        row.addLayout(words, 1)
+        row.addWidget(self._action)
+        close = IconButton(theme, "close", "Dismiss this message", self.hide)
+        row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
+        close.setVisible(can_close)  # only now: without a parent it would be a window
+        theme.changed.connect(self._paint_glyph)
+        self.hide()
+
+    def show_error(self, error: RacklessError) -> None:
+        """Show an error of the world as what, where and what to do next."""
+        hint = error.hint if isinstance(error, UserError) else ""
+        self.show_message("error", str(error), hint)
+
+    def show_message(
+        self,
+        tone: Tone,
+        message: str,
+        hint: str = "",
+        action: tuple[str, Callable[[], object]] | None = None,
+    ) -> None:
+        """Show a message; `action` is a button's text and what it does."""
+        self._tone = tone
+        self._message.setText(message)
+        self._hint.setText(hint)
+        self._hint.setVisible(bool(hint))
+        self._action.setVisible(action is not None)
+        if action is not None:
+            self._action.setText(action[0])
+            self._acted = action[1]
+        set_role(self, "tone", tone)
+        self.setAccessibleName(f"{tone}: {message} {hint}".strip())
+        self._paint_glyph()
+        self.show()
+
+    def message(self) -> str:
+        """Return what is shown, for tests and screen readers."""
+        return f"{self._message.text()} {self._hint.text()}".strip() if self.isVisible() else ""
+
+    def _act(self) -> None:
+        if self._acted is not None:
+            self._acted()
+
+    def _paint_glyph(self) -> None:
+        scale = self.devicePixelRatioF()
+        self._glyph.setPixmap(self._theme.pixmap(self._tone, self._tone, 20, scale))
+
+
+def copy_text(text: str) -> None:
+    """Put a text on the clipboard."""
+    QGuiApplication.clipboard().setText(text)
+
+
+def page_margins(layout: QVBoxLayout | QHBoxLayout, widget: QWidget) -> None:
+    """Give a page its outer room."""
+    widget.setObjectName("page")
+    widget.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+    layout.setContentsMargins(24, 20, 24, 20)
+    layout.setSpacing(16)

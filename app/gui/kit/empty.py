@@ -1,0 +1,53 @@
+"""An empty place says what belongs there, and offers the way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from app.gui.kit.primitives import make_label
+from app.gui.kit.theme import Theme
+
+WIDTH_PX = 460
+
+
+class EmptyState(QWidget):
+    """Glyph, sentence, explanation, buttons, in the middle of the room."""
+
+    def __init__(
+        self, theme: Theme, icon: str, title: str, text: str, buttons: Sequence[QWidget] = ()
+    ) -> None:
+        super().__init__()
+        self._theme, self._icon = theme, icon
+        self._glyph = QLabel()
+        heading = make_label(title, "heading")
+        words = make_label(text, "muted", wraps=True)
+        words.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        words.setFixedWidth(WIDTH_PX)
+        column = QVBoxLayout(self)
+        column.setSpacing(8)
+        column.addStretch(2)
+        for widget in (self._glyph, heading):
+            column.addWidget(widget, 0, Qt.AlignmentFlag.AlignHCenter)
+        middle = QHBoxLayout()  # an alignment would forget that the height follows from the width
+        middle.addStretch(1)
+        middle.addWidget(words)
+        middle.addStretch(1)
+        column.addLayout(middle)
+        column.addSpacing(12)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addStretch(1)
+        for button in buttons:
+            row.addWidget(button)
+        row.addStretch(1)
+        column.addLayout(row)
+        column.addStretch(3)
+        theme.changed.connect(self._paint_glyph)
+        self._paint_glyph()
+
+    def _paint_glyph(self) -> None:
+        scale = self.devicePixelRatioF()
+        self._glyph.setPixmap(self._theme.pixmap(self._icon, "muted", 40, scale))

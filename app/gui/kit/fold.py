@@ -1,0 +1,59 @@
+"""A part of a form that is folded away until somebody asks for it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+
+from app.gui.kit.primitives import make_label
+from app.gui.kit.theme import Theme
+
+
+class Fold(QWidget):
+    """A head that opens and closes the body; `note` says what is inside while it is closed."""
+
+    def __init__(self, theme: Theme, title: str, body: QWidget) -> None:
+        super().__init__()
+        self._theme = theme
+        self.body = body
+        self.head = QPushButton(f" {title}")
+        self.head.setObjectName("fold")
+        self.head.setCheckable(True)
+        self.head.setAutoDefault(False)
+        self.head.setIconSize(QSize(16, 16))
+        self.head.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.head.setAccessibleName(title)
+        self._note: QLabel = make_label(role="muted")
+        row = QHBoxLayout()
+        row.setSpacing(12)
+        row.addWidget(self.head)
+        row.addWidget(self._note, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(12)
+        column.addLayout(row)
+        column.addWidget(body)
+        self.head.toggled.connect(self._show)
+        theme.changed.connect(self._restyle)  # a method, which ends with this widget
+        self._show(False)
+
+    def is_open(self) -> bool:
+        return self.head.isChecked()
+
+    def open(self) -> None:
+        self.head.setChecked(True)
+
+    def tell(self, note: str, role: str = "muted") -> None:
+        """Say what is inside; `role` is a name in window.qss: muted, advice or problem."""
+        self._note.setText(note)
+        if self._note.objectName() != role:
+            self._note.setObjectName(role)
+            self._note.style().polish(self._note)
+        self.head.setAccessibleDescription(note)
+
+    def _restyle(self) -> None:
+        self._show(self.is_open())
+
+    def _show(self, is_open: bool) -> None:
+        self.body.setVisible(is_open)
+        self.head.setIcon(self._theme.icon("down" if is_open else "right", "text", 16))

@@ -1,0 +1,257 @@
+"""Colours, fonts and icons of the window, following the system between light and dark.
+
+Everything is read from `resources/` once, before the first window; a change of the colour scheme
+then costs no disk. Custom-painted widgets ask for `palette` when they paint and repaint on
+`changed`. Sizes are logical pixels on a grid of 8; Qt multiplies them on dense screens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from string import Template
+
+from PySide6.QtCore import QByteArray, QObject, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontDatabase,
+    QGuiApplication,
+    QIcon,
+    QPainter,
+    QPixmap,
+    QStaticText,
+)
+from PySide6.QtGui import QPalette as QtPalette
+from PySide6.QtSvg import QSvgRenderer
+from PySide6.QtWidgets import QApplication
+
+RESOURCES = Path(__file__).resolve().parents[3] / "resources"
+SCHEMES = {
+    "system": Qt.ColorScheme.Unknown,
+    "light": Qt.ColorScheme.Light,
+    "dark": Qt.ColorScheme.Dark,
+}
+"""The choices of the setting `theme`."""
+MAX_KEPT = 48
+"""Pictures of `keep`; one of a card takes 0.3 MB, on a dense screen 1.2."""
+MAX_TEXTS = 4096
+"""Laid out texts that are kept, some 300 bytes each."""
+FAMILIES = ["Inter", "Segoe UI", "Cantarell", "Noto Sans", "DejaVu Sans"]
+MONOSPACE = ["DejaVu Sans Mono", "Cascadia Mono", "Consolas", "Liberation Mono", "monospace"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThemeColors:
+    """Colours by their job, as `#rrggbb`; the files in resources/themes have the same names."""
+
+    name: str
+    window: str
+    surface: str
+    sunken: str
+    hover: str
+    selected: str
+    border: str
+    scroll: str
+    border_strong: str
+    text: str
+    muted: str
+    accent: str
+    accent_hover: str
+    on_accent: str
+    good: str
+    warning: str
+    error: str
+    good_tint: str
+    warning_tint: str
+    error_tint: str
+    busy_tint: str
+    calm_tint: str
+    chart_utilisation: str
+    chart_memory: str
+    chart_temperature: str
+    chart_tokens: str
+    chart_muted: str
+    chart_grid: str
+
+    @property
+    def busy(self) -> str:
+        return self.accent
+
+    @property
+    def calm(self) -> str:
+        return self.muted
+
+    def color(self, name: str) -> QColor:
+        """Return one of the colours for a painter."""
+        return _color(str(getattr(self, name)))
+
+
+@lru_cache(maxsize=256)
+def _color(text: str) -> QColor:
+    return QColor(text)
+
+
+def read_palette(name: str) -> ThemeColors:
+    """Read a theme file; its keys must be exactly the fields of Palette."""
+    text = (RESOURCES / "themes" / f"{name}.json").read_text(encoding="ascii")
+    return ThemeColors(**json.loads(text))
+
+
+class Theme(QObject):
+    """The look of one application; made once, handed to whoever paints."""
+
+    changed = Signal()
+
+    def __init__(self, application: QApplication) -> None:
+        super().__init__(application)
+        self._application = application
+        self._palettes = {name: read_palette(name) for name in ("light", "dark")}
+        self._style = Template((RESOURCES / "themes" / "window.qss").read_text(encoding="ascii"))
+        self._icons = {
+            path.stem: path.read_text(encoding="ascii")
+            for path in sorted((RESOURCES / "icons").glob("*.svg"))
+        }
+        for path in sorted((RESOURCES / "fonts").glob("*.otf")):
+            QFontDatabase.addApplicationFont(str(path))
+        self._fonts: dict[tuple[int, int, bool], QFont] = {}
+        self._texts: dict[tuple[str, int, int], tuple[QStaticText, float, float]] = {}
+        self._kept: dict[tuple[object, ...], QPixmap] = {}
+        self._pixmaps: dict[tuple[str, str, int, float], QPixmap] = {}
+        self.palette = self._palettes["light"]
+        application.setStyle("Fusion")
+        application.setFont(self.font(13))
+        QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow)
+        self._follow(QGuiApplication.styleHints().colorScheme())
+
+    def choose(self, scheme: Qt.ColorScheme) -> None:
+        """Take light or dark, or follow the system again with `Unknown`."""
+        QGuiApplication.styleHints().setColorScheme(scheme)
+        self._follow(
+            scheme
+            if scheme != Qt.ColorScheme.Unknown
+            else QGuiApplication.styleHints().colorScheme()
+        )
+
+    def choose_named(self, name: str) -> None:
+        """Take one of SCHEMES."""
+        self.choose(SCHEMES[name])
+
+    def font(self, size_px: int, weight: int = 400, *, monospace: bool = False) -> QFont:
+        """Return a font with digits of equal width."""
+        key = (size_px, weight, monospace)
+        if key not in self._fonts:
+            self._fonts[key] = self._make_font(size_px, weight, monospace)
+        return self._fonts[key]
+
+    def paint_text(
+        self,
+        painter: QPainter,
+        line: QRectF,
+        text: str,
+        size_px: int,
+        color: str,
+        *,
+        weight: int = 400,
+        is_right: bool = False,
+    ) -> None:
+        """Draw a short text on one line; laid out once and kept, since figures come again."""
+        key = (text, size_px, weight)
+        if key not in self._texts:
+            if len(self._texts) >= MAX_TEXTS:
+                self._texts.clear()
+            static = QStaticText(text)
+            static.setTextFormat(Qt.TextFormat.PlainText)
+            static.prepare(font=self.font(size_px, weight))
+            self._texts[key] = (static, static.size().width(), static.size().height())
+        static, width, height = self._texts[key]
+        painter.setFont(self.font(size_px, weight))
+        painter.setPen(self.palette.color(color))
+        left = line.right() - width if is_right else line.left()
+        painter.drawStaticText(QPointF(left, line.center().y() - height / 2), static)
+
+    def keep(self, key: tuple[object, ...], make: Callable[[], QPixmap]) -> QPixmap:
+        """Return the picture `key` of this theme; `make` paints it the first time."""
+        if key not in self._kept:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _make_font(self, size_px: int, weight: int, monospace: bool) -> QFont:
+        font = QFont(MONOSPACE if monospace else FAMILIES)
+        font.setPixelSize(size_px)
+        font.setWeight(QFont.Weight(weight))
+        if not monospace:
+            font.setFeature(QFont.Tag("tnum"), 1)
+        return font
+
+    def icon(self, name: str, color: str = "text", size_px: int = 20) -> QIcon:
+        """Return an icon in a colour of the palette; disabled it is muted."""
+        icon = QIcon()
+        for mode, shade in ((QIcon.Mode.Normal, color), (QIcon.Mode.Disabled, "border_strong")):
+            for scale in (1, 2):
+                icon.addPixmap(self.pixmap(name, shade, size_px, scale), mode)
+        return icon
+
+    def pixmap(self, name: str, color: str, size_px: int, scale: float = 1) -> QPixmap:
+        """Return an icon of `size_px` logical pixels for a screen of `scale`; drawn once."""
+        shade = str(getattr(self.palette, color))
+        key = (name, shade, size_px, scale)
+        if key not in self._pixmaps:
+            self._pixmaps[key] = self._draw(name, shade, size_px, scale)
+        return self._pixmaps[key]
+
+    def _draw(self, name: str, shade: str, size_px: int, scale: float) -> QPixmap:
+        pixmap = QPixmap(QSize(round(size_px * scale), round(size_px * scale)))
+        pixmap.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixmap)
+        text = self._icons[name].replace("currentColor", shade)
+        QSvgRenderer(QByteArray(text.encode("ascii"))).render(painter, QRectF(pixmap.rect()))
+        painter.end()
+        pixmap.setDevicePixelRatio(scale)
+        return pixmap
+
+    def paint_icon(self, painter: QPainter, name: str, color: str, area: QRectF) -> None:
+        """Draw a square icon into `area`."""
+        scale = painter.device().devicePixelRatio()
+        painter.drawPixmap(area.topLeft(), self.pixmap(name, color, round(area.width()), scale))
+
+    def _follow(self, scheme: Qt.ColorScheme) -> None:
+        self.palette = self._palettes["dark" if scheme == Qt.ColorScheme.Dark else "light"]
+        values = {field.name: getattr(self.palette, field.name) for field in fields(ThemeColors)}
+        for key, icon in (("down_arrow", "chevron"), ("up_arrow", "chevron-up"), ("tick", "tick")):
+            file = RESOURCES / "icons" / f"{icon}-{self.palette.name}.svg"
+            values[key] = file.as_posix()
+        self._kept.clear()
+        self._application.setPalette(_qt_palette(self.palette))
+        self._application.setStyleSheet(self._style.substitute(values))
+        self.changed.emit()
+
+
+def _qt_palette(palette: ThemeColors) -> QtPalette:
+    role = QtPalette.ColorRole
+    result = QtPalette()
+    for part, color in (
+        (role.Window, palette.window),
+        (role.WindowText, palette.text),
+        (role.Base, palette.surface),
+        (role.AlternateBase, palette.sunken),
+        (role.Text, palette.text),
+        (role.Button, palette.surface),
+        (role.ButtonText, palette.text),
+        (role.PlaceholderText, palette.muted),
+        (role.Highlight, palette.selected),
+        (role.HighlightedText, palette.text),
+        (role.ToolTipBase, palette.surface),
+        (role.ToolTipText, palette.text),
+        (role.Link, palette.accent),
+        (role.Accent, palette.accent),
+    ):
+        result.setColor(part, QColor(color))
+    result.setColor(QtPalette.ColorGroup.Disabled, role.Text, QColor(palette.muted))
+    result.setColor(QtPalette.ColorGroup.Disabled, role.ButtonText, QColor(palette.muted))
+    return result

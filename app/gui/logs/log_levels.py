@@ -1,0 +1,99 @@
+"""Which lines of a log are shown: all, or those that warn or tell of an error. No Qt.
+
+A program's log has no levels that one could rely on, so words decide; of a Traceback its indented
+lines are part. Blocks are looked through once, however often lines are added behind them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.gui.logs.log_document import Block, LogDocument
+
+Level = Literal["all", "warnings", "errors"]
+Numbers = NDArray[np.int64]
+_ERRORS = (b"error", b"exception", b"critical", b"fatal", b"out of memory", b"killed")
+_WORDS: dict[Level, tuple[bytes, ...]] = {
+    "warnings": (b"warn", *_ERRORS),
+    "errors": _ERRORS,
+}
+_TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
+
+
+class ShownLines:
+    """Rows of a view, each one line of the document."""
+
+    def __init__(self, document: LogDocument) -> None:
+        self._document = document
+        self._level: Level = "all"
+        self._numbers: Numbers = np.empty(0, np.int64)
+        self._found: dict[int, tuple[Block, Numbers]] = {}
+        """Of each block by its identity: the lines that count, from its first on."""
+
+    @property
+    def level(self) -> Level:
+        """Which lines are shown."""
+        return self._level
+
+    def __len__(self) -> int:
+        return self._document.num_lines if self._level == "all" else len(self._numbers)
+
+    def choose(self, level: Level) -> None:
+        """Show other lines."""
+        self._level, self._found = level, {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take notice of lines that came or went."""
+        if self._level == "all":
+            return
+        found, parts = {}, []
+        for first, block in self._document.blocks():
+            known = self._found.get(id(block))
+            lines = known[1] if known and known[0] is block else find_lines(block, self._level)
+            found[id(block)] = (block, lines)
+            parts.append(lines + first)
+        self._found = found
+        self._numbers = np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def number(self, row: int) -> int:
+        """Return the line's number in the document; a row beyond the ends is the nearest one."""
+        row = min(max(row, 0), max(len(self) - 1, 0))
+        if self._level == "all" or not len(self._numbers):
+            return self._document.first_line + row
+        return int(self._numbers[row])
+
+    def row_of(self, number: int) -> int | None:
+        """Return the row of a line; None: it is not shown."""
+        if self._level == "all":
+            return number - self._document.first_line
+        row = int(np.searchsorted(self._numbers, number))
+        return row if row < len(self._numbers) and self._numbers[row] == number else None
+
+
+def find_lines(block: Block, level: Level) -> Numbers:
+    """Return the lines of a block, counted from 0, that a level shows, in order."""
+    places = np.fromiter(_find_words(block.data.lower(), _WORDS[level]), np.int64)
+    lines = [np.searchsorted(block.starts, places, side="right") - 1]
+    for match in _TRACEBACK.finditer(block.data):
+        first, last = (
+            int(np.searchsorted(block.starts, place, side="right")) - 1
+            for place in (match.start(), match.end() - 1)
+        )
+        lines.append(np.arange(first, last + 1))
+    return np.unique(np.concatenate(lines))
+
+
+def _find_words(data: bytes, words: tuple[bytes, ...]) -> Iterator[int]:
+    """Yield where a line has any of the words, once for each word and line."""
+    for word in words:
+        place = data.find(word)
+        while place >= 0:
+            yield place
+            end = data.find(b"\n", place)
+            place = data.find(word, end) if end >= 0 else -1

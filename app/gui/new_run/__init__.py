@@ -1,0 +1,1 @@
+"""Configuring a run and seeing its plan."""

@@ -1,0 +1,70 @@
+"""What a run would learn from its data, before it is started: first the first rows, then all."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
+
+from agents.contract.data import DataPreview
+from agents.contract.spec import RunSpec
+from app.errors import RacklessError
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import Button, make_label
+from app.gui.new_run.data_view import DataView
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+
+
+class DataDialog(QDialog):
+    """Looks at the first rows as soon as it is made, which takes seconds."""
+
+    def __init__(self, context: Context, parent: QWidget, spec: RunSpec) -> None:
+        super().__init__(parent)
+        self._context, self._spec = context, spec
+        self._op: Op | None = None
+        self.setWindowTitle("What the run would learn")
+        self.resize(720, 600)
+        self.banner = Banner(context.theme)
+        self.view = DataView(context.theme)
+        self.count_all = Button(
+            context.theme,
+            "Read all rows",
+            lambda: self._look(whole=True),
+            tip="Counts every row; the run takes over the work, so no time is lost",
+        )
+        foot = QHBoxLayout()
+        foot.addWidget(self.count_all)
+        foot.addStretch(1)
+        foot.addWidget(Button(context.theme, "Close", self.accept))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(make_label("What the run would learn", "heading"))
+        column.addWidget(self.banner)
+        column.addWidget(self.view, 1)
+        column.addLayout(foot)
+        self.finished.connect(lambda result: self._give_up())
+        self._look(whole=False)
+
+    def _look(self, *, whole: bool) -> None:
+        self.count_all.setEnabled(False)
+        what = "Reading all rows" if whole else "Looking at the first rows"
+        self.banner.show_message("busy", what)
+        self._op = self._context.bridge.run(
+            lambda core, report: core.preview(self._spec, whole=whole, progress=report),
+            success=self._show,
+            failure=self._fail,
+            progress=lambda text: self.banner.show_message("busy", what, str(text)),
+        )
+
+    def _show(self, found: DataPreview) -> None:
+        self.banner.hide()
+        self.view.show_data(found)
+        self.count_all.setEnabled(not found.whole)
+
+    def _fail(self, error: RacklessError) -> None:
+        self.banner.show_error(error)
+        self.count_all.setEnabled(True)
+
+    def _give_up(self) -> None:
+        if self._op is not None:
+            self._op.cancel()

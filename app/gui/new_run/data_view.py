@@ -1,0 +1,62 @@
+"""What a run learns from its data: figures, and three rows with the learned tokens marked."""
+
+from __future__ import annotations
+
+from html import escape
+
+from PySide6.QtWidgets import QTextBrowser
+
+from agents.contract.data import DataPreview
+from app.gui.kit.theme import Theme, ThemeColors
+from app.presentation.data_text import describe_data, spell_out, title_of
+
+_NOTHING = "What the run learns is shown here once its first rank has read the data."
+
+
+def data_html(found: DataPreview, palette: ThemeColors) -> str:
+    """Return a preview of data as the small HTML that Qt's text widgets know."""
+    facts = "".join(
+        f'<tr><td style="color:{palette.muted};padding-right:16px">{caption}</td>'
+        f"<td>{escape(text)}</td></tr>"
+        for caption, text in describe_data(found)
+    )
+    learned = f'<span style="background-color:{palette.good_tint};font-weight:600">'
+    rows = []
+    for row in found.rows:
+        for conversation in row.conversations:
+            parts = (
+                f"{learned if part.learned else '<span>'}{escape(spell_out(part.text))}</span>"
+                for part in conversation.parts
+            )
+            title = escape(title_of(row, conversation))
+            rows.append(
+                f'<p style="color:{palette.muted}">{title}</p>'
+                f'<p style="white-space:pre-wrap">{"".join(parts)}</p>'
+            )
+    legend = f"<p>{learned}This is learned</span>, the rest is only read.</p>"
+    return f"<table>{facts}</table>{legend}{''.join(rows)}"
+
+
+class DataView(QTextBrowser):
+    """Shows a preview of data; empty until `show_data` is called."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._found: DataPreview | None = None
+        self.setAccessibleName("What the run learns from its data")
+        self.setOpenLinks(False)
+        theme.changed.connect(self._draw)
+        self._draw()
+
+    def show_data(self, found: DataPreview | None) -> None:
+        """Show what was found; None: nothing is known yet."""
+        if found != self._found:
+            self._found = found
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._found is None:
+            self.setPlainText(_NOTHING)
+        else:
+            self.setHtml(data_html(self._found, self._theme.palette))

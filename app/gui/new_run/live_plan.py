@@ -1,0 +1,82 @@
+"""Ask for a plan at every change of a form, and show the answer to the newest question only.
+
+While somebody types, only what is known here counts, so that an answer takes milliseconds. Once the
+hands rest, nodes and the hub may be asked for what is missing, which takes as long as they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, QTimer
+
+from agents.contract.spec import RunSpec
+from app.errors import RacklessError, UserError
+from app.gui.new_run.plan_view import PlanView
+from app.gui.session.bridge import Bridge
+from app.planning.candidate import Plan
+
+REST_MS = 800
+"""Pause in typing after which it is worth asking others."""
+
+
+class LivePlan(QObject):
+    """One question at a time; those that come meanwhile wait, and only the last of them counts."""
+
+    def __init__(self, bridge: Bridge, view: PlanView) -> None:
+        super().__init__(view)
+        self._bridge, self._view = bridge, view
+        self._wanted: RunSpec | None = None
+        self._asked: tuple[RunSpec, bool] | None = None
+        """Question under way, and whether it looks far."""
+        self._answered: RunSpec | None = None
+        self._rest = QTimer(self, singleShot=True)
+        self._rest.timeout.connect(lambda: self._ask(look_far=True))
+
+    def follow(self, spec: RunSpec | None, words: str) -> None:
+        """Plan `spec` from now on; None: there is nothing to plan yet, and `words` say why."""
+        if spec is None:
+            self._wanted = self._answered = None
+            self._rest.stop()
+            self._view.show_nothing(words)
+        elif spec != self._wanted:
+            self._wanted = spec
+            self._rest.start(REST_MS)
+            self._ask(look_far=False)
+
+    def again(self) -> None:
+        """Plan the same once more, since something it rests on may be known better now."""
+        self._answered = None
+        self._ask(look_far=False)
+
+    def _ask(self, *, look_far: bool) -> None:
+        spec = self._wanted
+        if spec is None or self._asked is not None or (look_far and spec == self._answered):
+            return
+        self._asked = spec, look_far
+        self._bridge.run(
+            lambda core, report: core.plan(spec, look_far=look_far), self._take, self._fail
+        )
+
+    def _take(self, plan: Plan) -> None:
+        self._finish(lambda: self._view.show_plan(plan), is_answer=True)
+
+    def _fail(self, error: RacklessError) -> None:
+        asked, hint = self._asked, error.hint if isinstance(error, UserError) else ""
+        if asked is not None and not asked[1]:
+            self._finish(lambda: self._view.show_nothing("Looking the model up\u2026"))
+        else:
+            self._finish(lambda: self._view.show_problem(str(error).rstrip("."), hint), True)
+
+    def _finish(self, show: Callable[[], None], is_answer: bool = False) -> None:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        if asked[0] != self._wanted:
+            self._ask(look_far=False)
+            return
+        if is_answer:
+            self._answered = asked[0]
+        show()
+        if not is_answer and not self._rest.isActive():
+            self._ask(look_far=True)

@@ -1,0 +1,81 @@
+"""What a GPU's memory would hold, as one bar in parts, with a mark where the room ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from app.gui.kit.theme import Theme
+from app.text import show_bytes
+
+HEIGHT_PX = 12
+COLORS = ("chart_utilisation", "chart_memory", "chart_tokens", "chart_temperature", "chart_muted")
+"""Of the groups, in order."""
+
+
+class MemoryBar(QWidget):
+    """Painted anew when `show_parts` is called."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._parts: tuple[tuple[str, int], ...] = ()
+        self._room_bytes = 0
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        theme.changed.connect(self.update)
+
+    def sizeHint(self) -> QSize:
+        return QSize(120, HEIGHT_PX)
+
+    def show_parts(self, parts: Sequence[tuple[str, int]], room_bytes: int) -> None:
+        """Show groups of bytes against the room; beyond it the bar turns to the colour of errors.
+
+        Args:
+            parts: name and bytes, as many as there are colours at most.
+            room_bytes: what there is.
+        """
+        self._parts, self._room_bytes = tuple(parts), room_bytes
+        words = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
+        self.setToolTip(words)
+        self.setAccessibleName(f"{words}; room {show_bytes(room_bytes)}")
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        used = sum(size for _, size in self._parts)
+        whole = max(used, self._room_bytes, 1)
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        palette = self._theme.palette
+        area = QRectF(self.rect())
+        painter.setBrush(palette.color("sunken"))
+        painter.drawRoundedRect(area, 3, 3)
+        left = 0.0
+        for (_, size), color in zip(self._parts, COLORS, strict=False):
+            width = area.width() * size / whole
+            seen = width - 1 if width > 3 else width  # a gap: neighbours differ not by colour alone
+            painter.fillRect(QRectF(left, 0, seen, area.height()), palette.color(color))
+            left += width
+        if used > self._room_bytes:
+            edge = area.width() * self._room_bytes / whole
+            beyond = QRectF(edge, 0, area.width() - edge, area.height())
+            painter.fillRect(beyond, palette.color("error"))
+        painter.end()
+
+
+class Swatch(QWidget):
+    """A small square in the colour of a group, for a legend."""
+
+    def __init__(self, theme: Theme, color: str) -> None:
+        super().__init__()
+        self._theme, self._color = theme, color
+        self.setFixedSize(8, 8)
+        theme.changed.connect(self.update)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._theme.palette.color(self._color))
+        painter.end()

@@ -1,0 +1,323 @@
+"""New run: the questions on the left, what follows from the answers on the right.
+
+All logic is in app.flows. A problem shows at its field once the person has been there, or has
+pressed Start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QDialog,
+    QFileDialog,
+    QHBoxLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from agents.contract.spec import RunSpec
+from app.core.api import CoreApi, RecipeRow
+from app.errors import RacklessError
+from app.events import RunSnapshot
+from app.flows.new_run import RunReview, name_paths, plan_spec, preview_spec, review, take_advice
+from app.flows.new_run_answers import (
+    RunAnswers,
+    take_up,
+    to_answers,
+    to_draft,
+    use_recipe,
+)
+from app.gui.kit.ask import ask
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import Button
+from app.gui.kit.theme import Theme
+from app.gui.new_run.data_dialog import DataDialog
+from app.gui.new_run.live_plan import LivePlan
+from app.gui.new_run.outlook import Outlook
+from app.gui.new_run.run_file_dialog import RUN_FILES, RunFileDialog
+from app.gui.new_run.run_form import RunForm
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+from app.gui.session.live_paths import LivePaths
+from app.text import capitalize, free_name
+
+
+async def read_file(core: CoreApi, path: Path) -> RunSpec:
+    return core.read_run_file(path)
+
+
+async def read_recipes(core: CoreApi) -> Sequence[RecipeRow]:
+    return core.recipes()
+
+
+async def drop_recipe(core: CoreApi, name: str) -> RecipeRow:
+    return core.delete_recipe(name)
+
+
+def may_delete_recipe(parent: QWidget, theme: Theme) -> bool:
+    """Ask whether a recipe of one's own shall go."""
+    return ask(
+        parent,
+        theme,
+        "Delete this recipe?",
+        "Runs that were started from it stay as they are. This cannot be undone.",
+        "Delete for good",
+        is_dangerous=True,
+    )
+
+
+class NewRunDialog(QDialog):
+    started = Signal(str)
+    """The id of the run that was started."""
+    left = Signal(dict)
+    """The form was closed without a start: a draft of its answers, empty if it was not touched."""
+
+    def __init__(self, context: Context, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._context = context
+        self._shows_all = False
+        self._complains = False
+        """The banner says how many answers need another look."""
+        self._op: Op | None = None
+        self.setWindowTitle("New run")
+        self.setMinimumSize(840, 480)
+        self.resize(1100, 760)
+        self.form = RunForm(context)
+        self.banner = Banner(context.theme)
+        self.outlook = Outlook(context.theme, self.look_at_data)
+        self._plan = LivePlan(context.bridge, self.outlook.plan)
+        self._paths = LivePaths(context.bridge, self)
+        self._paths.looked.connect(self._review)
+        self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        body = QHBoxLayout()
+        body.setContentsMargins(24, 20, 24, 0)
+        body.setSpacing(24)
+        body.addWidget(self.form, 1)
+        body.addWidget(self.outlook)
+        column.addLayout(body, 1)
+        foot = QVBoxLayout()
+        foot.setContentsMargins(24, 12, 24, 20)
+        foot.setSpacing(12)
+        foot.addWidget(self.banner)
+        foot.addLayout(self._make_foot())
+        column.addLayout(foot)
+        self._fill(RunAnswers(name=self._free_name("run-1")))
+        self._untouched = self.answers()
+        self._given: RunAnswers | None = None
+        """What a run or a file has answered, where nothing was answered before."""
+        self.form.edited.connect(self._review)
+        self.form.start_from.chosen.connect(self._take_recipe)
+        self.form.start_from.delete_asked.connect(self._delete_recipe)
+        self.outlook.plan.advised.connect(self._take_advice)
+        context.bridge.run(
+            lambda core, report: read_recipes(core),
+            self.form.start_from.add_recipes,
+            self.banner.show_error,
+        )
+        self.form.begin()
+
+    # ------------------------------------------------------------ layout
+
+    def _make_foot(self) -> QHBoxLayout:
+        theme = self._context.theme
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(
+            Button(
+                theme,
+                "Open run file\u2026",
+                self._choose_file,
+                icon="folder",
+                tip="Fill the form from a YAML file",
+            )
+        )
+        row.addWidget(
+            Button(
+                theme,
+                "Show as run file\u2026",
+                self._show_file,
+                icon="save",
+                tip="The same run on the command line; to save, or to keep as a recipe",
+            )
+        )
+        self.afresh = Button(
+            theme, "Start afresh", self._start_afresh, tip="Forget the answers that were left"
+        )
+        self.afresh.hide()
+        row.addWidget(self.afresh)
+        row.addStretch(1)
+        row.addWidget(Button(theme, "Cancel", self.reject, tip="The answers are kept"))
+        row.addWidget(self.start)
+        self.start.setDefault(True)
+        return row
+
+    # ------------------------------------------------------------ answers
+
+    def answers(self) -> RunAnswers:
+        return self.form.answers()
+
+    def open_file(self, path: Path) -> None:
+        """Fill the form from a run file."""
+        self._given = self.answers()  # one that cannot be read has answered nothing
+        self._context.bridge.run(
+            lambda core, report: read_file(core, path),
+            partial(self._take_file, path),
+            self.banner.show_error,
+        )
+
+    def take_up(self, draft: Mapping[str, object]) -> None:
+        """Go on with the answers of a form that was left."""
+        self._shows_all = True
+        self._fill(take_up(draft, self._untouched))
+        self.afresh.show()
+        self.banner.show_message("calm", "Here are the answers that you left")
+
+    def _start_afresh(self) -> None:
+        self._shows_all = self._complains = False
+        self.afresh.hide()
+        self.banner.hide()
+        self._fill(self._untouched)
+        self.form.begin()
+
+    def reject(self) -> None:
+        if self._op is not None:
+            self._op.cancel()
+        if self.answers() != self._given:
+            self.left.emit(to_draft(self.answers(), self._untouched))
+        super().reject()
+
+    def repeat(self, run: RunSnapshot) -> None:
+        """Fill the form with every setting of a run, under a new name."""
+        self._shows_all = True
+        self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
+        self._given = self.answers()
+        self.form.start_from.show_source(
+            f"The run {run.name}", "Every setting as in that run, its data and nodes too.", run.spec
+        )
+
+    def _show_file(self) -> None:
+        spec = self._spec_or_tell()
+        if spec is not None:
+            dialog = RunFileDialog(self._context, self, spec)
+            dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            dialog.recipe_saved.connect(lambda recipe: self.form.start_from.add_recipes([recipe]))
+            dialog.open()
+
+    def _delete_recipe(self, name: str) -> None:
+        if may_delete_recipe(self, self._context.theme):
+            self._context.bridge.run(
+                lambda core, report: drop_recipe(core, name),
+                lambda recipe: self.form.start_from.drop(recipe.name),
+                self.banner.show_error,
+            )
+
+    def _fill(self, answers: RunAnswers) -> None:
+        self.form.fill(answers)
+        self._review()
+
+    def _take_file(self, path: Path, spec: RunSpec) -> None:
+        self._shows_all, self._complains = True, False
+        was_untouched = self.answers() == self._untouched
+        self._fill(to_answers(spec))
+        self._given = self.answers() if was_untouched else None
+        self.form.start_from.show_source(path.name, f"The settings of {path}.", spec)
+        self.banner.show_message("good", f"Read {path.name}", "Change what you like, then start.")
+
+    def _take_recipe(self, spec: RunSpec) -> None:
+        self._fill(use_recipe(self.answers(), spec))
+
+    def _take_advice(self, change: Mapping[str, object]) -> None:
+        self._fill(take_advice(self.answers(), change))
+
+    def _review(self) -> RunReview:
+        answers, nodes = self.answers(), self._context.cluster.node_list()
+        self._paths.follow(name_paths(answers))
+        result = review(answers, nodes, self._paths.missing)
+        self.form.show_review(result, shows_all=self._shows_all)
+        if self._complains:
+            self._tell_errors(self.form.count_errors(result))
+        self.outlook.show_rows(result.summary)
+        self.outlook.look.setEnabled(preview_spec(answers) is not None)
+        self._plan.follow(*plan_spec(answers, nodes))
+        return result
+
+    def look_at_data(self) -> None:
+        """Open a dialog with what the run would learn from its data."""
+        spec = preview_spec(self.answers())
+        if spec is not None:
+            dialog = DataDialog(self._context, self, spec)
+            dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            dialog.finished.connect(self._plan.again)
+            dialog.open()
+
+    def _free_name(self, wanted: str) -> str:
+        return free_name(wanted, {run.name for run in self._context.cluster.runs.values()})
+
+    def _spec_or_tell(self) -> RunSpec | None:
+        self._shows_all = True
+        result = self._review()
+        if result.spec is not None:
+            return result.spec
+        self.form.show_first_error(result)
+        self._complains = True
+        self._tell_errors(self.form.count_errors(result))
+        return None
+
+    def _tell_errors(self, num_errors: int) -> None:
+        """Keep saying how many answers need another look, until none does."""
+        if num_errors:
+            words = "One answer needs" if num_errors == 1 else f"{num_errors} answers need"
+            self.banner.show_message("warning", f"{words} another look", "They are marked above.")
+        else:
+            self._complains = False
+            self.banner.hide()
+
+    # ------------------------------------------------------------ deeds
+
+    def _start(self) -> None:
+        spec = self._spec_or_tell()
+        if spec is None:
+            return
+        self.start.setEnabled(False)
+        self._show_start("Copying what the nodes do not have yet.")
+        self._op = self._context.bridge.run(
+            lambda core, report: core.start_run(spec, progress=report),
+            success=self._started,
+            failure=self._failed,
+            progress=lambda line: self._show_start(capitalize(str(line))),
+        )
+
+    def _show_start(self, line: str) -> None:
+        self.banner.show_message("busy", "Starting", line, ("Cancel the start", self._break_off))
+
+    def _break_off(self) -> None:
+        if self._op is not None:
+            self._op.cancel()
+        self.start.setEnabled(True)
+        self.banner.show_message(
+            "calm",
+            "The start is broken off",
+            "What the nodes got already is kept for the next start. A run that was launched "
+            "already is stopped and shows among the runs.",
+        )
+
+    def _started(self, run: RunSnapshot) -> None:
+        self.started.emit(run.run_id)
+        self.accept()
+
+    def _failed(self, error: RacklessError) -> None:
+        self.start.setEnabled(True)
+        self.banner.show_error(error)
+
+    def _choose_file(self) -> None:
+        chosen, _ = QFileDialog.getOpenFileName(self, "Run file", filter=RUN_FILES)
+        if chosen:
+            self.open_file(Path(chosen))

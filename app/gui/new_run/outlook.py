@@ -1,0 +1,77 @@
+"""What follows from the answers of a form, beside it: the plan, figures, and a look at the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QVBoxLayout, QWidget
+
+from app.gui.kit.primitives import Button, make_label, make_rule
+from app.gui.kit.theme import Theme
+from app.gui.new_run.plan_view import PlanView
+
+WIDTH_PX = 360
+
+
+class Outlook(QFrame):
+    """Says what will happen when the form is sent off."""
+
+    def __init__(self, theme: Theme, look: Callable[[], object]) -> None:
+        super().__init__()
+        self.setObjectName("panel")
+        self.setFixedWidth(WIDTH_PX)
+        self.plan = PlanView(theme)
+        self._values: dict[str, QLabel] = {}
+        self._rows = QVBoxLayout()
+        self._rows.setSpacing(12)
+        self.look = Button(
+            theme,
+            "Look at the data\u2026",
+            look,
+            icon="search",
+            tip="Show what is recognised, and three rows with what is learned of them",
+        )
+        frame = QVBoxLayout(self)
+        frame.setContentsMargins(1, 1, 1, 1)
+        frame.addWidget(self._make_scroll())
+
+    def _make_scroll(self) -> QScrollArea:
+        body = QWidget()
+        body.setObjectName("content")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(19, 15, 19, 15)
+        column.setSpacing(12)
+        column.addWidget(make_label("The plan", "heading"))
+        column.addWidget(self.plan)
+        column.addWidget(make_rule())
+        column.addWidget(make_label("What will happen", "heading"))
+        column.addLayout(self._rows)
+        column.addWidget(self.look)
+        column.addStretch(1)
+        column.addWidget(
+            make_label(
+                "The model and the data are copied to each node once. The run goes on when this "
+                "window is closed.",
+                "caption",
+                wraps=True,
+            )
+        )
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        return scroll
+
+    def show_rows(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Show (label, value); a label that is missing now keeps its last value."""
+        for label, value in rows:
+            if label not in self._values:
+                self._values[label] = make_label(wraps=True)
+                pair = QVBoxLayout()
+                pair.setSpacing(2)
+                pair.addWidget(make_label(label, "caption"))
+                pair.addWidget(self._values[label])
+                self._rows.addLayout(pair)
+            self._values[label].setText(value)

@@ -1,0 +1,207 @@
+"""The plan of a run beside its form: does it fit, where, how fast, and why not otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from app.gui.kit.fold import Fold
+from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.theme import Theme
+from app.gui.new_run.memory_bar import COLORS, MemoryBar, Swatch
+from app.planning.candidate import Advice, GpuPlan, Plan
+from app.presentation.plan_text import (
+    MEMORY_GROUPS,
+    describe_candidate,
+    describe_memory,
+    describe_other,
+    describe_plan,
+    describe_setting,
+    group_memory,
+)
+from app.text import count_of, show_rate, show_share
+
+MOST_OTHERS = 8
+_LEGEND_COLUMNS = 3
+
+
+class PlanView(QWidget):
+    """Shows the newest plan; what is shown stays until another one comes."""
+
+    advised = Signal(object)
+    """Dotted keys of a run file and their new values, of the advice that a person takes."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self.headline = make_label(wraps=True)
+        self.problem = make_label(role="problem", wraps=True)
+        self._figures = QGridLayout()
+        self._figures.setHorizontalSpacing(12)
+        self._figures.setVerticalSpacing(4)
+        self._figures.setColumnStretch(1, 1)
+        self._rows: list[tuple[QLabel, QLabel]] = []
+        self._gpus: list[_GpuLine] = []
+        self._gpu_column = QVBoxLayout()
+        self._gpu_column.setSpacing(10)
+        self._legend = _make_legend(theme)
+        self._advice: list[_AdviceLine] = []
+        self._advice_column = QVBoxLayout()
+        self._advice_column.setSpacing(4)
+        self._other_text = make_label(role="caption", wraps=True)
+        self.others = Fold(theme, "Other ways", self._other_text)
+        self._assumed_text = make_label(role="caption", wraps=True)
+        self.assumed = Fold(theme, "Assumed", self._assumed_text)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(12)
+        column.addWidget(self.headline)
+        column.addWidget(self.problem)
+        column.addLayout(self._figures)
+        column.addLayout(self._gpu_column)
+        column.addWidget(self._legend)
+        column.addLayout(self._advice_column)
+        column.addWidget(self.others)
+        column.addWidget(self.assumed)
+        self.show_nothing("Choose a model to see what it needs.")
+
+    def show_nothing(self, words: str) -> None:
+        """Say why there is no plan yet."""
+        self.headline.setText(words)
+        self.headline.setObjectName("muted")
+        self._polish()
+        self.problem.hide()
+        self._show_rows([])
+        self._show_gpus(())
+        self._show_advice(())
+        self.others.hide()
+        self.assumed.hide()
+
+    def show_problem(self, message: str, hint: str) -> None:
+        """Say what keeps a plan from being made."""
+        self.show_nothing(f"{message[0].upper()}{message[1:]}.")
+        self.problem.setText(hint)
+        self.problem.setVisible(bool(hint))
+
+    def show_plan(self, plan: Plan) -> None:
+        """Show a plan; one that does not fit shows what comes nearest."""
+        fits = plan.chosen is not None
+        shown = plan.chosen or (plan.others[0] if plan.others else None)
+        self.headline.setObjectName("" if fits else "problem")
+        self.headline.setText(describe_plan(plan))
+        self._polish()
+        self.problem.hide()
+        self._show_rows(describe_candidate(shown) if shown is not None and fits else [])
+        self._show_gpus(shown.gpus if shown is not None else ())
+        self._show_advice(plan.advice)
+        others = plan.others if fits else plan.others[1:]
+        self._other_text.setText("\n\n".join(describe_other(one) for one in others[:MOST_OTHERS]))
+        self.others.setVisible(bool(others))
+        self.others.tell(count_of(len(others), "plan"))
+        self._assumed_text.setText("\n\n".join(plan.assumptions))
+        self.assumed.setVisible(bool(plan.assumptions))
+        self.assumed.tell(count_of(len(plan.assumptions), "thing"))
+
+    def _polish(self) -> None:
+        self.headline.style().unpolish(self.headline)
+        self.headline.style().polish(self.headline)
+
+    def _show_rows(self, rows: Sequence[tuple[str, str]]) -> None:
+        while len(self._rows) < len(rows):
+            pair = make_label(role="caption"), make_label(wraps=True)
+            for place, label in enumerate(pair):
+                top = Qt.AlignmentFlag.AlignTop
+                self._figures.addWidget(label, len(self._rows), place, alignment=top)
+            self._rows.append(pair)
+        for number, pair in enumerate(self._rows):
+            for label, text in zip(
+                pair, rows[number] if number < len(rows) else ("", ""), strict=True
+            ):
+                label.setText(text)
+                label.setVisible(number < len(rows))
+
+    def _show_gpus(self, gpus: Sequence[GpuPlan]) -> None:
+        while len(self._gpus) < len(gpus):
+            self._gpus.append(line := _GpuLine(self._theme))
+            self._gpu_column.addWidget(line)
+        for number, line in enumerate(self._gpus):
+            line.setVisible(number < len(gpus))
+            if number < len(gpus):
+                line.show_gpu(gpus[number])
+        self._legend.setVisible(bool(gpus))
+
+    def _show_advice(self, advice: Sequence[Advice]) -> None:
+        while len(self._advice) < len(advice):
+            self._advice.append(line := _AdviceLine(self._theme, self.advised.emit))
+            self._advice_column.addWidget(line)
+        for number, line in enumerate(self._advice):
+            line.setVisible(number < len(advice))
+            if number < len(advice):
+                line.show_advice(advice[number])
+
+
+class _AdviceLine(QWidget):
+    """What would help, with a button that does it where it is a change of the form."""
+
+    def __init__(self, theme: Theme, take: Callable[[object], None]) -> None:
+        super().__init__()
+        self._change: Mapping[str, object] = {}
+        self._text = make_label(role="advice", wraps=True)
+        tip = "Change the answers on the left accordingly"
+        self.apply = Button(theme, "Apply", lambda: take(self._change), role="link", tip=tip)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(self._text, 1)
+        row.addWidget(self.apply)
+
+    def show_advice(self, advice: Advice) -> None:
+        """Show one piece of advice."""
+        self._change = advice.change
+        self._text.setText(advice.text)
+        self.apply.setVisible(bool(advice.change))
+        self.apply.setAccessibleDescription(advice.text)
+
+
+class _GpuLine(QWidget):
+    """One GPU: its name and share, its memory as a bar, and what it does."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._name = make_label(role="subheading", wraps=True)
+        self._bar = MemoryBar(theme)
+        self._memory = make_label(role="caption", wraps=True)
+        self._setting = make_label(role="caption", wraps=True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        for part in (self._name, self._bar, self._memory, self._setting):
+            column.addWidget(part)
+
+    def show_gpu(self, gpu: GpuPlan) -> None:
+        """Show what the plan has for it."""
+        share = "" if gpu.share >= 1 else f", {show_share(gpu.share)}"
+        card = gpu.card.removeprefix("NVIDIA ").removeprefix("GeForce ")
+        self._name.setText(f"{gpu.node}: {card}{share}")
+        self._bar.show_parts(group_memory(gpu.memory.parts.items()), gpu.room_bytes)
+        fits = "" if gpu.fits else "Does not fit: "
+        self._memory.setText(f"{fits}{describe_memory(gpu)}")
+        rate = f"{show_rate(gpu.tokens_per_s)}, " if gpu.tokens_per_s else ""
+        self._setting.setText(f"{rate}{describe_setting(gpu)}")
+
+
+def _make_legend(theme: Theme) -> QWidget:
+    box = QWidget()
+    grid = QGridLayout(box)
+    grid.setContentsMargins(0, 0, 0, 0)
+    grid.setHorizontalSpacing(12)
+    grid.setVerticalSpacing(2)
+    for number, (name, color) in enumerate(zip(MEMORY_GROUPS, COLORS, strict=True)):
+        row = QHBoxLayout()
+        row.setSpacing(6)
+        row.addWidget(Swatch(theme, color))
+        row.addWidget(make_label(name, "caption"), 1)
+        grid.addLayout(row, number // _LEGEND_COLUMNS, number % _LEGEND_COLUMNS)
+    return box

@@ -1,0 +1,150 @@
+"""The run file that a form's answers make: to read, to copy, to save, to keep as a recipe."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import (
+    QDialog,
+    QFileDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QPlainTextEdit,
+    QVBoxLayout,
+    QWidget,
+)
+
+from agents.contract.spec import RunSpec
+from app.core.api import CoreApi, RecipeRow
+from app.errors import RacklessError
+from app.gui.kit.banner import Banner, copy_text
+from app.gui.kit.primitives import Button, make_label, make_rule, make_selectable
+from app.gui.session.context import Context
+from app.text import file_name
+
+RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
+
+
+async def format_spec(core: CoreApi, spec: RunSpec) -> str:
+    return core.run_file_text(spec)
+
+
+async def write_file(core: CoreApi, spec: RunSpec, path: Path) -> Path:
+    core.write_run_file(spec, path)
+    return path
+
+
+async def keep_recipe(core: CoreApi, title: str, spec: RunSpec) -> RecipeRow:
+    return core.save_recipe(title, spec)
+
+
+def describe_start(path: str) -> str:
+    """Return the command that starts a run file, as a shell takes it.
+
+    >>> describe_start("my run.yaml")
+    "rackless start 'my run.yaml'"
+    """
+    return shlex.join(["rackless", "start", path])
+
+
+class RunFileDialog(QDialog):
+    """Shows one spec."""
+
+    recipe_saved = Signal(object)
+    """The new RecipeRow."""
+
+    def __init__(self, context: Context, parent: QWidget, spec: RunSpec) -> None:
+        super().__init__(parent)
+        self._context, self._spec = context, spec
+        self.setWindowTitle(f"The run file of {spec.name}")
+        self.resize(720, 640)
+        self.banner = Banner(context.theme)
+        self.text = QPlainTextEdit()
+        self.text.setReadOnly(True)
+        self.text.setObjectName("code")
+        self.text.setAccessibleName("Run file")
+        self.command = make_selectable(
+            make_label(describe_start(f"{file_name(spec.name)}.yaml"), "code", wraps=True)
+        )
+        self.title = QLineEdit()
+        self.title.setAccessibleName("Title of the recipe")
+        self.title.setPlaceholderText("My usual settings")
+        self.keep = Button(context.theme, "Keep as a recipe", self._keep)
+        self.keep.setEnabled(False)
+        self.title.textChanged.connect(lambda words: self.keep.setEnabled(bool(words.strip())))
+        self.keep.setDefault(True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(make_label("The same run on the command line", "heading"))
+        column.addWidget(
+            make_label("Saved as a file, this starts it, here or in a script:", wraps=True)
+        )
+        column.addWidget(self.command)
+        column.addWidget(self.text, 1)
+        column.addWidget(make_rule())
+        column.addWidget(
+            make_label(
+                "A recipe keeps every setting but name and nodes, and stands under "
+                "\u201cStart from\u201d for the next run.",
+                wraps=True,
+            )
+        )
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.title, 1)
+        row.addWidget(self.keep)
+        column.addLayout(row)
+        column.addWidget(self.banner)
+        column.addLayout(self._make_foot())
+        context.bridge.run(
+            lambda core, report: format_spec(core, spec), self.text.setPlainText, self._fail
+        )
+
+    def _make_foot(self) -> QHBoxLayout:
+        theme = self._context.theme
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(
+            Button(theme, "Copy the file", lambda: copy_text(self.text.toPlainText()), icon="copy")
+        )
+        row.addStretch(1)
+        row.addWidget(Button(theme, "Close", self.accept))
+        row.addWidget(
+            Button(theme, "Save as\u2026", self._choose_place, icon="save", role="primary")
+        )
+        return row
+
+    def save_file(self, path: Path) -> None:
+        """Write the run file."""
+        self._context.bridge.run(
+            lambda core, report: write_file(core, self._spec, path), self._show_saved, self._fail
+        )
+
+    def _show_saved(self, path: Path) -> None:
+        self.command.setText(describe_start(str(path)))
+        self.banner.show_message("good", "Saved", str(path))
+
+    def _choose_place(self) -> None:
+        name = f"{file_name(self._spec.name)}.yaml"
+        chosen, _ = QFileDialog.getSaveFileName(self, "Save the run file", name, RUN_FILES)
+        if chosen:
+            self.save_file(Path(chosen))
+
+    def _keep(self) -> None:
+        title = self.title.text().strip()
+        self._context.bridge.run(
+            lambda core, report: keep_recipe(core, title, self._spec), self._show_kept, self._fail
+        )
+
+    def _show_kept(self, recipe: RecipeRow) -> None:
+        self.title.clear()
+        self.recipe_saved.emit(recipe)
+        self.banner.show_message(
+            "good", f"{recipe.title} is kept", "It stands under \u201cStart from\u201d."
+        )
+
+    def _fail(self, error: RacklessError) -> None:
+        self.banner.show_error(error)

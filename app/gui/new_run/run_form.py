@@ -1,0 +1,101 @@
+"""The questions of a new run: the few that matter stand open, the others are folded away."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
+
+from app.flows.new_run import RunReview
+from app.flows.new_run_advanced import ADVANCED
+from app.flows.new_run_answers import RunAnswers
+from app.flows.new_run_fields import FIELDS, MAIN
+from app.gui.forms.answer_field import AnswerField
+from app.gui.forms.form import make_sections, stack_sections
+from app.gui.kit.fold import Fold
+from app.gui.new_run.start_from import StartFrom
+from app.gui.session.context import Context
+from app.text import count_of
+
+
+class RunForm(QScrollArea):
+    """Shows answers and what is wrong with them."""
+
+    edited = Signal()
+    """An answer was changed."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        nodes = context.cluster.node_list()
+        self.fields = {field.key: AnswerField(context.theme, field, nodes) for field in FIELDS}
+        self.start_from = StartFrom(context.theme)
+        self._main = make_sections(MAIN, self.fields)
+        self._advanced = make_sections(ADVANCED, self.fields)
+        self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))
+        body = QWidget()
+        body.setObjectName("content")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 16, 16)
+        column.setSpacing(12)
+        for part in (self.start_from, *self._main, self.fold):
+            column.addWidget(part)
+        column.addStretch(1)
+        self.setWidget(body)
+        self.setWidgetResizable(True)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        for field in self.fields.values():
+            field.edited.connect(self.edited)
+
+    def answers(self) -> RunAnswers:
+        """Return what the questions are answered with now."""
+        return RunAnswers(**{key: field.answer() for key, field in self.fields.items()})
+
+    def fill(self, answers: RunAnswers) -> None:
+        """Answer every question."""
+        for key, field in self.fields.items():
+            field.set_answer(str(getattr(answers, key)))
+
+    def show_review(self, result: RunReview, *, shows_all: bool) -> None:
+        """Show what is asked, and the findings at their questions.
+
+        Args:
+            result: of the answers.
+            shows_all: also at questions where the person has not been yet.
+        """
+        for key, field in self.fields.items():
+            finding = result.findings.get(key)
+            is_due = shows_all or field.was_touched
+            is_due = is_due or (finding is not None and finding.severity == "warning")
+            field.show_finding(finding if is_due or key == "nodes" else None)
+        for section in (*self._main, *self._advanced):
+            section.show_asked(result.asked)
+        self._tell_advanced(result)
+
+    def count_errors(self, result: RunReview) -> int:
+        """Return how many questions have an error."""
+        return sum(result.is_error(key) for key in self.fields)
+
+    def show_first_error(self, result: RunReview) -> None:
+        """Go to the first question with an error."""
+        errors = [key for key in self.fields if result.is_error(key)]
+        if errors:
+            first = self.fields[errors[0]]
+            if first.field.advanced:
+                self.fold.open()
+            first.input.setFocus()
+            self.ensureWidgetVisible(first)
+
+    def begin(self) -> None:
+        """Go to the first question."""
+        self.fields["model"].input.setFocus()
+
+    def _tell_advanced(self, result: RunReview) -> None:
+        found = [field.key for field in ADVANCED if field.key in result.findings]
+        if found:
+            number = count_of(len(found), "setting")
+            role = "problem" if any(result.is_error(key) for key in found) else "advice"
+            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} a look", role)
+        elif result.changed:
+            self.fold.tell(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
+        else:
+            self.fold.tell(f"{len(ADVANCED)} settings, all as recommended")

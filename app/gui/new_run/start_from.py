@@ -1,0 +1,86 @@
+"""Where the answers of a form come from: the usual settings, a recipe, a run file, another run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from agents.contract.spec import DataSpec, RunSpec
+from app.core.api import RecipeRow
+from app.gui.forms.answer_field import ChoiceBox
+from app.gui.kit.primitives import IconButton, make_label
+from app.gui.kit.theme import Theme
+
+
+class _Choice(NamedTuple):
+    purpose: str
+    spec: RunSpec
+    own: str
+    """Its name as a recipe of the person's own; empty: it is none."""
+
+
+_USUAL = "Suits most fine-tuning: LoRA on chats, instructions or text."
+
+
+class StartFrom(QWidget):
+    chosen = Signal(object)
+    """The RunSpec whose settings are wanted; its model and data are not meant."""
+    delete_asked = Signal(str)
+    """The name of a recipe of the person's own."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._choices: list[_Choice] = []
+        """As in the box."""
+        self.delete = IconButton(theme, "delete", "Delete this recipe of yours", self._ask_delete)
+        self.delete.hide()
+        self.box = ChoiceBox()
+        self.box.setAccessibleName("Start from")
+        self._purpose = make_label(role="caption", wraps=True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 12)
+        column.setSpacing(4)
+        column.addWidget(make_label("Start from", "subheading"))
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.box, 1)
+        row.addWidget(self.delete)
+        column.addLayout(row)
+        column.addWidget(self._purpose)
+        self.box.currentIndexChanged.connect(self._tell)
+        self.box.activated.connect(lambda place: self.chosen.emit(self._choices[place].spec))
+        self.add("Usual settings", _USUAL, RunSpec(model="-", data=DataSpec(train="-")))
+
+    def add_recipes(self, recipes: Sequence[RecipeRow]) -> None:
+        for recipe in recipes:
+            own = recipe.name if recipe.is_own else ""
+            self.add(recipe.title, recipe.purpose, recipe.spec, own)
+
+    def add(self, title: str, purpose: str, spec: RunSpec, own: str = "") -> None:
+        """Add a choice; `own` is the name of a recipe that can be deleted."""
+        self._choices.append(_Choice(purpose, spec, own))
+        self.box.addItem(title)
+
+    def drop(self, own: str) -> None:
+        """Take a recipe away that was deleted."""
+        for place, choice in enumerate(self._choices):
+            if choice.own == own:
+                del self._choices[place]
+                self.box.removeItem(place)
+                return
+
+    def show_source(self, title: str, purpose: str, spec: RunSpec) -> None:
+        """Add where the answers were taken from, and let the box stand there."""
+        self.add(title, purpose, spec)
+        self.box.setCurrentIndex(self.box.count() - 1)
+
+    def _tell(self, place: int) -> None:
+        if 0 <= place < len(self._choices):
+            self._purpose.setText(self._choices[place].purpose)
+            self.delete.setVisible(bool(self._choices[place].own))
+
+    def _ask_delete(self) -> None:
+        self.delete_asked.emit(self._choices[self.box.currentIndex()].own)

@@ -1,0 +1,1 @@
+"""The page of nodes and its dialogs."""

@@ -1,0 +1,197 @@
+"""What is known about one node, in pairs of name and value; and the results of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
+
+from agents.contract.node import Calibration
+from app.events import NodeSnapshot
+from app.gui.kit.banner import copy_text
+from app.gui.kit.primitives import Button, make_label, make_selectable
+from app.gui.session.context import Context
+from app.gui.tables.node_columns import check_columns, describe_clock, describe_environment
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.view import TableView
+from app.presentation.plan_text import describe_calibration
+from app.text import DASH, count_of, show_bytes, show_bytes_of, show_duration, show_moment
+
+NUM_COLUMNS = 3
+
+
+def describe_node_facts(
+    node: NodeSnapshot,
+    now_s: float,
+    clock_offset_s: float | None,
+    measured: Mapping[str, Calibration],
+) -> list[tuple[str, str]]:
+    """Return (name, value) of all that is known about a node; unknown values are a dash.
+
+    Args:
+        node: the node.
+        now_s: wall clock.
+        clock_offset_s: the node's clock less ours.
+        measured: what its GPUs reached, by their uuids.
+    """
+    facts = node.facts
+    rows = [
+        ("Address", node.address),
+        ("Round trip", show_duration(node.round_trip_s)),
+        ("Last answer", show_moment(node.last_seen_s, now_s)),
+        ("Clock", describe_clock(clock_offset_s)),
+        ("Environment", describe_environment(node).text),
+    ]
+    if facts is None:
+        return rows
+    used = None
+    if facts.disk_bytes is not None and facts.disk_free_bytes is not None:
+        used = facts.disk_bytes - facts.disk_free_bytes
+    cores = f", {count_of(facts.num_cores, 'core')}" if facts.num_cores else ""
+    rows += [
+        ("System", f"{facts.os}, kernel {facts.kernel}"),
+        ("Python of the agent", facts.python),
+        ("CPU", f"{facts.cpu or DASH}{cores}"),
+        ("RAM", show_bytes(facts.memory_bytes)),
+        ("Disk used", show_bytes_of(used, facts.disk_bytes)),
+    ]
+    if facts.wsl is not None:
+        rows.append(("WSL network", facts.wsl))
+    for gpu in facts.gpus:
+        driver = f", driver {gpu.driver}" if gpu.driver else ""
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}{driver}"))
+        if gpu.uuid in measured:
+            rows.append((f"GPU {gpu.index} reached", describe_calibration(measured[gpu.uuid])))
+    for interface in facts.interfaces[:4]:
+        speed = f", {interface.speed_mbit} Mbit/s" if interface.speed_mbit else ""
+        rows.append((f"Network {interface.name}", f"{interface.address}{speed}"))
+    return rows
+
+
+class NodeDetails(QScrollArea):
+    """The facts of the selected node."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._body = QWidget()
+        self._body.setObjectName("content")
+        self._problem = make_selectable(make_label(role="problem", wraps=True))
+        self._grid = QGridLayout()
+        self._grid.setHorizontalSpacing(24)
+        self._grid.setVerticalSpacing(12)
+        for number in range(NUM_COLUMNS):
+            self._grid.setColumnStretch(number, 1)
+        self._labels: list[QLabel] = []
+        self._name = ""
+        self._measured: dict[str, Mapping[str, Calibration]] = {}
+        column = QVBoxLayout(self._body)
+        column.setContentsMargins(4, 12, 4, 4)
+        column.setSpacing(12)
+        column.addWidget(self._problem)
+        column.addLayout(self._grid)
+        column.addStretch(1)
+        self.setWidget(self._body)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+
+    def show_measured(self, name: str, measured: Mapping[str, Calibration]) -> None:
+        """Show what the GPUs of a node reached, from now on."""
+        self._measured[name] = measured
+        if name in self._context.cluster.nodes and name == self._name:
+            self.show_node(self._context.cluster.nodes[name])
+
+    def show_node(self, node: NodeSnapshot | None) -> None:
+        """Show a node; None: none is selected."""
+        self._name = node.name if node is not None else ""
+        problem = f"{node.problem}\n{node.hint}".strip() if node is not None else ""
+        self._problem.setText(problem)
+        self._problem.setVisible(bool(problem))
+        pairs = [("", "Select a node to see what it is made of.")]
+        if node is not None:
+            cluster = self._context.cluster
+            offset_s = cluster.telemetry.clock_offset(node.name)
+            measured = self._measured.get(node.name, {})
+            pairs = describe_node_facts(node, cluster.now_s(), offset_s, measured)
+        while len(self._labels) < 2 * len(pairs):
+            self._add_pair()
+        for number, label in enumerate(self._labels):
+            pair = pairs[number // 2] if number // 2 < len(pairs) else ("", "")
+            if label.text() != pair[number % 2]:
+                label.setText(pair[number % 2])
+
+    def _add_pair(self) -> None:
+        place = len(self._labels) // 2
+        name, value = make_label(role="caption"), make_selectable(make_label(wraps=True))
+        pair = QVBoxLayout()
+        pair.setSpacing(2)
+        pair.addWidget(name)
+        pair.addWidget(value)
+        pair.addStretch(1)
+        self._grid.addLayout(pair, place // NUM_COLUMNS, place % NUM_COLUMNS)
+        self._labels += [name, value]
+
+
+class CheckResults(QWidget):
+    """Rows of the last check, and what to do about the selected one."""
+
+    def __init__(self, context: Context, check: Callable[[], object]) -> None:
+        super().__init__()
+        self.model: RowsModel[Any] = RowsModel(
+            check_columns(), key=lambda row: (row.check, row.node, row.peer, row.message)
+        )
+        self.table = TableView(context.theme, self.model, "Results of the check")
+        self.table.sort_by("Result", Qt.SortOrder.AscendingOrder)
+        self._summary = make_label("No check was made yet.", "muted", wraps=True)
+        self._fix = make_selectable(make_label(role="code", wraps=True))
+        self._copy = Button(
+            context.theme,
+            "Copy the fix",
+            lambda: copy_text(self._fix.text()),
+            icon="copy",
+            tip="Put the command on the clipboard, to paste it on that PC",
+        )
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 12, 0, 0)
+        column.setSpacing(8)
+        head = QHBoxLayout()
+        head.addWidget(self._summary, 1)
+        head.addWidget(Button(context.theme, "Check again", check, icon="refresh", role="link"))
+        column.addLayout(head)
+        column.addWidget(self.table, 1)
+        foot = QHBoxLayout()
+        foot.addWidget(self._fix, 1)
+        foot.addWidget(self._copy)
+        column.addLayout(foot)
+        self.table.chosen.connect(self._show_fix)
+        self._show_fix()
+
+    def show_rows(self, rows: tuple[Any, ...]) -> None:
+        """Show results, the worst first."""
+        self.model.reset(rows)
+        counts = {name: sum(row.status == name for row in rows) for name in ("fail", "warn")}
+        if not any(counts.values()):
+            words = f"All {len(rows)} results are good."
+        else:
+            words = f"{counts['fail']} failed, {counts['warn']} to look at, of {len(rows)}."
+        self._summary.setText(words)
+        bad = [row for row in rows if row.status == "fail"]
+        if bad:
+            row = bad[0]
+            self.table.select((row.check, row.node, row.peer, row.message))
+        self._show_fix()
+
+    def _show_fix(self) -> None:
+        row = self.table.selected()
+        fix = row.fix if row is not None else ""
+        self._fix.setText(fix)
+        self._copy.setVisible(bool(fix))

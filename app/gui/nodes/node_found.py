@@ -1,0 +1,83 @@
+"""What was found on a PC that has just been added, and the next step with it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
+
+from agents.contract.node import EnvironmentReport
+from app.events import NodeSnapshot
+from app.flows.add_node import describe_found
+from app.gui.kit.banner import Banner
+from app.gui.kit.fact_rows import FactRows
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.banner_work import set_up_in_banner
+from app.gui.session.context import Context
+
+
+class NodeFound(QWidget):
+    another_wanted = Signal()
+    done = Signal()
+    changed = Signal()
+    """There is more or less to say than before."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._name = ""
+        self._title = make_label(role="heading", wraps=True)
+        self._rows = FactRows(across_px=16, down_px=6)
+        self._notes = make_label(role="advice", wraps=True)
+        self._state = make_label(wraps=True)
+        self.banner = Banner(context.theme)
+        self.another = Button(context.theme, "Add another PC", self.another_wanted.emit)
+        self.setup = Button(
+            context.theme, "Set up environment", self._setup, icon="setup", role="primary"
+        )
+        self.finish = Button(context.theme, "Done", self.done.emit)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.another)
+        row.addStretch(1)
+        row.addWidget(self.finish)
+        row.addWidget(self.setup)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(self._title)
+        column.addLayout(self._rows)
+        for part in (self._notes, self._state, self.banner):
+            column.addWidget(part)
+        column.addStretch(1)
+        column.addLayout(row)
+
+    def show_node(self, node: NodeSnapshot) -> None:
+        """Show what was found, and whether it can train."""
+        self._name = node.name
+        found = describe_found(node)
+        self._title.setText(f"{node.name} is one of your nodes now")
+        self._rows.show_rows(found.rows)
+        self._notes.setText("\n".join(found.notes))
+        self._notes.setVisible(bool(found.notes))
+        self._state.setText(
+            "It has what training needs: it is ready."
+            if found.is_ready
+            else "It still needs its training environment: Python packages in a folder of their "
+            "own, which takes some minutes. It can be done now, or later on the Nodes page."
+        )
+        self.setup.setVisible(not found.is_ready)
+        (self.finish if found.is_ready else self.setup).setFocus()
+        self.changed.emit()
+
+    def _setup(self) -> None:
+        set_up_in_banner(self._context.bridge, self.banner, self._name, self._show_ready)
+        self.changed.emit()
+
+    def _show_ready(self, report: EnvironmentReport) -> None:
+        self.banner.show_message(
+            "good", f"{self._name} is ready to train", f"Python {report.python_version}"
+        )
+        self._state.hide()
+        self.setup.hide()
+        self.finish.setFocus()
+        self.changed.emit()

@@ -1,0 +1,258 @@
+"""Nodes: the PCs of the cluster, what they are, and what can be done with them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QSplitter,
+    QStackedWidget,
+    QTabWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from agents.contract.node import Calibration, EnvironmentReport
+from app.core.api import CoreApi
+from app.errors import RacklessError
+from app.events import NodeSnapshot
+from app.gui.kit.actions import Actions
+from app.gui.kit.ask import ask
+from app.gui.kit.banner import Banner, page_margins
+from app.gui.kit.empty import EmptyState
+from app.gui.kit.flow import FlowRow
+from app.gui.kit.primitives import Button, make_label
+from app.gui.nodes.links_pane import LinksPane
+from app.gui.nodes.node_details import CheckResults, NodeDetails
+from app.gui.nodes.node_log_pane import NodeLogPane
+from app.gui.session.banner_work import run_in_banner, set_up_in_banner
+from app.gui.session.context import Context
+from app.gui.tables.node_columns import node_columns
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.view import TableView
+from app.presentation.plan_text import describe_calibration
+
+
+async def load_calibrations(core: CoreApi, name: str) -> dict[str, Calibration]:
+    """Return what was measured of a node's GPUs."""
+    return core.calibrations(name)
+
+
+class NodesPage(QWidget):
+    def __init__(self, context: Context, actions: Actions) -> None:
+        super().__init__()
+        self._context = context
+        self.model: RowsModel[NodeSnapshot] = RowsModel(
+            node_columns(context.cluster.now_s, context.cluster.telemetry.clock_offset),
+            key=lambda node: node.name,
+        )
+        self.table = TableView(context.theme, self.model, "Nodes")
+        self.table.sort_by("Name", Qt.SortOrder.AscendingOrder)
+        self.banner = Banner(context.theme)
+        self.details = NodeDetails(context)
+        self.results = CheckResults(context, self.check_all)
+        self.links = LinksPane(context, self.measure_links)
+        self.log = NodeLogPane(context)
+        self.tabs = QTabWidget()
+        self.tabs.setDocumentMode(True)
+        self.tabs.addTab(self.details, "Details")
+        self.tabs.addTab(self.results, "Check")
+        self.tabs.addTab(self.links, "Links")
+        self.tabs.addTab(self.log, "Log")
+        self._stack = QStackedWidget()
+        self._stack.addWidget(self._make_empty(actions))
+        self._stack.addWidget(self._make_split())
+        self._buttons = self._make_buttons()
+        self._asked_measured: set[str] = set()
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        column.addLayout(self._make_head(actions))
+        column.addWidget(self.banner)
+        column.addWidget(self._stack, 1)
+        cluster = context.cluster
+        cluster.node_changed.connect(self._show)
+        cluster.node_removed.connect(self._remove_row)
+        self.table.chosen.connect(self._choose)
+        self._choose()
+
+    def open_node(self, name: str) -> None:
+        """Select a node."""
+        self.table.select(name)
+        self.tabs.setCurrentWidget(self.details)
+
+    def refresh(self) -> None:
+        """Ask every node for fresh facts."""
+        for node in self._context.cluster.node_list():
+            self._refresh_node(node.name)
+
+    def _refresh_node(self, name: str) -> None:
+        self._context.bridge.run(
+            lambda core, report: core.node(name),
+            failure=lambda error: None,  # its state says so already
+        )
+
+    def check_all(self) -> None:
+        """Check all nodes, and show the results."""
+        self.tabs.setCurrentWidget(self.results)
+        self._check()
+
+    def measure_links(self) -> None:
+        """Check all nodes, and stay with the links, which are measured by it."""
+        self._check()
+
+    def _check(self) -> None:
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
+            lambda core, report: core.check(),
+            self._show_results,
+            title="Checking the nodes",
+            hint="Versions, clocks, every connection, a small sum.",
+            cancelled="What the last check found still shows.",
+        )
+
+    # ------------------------------------------------------------ layout
+
+    def _make_head(self, actions: Actions) -> FlowRow:
+        head = FlowRow(lead=make_label("Nodes", "title"))
+        for button in self._buttons.values():
+            head.addWidget(button)
+        head.addWidget(actions.button("check"))
+        head.addWidget(actions.button("add_node", role="primary"))
+        return head
+
+    def _make_buttons(self) -> dict[str, Button]:
+        theme = self._context.theme
+        return {
+            "remove": Button(
+                theme,
+                "Remove",
+                self._ask_remove,
+                icon="delete",
+                role="danger",
+                tip="Forget the selected node; nothing is deleted on it",
+            ),
+            "setup": Button(
+                theme,
+                "Set up environment",
+                self._setup,
+                icon="setup",
+                tip="Build the training environment on the selected node from the lock file",
+            ),
+            "measure": Button(
+                theme,
+                "Measure",
+                self._measure,
+                icon="speed",
+                tip="See how fast its GPUs really are, 20 seconds each, so that plans are right",
+            ),
+        }
+
+    def _make_split(self) -> QSplitter:
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(self.table)
+        split.addWidget(self.tabs)
+        split.setStretchFactor(0, 3)
+        split.setStretchFactor(1, 2)
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(16)
+        return split
+
+    def _make_empty(self, actions: Actions) -> QWidget:
+        return EmptyState(
+            self._context.theme,
+            "nodes",
+            "No node yet",
+            "A node is a PC that trains. Add the PC before you with one click, or another one "
+            "with its address and a login that works over SSH.",
+            [actions.button("add_this_pc", role="primary"), actions.button("add_node")],
+        )
+
+    # ------------------------------------------------------------ what happens
+
+    def _show(self, name: str) -> None:
+        self.model.put(self._context.cluster.nodes[name])
+        self._choose()
+
+    def _remove_row(self, name: str) -> None:
+        self.model.drop(name)
+        self._choose()
+
+    def _choose(self) -> None:
+        self._stack.setCurrentIndex(1 if self._context.cluster.nodes else 0)
+        if self.table.selected() is None and self.model.rows():
+            self.table.selectRow(0)
+        node = self.table.selected()
+        self.details.show_node(node)
+        self.log.show_node(node.name if node is not None else "")
+        if node is not None and node.name not in self._asked_measured:
+            self._asked_measured.add(node.name)
+            self._load_measured(node.name)
+        for button in self._buttons.values():
+            button.setEnabled(node is not None)
+
+    def _setup(self) -> None:
+        node = self.table.selected()
+        if node is None:
+            return
+        set_up_in_banner(
+            self._context.bridge,
+            self.banner,
+            node.name,
+            lambda report: self._show_setup(node.name, report),
+        )
+
+    def _show_setup(self, name: str, report: EnvironmentReport) -> None:
+        text = f"{name} is ready to train"
+        self.banner.show_message("good", text, f"Python {report.python_version}, {report.python}")
+
+    def _measure(self) -> None:
+        node = self.table.selected()
+        if node is None:
+            return
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
+            lambda core, report: core.calibrate_node(node.name, report),
+            lambda found: self._show_measured(node.name, found),
+            title=f"Measuring {node.name}",
+            hint="About 20 seconds for each GPU.",
+            cancelled="Plans use what was measured before.",
+        )
+
+    def _show_measured(self, name: str, found: tuple[Calibration, ...]) -> None:
+        self._load_measured(name)
+        figures = "; ".join(f"{one.card}: {describe_calibration(one)}" for one in found)
+        self.banner.show_message("good", f"{name} is measured; plans use it from now on", figures)
+
+    def _load_measured(self, name: str) -> None:
+        self._context.bridge.run(
+            lambda core, report: load_calibrations(core, name),
+            partial(self.details.show_measured, name),
+        )
+
+    def _ask_remove(self) -> None:
+        node = self.table.selected()
+        if node is None or not ask(
+            self,
+            self._context.theme,
+            f"Remove {node.name}?",
+            "Rackless forgets the node and its confirmed host key. "
+            "Nothing is deleted on that PC, and it can be added again.",
+            "Remove",
+            is_dangerous=True,
+        ):
+            return
+        self._context.bridge.run(
+            lambda core, report: core.remove_node(node.name), failure=self.banner.show_error
+        )
+
+    def _show_results(self, rows: tuple[Any, ...]) -> None:
+        self.banner.hide()
+        self.results.show_rows(rows)
+        self.links.reload()
+
+    def show_error(self, error: RacklessError) -> None:
+        self.banner.show_error(error)

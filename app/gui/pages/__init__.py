@@ -1,1 +1,0 @@
-"""The places that the navigation leads to."""

@@ -1,0 +1,68 @@
+"""What was foretold of a run beside what it measures, on the run's page."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from app.core.api import CoreApi
+from app.gui.kit.primitives import make_label
+from app.gui.session.context import Context
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.run_columns import forecast_columns
+from app.gui.tables.view import TableView
+from app.planning.forecast_accuracy import ForecastComparison
+from app.presentation.plan_text import ComparedRow, describe_comparison
+
+_NOTHING = (
+    "Nothing was foretold: the sizes of the model were not known on this PC when it was launched."
+)
+
+
+async def load_comparison(core: CoreApi, run_id: str) -> ForecastComparison | None:
+    """Return what was foretold of a run beside what it has measured so far."""
+    return core.comparison(run_id)
+
+
+class ForecastPane(QWidget):
+    """Asks the core anew when it is shown, and at each `refresh` while it is."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._run_id = ""
+        self.model: RowsModel[ComparedRow] = RowsModel(forecast_columns(), key=lambda row: row.what)
+        self.note = make_label(role="muted", wraps=True)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 12, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self.note)
+        column.addWidget(TableView(context.theme, self.model, "Forecast and measurement"), 1)
+
+    def open_run(self, run_id: str) -> None:
+        """Show another run."""
+        self._run_id = run_id
+        self.model.reset([])
+        self.note.hide()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask what was measured meanwhile, if anybody looks."""
+        run_id = self._run_id
+        if run_id and self.isVisible():
+            self._context.bridge.run(
+                lambda core, report: load_comparison(core, run_id), partial(self._show, run_id)
+            )
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
+
+    def _show(self, run_id: str, found: ForecastComparison | None) -> None:
+        if run_id != self._run_id:
+            return
+        self.model.reset(describe_comparison(found) if found is not None else [])
+        self.note.setText(_NOTHING if found is None else "; ".join(found.forecast.assumptions))
+        self.note.setVisible(bool(self.note.text()))

@@ -1,0 +1,187 @@
+"""The log of one rank: chosen by rank, read off the Qt thread, followed live, searched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QCheckBox, QComboBox, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+
+from app.core.api import CoreApi
+from app.events import LogArrived
+from app.gui.kit.primitives import IconButton, make_label, make_panel
+from app.gui.logs.log_document import Block, split_blocks
+from app.gui.logs.log_view import LogView
+from app.gui.session.bridge import Op, Report
+from app.gui.session.context import Context
+
+_LEVELS = (("All lines", "all"), ("Warnings and errors", "warnings"), ("Errors", "errors"))
+
+
+async def read_log(core: CoreApi, report: Report, run_id: str, rank: int, attempt: int) -> int:
+    """Report the blocks of a rank's mirrored log; return the offset of its end."""
+    size_bytes = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal size_bytes
+        for file in core.logs(run_id, rank, attempt):
+            for offset, data in file.pieces():
+                size_bytes = offset + len(data)
+                yield data
+
+    def read() -> None:
+        for block in split_blocks(pieces()):
+            report(block)
+
+    await asyncio.to_thread(read)
+    return size_bytes
+
+
+class LogPane(QWidget):
+    """Everything about the logs of one run."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self._run_id = ""
+        self._attempt = 0
+        self._size_bytes: int | None = None
+        """Offset up to which it is shown; None while the file is being read."""
+        self._waiting: list[LogArrived] = []
+        self._op: Op | None = None
+        self.view = LogView(context.theme)
+        self.ranks = QComboBox()
+        self.ranks.setAccessibleName("Rank whose log is shown")
+        self.ranks.setMinimumWidth(190)
+        self.levels = QComboBox()
+        self.levels.setAccessibleName("Lines that are shown")
+        for text, level in _LEVELS:
+            self.levels.addItem(text, level)
+        self.follow = QCheckBox("Follow")
+        self.follow.setChecked(True)
+        self.follow.setToolTip("Keep the newest line in view")
+        self.words = QLineEdit()
+        self.words.setPlaceholderText("Find in this log")
+        self.words.setAccessibleName("Find in this log")
+        self.words.setToolTip("Enter: next, Shift+Enter: previous (Ctrl+F)")
+        self.words.setClearButtonEnabled(True)
+        self.words.setMaximumWidth(280)
+        self._result = make_label(role="caption")
+        theme = context.theme
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.ranks)
+        row.addWidget(self.levels)
+        row.addWidget(self.follow)
+        row.addStretch(1)
+        row.addWidget(self._result)
+        row.addWidget(self.words)
+        row.addWidget(
+            IconButton(
+                theme, "up", "Previous match (Shift+Enter)", lambda: self.find_next(backward=True)
+            )
+        )
+        row.addWidget(IconButton(theme, "down", "Next match (Enter)", self.find_next))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 12, 0, 0)
+        column.setSpacing(8)
+        column.addLayout(row)
+        panel = make_panel()
+        inset = QVBoxLayout(panel)
+        inset.setContentsMargins(4, 4, 4, 4)
+        inset.addWidget(self.view)
+        column.addWidget(panel, 1)
+        self.ranks.currentIndexChanged.connect(lambda index: self._load())
+        self.follow.toggled.connect(self.view.follow)
+        self.view.follow_changed.connect(self.follow.setChecked)
+        self.levels.currentIndexChanged.connect(
+            lambda index: self.view.show_level(self.levels.currentData())
+        )
+        self.view.level_changed.connect(
+            lambda level: self.levels.setCurrentIndex(self.levels.findData(level))
+        )
+        self.view.searched.connect(self._show_result)
+        self.words.returnPressed.connect(self._find_from_key)
+        self.words.textChanged.connect(lambda text: self._result.setText(""))
+        context.cluster.log_arrived.connect(self._take)
+
+    def show_run(self, run_id: str, attempt: int, ranks: list[tuple[int, str]]) -> None:
+        """Offer these (rank, node); read the chosen one's log when it is another run or attempt."""
+        is_new = (run_id, attempt) != (self._run_id, self._attempt)
+        texts = [f"Rank {rank} on {node}" for rank, node in ranks] or ["Rank 0"]
+        shown = [self.ranks.itemText(number) for number in range(self.ranks.count())]
+        if is_new or texts != shown:
+            chosen = 0 if is_new else max(self.ranks.currentIndex(), 0)
+            self.ranks.blockSignals(True)
+            self.ranks.clear()
+            for number, text in enumerate(texts):
+                self.ranks.addItem(text, ranks[number][0] if ranks else 0)
+            self.ranks.setCurrentIndex(min(chosen, self.ranks.count() - 1))
+            self.ranks.blockSignals(False)
+        self._run_id, self._attempt = run_id, attempt
+        if is_new:
+            self._load()
+
+    def start_search(self) -> None:
+        """Put the cursor into the search field."""
+        self.words.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.words.selectAll()
+
+    def find_next(self, *, backward: bool = False) -> None:
+        """Go to the next or previous match."""
+        self._result.setText("searching\u2026" if self.words.text() else "")
+        self.view.search(self.words.text(), backward=backward)
+
+    def find_previous(self) -> None:
+        self.find_next(backward=True)
+
+    # ------------------------------------------------------------ reading
+
+    def _load(self) -> None:
+        if self._op is not None:
+            self._op.cancel()
+        self.view.clear()
+        self._size_bytes = None
+        self._waiting.clear()
+        run_id, rank, attempt = self._run_id, int(self.ranks.currentData() or 0), self._attempt
+        if not run_id:
+            return
+        self._op = self._context.bridge.run(
+            lambda core, report: read_log(core, report, run_id, rank, attempt),
+            success=self._read_all,
+            failure=lambda error: self._read_all(0),
+            progress=self._add_block,
+        )
+
+    def _add_block(self, block: Block) -> None:
+        self.view.append_block(block)
+
+    def _read_all(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            self._take(event)
+
+    def _take(self, event: LogArrived) -> None:
+        stream = f"rank-{int(self.ranks.currentData() or 0)}.log"
+        if (event.run_id, event.attempt, event.stream) != (self._run_id, self._attempt, stream):
+            return
+        if self._size_bytes is None:
+            self._waiting.append(event)
+            return
+        known = self._size_bytes - event.offset
+        if known < 0:  # bytes between are on disk, though not told: read the file again
+            self._load()
+        elif known < len(event.data):
+            self.view.append(event.data[known:])
+            self._size_bytes = event.offset + len(event.data)
+
+    def _find_from_key(self) -> None:
+        held = QGuiApplication.keyboardModifiers()
+        self.find_next(backward=bool(held & Qt.KeyboardModifier.ShiftModifier))
+
+    def _show_result(self, was_found: bool) -> None:
+        line = self.view.found_line
+        self._result.setText(f"line {line + 1:,}" if was_found and line is not None else "no match")

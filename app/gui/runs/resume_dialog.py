@@ -1,0 +1,171 @@
+"""Resume: from which checkpoint, on which nodes, and whether to verify it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
+
+from app.events import CheckpointSnapshot, RunSnapshot
+from app.gui.kit.flow import FlowRow
+from app.gui.kit.primitives import Button, make_foot, make_label, make_scroll
+from app.gui.session.context import Context
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.run_columns import checkpoint_columns
+from app.gui.tables.view import TableView
+
+VERIFIED_STEPS = 3
+MARGIN_PX = 24
+MOST_NODES_PX = 152
+"""Of the list of nodes, from which on it scrolls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeChoice:
+    step: int | None
+    """None: the newest checkpoint that fits."""
+    nodes: tuple[str, ...]
+    verify_steps: int | None
+    """None: nothing is replayed."""
+
+
+def describe_choice(newest: int, known: int | None, damaged: int | None = None) -> str:
+    """Return what is to be known of the newest checkpoint that can be chosen, and of newer ones.
+
+    Args:
+        newest: its step.
+        known: step of the newest that was saved.
+        damaged: step of a newer one that was found and cannot be used.
+
+    >>> describe_choice(80, 80)
+    'The newest is chosen; an older one repeats the steps after it.'
+    >>> describe_choice(80, 90, 90)
+    'The checkpoint of step 90 is damaged; that of step 80 is chosen.'
+    """
+    if damaged is not None and (known is None or known <= damaged):
+        return f"The checkpoint of step {damaged} is damaged; that of step {newest} is chosen."
+    if known is None or known <= newest:
+        return "The newest is chosen; an older one repeats the steps after it."
+    return (
+        f"There is a newer checkpoint, of step {known}, on a node that does not answer. Going on "
+        f"from step {newest} gives it up: turn that node on to keep it."
+    )
+
+
+class ResumeDialog(QDialog):
+    """Checkpoints are listed on the nodes while the dialog is open already."""
+
+    def __init__(self, context: Context, parent: QWidget, run: RunSnapshot) -> None:
+        super().__init__(parent)
+        self._context, self._run = context, run
+        self.setWindowTitle(f"Resume {run.name}")
+        self.resize(760, 500)
+        self.model: RowsModel[CheckpointSnapshot] = RowsModel(
+            checkpoint_columns(context.cluster.now_s), key=lambda item: item.step
+        )
+        self.table = TableView(context.theme, self.model, "Checkpoints")
+        self.table.sort_by("Step", Qt.SortOrder.DescendingOrder)
+        self.verify = QCheckBox("Do logged steps again first and compare every loss:")
+        self.verify.setToolTip(
+            "Begins at the newest checkpoint that has so many logged steps after it. On the same "
+            "devices every loss has to be identical to the last bit, on others at rounding level."
+        )
+        self.num_verified = QSpinBox(minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps")
+        self.num_verified.setAccessibleName("Steps to verify")
+        self.num_verified.lineEdit().setTextMargins(6, 0, 0, 0)  # no style sheet reaches them
+        self._note = make_label("Looking for checkpoints on the nodes\u2026", "muted", wraps=True)
+        self.boxes = self._make_boxes()
+        self._problem = make_label(role="problem", wraps=True)
+        self.start = Button(context.theme, "Resume", self.accept, icon="resume", role="primary")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(MARGIN_PX, 20, MARGIN_PX, 20)
+        column.setSpacing(8)
+        column.addWidget(make_label("From which checkpoint", "heading"))
+        column.addWidget(self._note)
+        column.addWidget(self.table, 1)
+        proof = QHBoxLayout()
+        proof.setSpacing(8)
+        proof.addWidget(self.verify)
+        proof.addWidget(self.num_verified)
+        proof.addStretch(1)
+        column.addLayout(proof)
+        column.addSpacing(8)
+        column.addWidget(make_label("On which nodes", "heading"))
+        column.addWidget(
+            make_label(
+                "Other nodes than before are fine: the batch stays the same, shares are measured "
+                "anew, and no row is seen twice.",
+                "muted",
+                wraps=True,
+            )
+        )
+        column.addWidget(self._make_nodes())
+        column.addWidget(self._problem)
+        column.addLayout(make_foot(context.theme, self, self.start))
+        self.table.chosen.connect(self._review)
+        self.verify.toggled.connect(lambda checked: self._review())
+        self._op = context.bridge.run(
+            lambda core, report: core.checkpoints(run.run_id),
+            self._show_checkpoints,
+            lambda error: self._note.setText(str(error)),
+        )
+        self.finished.connect(lambda code: self._op.cancel())
+        self._review()
+
+    def choice(self) -> ResumeChoice:
+        """Return what was chosen; a verified resume finds its checkpoint by itself."""
+        chosen = self.table.selected()
+        verifies = self.verify.isChecked()
+        return ResumeChoice(
+            step=chosen.step if chosen and not verifies else None,
+            nodes=tuple(name for name, box in self.boxes.items() if box.isChecked()),
+            verify_steps=self.num_verified.value() if verifies else None,
+        )
+
+    def _make_boxes(self) -> dict[str, QCheckBox]:
+        boxes = {}
+        for node in self._context.cluster.node_list():
+            box = QCheckBox(node.name if node.state == "online" else f"{node.name} ({node.state})")
+            box.setEnabled(node.state == "online")
+            box.setChecked(node.state == "online" and node.name in self._run.nodes)
+            box.setToolTip(node.problem or node.address)
+            box.toggled.connect(lambda checked: self._review())
+            boxes[node.name] = box
+        return boxes
+
+    def _make_nodes(self) -> QWidget:
+        """Return the boxes on as many lines as they need; many of them scroll."""
+        body = QWidget()
+        row = FlowRow(gap_px=16)
+        body.setLayout(row)
+        for box in self.boxes.values():
+            row.addWidget(box)
+        scroll = make_scroll(body)
+        needed_px = row.heightForWidth(self.width() - 2 * MARGIN_PX)
+        scroll.setFixedHeight(min(needed_px, MOST_NODES_PX))
+        return scroll
+
+    def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
+        self.model.reset(found)
+        usable = [item.step for item in found if item.verified is not False]
+        if usable:
+            newest = max(usable)
+            damaged = max((item.step for item in found if item.step > newest), default=None)
+            self._note.setText(describe_choice(newest, self._run.newest_checkpoint_step, damaged))
+            self.table.select(newest)
+        elif found:
+            self._note.setText("No checkpoint on the nodes that answer can be used.")
+        else:
+            self._note.setText(
+                "No node that answers holds a checkpoint of this run: it begins anew."
+            )
+        self._review()
+
+    def _review(self) -> None:
+        nodes = self.choice().nodes
+        self.table.setEnabled(not self.verify.isChecked())
+        self.num_verified.setEnabled(self.verify.isChecked())
+        self._problem.setText("" if nodes else "Choose at least one node that is online.")
+        self._problem.setVisible(not nodes)
+        self.start.setEnabled(bool(nodes))

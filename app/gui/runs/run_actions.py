@@ -1,0 +1,141 @@
+"""What can be done with a run: the same from the table and from the run's own page."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QWidget
+
+from app.conversation import Subject
+from app.events import RunSnapshot, TraceMade
+from app.gui.chat.chat_dialog import open_chat
+from app.gui.export.export_wizard import ExportWizard
+from app.gui.kit.ask import ask
+from app.gui.kit.banner import Banner, copy_text
+from app.gui.runs.resume_dialog import ResumeDialog
+from app.gui.session.banner_work import run_in_banner
+from app.gui.session.context import Context
+from app.presentation.result_text import describe_saved, describe_trace
+from app.telemetry.stream import ACTIVE_STATES
+from app.text import show_share
+
+TRACED_STEPS = 3
+
+
+def can_stop(run: RunSnapshot) -> bool:
+    return run.state in ("launching", "running")
+
+
+def can_save(run: RunSnapshot) -> bool:
+    return run.state == "running"
+
+
+def can_resume(run: RunSnapshot) -> bool:
+    return run.state in ("stopped", "interrupted", "failed")
+
+
+def can_delete(run: RunSnapshot) -> bool:
+    return run.state not in ACTIVE_STATES
+
+
+def can_export(run: RunSnapshot) -> bool:
+    return run.newest_checkpoint_step is not None or run.state == "done"
+
+
+class RunActions:
+    """Asks where asking is due, runs the core's method, tells the result in `banner`."""
+
+    def __init__(self, context: Context, parent: QWidget, banner: Banner) -> None:
+        self._context, self._parent, self._banner = context, parent, banner
+
+    def save(self, run: RunSnapshot) -> None:
+        title = f"Saving {run.name}"
+        self._banner.show_message("busy", title, "At the end of the present step; it trains on.")
+        self._context.bridge.run(
+            lambda core, report: core.save_run(run.run_id),
+            success=lambda saved: self._banner.show_message(
+                "good", run.name, describe_saved(saved)
+            ),
+            failure=self._banner.show_error,
+        )
+
+    def trace(self, run: RunSnapshot) -> None:
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
+            lambda core, report: core.trace_run(run.run_id, TRACED_STEPS),
+            lambda made: self._show_trace(run, made),
+            title=f"Recording {run.name}",
+            hint=f"The next {TRACED_STEPS} steps, on every rank.",
+            cancelled="The ranks may still write their traces; nobody fetches them.",
+        )
+
+    def _show_trace(self, run: RunSnapshot, made: TraceMade) -> None:
+        whole = [trace for trace in made.ranks if not trace.problem]
+        if not whole:
+            self._banner.show_message("warning", run.name, describe_trace(made))
+            return
+        paths = "\n".join(trace.path for trace in whole)
+        most = [f"{row.name[:40]} {show_share(row.share)}" for row in whole[0].top[:3]]
+        self._banner.show_message(
+            "good",
+            f"{run.name}: {describe_trace(made)}",
+            f"Most time: {', '.join(most)}. Open at ui.perfetto.dev:\n{paths}",
+            ("Copy the paths", lambda: copy_text(paths)),
+        )
+
+    def stop(self, run: RunSnapshot) -> None:
+        text = (
+            "It writes a checkpoint, then every process of the run ends on every node. "
+            "You can resume it later from there."
+        )
+        if not ask(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop the run"):
+            return
+        self._banner.show_message("busy", f"Stopping {run.name}", "Waiting for its checkpoint.")
+        self._context.bridge.run(
+            lambda core, report: core.stop_run(run.run_id),
+            success=lambda result: self._banner.show_message(
+                "good", f"{run.name} has stopped", "No process of it is left on any node."
+            ),
+            failure=self._banner.show_error,
+        )
+
+    def resume(self, run: RunSnapshot) -> None:
+        dialog = ResumeDialog(self._context, self._parent, run)
+        if not dialog.exec():
+            return
+        choice = dialog.choice()
+        step, nodes, verify_steps = choice.step, choice.nodes, choice.verify_steps
+        run_in_banner(
+            self._context.bridge,
+            self._banner,
+            lambda core, report: core.resume_run(run.run_id, step, nodes, verify_steps, report),
+            lambda result: self._banner.hide(),
+            title=f"Resuming {run.name}",
+            hint=f"On {', '.join(nodes)}.",
+            cancelled="Its checkpoints are as they were. What was launched already is stopped.",
+        )
+
+    def delete(self, run: RunSnapshot) -> None:
+        text = (
+            "Its checkpoints, logs and figures are deleted here and on every node of it. "
+            "Exported models stay. This cannot be undone."
+        )
+        theme = self._context.theme
+        if not ask(
+            self._parent, theme, f"Delete {run.name}?", text, "Delete for good", is_dangerous=True
+        ):
+            return
+        self._context.bridge.run(
+            lambda core, report: core.delete_run(run.run_id), failure=self._banner.show_error
+        )
+
+    def chat(self, run: RunSnapshot, step: int | None = None) -> None:
+        """Talk with the run's models; `step` is a checkpoint that shall be among them."""
+        wanted = None if step is None else Subject(what=run.run_id, checkpoint=step)
+        open_chat(self._context, self._parent, run, wanted)
+
+    def export(self, run: RunSnapshot) -> None:
+        """Open the wizard where it was left, or on what is under way."""
+        wizard = ExportWizard(self._context, self._parent, run)
+        wizard.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        wizard.show()

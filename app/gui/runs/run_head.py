@@ -1,0 +1,228 @@
+"""The top of a run's page: name, state, what can be done, progress and the figures beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+
+from app.events import Certificate, RunSnapshot
+from app.gui.kit.flow import FlowRow
+from app.gui.kit.primitives import Button, ElidedLabel, IconButton, make_label
+from app.gui.kit.status import StatusPill
+from app.gui.runs.run_actions import (
+    TRACED_STEPS,
+    RunActions,
+    can_export,
+    can_resume,
+    can_save,
+    can_stop,
+)
+from app.gui.runs.run_strip import PROGRESS_STEPS, show_time_left
+from app.gui.session.context import Context
+from app.presentation.result_text import describe_certificate
+from app.telemetry.state import Status, describe_run
+from app.text import (
+    DASH,
+    show_exponent,
+    show_loss,
+    show_model,
+    show_moment,
+    show_number,
+    show_rate,
+    show_share,
+)
+
+TITLE_PX = 140
+"""Of a run's name, at least; a longer one ends in dots there, with the whole name as its tip."""
+
+
+class RunHead(QWidget):
+    back = Signal()
+    repeat_wanted = Signal(object)
+    """The RunSnapshot whose settings another run shall have."""
+
+    def __init__(self, context: Context, deeds: RunActions) -> None:
+        super().__init__()
+        self._context, self._deeds = context, deeds
+        self._run: RunSnapshot | None = None
+        self.state = StatusPill(context.theme, Status("calm", "created"))
+        self._title = ElidedLabel(role="title")
+        self._subtitle = ElidedLabel(role="caption")
+        self.buttons = self._make_buttons()
+        self.repeat = IconButton(
+            context.theme, "copy", "New run like this one", self._with_run(self._ask_to_repeat)
+        )
+        back = IconButton(context.theme, "back", "Back to all runs (Esc)", self.back.emit)
+        self._title.setMinimumWidth(TITLE_PX)
+        lead = QWidget()
+        first = QHBoxLayout(lead)
+        first.setContentsMargins(0, 0, 0, 0)
+        first.setSpacing(8)
+        first.addWidget(back)
+        first.addWidget(self._title, 1)
+        first.addWidget(self.state)
+        row = FlowRow(lead=lead)
+        for button in (self.repeat, *self.buttons.values()):
+            row.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        column.addLayout(row)
+        self._subtitle.setContentsMargins(back.sizeHint().width() + first.spacing(), 0, 0, 0)
+        column.addWidget(self._subtitle)
+
+    def show_run(self, run: RunSnapshot) -> None:
+        self._run = run
+        self._title.setText(run.name)
+        started = show_moment(run.started_s or run.created_s, self._context.cluster.now_s())
+        parts = (
+            show_model(run.spec.model),
+            f"on {', '.join(run.nodes) or DASH}",
+            f"attempt {run.attempt}",
+        )
+        self._subtitle.setText(" \u00b7 ".join((*parts, f"started {started}", run.run_id)))
+        self.state.show_status(describe_run(run.state, run.phase))
+        self.buttons["stop"].setVisible(can_stop(run) or run.state == "stopping")
+        self.buttons["stop"].setEnabled(can_stop(run))
+        self.buttons["save"].setVisible(can_save(run))
+        self.buttons["trace"].setVisible(can_save(run))
+        self.buttons["resume"].setVisible(can_resume(run))
+        self.buttons["chat"].setVisible(can_export(run))
+        self.buttons["export"].setVisible(can_export(run))
+
+    def _make_buttons(self) -> dict[str, Button]:
+        theme = self._context.theme
+        return {
+            "chat": Button(
+                theme,
+                "Chat\u2026",
+                self._with_run(self._deeds.chat),
+                icon="chat",
+                tip="Talk with the base, a checkpoint and an artifact side by side",
+            ),
+            "export": Button(
+                theme,
+                "Export\u2026",
+                self._with_run(self._deeds.export),
+                icon="export",
+                tip="Make a model that runs elsewhere, of any checkpoint, in several formats",
+            ),
+            "resume": Button(
+                theme,
+                "Resume\u2026",
+                self._with_run(self._deeds.resume),
+                icon="resume",
+                role="primary",
+                tip="Go on from a checkpoint, on the same or on other nodes",
+            ),
+            "trace": Button(
+                theme,
+                "Profile",
+                self._with_run(self._deeds.trace),
+                icon="trace",
+                tip=f"Record the next {TRACED_STEPS} steps of every rank as a Chrome trace",
+            ),
+            "save": Button(
+                theme,
+                "Save now",
+                self._with_run(self._deeds.save),
+                icon="save",
+                tip="Write a checkpoint at the end of the present step; training goes on",
+            ),
+            "stop": Button(
+                theme,
+                "Stop",
+                self._with_run(self._deeds.stop),
+                icon="stop",
+                tip="Write a checkpoint, then end every process of the run on every node",
+            ),
+        }
+
+    def _ask_to_repeat(self, run: RunSnapshot) -> None:
+        self.repeat_wanted.emit(run)
+
+    def _with_run(self, deed: Callable[[RunSnapshot], None]) -> Callable[[], None]:
+        def act() -> None:
+            if self._run is not None:
+                deed(self._run)
+
+        return act
+
+
+class RunProgress(QFrame):
+    """The bar, and the figures that a person looks for first."""
+
+    _FIGURES = (
+        ("step", "Step", "Optimizer steps done, of all"),
+        ("left", "Time left", "At the speed of the last steps"),
+        ("loss", "Loss", "Of the newest step, over all ranks"),
+        ("perplexity", "Perplexity", "exp of the loss of the newest evaluation"),
+        ("speed", "Throughput", "Tokens trained on per second, all devices together"),
+        ("mfu", "MFU", "Arithmetic of the model over what all devices could do in that time"),
+        ("eta", "Efficiency", "Tokens per second over the sum of what each rank does alone"),
+        ("rate", "Learning rate", "Of the newest step"),
+        ("checkpoint", "Newest checkpoint", "The step that a resume would start from"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setObjectName("panel")
+        self.bar = QProgressBar()
+        self.bar.setRange(0, PROGRESS_STEPS)
+        self.bar.setTextVisible(False)
+        self.bar.setAccessibleName("Progress of the run")
+        self.figures: dict[str, QLabel] = {}
+        self._captions: dict[str, QLabel] = {}
+        row = FlowRow(gap_px=24, line_gap_px=10)
+        for key, caption, tip in self._FIGURES:
+            self.figures[key] = make_label(role="figure")
+            self._captions[key] = make_label(caption, "caption")
+            cell = QWidget()
+            box = QVBoxLayout(cell)
+            box.setContentsMargins(0, 0, 0, 0)
+            box.setSpacing(0)
+            for label in (self.figures[key], self._captions[key]):
+                label.setToolTip(tip)
+                box.addWidget(label)
+            row.addWidget(cell)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(20, 12, 20, 14)
+        column.setSpacing(10)
+        column.addLayout(row)
+        column.addWidget(self.bar)
+        self.certificate = ElidedLabel(role="caption")
+        column.addWidget(self.certificate)
+        self.certificate.hide()
+
+    def show_run(self, run: RunSnapshot) -> None:
+        is_running = run.state == "running"
+        share = run.step / run.total_steps if run.step and run.total_steps else 0.0
+        self.bar.setValue(round(share * PROGRESS_STEPS))
+        total = f" / {run.total_steps:,}" if run.total_steps else ""
+        self._show("step", DASH if run.step is None else f"{run.step:,}{total}")
+        self._captions["step"].setText(f"Step \u00b7 {show_share(share)}" if share else "Step")
+        self._show("left", show_time_left(run.remaining_s if is_running else None))
+        self._show("loss", show_loss(run.loss))
+        first = show_loss(run.first_loss)
+        self._captions["loss"].setText(f"Loss, first {first}" if run.first_loss else "Loss")
+        self._show("speed", show_rate(run.tokens_per_s if is_running else None))
+        self._show("perplexity", show_loss(run.perplexity))
+        self.figures["perplexity"].setToolTip(
+            f"Loss of the newest evaluation: {show_loss(run.evaluation_loss)}"
+        )
+        self._show("mfu", show_share(run.mfu if is_running else None, 1))
+        self._show("eta", show_share(run.eta if is_running else None))
+        self._show("rate", show_exponent(run.learning_rate))
+        self._show("checkpoint", show_number(run.newest_checkpoint_step))
+        self._show_certificate(run.certificate)
+
+    def _show_certificate(self, found: Certificate | None) -> None:
+        self.certificate.setVisible(found is not None and found.kept)
+        if found is not None:
+            self.certificate.setText(f"Resume verified: {describe_certificate(found)}")
+
+    def _show(self, key: str, text: str) -> None:
+        self.figures[key].setText(text)
+        self.figures[key].setAccessibleName(f"{self._captions[key].text()}: {text}")

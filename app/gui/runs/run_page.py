@@ -1,0 +1,357 @@
+"""The page of one run: state, progress, charts, ranks, events, logs, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, QWidget
+
+from agents.contract.data import DataPreview
+from app.core.api import CoreApi
+from app.events import (
+    CheckpointSnapshot,
+    EvaluationRecord,
+    RankProgress,
+    RunEvent,
+    RunSnapshot,
+    RunState,
+    StepRecord,
+)
+from app.gui.kit.banner import Banner, page_margins
+from app.gui.kit.primitives import Button, make_label, make_scroll
+from app.gui.new_run.data_view import DataView
+from app.gui.runs.forecast_pane import ForecastPane
+from app.gui.runs.log_pane import LogPane
+from app.gui.runs.run_actions import RunActions
+from app.gui.runs.run_charts import RunCharts
+from app.gui.runs.run_head import RunHead, RunProgress
+from app.gui.session.banner_work import run_in_banner
+from app.gui.session.bridge import Op
+from app.gui.session.context import Context
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.run_columns import (
+    checkpoint_columns,
+    event_columns,
+    rank_columns,
+)
+from app.gui.tables.view import TableView
+from app.presentation.result_text import describe_certificate
+from app.telemetry.alerts import check_run
+from app.telemetry.state import Tone
+from app.telemetry.stream import ACTIVE_STATES
+
+WATCH_MS = 5000
+"""How often a run is looked over for a stall."""
+
+_NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
+
+
+LEAST_SPLIT_PX = 280
+"""Of charts and tables together; a page that is shorter than its parts scrolls."""
+
+Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[EvaluationRecord]]
+
+
+async def load_run(core: CoreApi, run_id: str) -> Loaded:
+    """Return what the core has of a run: its steps, its events, and what it learns."""
+    events, data = core.run_events(run_id), core.run_preview(run_id)
+    return core.steps(run_id), events, data, core.evaluations(run_id)
+
+
+async def load_data(core: CoreApi, run_id: str) -> DataPreview | None:
+    """Return what a run learns, once that is known."""
+    return core.run_preview(run_id)
+
+
+async def load_evaluations(core: CoreApi, run_id: str) -> list[EvaluationRecord]:
+    """Return what evaluations found until now."""
+    return core.evaluations(run_id)
+
+
+def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
+    """Return the tone, message and hint of what is to be known of a run; None: nothing."""
+    alerts = check_run(run, last_step_age_s)
+    if alerts and (run.state in ACTIVE_STATES or not run.message):
+        return "error", f"{run.name}: {alerts[0].text}", ""
+    if run.certificate is not None and not run.certificate.kept:
+        hint = "Its checkpoint or its environment is not what it was; see the run's events."
+        return "error", describe_certificate(run.certificate), hint
+    if run.message:
+        return _NOTICE_TONES.get(run.state, "calm"), run.message, run.hint
+    return None
+
+
+def describe_verified(name: str, found: Sequence[CheckpointSnapshot]) -> tuple[Tone, str, str]:
+    """Return the tone, message and hint of what verifying a run's checkpoints came to."""
+    bad = [item for item in found if item.verified is False]
+    if bad:
+        return "error", f"{name}: {len(bad)} of {len(found)} are damaged", ""
+    if found:
+        return "good", f"{name}: every checkpoint is whole and equal on the nodes that answer", ""
+    return "warning", f"{name}: no node that answers has a checkpoint", "Nothing was verified."
+
+
+class RunPage(QWidget):
+    closed = Signal()
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.run_id = ""
+        self._last_step_s = context.cluster.now_s()
+        self._newest: tuple[int, int] = (0, 0)
+        self._early: list[StepRecord] | None = None
+        """Live steps that came before the ones of the past were read; None: those are here."""
+        self._ops: list[Op] = []
+        self.notice = Banner(context.theme, can_close=False)
+        self.banner = Banner(context.theme)
+        self.deeds = RunActions(context, self, self.banner)
+        self.head = RunHead(context, self.deeds)
+        self.progress = RunProgress()
+        self.charts = RunCharts(context.theme)
+        now_s = context.cluster.now_s
+        self.ranks: RowsModel[RankProgress] = RowsModel(rank_columns(), key=lambda r: r.rank)
+        self.events: RowsModel[RunEvent] = RowsModel(
+            event_columns(now_s), key=lambda e: (e.time_s, e.text)
+        )
+        self.checkpoints: RowsModel[CheckpointSnapshot] = RowsModel(
+            checkpoint_columns(now_s), key=lambda c: c.step
+        )
+        self.forecast = ForecastPane(context)
+        self.logs = LogPane(context)
+        self.data = DataView(context.theme)
+        self.tabs = self._make_tabs()
+        body = QWidget()
+        whole = QVBoxLayout(self)
+        whole.setContentsMargins(0, 0, 0, 0)
+        whole.addWidget(make_scroll(body))
+        column = QVBoxLayout(body)
+        page_margins(column, body)
+        column.setSpacing(12)
+        for widget in (self.head, self.notice, self.banner, self.progress):
+            column.addWidget(widget)
+        column.addWidget(self._make_split(), 1)
+        self._connect()
+
+    def open_run(self, run_id: str) -> None:
+        """Show another run; figures that came before are read from the core."""
+        if run_id == self.run_id:
+            return
+        for op in self._ops:
+            op.cancel()
+        self._ops.clear()
+        self.run_id = run_id
+        self.banner.hide()
+        self.charts.clear()
+        self._newest = (0, 0)
+        self._early = []
+        self._last_step_s = self._context.cluster.now_s()
+        for model in (self.ranks, self.events, self.checkpoints):
+            model.reset([])
+        self.data.show_data(None)
+        self.forecast.open_run(run_id)
+        self._show_run(run_id)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read steps and events anew, and ask the nodes for checkpoints."""
+        run_id = self.run_id
+        bridge = self._context.bridge
+        self._ops = [
+            bridge.run(lambda core, report: load_run(core, run_id), self._fill),
+            bridge.run(
+                lambda core, report: core.checkpoints(run_id),
+                partial(self._show_checkpoints, run_id),
+                failure=lambda error: None,  # no node answers: the table keeps what it has
+            ),
+        ]
+
+    # ------------------------------------------------------------ layout
+
+    def _make_split(self) -> QSplitter:
+        split = QSplitter(Qt.Orientation.Vertical)
+        split.addWidget(self.charts)
+        split.addWidget(self.tabs)
+        split.setSizes([240, 300])
+        split.setMinimumHeight(LEAST_SPLIT_PX)
+        split.setStretchFactor(0, 1)
+        split.setStretchFactor(1, 1)
+        split.setChildrenCollapsible(False)
+        split.setHandleWidth(12)
+        return split
+
+    def _make_tabs(self) -> QTabWidget:
+        theme = self._context.theme
+        tabs = QTabWidget()
+        tabs.setDocumentMode(True)
+        ranks = TableView(theme, self.ranks, "Ranks")
+        ranks.sort_by("Rank", Qt.SortOrder.AscendingOrder)
+        events = TableView(theme, self.events, "Events")
+        events.sort_by("Time", Qt.SortOrder.DescendingOrder)
+        saved = TableView(theme, self.checkpoints, "Checkpoints")
+        saved.sort_by("Step", Qt.SortOrder.DescendingOrder)
+        self.saved = saved
+        talk = Button(
+            theme,
+            "Chat with it",
+            self._chat,
+            icon="chat",
+            role="link",
+            tip="Talk with the selected checkpoint (the newest one where none is selected)",
+        )
+        verify = Button(
+            theme,
+            "Verify all",
+            self._verify,
+            icon="check",
+            role="link",
+            tip="Hash every file of every copy on its node and compare",
+        )
+        for title, part in (
+            ("Ranks", _padded(ranks)),
+            ("Events", _padded(events)),
+            ("Log", self.logs),
+            ("Checkpoints", _padded(saved, talk, verify)),
+            ("Data", _padded(self.data)),
+            ("Forecast", self.forecast),
+        ):
+            tabs.addTab(part, title)
+        return tabs
+
+    def _connect(self) -> None:
+        cluster = self._context.cluster
+        cluster.run_changed.connect(self._show_run)
+        cluster.run_deleted.connect(self._leave)
+        cluster.steps_arrived.connect(self._take_steps)
+        cluster.run_happened.connect(self._take_event)
+        self.head.back.connect(self.closed)
+        self._watch = QTimer(self, interval=WATCH_MS)
+        self._watch.timeout.connect(self._look_over)
+        self._watch.timeout.connect(self.forecast.refresh)
+        self._watch.start()
+
+    # ------------------------------------------------------------ what is shown
+
+    def _show_run(self, run_id: str) -> None:
+        run = self._context.cluster.runs.get(run_id)
+        if run is None or run_id != self.run_id:
+            return
+        self.head.show_run(run)
+        self.progress.show_run(run)
+        self.ranks.reset(run.ranks)
+        self.logs.show_run(run_id, run.attempt, [(rank.rank, rank.node) for rank in run.ranks])
+        self._look_over()
+
+    def _look_over(self) -> None:
+        run = self._context.cluster.runs.get(self.run_id)
+        if run is None:
+            return
+        notice = choose_notice(run, self._context.cluster.now_s() - self._last_step_s)
+        if notice is not None:
+            self.notice.show_message(*notice)
+        else:
+            self.notice.hide()
+
+    def _fill(self, found: Loaded) -> None:
+        steps, events, data, evaluations = found
+        self.data.show_data(data)
+        early, self._early = self._early or [], None
+        self._take_steps(self.run_id, [*steps, *early])
+        self.charts.show_evaluations(evaluations)
+        self.events.reset(events)
+
+    def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
+        """Add steps that are newer than the newest; loading and live news may overlap."""
+        if run_id != self.run_id:
+            return
+        if self._early is not None:
+            self._early += steps
+            return
+        fresh: list[StepRecord] = []
+        for item in steps:
+            if (item.attempt, item.step) > self._newest:
+                self._newest = (item.attempt, item.step)
+                fresh.append(item)
+        self.charts.extend(fresh)
+        if fresh:
+            self._last_step_s = self._context.cluster.now_s()
+
+    def _take_event(self, event: RunEvent) -> None:
+        if event.run_id == self.run_id:
+            self.events.put(event)
+            if event.text.startswith("training began"):
+                self._context.bridge.run(
+                    lambda core, report: load_data(core, event.run_id),
+                    partial(self._show_data, event.run_id),
+                )
+            if event.text.startswith("evaluation after"):
+                self._context.bridge.run(
+                    lambda core, report: load_evaluations(core, event.run_id),
+                    lambda found: self._show_evaluations(event.run_id, found),
+                )
+            if "heckpoint" in event.text:
+                self._context.bridge.run(
+                    lambda core, report: core.checkpoints(event.run_id),
+                    partial(self._show_checkpoints, event.run_id),
+                    failure=lambda error: None,
+                )
+
+    # What is asked of nodes may come when another run is looked at.
+
+    def _show_checkpoints(self, run_id: str, found: tuple[CheckpointSnapshot, ...]) -> None:
+        if run_id == self.run_id:
+            self.checkpoints.reset(found)
+
+    def _show_data(self, run_id: str, found: DataPreview | None) -> None:
+        if run_id == self.run_id:
+            self.data.show_data(found)
+
+    def _show_evaluations(self, run_id: str, found: Sequence[EvaluationRecord]) -> None:
+        if run_id == self.run_id:
+            self.charts.show_evaluations(found)
+
+    def _chat(self) -> None:
+        run, chosen = self._context.cluster.runs.get(self.run_id), self.saved.selected()
+        if run is not None:
+            self.deeds.chat(run, chosen.step if chosen else None)
+
+    def _verify(self) -> None:
+        run = self._context.cluster.runs.get(self.run_id)
+        if run is None:
+            return
+        run_id = run.run_id
+        run_in_banner(
+            self._context.bridge,
+            self.banner,
+            lambda core, report: core.checkpoints(run_id, verify=True),
+            partial(self._show_verified, run),
+            title=f"Verifying checkpoints of {run.name}",
+            hint="Every copy is read whole.",
+            cancelled="What was known of them before holds.",
+        )
+
+    def _show_verified(self, run: RunSnapshot, found: tuple[CheckpointSnapshot, ...]) -> None:
+        self._show_checkpoints(run.run_id, found)
+        self.banner.show_message(*describe_verified(run.name, found))
+
+    def _leave(self, run_id: str) -> None:
+        if run_id == self.run_id:
+            self.run_id = ""
+            self.closed.emit()
+
+
+def _padded(part: QWidget, *buttons: QWidget) -> QWidget:
+    box = QWidget()
+    column = QVBoxLayout(box)
+    column.setContentsMargins(0, 12, 0, 0)
+    column.setSpacing(8)
+    if buttons:
+        row = QHBoxLayout()
+        row.addWidget(make_label("Newest first; any of them can be resumed from.", "muted"), 1)
+        for button in buttons:
+            row.addWidget(button)
+        column.addLayout(row)
+    column.addWidget(part, 1)
+    return box

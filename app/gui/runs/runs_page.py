@@ -1,0 +1,164 @@
+"""Runs: every fine-tuning job, the newest on top."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
+
+from app.events import RunSnapshot
+from app.flows.compare import MOST_RUNS
+from app.gui.kit.actions import Actions
+from app.gui.kit.banner import Banner, page_margins
+from app.gui.kit.empty import EmptyState
+from app.gui.kit.flow import FlowRow
+from app.gui.kit.primitives import Button, make_label
+from app.gui.runs.run_actions import RunActions, can_delete, can_resume, can_stop
+from app.gui.session.context import Context
+from app.gui.tables.rows_model import RowsModel
+from app.gui.tables.run_columns import run_columns
+from app.gui.tables.view import TableView, make_filter
+
+
+class RunsPage(QWidget):
+    run_opened = Signal(str)
+    repeat_wanted = Signal(object)
+    """The RunSnapshot whose settings another run shall have."""
+    compare_wanted = Signal(list)
+    """RunSnapshots, two at least."""
+
+    def __init__(self, context: Context, actions: Actions) -> None:
+        super().__init__()
+        self._context = context
+        self.banner = Banner(context.theme)
+        self.deeds = RunActions(context, self, self.banner)
+        self.model: RowsModel[RunSnapshot] = RowsModel(
+            run_columns(context.cluster.now_s),
+            key=lambda run: run.run_id,
+            words=lambda run: f"{run.spec.model} {run.spec.adapter.kind} {run.run_id}",
+        )
+        self.table = TableView(context.theme, self.model, "Runs")
+        self.table.sort_by("Started", Qt.SortOrder.DescendingOrder)
+        self.table.select_several()
+        self.filter = make_filter(self.table, "Filter by name, state, model or node")
+        self._buttons = self._make_buttons()
+        self._stack = QStackedWidget()
+        self._stack.addWidget(
+            EmptyState(
+                context.theme,
+                "runs",
+                "No run yet",
+                "A run fine-tunes one model on your data, on as many of your PCs as you like. "
+                "It goes on when this window is closed, and can be stopped and resumed.",
+                [actions.button("new_run", role="primary"), actions.button("open_run_file")],
+            )
+        )
+        self._stack.addWidget(self.table)
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        head = FlowRow(lead=make_label("Runs", "title"))
+        head.addWidget(self.filter)
+        for button in self._buttons.values():
+            head.addWidget(button)
+        head.addWidget(actions.button("new_run", role="primary"))
+        column.addLayout(head)
+        column.addWidget(self.banner)
+        column.addWidget(self._stack, 1)
+        context.cluster.run_changed.connect(self._show)
+        context.cluster.run_deleted.connect(self._remove_row)
+        self.table.chosen.connect(self._choose)
+        self.table.opened.connect(self._open)
+        self._choose()
+
+    def _make_buttons(self) -> dict[str, Button]:
+        theme = self._context.theme
+        return {
+            "delete": Button(
+                theme,
+                "Delete",
+                self._delete,
+                icon="delete",
+                role="danger",
+                tip="Delete the selected run with its checkpoints",
+            ),
+            "stop": Button(
+                theme,
+                "Stop",
+                self._stop,
+                icon="stop",
+                tip="Write a checkpoint, then end the selected run on every node",
+            ),
+            "resume": Button(
+                theme,
+                "Resume\u2026",
+                self._resume,
+                icon="resume",
+                tip="Go on from a checkpoint, on the same or on other nodes",
+            ),
+            "repeat": Button(
+                theme,
+                "New run like this\u2026",
+                self._repeat,
+                icon="copy",
+                tip="Open the New run dialog with every setting of the selected run",
+            ),
+            "compare": Button(
+                theme,
+                "Compare",
+                self._compare,
+                tip="Show the curves and settings of the selected runs side by side "
+                "(hold Ctrl to select several)",
+            ),
+            "open": Button(theme, "Open", self._open, tip="Show the selected run (Enter)"),
+        }
+
+    def _show(self, run_id: str) -> None:
+        self.model.put(self._context.cluster.runs[run_id])
+        self._choose()
+
+    def _remove_row(self, run_id: str) -> None:
+        self.model.drop(run_id)
+        self._choose()
+
+    def _choose(self) -> None:
+        self._stack.setCurrentIndex(1 if self.model.rows() else 0)
+        run = self.table.selected()
+        for name, is_possible in (
+            ("open", run is not None),
+            ("repeat", run is not None),
+            ("stop", run is not None and can_stop(run)),
+            ("resume", run is not None and can_resume(run)),
+            ("delete", run is not None and can_delete(run)),
+        ):
+            self._buttons[name].setEnabled(is_possible)
+        count = len(self.table.all_selected())
+        self._buttons["compare"].setEnabled(2 <= count <= MOST_RUNS)
+        for widget in (*self._buttons.values(), self.filter):
+            widget.setVisible(bool(self.model.rows()))
+
+    def _open(self) -> None:
+        run = self.table.selected()
+        if run is not None:
+            self.run_opened.emit(run.run_id)
+
+    def _compare(self) -> None:
+        self.compare_wanted.emit(self.table.all_selected())
+
+    def _repeat(self) -> None:
+        run = self.table.selected()
+        if run is not None:
+            self.repeat_wanted.emit(run)
+
+    def _stop(self) -> None:
+        run = self.table.selected()
+        if run is not None:
+            self.deeds.stop(run)
+
+    def _resume(self) -> None:
+        run = self.table.selected()
+        if run is not None:
+            self.deeds.resume(run)
+
+    def _delete(self) -> None:
+        run = self.table.selected()
+        if run is not None:
+            self.deeds.delete(run)

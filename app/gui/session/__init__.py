@@ -1,0 +1,1 @@
+"""What lives as long as the window: the bridge to the core, the live state, preferences."""

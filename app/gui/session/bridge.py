@@ -1,0 +1,290 @@
+"""The one crossing between Qt and the core.
+
+The core runs on a plain asyncio loop in a thread of its own. Outwards goes an operation: work, what
+to do on success, on failure and on progress. Back come results and immutable snapshots through a
+deque with one coalesced wake-up signal; samples, which are many, wait for the next frame of 33 ms.
+Callbacks and signals run on the Qt thread only, in slices of a few milliseconds, so that a flood
+of events delays figures and never a click.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import shiboken6
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+
+from app.core.api import CoreApi, OpenCore
+from app.errors import RacklessError, UserError
+from app.events import Event, SampleArrived
+from app.gui.session.garbage import GarbageCollection
+
+FRAME_MS = 33
+SLICE_S = 0.008
+"""Longest stretch of callbacks in one turn of the Qt loop."""
+MAX_SAMPLES = 4096
+"""Samples kept between two frames; the oldest go first. Other events are never dropped."""
+CLOSE_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
+Report = Callable[[Any], None]
+Work = Callable[[CoreApi, Report], Awaitable[T]]
+_log = logging.getLogger(__name__)
+
+
+class Op:
+    """One operation under way."""
+
+    def __init__(self, bridge: Bridge, callbacks: _Callbacks) -> None:
+        self._bridge = bridge
+        self.callbacks = callbacks
+        self.task: asyncio.Task[None] | None = None
+        self.is_done = False
+
+    def cancel(self) -> None:
+        """Ask the work to end; neither success nor failure is called afterwards."""
+        self.is_done = True
+        self._bridge.call_soon(self._cancel_task)
+
+    def _cancel_task(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+class _Callbacks:
+    def __init__(
+        self,
+        success: Callable[[Any], None] | None,
+        failure: Callable[[RacklessError], None] | None,
+        progress: Callable[[Any], None] | None,
+    ) -> None:
+        self.success = success
+        self.failure = failure
+        self.progress = progress
+
+
+class Bridge(QObject):
+    """Owns the core's thread. Made and used on the Qt thread."""
+
+    opened = Signal(object, object)
+    """(nodes, runs) once the core is open."""
+    open_failed = Signal(object)
+    """The RacklessError that kept the core from opening."""
+    closed = Signal()
+    happened = Signal(object)
+    """Each event of the core except samples."""
+    sampled = Signal(list)
+    """The SampleArrived events of one frame."""
+    failed = Signal(object)
+    """A RacklessError that no `failure` callback took."""
+    crashed = Signal(str)
+    """Traceback of a bug of ours in the core."""
+    _wake = Signal()
+
+    def __init__(self, open_core: OpenCore, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._open_core = open_core
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._samples: deque[SampleArrived] = deque(maxlen=MAX_SAMPLES)
+        self._is_armed = False
+        self._frame_due = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._core: asyncio.Future[CoreApi] | None = None
+        self._stop: asyncio.Event | None = None
+        self._waiting: list[Callable[[], None]] = []
+        self._held: dict[int, tuple[Op, Work[Any]]] = {}
+        self._keys = itertools.count()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._garbage: GarbageCollection | None = None
+        self._frame = QTimer(self, interval=FRAME_MS, singleShot=True)
+        self._frame.timeout.connect(self._drain_samples)
+        self._wake.connect(self._drain, Qt.ConnectionType.QueuedConnection)
+
+    # ------------------------------------------------------------ Qt thread
+
+    def start(self) -> None:
+        """Start the core's thread; `opened` or `open_failed` follows."""
+        if self._garbage is None:
+            self._garbage = GarbageCollection(self)
+        self._thread = threading.Thread(target=self._run_loop, name="rackless-core", daemon=True)
+        self._thread.start()
+
+    def run(
+        self,
+        work: Work[T],
+        success: Callable[[T], None] | None = None,
+        failure: Callable[[RacklessError], None] | None = None,
+        progress: Callable[[Any], None] | None = None,
+    ) -> Op:
+        """Run `work(core, report)` on the core's thread and return at once.
+
+        `report(value)` may be called from the work at any time; `progress(value)` follows here.
+        Without `failure`, an error of the world goes to `failed`; a bug always goes to `crashed`.
+        Methods of a widget are not called after its end. What the work and the callbacks hold is
+        let go here, never on the core's thread, which must not be the one to destroy a widget.
+        """
+        op = Op(self, _Callbacks(success, failure, progress))
+        key = next(self._keys)
+        self._held[key] = (op, work)
+        self.call_soon(functools.partial(self._start_op, op, work, key))
+        return op
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call something on the core's thread; kept until the thread is up, dropped after it."""
+        with self._lock:
+            if self._loop is None:
+                self._waiting.append(call)
+            elif not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(call)
+
+    def stop(self) -> None:
+        """Ask the core to close; `closed` follows. Runs go on without it."""
+        if self._thread is None or not self._thread.is_alive():  # it told so before, or never ran
+            self._post(self.closed.emit)
+        self.call_soon(lambda: self._stop.set() if self._stop else None)
+
+    def join(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait for the thread; only after the last window is gone."""
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._garbage is not None and not self._thread.is_alive():
+            self._garbage.end()
+
+    def _drain(self) -> None:
+        self._is_armed = False  # disarm first: what comes meanwhile wakes us again
+        if self._frame_due and not self._frame.isActive():
+            self._frame.start()
+        end_s = time.perf_counter() + SLICE_S
+        while self._inbox:
+            self._inbox.popleft()()
+            if time.perf_counter() > end_s and self._inbox:
+                self._arm()
+                return
+
+    def _drain_samples(self) -> None:
+        self._frame_due = False
+        batch = [self._samples.popleft() for _ in range(len(self._samples))]
+        if batch:
+            self.sampled.emit(batch)
+
+    def _finish(self, op: Op, value: object, error: BaseException | None) -> None:
+        if op.is_done:
+            return
+        op.is_done = True
+        success, failure = _living(op.callbacks.success), _living(op.callbacks.failure)
+        if error is None:
+            if success is not None:
+                success(value)
+        elif isinstance(error, UserError) and failure is not None:
+            failure(error)
+        elif isinstance(error, UserError):
+            self.failed.emit(error)
+        else:
+            if failure is not None:
+                failure(UserError(f"Something went wrong inside Rackless: {error}"))
+            self.crashed.emit(_describe(error))
+
+    def _progress(self, op: Op, value: object) -> None:
+        progress = _living(op.callbacks.progress)
+        if not op.is_done and progress is not None:
+            progress(value)
+
+    def _let_go(self, key: int) -> None:
+        del self._held[key]
+
+    # ------------------------------------------------------------ core's thread
+
+    def _arm(self) -> None:
+        if not self._is_armed:
+            self._is_armed = True
+            self._wake.emit()
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._inbox.append(call)
+        self._arm()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, SampleArrived):
+            self._samples.append(event)
+            if not self._frame_due:
+                self._frame_due = True
+                self._arm()
+        else:
+            self._post(lambda: self.happened.emit(event))
+
+    def _run_loop(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except UserError as error:
+            failure = error
+            self._post(lambda: self.open_failed.emit(failure))
+        except Exception as error:  # noqa: BLE001 - the edge of this thread: shown and logged
+            _log.exception("the core's thread ended")
+            text = _describe(error)
+            self._post(lambda: self.crashed.emit(text))
+        self._post(self.closed.emit)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._core, self._stop = loop.create_future(), asyncio.Event()
+        with self._lock:
+            self._loop = loop
+            while self._waiting:  # without a name, which would hold the last of them
+                loop.call_soon(self._waiting.pop(0))
+        async with self._open_core() as core:
+            with core.events.listening(self._take):
+                nodes, runs = core.nodes(), core.runs()
+                self._post(lambda: self.opened.emit(nodes, runs))
+                self._core.set_result(core)
+                await self._stop.wait()
+
+    def _start_op(self, op: Op, work: Work[T], key: int) -> None:
+        op.task = asyncio.ensure_future(self._run_op(op, work))
+        op.task.add_done_callback(lambda task: self._post(lambda: self._let_go(key)))
+
+    async def _run_op(self, op: Op, work: Work[T]) -> None:
+        if op.is_done or self._core is None:
+            return
+        core = await asyncio.shield(self._core)
+        try:
+            value = await work(core, lambda item: self._post(lambda: self._progress(op, item)))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the edge: every operation has one answer
+            if not isinstance(error, UserError):
+                _log.exception("an operation failed")
+            failure = error
+            self._post(lambda: self._finish(op, None, failure))
+        else:
+            self._post(lambda: self._finish(op, value, None))
+
+
+def _living(call: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
+    """Return the callback; None when a widget that it belongs to has gone meanwhile."""
+    has_gone = any(isinstance(o, QObject) and not shiboken6.isValid(o) for o in _owners(call))
+    return None if has_gone else call
+
+
+def _owners(call: Callable[[Any], None] | None) -> Iterator[object]:
+    """Yield what a callback is a method of, or what its body refers to."""
+    function = call.func if isinstance(call, functools.partial) else call
+    yield getattr(function, "__self__", None)
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # named in the body and not set yet
+            yield cell.cell_contents
+
+
+def _describe(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

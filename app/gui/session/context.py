@@ -1,0 +1,25 @@
+"""What every page and dialog is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.gui.kit.theme import Theme
+from app.gui.session.bridge import Bridge
+from app.gui.session.export_board import ExportBoard
+from app.gui.session.live_state import LiveState
+from app.gui.session.preferences import Preferences
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    bridge: Bridge
+    cluster: LiveState
+    theme: Theme
+    exports: ExportBoard = field(default_factory=ExportBoard)
+    """What is exported now, or was asked for and left."""
+    preferences: Preferences = field(default_factory=Preferences)
+    """What the person chose; without a home: the defaults."""
+    home: Path | None = None
+    """Where this PC keeps nodes, runs and settings; None: nowhere."""

@@ -1,0 +1,124 @@
+"""The window's picture of the cluster: newest snapshots by name, told onwards by signals.
+
+Pages read from here and never ask the core for what is already known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Signal
+
+from app.events import (
+    ArtifactsChanged,
+    Event,
+    LogArrived,
+    NodeChanged,
+    NodeRemoved,
+    NodeSnapshot,
+    RunChanged,
+    RunDeleted,
+    RunHappened,
+    RunSnapshot,
+    SampleArrived,
+    StepsArrived,
+)
+from app.gui.session.bridge import Bridge
+from app.telemetry.stream import ACTIVE_STATES, Telemetry
+
+
+class LiveState(QObject):
+    """Nodes, runs and live figures; lives on the Qt thread."""
+
+    node_changed = Signal(str)
+    node_removed = Signal(str)
+    structure_changed = Signal()
+    """The set of devices is another one."""
+    run_changed = Signal(str)
+    run_deleted = Signal(str)
+    artifacts_changed = Signal()
+    devices_changed = Signal(list)
+    """DeviceKeys with new figures, once per frame."""
+    steps_arrived = Signal(str, tuple)
+    log_arrived = Signal(object)
+    run_happened = Signal(object)
+    is_open_changed = Signal()
+
+    def __init__(self, bridge: Bridge, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(bridge)
+        self.nodes: dict[str, NodeSnapshot] = {}
+        self.runs: dict[str, RunSnapshot] = {}
+        self.telemetry = Telemetry()
+        self.is_open = False
+        self.now_s = clock
+        bridge.opened.connect(self._fill)
+        bridge.happened.connect(self._take)
+        bridge.sampled.connect(self._take_samples)
+
+    def node_list(self) -> tuple[NodeSnapshot, ...]:
+        """Return all nodes by name."""
+        return tuple(self.nodes[name] for name in sorted(self.nodes))
+
+    def run_list(self) -> tuple[RunSnapshot, ...]:
+        """Return all runs, the newest first."""
+        return tuple(sorted(self.runs.values(), key=lambda run: -run.created_s))
+
+    def active_runs(self) -> tuple[RunSnapshot, ...]:
+        """Return the runs that hold devices now."""
+        return tuple(run for run in self.run_list() if run.state in ACTIVE_STATES)
+
+    def _fill(self, nodes: tuple[NodeSnapshot, ...], runs: tuple[RunSnapshot, ...]) -> None:
+        self.is_open = True
+        for node in nodes:
+            self._take(NodeChanged(node))
+        for run in runs:
+            self._take(RunChanged(run))
+        self.is_open_changed.emit()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case NodeChanged(node):
+                is_new = node.name not in self.nodes
+                self.nodes[node.name] = node
+                if self.telemetry.expect(node) or is_new:
+                    self.structure_changed.emit()
+                self.node_changed.emit(node.name)
+            case NodeRemoved(name):
+                self.nodes.pop(name, None)
+                self.telemetry.forget(name)
+                self.structure_changed.emit()
+                self.node_removed.emit(name)
+            case RunChanged(run):
+                self.runs[run.run_id] = run
+                self._follow_runs()
+                self.run_changed.emit(run.run_id)
+            case RunDeleted(run_id):
+                self.runs.pop(run_id, None)
+                self._follow_runs()
+                self.run_deleted.emit(run_id)
+            case ArtifactsChanged():
+                self.artifacts_changed.emit()
+            case StepsArrived(run_id, steps):
+                self.steps_arrived.emit(run_id, steps)
+            case LogArrived():
+                self.log_arrived.emit(event)
+            case RunHappened(happening):
+                self.run_happened.emit(happening)
+
+    def _take_samples(self, events: list[SampleArrived]) -> None:
+        changed = set()
+        before = sum(1 for _ in self.telemetry)
+        for event in events:
+            if event.node in self.nodes:
+                arrived_s = None if event.replayed else self.now_s()
+                changed.update(self.telemetry.take(event.node, event.sample, arrived_s))
+        if sum(1 for _ in self.telemetry) != before:
+            self.structure_changed.emit()
+        if changed:
+            self.devices_changed.emit(sorted(changed))
+
+    def _follow_runs(self) -> None:
+        changed = self.telemetry.follow_runs(self.active_runs())
+        if changed:
+            self.devices_changed.emit(changed)

@@ -1,0 +1,145 @@
+"""The hub's token: keeping one, giving it to nodes, forgetting it. It is never shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
+
+from app.errors import RacklessError
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import Button, make_label
+from app.gui.session.context import Context
+from app.hub.node_tokens import describe_tokens
+from app.text import show_list
+
+if TYPE_CHECKING:
+    from app.hub.hub_token import TokenPlace
+    from app.hub.node_tokens import NodeToken
+
+_WORDS = {
+    "none": "No token is set. Models that are private or behind a licence need one, and pushing "
+    "artifacts to the hub; public models need none.",
+    "kept": "A token is set on this PC, where the hub's own tools keep theirs. It opens models "
+    "that are private or behind a licence.",
+    "environment": "A token is set by HF_TOKEN in the environment, which goes before any other.",
+}
+
+
+class HubTokenRow(QWidget):
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._bridge = context.bridge
+        self.state = make_label("", "caption", wraps=True)
+        self.banner = Banner(context.theme)
+        self.field = QLineEdit()
+        self.field.setEchoMode(QLineEdit.EchoMode.Password)
+        self.field.setPlaceholderText("hf_\u2026 from huggingface.co/settings/tokens")
+        self.field.setAccessibleName("Token of the Hugging Face hub")
+        self.keep = Button(context.theme, "Check and keep", self._keep)
+        self.forget = Button(context.theme, "Forget the token", self._forget, role="danger")
+        self.field.textChanged.connect(lambda text: self.keep.setEnabled(bool(text.strip())))
+        self.field.returnPressed.connect(self._keep)
+        self.keep.setEnabled(False)
+        self.forget.hide()
+        self.nodes = make_label("", "caption", wraps=True)
+        self.give = Button(context.theme, "Give it to all nodes", self._give)
+        self.take = Button(context.theme, "Take it back", self._take)
+        self._nodes_row = QWidget()
+        nodes_row = QHBoxLayout(self._nodes_row)
+        nodes_row.setContentsMargins(0, 0, 0, 0)
+        nodes_row.setSpacing(8)
+        nodes_row.addWidget(self.nodes, 1)
+        nodes_row.addWidget(self.give)
+        nodes_row.addWidget(self.take)
+        self._nodes_row.hide()
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addWidget(self.field, 1)
+        row.addWidget(self.keep)
+        row.addWidget(self.forget)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 12, 16, 14)
+        column.setSpacing(8)
+        column.addWidget(make_label("Token of the Hugging Face hub", "subheading"))
+        column.addWidget(self.state)
+        column.addLayout(row)
+        column.addWidget(self._nodes_row)
+        column.addWidget(self.banner)
+
+    def refresh(self) -> None:
+        """Look again whether there is a token."""
+        self._bridge.run(lambda core, report: core.find_hub_token(), self._show_place)
+
+    def _show_place(self, place: TokenPlace) -> None:
+        self.state.setText(_WORDS[place])
+        self.forget.setVisible(place == "kept")
+        if place == "none":
+            self._show_nodes(())
+        else:
+            self._bridge.run(
+                lambda core, report: core.node_tokens(), self._show_nodes, self._show_error
+            )
+
+    def _show_nodes(self, found: tuple[NodeToken, ...]) -> None:
+        self.nodes.setText(
+            f"{describe_tokens(found)} Nodes fetch models themselves, and need it for such models."
+        )
+        places = {one.place for one in found}
+        self.give.setVisible("none" in places)
+        self.take.setVisible("same" in places)
+        self._nodes_row.setVisible(bool(found))
+
+    def _keep(self) -> None:
+        token = self.field.text().strip()
+        if not token or not self.keep.isEnabled():
+            return
+        self.keep.setEnabled(False)
+        self.banner.show_message("busy", "The hub checks the token.")
+        self._bridge.run(
+            lambda core, report: core.keep_hub_token(token), self._show_kept, self._show_error
+        )
+
+    def _show_kept(self, owner: str) -> None:
+        self.field.clear()
+        self.banner.show_message("good", f"The hub knows it as {owner}'s.")
+        self.refresh()
+
+    def _forget(self) -> None:
+        self._bridge.run(
+            lambda core, report: core.forget_hub_token(), self._show_forgotten, self._show_error
+        )
+
+    def _show_forgotten(self, found: tuple[NodeToken, ...]) -> None:
+        left = _unasked(found)
+        self.banner.show_message(
+            "warning" if left else "calm",
+            "The token is deleted from this PC and from the nodes that were given it.",
+            f"{left} could not be asked and may still have it." if left else "",
+        )
+        self.refresh()
+
+    def _give(self) -> None:
+        self._bridge.run(
+            lambda core, report: core.give_hub_token(), self._show_nodes, self._show_error
+        )
+
+    def _take(self) -> None:
+        self._bridge.run(
+            lambda core, report: core.take_hub_token(), self._show_taken, self._show_error
+        )
+
+    def _show_taken(self, found: tuple[NodeToken, ...]) -> None:
+        if left := _unasked(found):
+            self.banner.show_message("warning", f"{left} could not be asked.")
+        self.refresh()
+
+    def _show_error(self, error: RacklessError) -> None:
+        self.keep.setEnabled(bool(self.field.text().strip()))
+        self.banner.show_error(error)
+
+
+def _unasked(found: tuple[NodeToken, ...]) -> str:
+    """Return the nodes that could not be asked; empty: none."""
+    left = [one.node for one in found if one.place == "unknown"]
+    return show_list(left) if left else ""

@@ -1,0 +1,133 @@
+"""What a person may choose once for all: drawn from the declarations in `app/settings.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
+
+from app.gui.forms.setting_row import SettingRow
+from app.gui.kit.banner import Banner, copy_text, page_margins
+from app.gui.kit.primitives import (
+    Button,
+    ElidedLabel,
+    make_label,
+    make_panel,
+    make_rule,
+    make_selectable,
+)
+from app.gui.session.context import Context
+from app.gui.settings.hub_token_row import HubTokenRow
+from app.settings import SETTINGS
+
+WIDTH_PX = 760
+
+
+class SettingsPage(QWidget):
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+        self.rows: dict[str, SettingRow] = {}
+        self.token = HubTokenRow(context)
+        self.banner = Banner(context.theme)
+        column = QVBoxLayout(self)
+        page_margins(column, self)
+        column.addWidget(make_label("Settings", "title"))
+        column.addWidget(self.banner)
+        column.addWidget(self._make_scroll(), 1)
+        context.preferences.changed.connect(self._show)
+        if context.preferences.problem:
+            self.banner.show_message("warning", context.preferences.problem)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.token.refresh()
+
+    # ------------------------------------------------------------ layout
+
+    def _make_scroll(self) -> QScrollArea:
+        content = QWidget()
+        content.setObjectName("content")
+        content.setMaximumWidth(WIDTH_PX)
+        column = QVBoxLayout(content)
+        column.setContentsMargins(0, 0, 16, 0)
+        column.setSpacing(8)
+        for section in dict.fromkeys(setting.section for setting in SETTINGS):
+            rows = [self._make_row(s.key) for s in SETTINGS if s.section == section]
+            self._add_section(column, section, rows)
+        self._add_section(column, "Hugging Face hub", [self.token])
+        self._add_section(column, "This PC", [self._make_folder_row(), self._make_promise()])
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setAlignment(Qt.AlignmentFlag.AlignLeft)
+        scroll.setWidget(content)
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        return scroll
+
+    def _add_section(self, column: QVBoxLayout, title: str, rows: list[QWidget]) -> None:
+        column.addWidget(make_label(title, "heading"))
+        panel = make_panel()
+        inside = QVBoxLayout(panel)
+        inside.setContentsMargins(0, 2, 0, 2)
+        inside.setSpacing(0)
+        for number, row in enumerate(rows):
+            if number:
+                inside.addWidget(make_rule())
+            inside.addWidget(row)
+        column.addWidget(panel)
+        column.addSpacing(12)
+
+    def _make_row(self, key: str) -> QWidget:
+        setting = next(setting for setting in SETTINGS if setting.key == key)
+        row = self.rows[key] = SettingRow(setting)
+        row.show_value(self._context.preferences.get(key))
+        row.chosen.connect(partial(self._context.preferences.set, key))
+        return row
+
+    def _make_folder_row(self) -> QWidget:
+        folder = str(self._context.home or "")
+        box = QWidget()
+        row = QHBoxLayout(box)
+        row.setContentsMargins(16, 12, 16, 12)
+        row.setSpacing(8)
+        words = QVBoxLayout()
+        words.setSpacing(2)
+        words.addWidget(make_label("Data folder", "subheading"))
+        words.addWidget(make_selectable(ElidedLabel(folder, "code")))
+        words.addWidget(
+            make_label(
+                "Nodes, runs, their logs and figures, and these settings. Another one is taken "
+                "with RACKLESS_HOME in the environment.",
+                "caption",
+                wraps=True,
+            )
+        )
+        row.addLayout(words, 1)
+        theme = self._context.theme
+        row.addWidget(Button(theme, "Copy path", lambda: copy_text(folder), icon="copy"))
+        row.addWidget(Button(theme, "Open", partial(_open_folder, folder), icon="folder"))
+        return box
+
+    def _make_promise(self) -> QWidget:
+        box = QWidget()
+        column = QVBoxLayout(box)
+        column.setContentsMargins(16, 12, 16, 12)
+        column.setSpacing(2)
+        column.addWidget(make_label("Nothing happens on its own", "subheading"))
+        text = (
+            "Rackless never updates itself and tells nobody what you do. Nodes run the agent of "
+            "this version as soon as they are connected; their training environment changes only "
+            "when you set it up."
+        )
+        column.addWidget(make_label(text, "caption", wraps=True))
+        return box
+
+    def _show(self, key: str) -> None:
+        self.rows[key].show_value(self._context.preferences.get(key))
+
+
+def _open_folder(folder: str) -> None:
+    QDesktopServices.openUrl(QUrl.fromLocalFile(folder))

@@ -1,0 +1,1 @@
+"""The main window, its menus, its commands and its tray icon."""

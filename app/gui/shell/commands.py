@@ -1,0 +1,115 @@
+"""All that a person can do or go to now, as one list for the command palette."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.events import RunSnapshot
+from app.flows.palette import Entry
+from app.gui.kit.actions import TEXTS
+from app.gui.runs.run_actions import RunActions, can_export, can_resume, can_save, can_stop
+from app.gui.session.context import Context
+from app.gui.shell.navigation import PLACES
+from app.telemetry.state import describe_node, describe_run, progress_share
+from app.text import show_list, show_moment, show_share
+
+if TYPE_CHECKING:
+    from app.gui.shell.main_window import MainWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    entry: Entry
+    act: Callable[[], object]
+
+
+def list_commands(window: MainWindow, context: Context) -> list[Command]:
+    """Return pages and actions first, then runs (the newest first) and nodes, then their deeds."""
+    deeds = RunActions(context, window, window.banner)
+    runs = context.cluster.run_list()
+    return [
+        *_pages(window),
+        *_actions(window),
+        *(_open_run(window, context, run) for run in runs),
+        *_nodes(window, context),
+        *(command for run in runs for command in _run_deeds(window, deeds, run)),
+    ]
+
+
+def _pages(window: MainWindow) -> Iterator[Command]:
+    for name in PLACES:
+        texts = TEXTS[name]
+        entry = Entry(
+            title=texts.text,
+            group="page",
+            icon=name,
+            shortcut=texts.shortcut,
+            words=f"go to {texts.tip}",
+        )
+        yield Command(entry, window.actions_[name].trigger)
+
+
+def _actions(window: MainWindow) -> Iterator[Command]:
+    for name, texts in TEXTS.items():
+        if name in PLACES or name == "palette" or not window.actions_.has(name):
+            continue
+        action = window.actions_[name]
+        if action.isEnabled():
+            title = f"Colours: {texts.text}" if name in ("system", "light", "dark") else texts.text
+            entry = Entry(
+                title=title,
+                group="action",
+                icon=texts.icon or "right",
+                note=texts.tip,
+                shortcut=texts.shortcut,
+            )
+            yield Command(entry, action.trigger)
+
+
+def _open_run(window: MainWindow, context: Context, run: RunSnapshot) -> Command:
+    now_s = context.cluster.now_s()
+    notes = [describe_run(run.state, run.phase).text]
+    if run.state == "running":
+        notes.append(show_share(progress_share(run)))
+    notes.append(show_moment(run.started_s or run.created_s, now_s))
+    entry = Entry(
+        title=run.name,
+        group="run",
+        icon="runs",
+        note=" \u00b7 ".join(notes),
+        words=f"open show {run.run_id} {show_list(run.nodes)}",
+    )
+    return Command(entry, partial(window.open_run, run.run_id))
+
+
+def _nodes(window: MainWindow, context: Context) -> Iterator[Command]:
+    now_s = context.cluster.now_s()
+    for node in context.cluster.node_list():
+        note = f"{describe_node(node, now_s).text} \u00b7 {node.address}"
+        entry = Entry(title=node.name, group="node", icon="nodes", note=note, words="open show pc")
+        yield Command(entry, partial(window.open_node, node.name))
+
+
+def _run_deeds(window: MainWindow, deeds: RunActions, run: RunSnapshot) -> Iterator[Command]:
+    offered = (
+        ("Stop", "stop", can_stop(run), deeds.stop),
+        ("Save a checkpoint of", "save", can_save(run), deeds.save),
+        ("Resume", "resume", can_resume(run), deeds.resume),
+        ("Export", "export", can_export(run), deeds.export),
+        ("Chat with", "chat", can_export(run), deeds.chat),
+        ("Repeat", "add", True, window.dialogs.repeat_run),
+    )
+    for verb, icon, is_possible, deed in offered:
+        if is_possible:
+            entry = Entry(
+                title=f"{verb} {run.name}",
+                group="run",
+                icon=icon,
+                note=describe_run(run.state, run.phase).text,
+                words=run.run_id,
+                is_common=False,
+            )
+            yield Command(entry, partial(deed, run))

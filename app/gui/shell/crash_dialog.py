@@ -1,0 +1,94 @@
+"""Our own fault: said once, with a report that a person can copy."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+import traceback
+from types import TracebackType
+
+import PySide6
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
+
+from app.gui.kit.banner import copy_text
+from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.theme import Theme
+
+
+def make_report(details: str) -> str:
+    """Return what helps to find a bug: versions and the traceback, nothing about the person."""
+    return (
+        f"Rackless crash report\nPython {platform.python_version()}, PySide6 "
+        f"{PySide6.__version__}, {platform.platform()}\n\n{details.strip()}\n"
+    )
+
+
+class CrashDialog(QDialog):
+    def __init__(self, parent: QWidget | None, theme: Theme, details: str) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Something went wrong inside Rackless")
+        self.resize(680, 440)
+        self.report = make_report(details)
+        text = QPlainTextEdit(self.report)
+        text.setReadOnly(True)
+        text.setObjectName("code")
+        text.setAccessibleName("Report")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(12)
+        column.addWidget(make_label("Something went wrong inside Rackless", "heading"))
+        column.addWidget(
+            make_label(
+                "This is our fault, not yours. Runs on the nodes go on. The report below holds "
+                "versions and the place of the error; please send it along when you tell us.",
+                wraps=True,
+            )
+        )
+        column.addWidget(text, 1)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addStretch(1)
+        copy = Button(theme, "Copy report", lambda: copy_text(self.report), icon="copy")
+        row.addWidget(copy)
+        row.addWidget(Button(theme, "Go on", self.accept, role="primary"))
+        column.addLayout(row)
+
+
+class CrashHook(QObject):
+    """Catches what nobody caught, in every thread, and shows one dialog at a time."""
+
+    happened = Signal(str)
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self.parent_window: QWidget | None = None
+        self.dialog: CrashDialog | None = None
+        self.happened.connect(self.show_crash)
+
+    def install(self) -> None:
+        """Take over the hooks of the interpreter."""
+        sys.excepthook = self._caught
+        threading.excepthook = lambda args: self._caught(
+            args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+        )
+
+    def _caught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        sys.__excepthook__(kind, error, trace)
+        if not issubclass(kind, KeyboardInterrupt):
+            self.happened.emit("".join(traceback.format_exception(kind, error, trace)))
+
+    def show_crash(self, details: str) -> None:
+        """Show a report, unless one is being looked at."""
+        if self.dialog is not None:
+            return
+        self.dialog = CrashDialog(self.parent_window, self._theme, details)
+        self.dialog.finished.connect(self._forget)
+        self.dialog.open()
+
+    def _forget(self) -> None:
+        self.dialog = None

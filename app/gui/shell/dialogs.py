@@ -1,0 +1,88 @@
+"""The dialogs that belong to no page: each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFileDialog
+
+from app.events import RunSnapshot
+from app.gui.session.context import Context
+
+if TYPE_CHECKING:
+    from app.gui.new_run.new_run_dialog import NewRunDialog
+    from app.gui.shell.main_window import MainWindow
+    from app.gui.shell.palette import CommandPalette
+
+
+class Dialogs:
+    """Answers of a New run form that is left are kept, wherever they came from."""
+
+    def __init__(self, context: Context, window: MainWindow) -> None:
+        self._context, self._window = context, window
+        self._palette: CommandPalette | None = None
+
+    def ask_new_run(self, file: Path | None = None) -> None:
+        """Open the New run dialog, filled from `file`, or with the answers that were left."""
+        dialog = self._make_new_run_dialog()
+        if file is not None:
+            dialog.open_file(file)
+        else:
+            dialog.started.connect(lambda run_id: self._keep_draft({}))
+            if self._window.state.draft:
+                dialog.take_up(self._window.state.draft)
+        dialog.open()
+
+    def _keep_draft(self, draft: dict[str, str]) -> None:
+        self._window.state.draft = draft
+
+    def repeat_run(self, run: RunSnapshot) -> None:
+        """Open the New run dialog with every setting of `run`."""
+        dialog = self._make_new_run_dialog()
+        dialog.repeat(run)
+        dialog.open()
+
+    def _make_new_run_dialog(self) -> NewRunDialog:
+        from app.gui.new_run.new_run_dialog import NewRunDialog
+
+        dialog = NewRunDialog(self._context, self._window)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.started.connect(self._window.open_run)
+        dialog.left.connect(self._keep_draft)
+        return dialog
+
+    def choose_run_file(self) -> None:
+        chosen, _ = QFileDialog.getOpenFileName(
+            self._window, "Run file", filter="Run files (*.yaml *.yml)"
+        )
+        if chosen:
+            self.ask_new_run(Path(chosen))
+
+    def ask_node(self, *, this_pc: bool = False) -> None:
+        """Open the Add a PC dialog."""
+        from app.gui.nodes.add_node_dialog import AddNodeDialog
+
+        dialog = AddNodeDialog(self._context, self._window)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        if this_pc:
+            dialog.choose_this_pc()
+        dialog.open()
+
+    def show_shortcuts(self) -> None:
+        """Show all shortcuts."""
+        from app.gui.shell.shortcuts_dialog import ShortcutsDialog
+
+        dialog = ShortcutsDialog(self._context.theme, self._window, self._window.actions_)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.open()
+
+    def open_palette(self) -> None:
+        """Show all that can be done, to be found by name; pressed again, close it."""
+        from app.gui.shell.commands import list_commands
+        from app.gui.shell.palette import CommandPalette
+
+        if self._palette is None:
+            self._palette = CommandPalette(self._context.theme, self._window)
+        self._palette.open_with(list_commands(self._window, self._context))

@@ -1,0 +1,63 @@
+"""What the main window's actions do, and in which menu each stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.gui.kit.actions import Actions
+from app.gui.kit.theme import SCHEMES
+from app.gui.session.context import Context
+from app.gui.shell.navigation import PLACES
+
+if TYPE_CHECKING:
+    from app.gui.shell.main_window import MainWindow
+
+
+def make_actions(window: MainWindow, context: Context) -> Actions:
+    """Return the window's actions, each with what it does."""
+    actions = Actions(window, context.theme)
+    dialogs = window.dialogs
+    deeds: dict[str, Callable[[], object]] = {
+        "new_run": dialogs.ask_new_run,
+        "open_run_file": dialogs.choose_run_file,
+        "add_node": dialogs.ask_node,
+        "add_this_pc": lambda: dialogs.ask_node(this_pc=True),
+        "check": window.check,
+        "overview": lambda: window.go_to("overview"),
+        "nodes": lambda: window.go_to("nodes"),
+        "runs": lambda: window.go_to("runs"),
+        "artifacts": lambda: window.go_to("artifacts"),
+        "settings": lambda: window.go_to("settings"),
+        "shortcuts": dialogs.show_shortcuts,
+        "palette": dialogs.open_palette,
+        "refresh": window.refresh,
+        "find": window.find_in_log,
+        "close": window.close,
+        "quit": window.quit,
+    }
+    for name, deed in deeds.items():
+        actions.add(name, deed)
+    for name in SCHEMES:
+        actions.add(name, partial(context.preferences.set, "theme", name))
+    if window.story is not None:
+        actions.add("run_demo", window.run_story)
+    return actions
+
+
+def fill_menus(window: MainWindow) -> None:
+    """Fill the menu bar; every shortcut stands in one of its menus."""
+    menus = {
+        "&File": ("new_run", "open_run_file", "", "close", "quit"),
+        "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),
+        "&View": ("palette", "", *PLACES, "", "find", "", "system", "light", "dark"),
+        "&Help": ("shortcuts", "palette"),
+    }
+    for title, names in menus.items():
+        menu = window.menuBar().addMenu(title)
+        for name in names:
+            if name:
+                menu.addAction(window.actions_[name])
+            else:
+                menu.addSeparator()

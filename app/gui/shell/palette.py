@@ -1,0 +1,209 @@
+"""The command palette: a field and what it finds, above the page, for the keyboard alone.
+
+A child of the window rather than a popup of its own, so that no window manager has a say in where
+it stands and which of the two gets the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPersistentModelIndex, QRectF, Qt
+from PySide6.QtGui import (
+    QColor,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+    QStandardItem,
+    QStandardItemModel,
+)
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QApplication,
+    QLineEdit,
+    QListView,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.flows.palette import find_entries
+from app.gui.kit.primitives import ElidedLabel
+from app.gui.kit.theme import Theme
+from app.gui.shell.commands import Command
+from app.gui.shell.palette_rows import ENTRY, PLACES, ROW_PX, PaletteRows
+
+WIDTH_PX = 640
+TOP_PX = 72
+SHADOW_PX = 16
+RADIUS_PX = 12
+MAX_ROWS = 9
+_LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
+
+
+class CommandPalette(QWidget):
+    def __init__(self, theme: Theme, window: QWidget) -> None:
+        super().__init__(window)
+        self.setObjectName("palette")
+        self.setAccessibleName("Command palette")
+        self._theme, self._window = theme, window
+        self._commands: Sequence[Command] = ()
+        self._before: QWidget | None = None
+        self.field = QLineEdit()
+        self.field.setObjectName("palette")
+        self.field.setPlaceholderText("Type what to do, or the name of a run or a node")
+        self.field.setAccessibleName("Search actions, pages, runs and nodes")
+        self.field.textEdited.connect(self._search)
+        self.field.installEventFilter(self)
+        self.model = QStandardItemModel(self)
+        self.list = QListView()
+        self.list.setObjectName("palette")
+        self.list.setAccessibleName("Found")
+        self.list.setModel(self.model)
+        self.list.setItemDelegate(PaletteRows(theme, self.list))
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.list.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.setUniformItemSizes(True)
+        self.list.clicked.connect(lambda index: self._act())
+        self._nothing = ElidedLabel("", "muted")
+        self._nothing.setContentsMargins(10, 0, 10, 10)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*(SHADOW_PX + 8 for _ in range(4)))
+        column.setSpacing(6)
+        column.addWidget(self.field)
+        column.addWidget(self.list)
+        column.addWidget(self._nothing)
+        window.installEventFilter(self)
+        self.hide()
+
+    def open_with(self, commands: Sequence[Command]) -> None:
+        """Show the palette over `commands`, empty; called again, close it."""
+        if self.isVisible():
+            self.leave()
+            return
+        self._commands = commands
+        self._before = QApplication.focusWidget()
+        self.field.clear()
+        self._search("")
+        self.show()
+        self.raise_()
+        self.field.setFocus()
+
+    def leave(self) -> None:
+        """Close, and give the keys back to whoever had them."""
+        before, self._before = self._before, None
+        self.hide()
+        if before is not None and before.isVisible():
+            before.setFocus()
+
+    def titles(self) -> list[str]:
+        """Return what is listed, from above."""
+        return [self.model.item(row).text() for row in range(self.model.rowCount())]
+
+    # ------------------------------------------------------------ keys
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if watched is self.field:
+            if event.type() == QEvent.Type.FocusOut and self.isVisible():
+                self.leave_if_elsewhere()
+            if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
+                return self._take_key(event)
+            if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.ShortcutOverride:
+                if event.key() != Qt.Key.Key_Escape:
+                    return False
+                event.accept()  # or the window's own shortcut would take it
+                return True
+        elif isinstance(event, QResizeEvent) and self.isVisible():
+            self._place()
+        return super().eventFilter(watched, event)
+
+    def leave_if_elsewhere(self) -> None:
+        """Close when another part of the window was clicked; another window changes nothing."""
+        focused = QApplication.focusWidget()
+        if focused is not None and focused is not self.field:
+            self._before = None
+            self.hide()
+
+    def _take_key(self, event: QKeyEvent) -> bool:
+        if event.key() == Qt.Key.Key_Escape:
+            self.leave()
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._act()
+        elif event.key() in _LIST_KEYS:
+            self._move(event)
+        else:
+            return event.key() in (Qt.Key.Key_Tab, Qt.Key.Key_Backtab)
+        return True
+
+    def _move(self, event: QKeyEvent) -> None:
+        last = self.model.rowCount() - 1
+        row = self.list.currentIndex().row()
+        if event.key() == Qt.Key.Key_Down and row == last:
+            self._choose(0)
+        elif event.key() == Qt.Key.Key_Up and row <= 0:
+            self._choose(last)
+        else:
+            QApplication.sendEvent(self.list, event)
+            self._tell()
+
+    # ------------------------------------------------------------ rows
+
+    def _search(self, text: str) -> None:
+        self.model.clear()
+        entries = [command.entry for command in self._commands]
+        for found in find_entries(entries, text):
+            entry = entries[found.index]
+            item = QStandardItem(entry.title)
+            item.setData(entry, ENTRY)
+            item.setData(found.places, PLACES)
+            item.setData(found.index)
+            spoken = (entry.title, entry.group, entry.note, entry.shortcut)
+            item.setData(
+                ", ".join(part for part in spoken if part), Qt.ItemDataRole.AccessibleTextRole
+            )
+            self.model.appendRow(item)
+        rows = self.model.rowCount()
+        self._nothing.setText(f"Nothing is called \u201c{text.strip()}\u201d here.")
+        self._nothing.setVisible(not rows)
+        self.list.setVisible(bool(rows))
+        self.list.setFixedHeight(min(rows, MAX_ROWS) * ROW_PX + 2)
+        self._choose(0)
+        self._place()
+
+    def _choose(self, row: int) -> None:
+        self.list.setCurrentIndex(self.model.index(row, 0))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let a screen reader, whose place is the field, say which row Enter would take."""
+        index = self.list.currentIndex()
+        said = index.data(Qt.ItemDataRole.AccessibleTextRole) if index.isValid() else "nothing"
+        self.field.setAccessibleDescription(f"Enter: {said}")
+
+    def _act(self) -> None:
+        index: QModelIndex | QPersistentModelIndex = self.list.currentIndex()
+        if index.isValid():
+            command = self._commands[self.model.item(index.row()).data()]
+            self.leave()
+            command.act()
+
+    def _place(self) -> None:
+        width = min(WIDTH_PX, self._window.width() - 48) + 2 * SHADOW_PX
+        self.setFixedWidth(width)
+        self.adjustSize()
+        self.move((self._window.width() - width) // 2, TOP_PX - SHADOW_PX)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Paint the ground and its shadow; a graphics effect would blur anew with every frame."""
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        ground = QRectF(self.rect()).adjusted(SHADOW_PX, SHADOW_PX, -SHADOW_PX, -SHADOW_PX)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(0, 0, 0, 5))
+        for wide in range(SHADOW_PX, 0, -2):
+            grown = ground.adjusted(-wide, 4 - wide, wide, wide)
+            painter.drawRoundedRect(grown, RADIUS_PX + wide, RADIUS_PX + wide)
+        painter.setPen(self._theme.palette.color("border_strong"))
+        painter.setBrush(self._theme.palette.color("surface"))
+        painter.drawRoundedRect(ground.adjusted(0.5, 0.5, -0.5, -0.5), RADIUS_PX, RADIUS_PX)

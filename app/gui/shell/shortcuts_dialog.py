@@ -1,0 +1,64 @@
+"""Every shortcut on one page, from the same declarations as menus and tooltips."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
+
+from app.gui.kit.actions import TEXTS, Actions
+from app.gui.kit.banner import copy_text
+from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.theme import Theme
+
+MORE = (
+    ("Esc", "Leave a run's page, a dialog or the palette"),
+    ("Tab", "Next control; Shift+Tab goes back"),
+    ("Enter", "Open the chosen row"),
+    ("Arrow keys", "Next row, card, tab or point of a chart"),
+)
+"""Keys that are no action's."""
+
+
+def list_shortcuts(actions: Actions) -> list[tuple[str, str]]:
+    """Return (keys, what they do) of the window's actions, then of what works everywhere."""
+    own = [
+        (texts.shortcut, texts.text.rstrip("\u2026"))
+        for name, texts in TEXTS.items()
+        if texts.shortcut and actions.has(name)
+    ]
+    return [*own, *MORE]
+
+
+class ShortcutsDialog(QDialog):
+    def __init__(self, theme: Theme, parent: QWidget, actions: Actions) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Keyboard shortcuts")
+        self.rows = list_shortcuts(actions)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 20, 24, 20)
+        column.setSpacing(16)
+        column.addWidget(make_label("Keyboard shortcuts", "heading"))
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(16)
+        grid.setVerticalSpacing(10)
+        half = (len(self.rows) + 1) // 2
+        for number, (keys, what) in enumerate(self.rows):
+            place = 3 * (number // half)
+            key = make_label(keys, "key")
+            grid.addWidget(key, number % half, place, Qt.AlignmentFlag.AlignLeft)
+            grid.addWidget(make_label(what), number % half, place + 1)
+        grid.setColumnMinimumWidth(2, 24)
+        column.addLayout(grid)
+        column.addWidget(
+            make_label("Everything else is found by its name with Ctrl+K.", "caption", wraps=True)
+        )
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        row.addStretch(1)
+        text = "\n".join(f"{keys}\t{what}" for keys, what in self.rows)
+        row.addWidget(Button(theme, "Copy as text", lambda: copy_text(text), icon="copy"))
+        close = Button(theme, "Close", self.accept, role="primary")
+        close.setDefault(True)
+        row.addWidget(close)
+        column.addLayout(row)
+        close.setFocus()

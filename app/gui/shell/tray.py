@@ -1,0 +1,158 @@
+"""The icon in the tray, and notifications: what happens while nobody looks at the window.
+
+Without a tray everything goes on: what is worth telling shows above the page, and the window's
+entry in the task bar asks for attention. While the window is in front it is told there in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
+
+from app.gui.kit.primitives import plain_action
+from app.gui.session.context import Context
+from app.gui.shell.main_window import MainWindow
+from app.gui.shell.tray_icon import draw_tray_icon, picture_key
+from app.telemetry.notices import SETTING_OF, Notice, Notices
+from app.telemetry.state import Tone
+from app.telemetry.stream import DeviceKey
+from app.telemetry.whole import describe_progress, describe_whole
+from app.text import capitalize
+
+REFRESH_MS = 1000
+SHOWN_MS = 10_000
+_SIGNS: dict[Tone, QSystemTrayIcon.MessageIcon] = {
+    "warning": QSystemTrayIcon.MessageIcon.Warning,
+    "error": QSystemTrayIcon.MessageIcon.Critical,
+}
+
+
+class Tray(QObject):
+    """Made once the window has been painted."""
+
+    def __init__(
+        self, context: Context, window: MainWindow, icon: QSystemTrayIcon | None = None
+    ) -> None:
+        super().__init__(window)
+        self._context, self._window = context, window
+        self._cluster = context.cluster
+        self._notices = Notices()
+        self._opens: Callable[[], object] = window.come_forward
+        self._key: object = None
+        self._told: tuple[str, ...] = ()
+        self.icon = icon or QSystemTrayIcon(self)
+        self.menu = QMenu(window)
+        self.icon.setContextMenu(self.menu)
+        self.icon.activated.connect(self._clicked)
+        self.icon.messageClicked.connect(lambda: self._opens())
+        self._timer = QTimer(self, interval=REFRESH_MS, singleShot=True)
+        self._timer.timeout.connect(self.refresh)
+        for run in self._cluster.run_list():
+            self._notices.take_run(run, self._cluster.now_s())
+        self._connect()
+        self.refresh()
+        self.icon.show()
+        window.farewell.has_tray = QSystemTrayIcon.isSystemTrayAvailable
+
+    def _connect(self) -> None:
+        cluster = self._cluster
+        cluster.run_changed.connect(self._take_run)
+        cluster.run_deleted.connect(self._notices.forget_run)
+        cluster.devices_changed.connect(self._take_devices)
+        for signal in (cluster.run_changed, cluster.run_deleted, cluster.node_changed):
+            signal.connect(self._refresh_soon)
+        cluster.devices_changed.connect(self._refresh_soon)
+        self._window.hidden.connect(self._tell_hidden)
+        self._window.finished.connect(self.icon.hide)
+
+    # ------------------------------------------------------------ state
+
+    def _refresh_soon(self) -> None:
+        if not self._timer.isActive():
+            self._timer.start()
+
+    def refresh(self) -> None:
+        """Show how everything stands now; what has not changed costs the desktop nothing."""
+        cluster = self._cluster
+        whole = describe_whole(cluster.nodes.values(), cluster.runs.values(), cluster.telemetry)
+        if picture_key(whole) != self._key:
+            self._key = picture_key(whole)
+            self.icon.setIcon(draw_tray_icon(self._context.theme, whole))
+        active = cluster.active_runs()
+        lines = (whole.text, *(describe_progress(run) for run in active))
+        if lines != self._told and not self.menu.isVisible():
+            self._told = lines
+            self.icon.setToolTip(f"Rackless: {whole.text}")
+            self._fill_menu(whole.text)
+
+    def _fill_menu(self, text: str) -> None:
+        window = self._window
+        self.menu.clear()
+        self.menu.addAction(plain_action(capitalize(text))).setEnabled(False)
+        for run in self._cluster.active_runs():
+            action = self.menu.addAction(plain_action(describe_progress(run)))
+            action.triggered.connect(partial(self._open_run, run.run_id))
+        self.menu.addSeparator()
+        self.menu.addAction("Open Rackless").triggered.connect(window.come_forward)
+        self.menu.addAction("New run").triggered.connect(self._ask_new_run)
+        self.menu.addSeparator()
+        self.menu.addAction("Quit Rackless").triggered.connect(window.quit)
+
+    # ------------------------------------------------------------ what happens
+
+    def _take_run(self, run_id: str) -> None:
+        notice = self._notices.take_run(self._cluster.runs[run_id], self._cluster.now_s())
+        if notice is not None:
+            self.tell(notice)
+
+    def _take_devices(self, keys: list[DeviceKey]) -> None:
+        devices = [self._cluster.telemetry[key] for key in keys]
+        for notice in self._notices.take_devices(devices, self._cluster.now_s()):
+            self.tell(notice)
+
+    def tell(self, notice: Notice) -> None:
+        """Show a notice where the person is, unless that kind is switched off."""
+        if not self._context.preferences.get(SETTING_OF[notice.kind]):
+            return
+        self._opens = partial(self._open_run, notice.run_id)
+        if not notice.run_id:
+            self._opens = partial(self._open_node, notice.node)
+        if self._window.isActiveWindow() or not self._window.farewell.has_tray():
+            banner = self._window.banner
+            banner.show_message(notice.tone, notice.title, notice.text, ("Open", self._opens))
+            QApplication.alert(self._window)
+            return
+        sign = _SIGNS.get(notice.tone, QSystemTrayIcon.MessageIcon.Information)
+        self.icon.showMessage(notice.title, notice.text, sign, SHOWN_MS)
+
+    def _tell_hidden(self, said: tuple[str, str] | None) -> None:
+        if said is not None:
+            self._opens = self._window.come_forward
+            title, text = said
+            sign = QSystemTrayIcon.MessageIcon.Information
+            self.icon.showMessage(title, text, sign, SHOWN_MS)
+
+    # ------------------------------------------------------------ clicks
+
+    def _clicked(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+        if reason != QSystemTrayIcon.ActivationReason.Context:
+            self._window.come_forward()
+
+    def _open_run(self, run_id: str) -> None:
+        self._window.banner.hide()
+        self._window.come_forward()
+        if run_id in self._cluster.runs:
+            self._window.open_run(run_id)
+
+    def _open_node(self, name: str) -> None:
+        self._window.banner.hide()
+        self._window.come_forward()
+        if name in self._cluster.nodes:
+            self._window.open_node(name)
+
+    def _ask_new_run(self) -> None:
+        self._window.come_forward()
+        self._window.dialogs.ask_new_run()

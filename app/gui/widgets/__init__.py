@@ -1,1 +1,0 @@
-"""Small parts that pages and windows are made of."""

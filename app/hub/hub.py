@@ -1,0 +1,171 @@
+"""Bring an artifact to the Hugging Face hub, with the token that the user's own tools keep.
+
+The token is never asked for, shown or passed on: huggingface_hub finds it (`hf auth login`, or
+HF_TOKEN). The proof stays here, since it names files of this PC; the card goes, with its figures,
+and with no more than the names of those files.
+https://huggingface.co/docs/huggingface_hub/guides/upload
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agents.contract.artifacts import PROOF_FILE
+from agents.contract.run import FileEntry
+from app.errors import UsageError, UserError
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_PLACE = r"((?:[/~\\]|[A-Za-z]:)[^`\"\n]*)"
+_PLACES = {
+    "README.md": re.compile(rf"^(- (?:Base|Trained on): `){_PLACE}(`)", re.MULTILINE),
+    "adapter/adapter_config.json": re.compile(rf'("base_model_name_or_path": "){_PLACE}(")'),
+}
+"""Files that name places on this PC, and where in them; the card first, since the hub refuses some
+before hours of weights."""
+_LOGIN = "Make one with write access at https://huggingface.co/settings/tokens, then: hf auth login"
+
+
+def is_hub_id(text: str) -> bool:
+    """Tell whether the hub can have a model of that name.
+
+    >>> is_hub_id("anna/poems-awq"), is_hub_id("anna/my poems"), is_hub_id("anna/a/b")
+    (True, False, False)
+    """
+    return _ID.fullmatch(text) is not None
+
+
+def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: bool) -> str:
+    """Bring files to the model `hub_id`, made where it is missing; return its address.
+
+    Files that the hub has already are not sent again, so that a push that broke off goes on.
+
+    Raises:
+        UserError: there is no token, it may not write there, or the hub cannot be reached.
+    """
+    if not is_hub_id(hub_id):
+        raise UsageError(
+            f"{hub_id} is no id on the hub", "Write it as NAME/MODEL, such as anna/poems-awq."
+        )
+    api, token = _connect()
+    with _translated(hub_id, token):
+        address = str(api.create_repo(hub_id, private=private, exist_ok=True))
+        sent = [entry.path for entry in pushed(files)]
+        for path in [path for path in _PLACES if path in sent]:
+            sent.remove(path)
+            text = hide_places(path, (folder / path).read_text(encoding="utf-8"))
+            api.upload_file(
+                repo_id=hub_id,
+                path_or_fileobj=text.encode("utf-8"),
+                path_in_repo=path,
+                commit_message=f"Add {path}",
+            )
+        api.upload_folder(
+            repo_id=hub_id,
+            folder_path=folder,
+            allow_patterns=[_escape(path) for path in sent],
+            commit_message="Add the model",
+        )
+    return address
+
+
+def hide_places(path: str, text: str) -> str:
+    """Return a file that names base and data on this PC by the last part of their paths.
+
+    >>> card = "- Base: `org/base`\\n- Trained on: `/home/anna/x.jsonl`, sha256 `2`"
+    >>> print(hide_places("README.md", card))
+    - Base: `org/base`
+    - Trained on: `x.jsonl`, sha256 `2`
+    """
+    return _PLACES[path].sub(_name_only, text)
+
+
+def _name_only(found: re.Match[str]) -> str:
+    parts = [part for part in re.split(r"[/\\]", found[2]) if part]
+    return f"{found[1]}{parts[-1] if parts else ''}{found[3]}"
+
+
+def pushed(files: Sequence[FileEntry]) -> list[FileEntry]:
+    """Return those files of an artifact that go to the hub."""
+    return [entry for entry in files if entry.path != PROOF_FILE]
+
+
+def read_files(hub_id: str, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+    """Return the files that the hub has, as far as it tells their hashes.
+
+    Of small files it tells the size only: those of the expected size count as what they were, and
+    so do those that were pushed without places; the card may be written on there, too.
+
+    Raises:
+        UserError: it cannot be asked.
+    """
+    api, token = _connect()
+    with _translated(hub_id, token):
+        told = api.model_info(hub_id, files_metadata=True).siblings or ()
+    known = {entry.path: entry for entry in files}
+    found = []
+    for one in told:
+        expected = known.get(one.rfilename)
+        is_same = expected and (expected.size_bytes == one.size or one.rfilename in _PLACES)
+        same = expected.sha256 if expected and is_same else ""
+        sha256 = one.lfs.sha256 if one.lfs else same
+        found.append(FileEntry(path=one.rfilename, size_bytes=one.size or 0, sha256=sha256))
+    return tuple(found)
+
+
+def _escape(path: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", path)
+
+
+def _connect() -> tuple[Any, str]:
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.utils import disable_progress_bars
+
+    token = get_token()
+    if not token:
+        raise UserError("there is no token of the hub on this PC", _LOGIN)
+    disable_progress_bars()  # they would be drawn over what a command prints
+    return HfApi(library_name="rackless"), token
+
+
+@contextlib.contextmanager
+def _translated(hub_id: str, token: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        raise _explain(hub_id, error, token) from None
+    except (HTTPError, OSError) as error:
+        raise UserError(
+            f"the hub cannot be reached: {_first_line(error, token)}",
+            "Check this PC's network, then do it again: what is there is not sent twice.",
+        ) from None
+    except ValueError as error:  # such as a card that the hub does not take
+        raise UserError(
+            f"the hub does not take {hub_id}: {_first_line(error, token)}",
+            "Correct what it names, then do it again.",
+        ) from None
+
+
+def _explain(hub_id: str, error: Any, token: str) -> UserError:
+    code = getattr(error.response, "status_code", None)
+    owner = hub_id.partition("/")[0]
+    if code == 401:
+        return UserError(f"the hub does not know this PC's token any more, for {hub_id}", _LOGIN)
+    if code == 403:
+        return UserError(
+            f"this PC's token may not write to {hub_id}",
+            f"Take a token with write access to {owner}, or push to a name of your own.",
+        )
+    if code == 404:
+        return UserError(f"the hub has no {hub_id} that this token may see", "Check the name.")
+    return UserError(f"the hub refused {hub_id}: {_first_line(error, token)}", "Try again later.")
+
+
+def _first_line(error: Exception, token: str) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].replace(token, "***")[:300]

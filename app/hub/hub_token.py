@@ -1,0 +1,106 @@
+"""The hub's token on this PC: whether there is one, and keeping or forgetting one.
+
+It lies where the hub's own tools keep it (`hf auth login`), so that theirs and ours are one. It is
+never shown, logged or sent anywhere but to the hub; errors have it taken out.
+https://huggingface.co/docs/huggingface_hub/package_reference/authentication
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Literal
+
+from agents.contract.hub import read_file
+from app.errors import UserError
+
+TokenPlace = Literal["none", "kept", "environment"]
+"""`environment`: HF_TOKEN says it, which goes before one that is kept."""
+
+PAGE = "https://huggingface.co/settings/tokens"
+
+
+def find_token() -> TokenPlace:
+    """Tell whether there is a token; asks nobody."""
+    from huggingface_hub.utils import get_token
+
+    kept = _kept_token()
+    token = get_token()
+    if not token:
+        return "none"
+    return "kept" if token == kept else "environment"
+
+
+def read_token() -> str:
+    """Return the token of this PC.
+
+    Raises:
+        UserError: there is none.
+    """
+    from huggingface_hub.utils import get_token
+
+    token: str | None = get_token()
+    if not token:
+        raise UserError(
+            "This PC has no token of the hub",
+            f"Make one at {PAGE}, and keep it here in the window's settings",
+        )
+    return token
+
+
+def keep_token(token: str) -> str:
+    """Have the hub check a token, keep it, and return the name of its owner there.
+
+    Raises:
+        UserError: the hub does not know it, or cannot be reached; nothing is kept.
+    """
+    from huggingface_hub import login
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.hf_api import whoami
+
+    token = token.strip()
+    if not token.startswith("hf_") or len(token) < 10 or len(token.split()) > 1:
+        raise UserError("That is no token of the hub", f"They begin with hf_; make one at {PAGE}")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would advise about git
+    try:
+        owner = str(whoami(token)["name"])
+        login(token)
+    except HfHubHTTPError as error:
+        if getattr(error.response, "status_code", None) == 401:
+            raise UserError("The hub does not know this token", f"Make one at {PAGE}") from None
+        raise _unreached(error, token) from None
+    except (HTTPError, OSError, ValueError) as error:
+        raise _unreached(error, token) from None
+    return owner
+
+
+def forget_token() -> None:
+    """Delete the token that is kept on this PC; other tokens of the hub's tools stay.
+
+    Raises:
+        UserError: it is not kept here, but set in the environment.
+    """
+    from huggingface_hub import constants, logout
+    from huggingface_hub.utils import get_stored_tokens
+
+    token = _kept_token()
+    if not token:
+        raise UserError("No token is kept on this PC", "One in HF_TOKEN goes with the environment.")
+    Path(constants.HF_TOKEN_PATH).unlink(missing_ok=True)
+    for name in [name for name, stored in get_stored_tokens().items() if stored == token]:
+        try:
+            logout(name)
+        except OSError:
+            continue  # it says that HF_TOKEN is set as well, after it has deleted this one
+
+
+def _kept_token() -> str:
+    """Return the token of the hub's own tools; empty: there is none."""
+    from huggingface_hub import constants
+
+    return read_file(Path(constants.HF_TOKEN_PATH))
+
+
+def _unreached(error: Exception, token: str) -> UserError:
+    lines = str(error).replace(token, "***").strip().splitlines() or [type(error).__name__]
+    return UserError(f"The hub could not check the token: {lines[0][:200]}", "Try again later.")

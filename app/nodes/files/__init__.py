@@ -1,0 +1,1 @@
+"""Copying files and folders between this PC and nodes."""

@@ -1,0 +1,129 @@
+"""The near ends of a transfer: files of this PC, read and written without blocking the event loop.
+
+Disk work happens in threads. A thread cannot be cancelled, so whoever is cancelled waits for the
+step that is under way: afterwards nothing of ours touches the files any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import BinaryIO, ParamSpec, TypeVar
+
+from agents.contract.run import FileEntry
+from app.errors import UserError
+
+BLOCK_BYTES = 1 << 20
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `function` in a thread; when cancelled, let it end first."""
+    task = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def read_blocks(path: Path, size_bytes: int) -> AsyncGenerator[bytes]:
+    """Yield the first `size_bytes` of a file on this PC, reading one block ahead.
+
+    Raises:
+        UserError: it cannot be read, or is shorter.
+    """
+    try:
+        file = await in_thread(path.open, "rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    with file:
+        left = size_bytes
+        ahead = asyncio.create_task(asyncio.to_thread(file.read, min(left, BLOCK_BYTES)))
+        try:
+            while left:
+                block = await asyncio.shield(ahead)
+                left -= len(block)
+                if not block:
+                    raise UserError(
+                        f"{path} became shorter while it was sent",
+                        "Leave the file alone and try again",
+                    )
+                ahead = asyncio.create_task(asyncio.to_thread(file.read, min(left, BLOCK_BYTES)))
+                yield block
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        finally:
+            # The thread must be done with the file before it is closed.
+            await asyncio.wait({ahead})
+
+
+class FileWriter:
+    """One file on this PC: written in threads, hashed, checked and made durable at its end."""
+
+    def __init__(self, folder: Path, entry: FileEntry, node: str) -> None:
+        self._path = folder / entry.path
+        self._entry = entry
+        self._node = node
+        self._digest = hashlib.sha256()
+        self._file: BinaryIO | None = None
+
+    async def __aenter__(self) -> FileWriter:
+        self._file = await in_thread(self._open)
+        return self
+
+    async def write(self, block: bytes) -> None:
+        await in_thread(self._append, block)
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        await in_thread(self._close, kind is None)
+
+    def _open(self) -> BinaryIO:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._path.open("xb")
+
+    def _append(self, block: bytes) -> None:
+        assert self._file is not None
+        self._digest.update(block)
+        self._file.write(block)
+
+    def _close(self, is_whole: bool) -> None:
+        assert self._file is not None
+        with self._file:
+            if is_whole:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        if is_whole and self._digest.hexdigest() != self._entry.sha256:
+            raise UserError(
+                f"{self._entry.path} from {self._node} arrived damaged: its hash is another one",
+                "Try again; if it happens again, check that PC's memory and disk",
+            )
+
+
+def publish_folder(temporary: Path, target: Path) -> None:
+    """Give a finished folder its name, durably."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(temporary, target)
+    if os.name == "posix":
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it; one that is not there is no error."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} cannot be read: {error.strerror or error}",
+        "Check that it is still there and that you may read it",
+    )

@@ -1,0 +1,181 @@
+"""Bring folders to nodes, from nodes, and from one node to others, as raw bytes on own channels.
+
+A folder that is complete on a node is not sent again; one that broke off goes on with the files
+that are missing. Every file is checked against its SHA-256 where it arrives, and a folder gets its
+name when it is whole. What is cancelled leaves nothing half done on this PC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from pathlib import Path
+
+from agents.contract.run import FileEntry
+from app.errors import RacklessError, UserError
+from app.nodes.client import NodeClient
+from app.nodes.files.local_files import (
+    FileWriter,
+    in_thread,
+    publish_folder,
+    read_blocks,
+    remove_folder,
+)
+from app.nodes.files.remote_files import Receiver, Sender
+
+BytesProgress = Callable[[int, int], None]
+"""Called with the bytes done and the bytes to do."""
+
+
+async def push(
+    client: NodeClient,
+    destination: str,
+    root: Path,
+    files: Sequence[FileEntry],
+    progress: BytesProgress | None = None,
+) -> str:
+    """Bring `files` (below `root`) to `destination` on a node; returns the folder there.
+
+    Args:
+        destination: below the agent's home, such as `models/tiny-0123456789abcdef`.
+
+    Raises:
+        UserError: a file cannot be read or has changed, the node's disk is full, ...
+        NodeUnreachable: the connection broke; finished files stay there for the next try.
+    """
+    status = await client.bundle_status(destination, files)
+    if status.complete:
+        return status.path
+    missing = frozenset(status.missing)
+    coming = [entry for entry in files if entry.path in missing]
+    done = _ByteCount(coming, progress)
+    async with await Receiver.open(client, destination, coming, files) as receiver:
+        for entry in coming:
+            async with contextlib.aclosing(_blocks_of(root, entry)) as blocks:
+                async for block in blocks:
+                    if not await receiver.write(block):
+                        return await receiver.finish()
+                    done.add(block)
+        return await receiver.finish()
+
+
+async def push_to_all(
+    clients: Iterable[NodeClient],
+    destination: str,
+    root: Path,
+    files: Sequence[FileEntry],
+) -> dict[str, str | RacklessError]:
+    """Push to all nodes at once; returns the folder, or what went wrong, by node name."""
+
+    async def push_to(client: NodeClient) -> str | RacklessError:
+        try:
+            return await push(client, destination, root, files)
+        except RacklessError as error:
+            return error
+
+    chosen = tuple(clients)
+    outcomes = await asyncio.gather(*(push_to(client) for client in chosen))
+    return {client.name: outcome for client, outcome in zip(chosen, outcomes, strict=True)}
+
+
+async def fetch(
+    client: NodeClient, path: str, target: Path, progress: BytesProgress | None = None
+) -> None:
+    """Copy the folder `path` (below the agent's home) to the new folder `target`.
+
+    Raises:
+        UserError: it is not there, `target` exists or cannot be written, a file arrived damaged.
+        NodeUnreachable: the connection broke; nothing is left of `target`.
+    """
+    if await in_thread(target.exists):
+        raise UserError(f"{target} exists already", "Choose a new folder")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        async with Sender(client, path) as sender:
+            entries = await sender.entries()
+            done = _ByteCount(entries, progress)
+            for entry in entries:
+                async with FileWriter(temporary, entry, client.name) as file:
+                    async for block in sender.blocks(entry):
+                        await file.write(block)
+                        done.add(block)
+            await sender.finish()
+        await in_thread(publish_folder, temporary, target)
+    except OSError as error:
+        raise UserError(
+            f"{target} cannot be written: {error.strerror or error}",
+            "Make room on that disk, or choose a folder that you may write to",
+        ) from error
+    finally:
+        await in_thread(remove_folder, temporary)
+
+
+async def copy(
+    source: NodeClient,
+    targets: Iterable[NodeClient],
+    path: str,
+    progress: BytesProgress | None = None,
+) -> None:
+    """Copy the folder `path` from one node to others, through this PC but not onto its disk.
+
+    The bytes are read once; the slowest target sets the pace. A target that fails does not keep
+    the others from being served.
+
+    Raises:
+        UserError: the source's problem, or the first one of a target once the others are served.
+    """
+    problems: list[RacklessError] = []
+    async with Sender(source, path) as sender, contextlib.AsyncExitStack() as stack:
+        entries = await sender.entries()
+        receivers = []
+        for target in targets:
+            try:
+                receiver = await _open_missing(target, path, entries)
+                if receiver is not None:
+                    receivers.append(await stack.enter_async_context(receiver))
+            except RacklessError as error:
+                problems.append(error)
+        done = _ByteCount(entries, progress)
+        for entry in entries if receivers else ():
+            wanted = [receiver for receiver in receivers if receiver.wants(entry)]
+            async for block in sender.blocks(entry):
+                await asyncio.gather(*(receiver.write(block) for receiver in wanted))
+                done.add(block)
+        for receiver in receivers:
+            try:
+                await receiver.finish()
+            except RacklessError as error:
+                problems.append(error)
+    if problems:
+        raise problems[0]
+
+
+def _blocks_of(root: Path, entry: FileEntry) -> AsyncGenerator[bytes]:
+    return read_blocks(root / entry.path, entry.size_bytes)
+
+
+async def _open_missing(
+    client: NodeClient, destination: str, entries: Sequence[FileEntry]
+) -> Receiver | None:
+    status = await client.bundle_status(destination, entries)
+    if status.complete:
+        return None
+    missing = frozenset(status.missing)
+    coming = [entry for entry in entries if entry.path in missing]
+    return await Receiver.open(client, destination, coming, entries)
+
+
+class _ByteCount:
+    """Adds up blocks and tells the listener."""
+
+    def __init__(self, coming: Iterable[FileEntry], progress: BytesProgress | None) -> None:
+        self._total = sum(entry.size_bytes for entry in coming)
+        self._done = 0
+        self._progress = progress
+
+    def add(self, block: bytes) -> None:
+        self._done += len(block)
+        if self._progress is not None:
+            self._progress(self._done, self._total)

@@ -1,0 +1,1 @@
+"""Ways to reach a PC: SSH, this PC, WSL and loopback."""

@@ -1,0 +1,88 @@
+"""Several loopback nodes in one folder, started and ended together, as the demo needs them.
+
+The folder is locked while a site is open, so that two demos never share nodes. What an earlier
+one left behind, even one that was killed, is ended before anything is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.errors import UserError
+from app.filelock import try_locked
+from app.nodes.node import SshAddress
+from app.nodes.transport.loopback import LoopbackNode, load_host_key, power_cut, start_loopback
+from app.paths import private_folder
+
+
+class LoopbackSite:
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder = folder
+        self._names = tuple(names)
+        self._lock: int | None = None
+        self.nodes: tuple[LoopbackNode, ...] = ()
+
+    def open(self) -> None:
+        """Take the folder and end what was left in it. Blocks for a moment.
+
+        Raises:
+            UserError: another site holds the folder, or this system has no /proc.
+        """
+        if not Path("/proc/self/environ").exists():
+            raise UserError(
+                "nodes on loopback need Linux", "On Windows, run the same command inside WSL2."
+            )
+        private_folder(self._folder)
+        self._lock = try_locked(self._folder / "site.lock")
+        if self._lock is None:
+            raise UserError("the demo is running already", "Close it first, then start it again.")
+        self._end_processes()
+
+    async def start(self) -> None:
+        """Start a server for each name, all with one login key.
+
+        Raises:
+            UserError: one does not start.
+        """
+        # Each node believes that it has all the cores; together they would fight for them.
+        threads = max(1, (os.cpu_count() or 1) // len(self._names))
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        public = await asyncio.to_thread(self._make_login_key)
+        self.nodes = tuple(
+            await asyncio.gather(
+                *(start_loopback(self._folder / name, public) for name in self._names)
+            )
+        )
+
+    def address(self, node: LoopbackNode) -> SshAddress:
+        return SshAddress(
+            host=node.address, port=node.port, user=node.user, key=self._folder / "login_key"
+        )
+
+    async def end(self) -> None:
+        """End every process of every node, on the event loop that started them."""
+        await asyncio.to_thread(self._end_processes)
+        for node in self.nodes:
+            await node.process.wait()
+        self.nodes = ()
+
+    def close(self) -> None:
+        """End every process of every node and let go of the folder. Blocks for a moment."""
+        if self._lock is not None:
+            self._end_processes()
+            os.close(self._lock)
+            self._lock = None
+
+    def _make_login_key(self) -> Path:
+        private = self._folder / "login_key"
+        public = private.with_suffix(".pub")
+        public.write_bytes(load_host_key(private).export_public_key())
+        return public
+
+    def _end_processes(self) -> None:
+        for home in self._folder.iterdir():
+            if home.is_dir():
+                power_cut(home)

@@ -1,0 +1,281 @@
+"""The way to another PC: one SSH connection, any number of commands on it.
+
+The steps are kept apart (find the host, open the port, shake hands and log in), so that a failure
+says which of them failed. The host key is judged by ourselves: asyncssh raises the same error for
+an unknown and for a changed key. `~/.ssh/config` is not read; what a node is, its address says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import asyncssh
+
+from app.errors import HostKeyChanged, HostKeyUnknown, NodeUnreachable, UserError
+from app.nodes.node import SshAddress
+from app.nodes.transport.host_keys import HostKeys, fingerprint_of
+from app.nodes.transport.login_keys import LoginKeys, load_login_keys
+from app.nodes.transport.process import WRITE_AHEAD_BYTES, Process
+from app.nodes.transport.ssh_errors import login_refused, no_common_host_key, ssh_failed, tcp_failed
+from app.nodes.transport.ssh_offer import read_host_key_types
+
+CONNECT_TIMEOUT_S = 8.0
+LOGIN_TIMEOUT_S = 20.0
+_OPEN_TIMEOUT_S = 20.0
+_KEEPALIVE_INTERVAL_S = 1
+_KEEPALIVE_MISSES = 2
+# aes128-gcm costs half of the default chacha20 per byte where the CPU has AES instructions.
+_CIPHERS = (
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "chacha20-poly1305@openssh.com",
+    "aes128-ctr",
+    "aes256-ctr",
+)
+_HOST_KEY_ALGORITHMS = {
+    "ssh-ed25519": ("ssh-ed25519",),
+    "ecdsa-sha2-nistp256": ("ecdsa-sha2-nistp256",),
+    "ecdsa-sha2-nistp384": ("ecdsa-sha2-nistp384",),
+    "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
+    "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
+}
+_ALL_HOST_KEY_ALGORITHMS = tuple(name for names in _HOST_KEY_ALGORITHMS.values() for name in names)
+_NO_COMMON_KEY_TYPE = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
+"""How a handshake ends when the host has none of the key types asked for; the server's hang-up may
+come before our own side has noticed."""
+
+
+async def connect_ssh(
+    address: SshAddress, *, home: Path, accept_host_key: str | None = None
+) -> SshConnection:
+    """Log in to `address`; see `app.nodes.transport.connection.connect` for what is raised."""
+    host_keys = HostKeys(home)
+    judge = _HostKeyJudge(address, host_keys.find(address), accept_host_key)
+    keys = await load_login_keys(address.key)
+    try:
+        connection = await _log_in(address, judge, keys)
+    finally:
+        await keys.close()
+    if judge.to_confirm is not None:
+        host_keys.confirm(address, judge.to_confirm)
+    return SshConnection(address, connection)
+
+
+class SshConnection:
+    """An open SSH connection."""
+
+    def __init__(self, address: SshAddress, connection: asyncssh.SSHClientConnection) -> None:
+        self._address = address
+        self._connection = connection
+
+    async def open(self, argv: Sequence[str]) -> Process:
+        process = Process(self._lost)
+        # `exec` spares one shell process; every login shell knows it, fish and csh as well.
+        command = "exec " + shlex.join(argv)
+        try:
+            async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                await self._connection.create_session(
+                    lambda: _Session(process), command, encoding=None, request_pty=False
+                )
+        except asyncssh.ChannelOpenError as error:
+            raise NodeUnreachable(
+                f"{self._address} starts no further command: {error.reason}",
+                "If it refuses sessions, raise MaxSessions in its /etc/ssh/sshd_config",
+            ) from error
+        except TimeoutError as error:
+            raise self._lost(f"it started no command within {_OPEN_TIMEOUT_S:.0f} s") from error
+        except (asyncssh.Error, OSError) as error:
+            raise self._lost(str(error)) from error
+        return process
+
+    async def close(self) -> None:
+        self._connection.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._connection.wait_closed(), 2.0)
+        self._connection.abort()
+
+    def _lost(self, reason: str) -> NodeUnreachable:
+        return NodeUnreachable(
+            f"The connection to {self._address} was lost: {reason}",
+            "Check that the PC is on and its network cable or Wi-Fi works; runs on it go on",
+        )
+
+
+class _HostKeyJudge:
+    """Compares the key that the host shows with the confirmed one."""
+
+    def __init__(
+        self, address: SshAddress, known: asyncssh.SSHKey | None, accepted: str | None
+    ) -> None:
+        self._address = address
+        self._known = known
+        self._accepted = accepted
+        self.to_confirm: asyncssh.SSHKey | None = None
+        self.verdict: UserError | None = None
+
+    def algorithms(self) -> tuple[str, ...]:
+        """Return what to ask for: the type of the known key, so that a host with keys of several
+        types always shows the same one."""
+        if self._known is None:
+            return _ALL_HOST_KEY_ALGORITHMS
+        name = self._known.get_algorithm()
+        return _HOST_KEY_ALGORITHMS.get(name, _ALL_HOST_KEY_ALGORITHMS)
+
+    def accepts(self, key: asyncssh.SSHKey) -> bool:
+        shown = fingerprint_of(key)
+        if self._known is not None:
+            if key.public_data == self._known.public_data:
+                return True
+            self.verdict = HostKeyChanged(
+                self._address.location, fingerprint_of(self._known), shown
+            )
+        elif self._accepted is None:
+            self.verdict = HostKeyUnknown(self._address.location, shown)
+        elif self._accepted != shown:
+            self.verdict = UserError(
+                f"{self._address.location} shows the host key {shown}, "
+                f"but the key to accept is {self._accepted}",
+                "Compare both with 'ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub' on that PC. "
+                "If neither is its key, somebody is between you and it",
+            )
+        else:
+            self.to_confirm = key
+        return self.verdict is None
+
+
+class _Client(asyncssh.SSHClient):
+    def __init__(self, judge: _HostKeyJudge) -> None:
+        self._judge = judge
+
+    def validate_host_public_key(
+        self, host: str, addr: str, port: int, key: asyncssh.SSHKey
+    ) -> bool:
+        return self._judge.accepts(key)
+
+
+class _Session(asyncssh.SSHClientSession[bytes]):
+    """Passes the events of a channel on to its `Process`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        chan.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
+        self._channel = chan
+        self._process.attach(chan)
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        (self._process.feed if datatype is None else self._process.feed_stderr)(data)
+
+    def eof_received(self) -> bool:
+        self._process.end_output()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._channel is not None:
+            self._process.exited(self._channel.get_returncode())
+        self._process.closed(None if exc is None else str(exc))
+
+    def pause_writing(self) -> None:
+        self._process.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._process.resume_writing()
+
+
+async def _log_in(
+    address: SshAddress, judge: _HostKeyJudge, keys: LoginKeys
+) -> asyncssh.SSHClientConnection:
+    try:
+        return await _handshake(address, judge, keys, judge.algorithms())
+    except _NO_COMMON_KEY_TYPE as error:
+        # The host has no key of the confirmed type any more: see what it has, to name it.
+        if judge.algorithms() == _ALL_HOST_KEY_ALGORITHMS:
+            raise await _explain(address, error) from error
+    try:
+        return await _handshake(address, judge, keys, _ALL_HOST_KEY_ALGORITHMS)
+    except _NO_COMMON_KEY_TYPE as error:
+        raise await _explain(address, error) from error
+
+
+async def _explain(address: SshAddress, error: Exception) -> NodeUnreachable:
+    """Return what a handshake without a common key type means, or one that only looks like it."""
+    offered = await read_host_key_types(await _open_port(address))
+    if offered and not set(offered) & set(_ALL_HOST_KEY_ALGORITHMS):
+        return no_common_host_key(address, offered)
+    return ssh_failed(address, error)
+
+
+async def _handshake(
+    address: SshAddress, judge: _HostKeyJudge, keys: LoginKeys, algorithms: Sequence[str]
+) -> asyncssh.SSHClientConnection:
+    opened = await _open_port(address)
+    try:
+        async with asyncio.timeout(LOGIN_TIMEOUT_S):
+            return await asyncssh.connect(
+                address.host,
+                address.port,
+                sock=opened,
+                config=None,
+                client_factory=lambda: _Client(judge),
+                known_hosts=([], [], []),  # none: each key is put before the judge
+                server_host_key_algs=list(algorithms),
+                x509_trusted_certs=None,
+                username=address.user,
+                client_keys=keys.pairs or None,
+                agent_path=None,
+                preferred_auth=["publickey"],
+                password_auth=False,
+                kbdint_auth=False,
+                host_based_auth=False,
+                gss_kex=False,
+                gss_auth=False,
+                encryption_algs=list(_CIPHERS),
+                keepalive_interval=_KEEPALIVE_INTERVAL_S,
+                keepalive_count_max=_KEEPALIVE_MISSES,
+                connect_timeout=None,
+                login_timeout=LOGIN_TIMEOUT_S,
+            )
+    except _NO_COMMON_KEY_TYPE as error:
+        if judge.verdict is not None:
+            raise judge.verdict from error
+        raise
+    except (asyncssh.Error, OSError, TimeoutError, ValueError) as error:
+        if judge.verdict is not None:
+            raise judge.verdict from error
+        if isinstance(error, asyncssh.PermissionDenied):
+            raise login_refused(address, keys) from error
+        raise ssh_failed(address, error) from error
+    finally:
+        if judge.verdict is not None:
+            opened.close()
+
+
+async def _open_port(address: SshAddress) -> socket.socket:
+    """Return a connected socket, trying each address of the host in turn."""
+    loop = asyncio.get_running_loop()
+    failure: Exception = OSError("no address")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, place in found:
+                opened = socket.socket(family, kind, protocol)
+                try:
+                    opened.setblocking(False)
+                    await loop.sock_connect(opened, place)
+                    return opened
+                except OSError as error:
+                    opened.close()
+                    failure = error
+                except BaseException:
+                    opened.close()
+                    raise
+    except (OSError, TimeoutError, UnicodeError) as error:
+        failure = error
+    raise tcp_failed(address, failure, CONNECT_TIMEOUT_S) from failure

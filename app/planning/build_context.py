@@ -1,0 +1,141 @@
+"""Make a question ready: lengths, steps and GPUs, and what was assumed of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from app.planning.candidate import PlanRequest
+from app.planning.cluster import Cluster
+from app.planning.learning import Correction
+from app.planning.memory.forecast import GIB
+from app.planning.plan_context import Case, Worker
+from app.planning.rates import Rates, find_rates
+from app.planning.throughput import ModelCost, arithmetic_share, make_pace, measure_work
+
+_PACKED_SHARE = 0.97
+"""How full packs are."""
+
+
+def open_case(question: PlanRequest) -> Case:
+    """Compute what all ways to train have in common."""
+    spec, shape = question.spec, question.shape
+    cluster = question.cluster
+    if spec.nodes != "all":
+        cluster = cluster.keep(spec.nodes)
+    longest, mean, notes = _lengths(question)
+    work = measure_work(shape, spec, _attended(question, mean))
+    workers, more = _workers(question, cluster, work)
+    return Case(
+        spec=spec,
+        shape=shape,
+        cluster=cluster,
+        workers=workers,
+        work=work,
+        mean_tokens=mean,
+        longest_tokens=longest,
+        num_steps=count_steps(question, mean),
+        network_factor=question.learned.network.value,
+        assumptions=(*notes, *more, *_link_notes(cluster)),
+    )
+
+
+def _lengths(question: PlanRequest) -> tuple[int, float, list[str]]:
+    """Return the longest and the mean tokens of a sequence, and what was assumed of them."""
+    spec, data = question.spec, question.data
+    limit = spec.sequence_tokens * (2 if spec.objective == "dpo" else 1)
+    if spec.packing:
+        return limit, limit * _PACKED_SHARE, []
+    notes = []
+    if data.mean_tokens is None:
+        notes.append(f"every row is taken to have {limit} tokens: the data was not counted")
+    longest = min(limit, data.longest_tokens or limit)
+    return longest, min(float(longest), data.mean_tokens or float(limit)), notes
+
+
+def _attended(question: PlanRequest, mean_tokens: float) -> float:
+    """Return how long a segment is that attention looks over."""
+    if question.spec.packing:
+        return min(mean_tokens, question.data.mean_tokens or mean_tokens)
+    return mean_tokens / (2 if question.spec.objective == "dpo" else 1)
+
+
+def count_steps(question: PlanRequest, mean_tokens: float) -> int | None:
+    """Return the optimizer steps of the run; None: nothing says how many rows there are."""
+    spec, data = question.spec, question.data
+    if spec.max_steps is not None:
+        return spec.max_steps
+    if data.num_rows is None:
+        return None
+    sequences = float(data.num_rows)
+    if spec.packing:
+        sequences *= (data.mean_tokens or mean_tokens) / mean_tokens
+    return max(1, math.ceil(max(1.0, sequences) * spec.epochs / spec.batch_sequences))
+
+
+def _workers(
+    question: PlanRequest, cluster: Cluster, work: ModelCost
+) -> tuple[tuple[Worker, ...], list[str]]:
+    spec, family = question.spec, question.shape.family
+    workers, notes = [], []
+    cap = None if spec.memory_gib is None else int(spec.memory_gib * GIB)
+    for node in cluster.nodes:
+        for gpu in node.gpus:
+            memory = gpu.memory
+            if memory is None:
+                notes.append(f"{node.name}: how much memory its {gpu.name} has is not known")
+                continue
+            rates = find_rates(gpu)
+            learned = question.learned.find(
+                gpu.name, family, spec.adapter.kind, is_calibrated=gpu.calibration is not None
+            )
+            share = arithmetic_share(spec, gpu)
+            workers.append(
+                Worker(
+                    node=node,
+                    gpu=gpu,
+                    memory=replace(
+                        memory, cap_bytes=cap, pieces_grow=node.system not in ("wsl", "windows")
+                    ),
+                    rates=rates,
+                    pace=make_pace(work, rates, correction=learned.speed.value, share=share),
+                    correction=learned,
+                    host_bytes=node.free_ram_bytes // len(node.gpus),
+                )
+            )
+    return tuple(workers), [*notes, *_rate_notes(workers)]
+
+
+def _rate_notes(workers: list[Worker]) -> list[str]:
+    """Return what the speeds rest on, once for each card."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for worker in workers:
+        words = _rate_words(worker.rates, worker.correction)
+        names = nodes.setdefault((worker.gpu.name, words), [])
+        if words and worker.node.name not in names:
+            names.append(worker.node.name)
+    return [
+        f"{', '.join(names)}: the speed of {card} {words}"
+        for (card, words), names in nodes.items()
+        if words
+    ]
+
+
+def _rate_words(rates: Rates, learned: Correction) -> str:
+    if learned.speed.num_runs:
+        return f"follows {learned.speed.reason}"
+    if rates.source == "measured":
+        return ""
+    if rates.source == "assumed":
+        return "is a guess until it is measured: it is in no table"
+    return "is by its data sheet, not measured"
+
+
+def _link_notes(cluster: Cluster) -> list[str]:
+    names = [node.name for node in cluster.nodes]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    assumed = [pair for pair in pairs if cluster.link(*pair).source == "assumed"]
+    if not assumed:
+        return []
+    where = " and ".join(assumed[0]) if len(assumed) == 1 else f"{len(assumed)} pairs of nodes"
+    return [f"the network between {where} is taken to be Gigabit Ethernet: it was not measured"]

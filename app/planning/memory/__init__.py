@@ -1,0 +1,1 @@
+"""GPU memory of a run, part by part."""

@@ -1,0 +1,320 @@
+"""What one decoder layer holds on a GPU: between its two passes, and at worst within them.
+
+Read off the code that torch.compile makes of the trainer's layers, buffer by buffer (`T` below is
+one token): a kept layer saves its input, what its norms and adapters multiply, queries, keys,
+values, attention's output and the two halves of the gated MLP. Rules in words beside each line; a
+test holds them against the compiler's own choice for several families, targets and dropouts. Bytes
+are counted in units of one feature in the type that products are computed in.
+
+What dropout costs: each adapter saves its own input after dropout, and a layer that computes its
+activations again has the random bits of all masks in memory, as large as the inputs themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from agents.contract.spec import RunSpec
+from app.planning.model_shape import LayerShape, ModelShape, choose_targets
+
+_READERS = {
+    "attention": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
+    "o": ("o_proj",),
+    "mlp": ("gate_proj", "up_proj", "gate_up_proj"),
+    "down": ("down_proj",),
+}
+_MLP_MORE = {0: 2, 1: 4, 2: 5}
+"""MLP-wide buffers that the backward pass of a kept layer adds, by adapters on gate and up."""
+_MOST_CUDNN_BYTES, _CUDNN_TOKENS = 288 << 20, 4096
+_SEGMENT_ROWS = 128
+"""Rows that attention's scratch has for each segment beside those of its tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerMemory:
+    """Bytes of one layer; those of tokens are for all tokens of a micro-batch."""
+
+    kept_bytes: float
+    """Saved for the backward pass where the layer keeps its activations."""
+    input_bytes: float
+    """The part of them that stays where it computes them again."""
+    backward_bytes: float
+    """More in the backward pass, beside what was kept."""
+    again_bytes: float
+    """At worst in the backward pass with its activations computed again, its input included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What the rules need to know of a layer and its adapters."""
+
+    hidden: int
+    queries: int
+    keys: int
+    ffn: int
+    """That one token meets."""
+    num_heads: int
+    has_head_norms: bool
+    """Norms on queries and keys, whose inputs are saved too."""
+    has_four_norms: bool
+    """Norms after attention and after the MLP, too: the input of one more is saved."""
+    num_scales: int
+    """Of all norms, for one token."""
+    num_attention: int
+    """Adapters on the inputs of attention."""
+    has_o: bool
+    num_mlp: int
+    """Adapters on gate and up; a fused layer counts as both."""
+    has_down: bool
+    has_dropout: bool
+    rank: int
+    """Of the adapters."""
+    num_adapter: int
+    """Trained values of the layer's adapters."""
+    num_weights: int
+    """Of the layer's linear layers."""
+    largest_weights: int
+    """Of its largest one."""
+
+
+def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
+    """Gather what the rules need."""
+    names = {one.name for one in choose_targets(layer, spec.adapter.targets)}
+    full = spec.adapter.kind == "full"
+    has_head_norms = layer.num_norms % shape.hidden != 0
+    counts = {
+        kind: 0 if full else len(names.intersection(readers)) for kind, readers in _READERS.items()
+    }
+    rank = spec.adapter.rank
+    targets = () if full else choose_targets(layer, spec.adapter.targets)
+    return Sizes(
+        hidden=shape.hidden,
+        queries=shape.num_heads * shape.head_dim,
+        keys=shape.num_kv_heads * shape.head_dim,
+        ffn=shape.expert_ffn * shape.num_experts_met if layer.num_router else shape.ffn,
+        num_heads=shape.num_heads,
+        has_head_norms=has_head_norms,
+        has_four_norms=layer.num_norms >= 4 * shape.hidden,
+        num_scales=layer.num_norms // shape.hidden
+        + (shape.num_heads + shape.num_kv_heads if has_head_norms else 0),
+        num_attention=counts["attention"],
+        has_o=bool(counts["o"]),
+        num_mlp=2 if "gate_up_proj" in names and not full else counts["mlp"],
+        has_down=bool(counts["down"]),
+        has_dropout=spec.adapter.dropout > 0 and not full,
+        rank=rank,
+        num_adapter=sum(rank * (one.num_inputs + one.num_outputs) for one in targets),
+        num_weights=sum(one.num_weights for one in layer.linears),
+        largest_weights=max(one.num_weights for one in layer.linears),
+    )
+
+
+def count_kept(sizes: Sizes, width: int) -> int:
+    """Return the bytes that a kept layer saves for each token, its input included.
+
+    Llama-2-7B with LoRA r=16 on q, k, v and o, no dropout: 3 x 4,096 (input, the norm's output,
+    the middle of the residual stream) + 2 x 4,096 (queries, attention's output) + 2 x 4,096 (keys,
+    values) + 2 x 11,008 (gate, up) in bf16, 4 x 32 for the inner values of the adapters, 128 for
+    the softmax and 8 for the norms:
+
+    >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
+    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
+    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
+    ...     num_weights=202375168, largest_weights=45088768)
+    >>> count_kept(llama, 2)
+    101640
+    """
+    hidden = 2 + _inputs(sizes.num_attention, sizes) + _inputs(sizes.num_mlp, sizes)
+    hidden += int(sizes.has_four_norms)
+    queries = 2 + int(sizes.has_o and sizes.has_dropout) + int(sizes.has_head_norms)
+    keys = 2 + int(sizes.has_head_norms)
+    ffn = 2 + int(sizes.has_down)
+    wide = hidden * sizes.hidden + queries * sizes.queries + keys * sizes.keys + ffn * sizes.ffn
+    return width * wide + _small(sizes)
+
+
+def count_kept_full(sizes: Sizes, width: int, wide_width: int) -> int:
+    """Return the same where all weights are trained: the residual stream is fp32.
+
+    Both norms' outputs, attention's projection, queries, keys, values, attention's output, gate,
+    up and their product are saved in the narrow type.
+    """
+    wide = 3 * sizes.hidden + 2 * sizes.queries + 2 * sizes.keys + 3 * sizes.ffn
+    return wide_width * sizes.hidden + width * wide + _small(sizes)
+
+
+def measure_layer(
+    sizes: Sizes,
+    *,
+    kind: str,
+    width: int,
+    tokens: int,
+    num_segments: int,
+    num_multiprocessors: int,
+    is_exact: bool,
+    is_hopper: bool = False,
+) -> LayerMemory:
+    """Return what a layer holds.
+
+    Args:
+        sizes: of the layer.
+        kind: of the adapter: lora, qlora or full.
+        width: bytes of one feature in products.
+        tokens: of the micro-batch.
+        num_segments: sequences in it.
+        num_multiprocessors: of the card; see `count_attention_scratch`.
+        is_exact: whether attention's backward pass adds up in one order.
+        is_hopper: whether cuDNN may compute it; see `count_cudnn_scratch`.
+    """
+    scratch = count_attention_scratch(
+        sizes, tokens, num_segments, num_multiprocessors if is_exact else 0
+    )
+    if is_exact and is_hopper:
+        scratch = max(scratch, count_cudnn_scratch(sizes, tokens, num_segments))
+    if kind == "full":
+        return _measure_full(sizes, width, tokens, scratch)
+    kept = tokens * count_kept(sizes, width) + width * sizes.num_adapter
+    unpacked = width * sizes.largest_weights if kind == "qlora" else 0
+    wait = max(0, unpacked - tokens * width * sizes.ffn)  # in the place of one MLP-wide buffer
+    grown = 4 * sizes.num_adapter
+    mlp = tokens * width * (sizes.hidden + _mlp_more(sizes) * sizes.ffn) + wait
+    attention = tokens * width * _attention_more(sizes) + scratch
+    again = tokens * (width * _count_again(sizes) + _small(sizes)) + wait
+    again_attention = tokens * (width * _again_attention(sizes) + _small(sizes)) + scratch
+    return LayerMemory(
+        kept_bytes=kept,
+        input_bytes=tokens * width * sizes.hidden,
+        backward_bytes=max(mlp, attention) + grown,
+        again_bytes=max(again, again_attention) + grown + width * sizes.num_adapter,
+    )
+
+
+def count_attention_scratch(
+    sizes: Sizes, tokens: int, num_segments: int, num_multiprocessors: int
+) -> int:
+    """Return what FlashAttention's backward pass allocates for itself.
+
+    Its deterministic form keeps fp32 gradients of the queries apart for each group of key blocks,
+    as many groups as fill the card (`flash_api.cpp`, `dq_accum`): multiprocessors divided by
+    sequences times heads. Heads of keys that several heads of queries share get gradients of their
+    own first. A sequence of 2,048 tokens of Llama-2-7B on a card of 46 multiprocessors: 2 parts.
+
+    >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
+    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
+    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
+    ...     num_weights=202375168, largest_weights=45088768)
+    >>> count_attention_scratch(llama, 2048, 1, 46) == 2 * 4 * 4096 * (2048 + 128) + 2048 * 128
+    True
+    """
+    parts = max(1, math.ceil(num_multiprocessors / (num_segments * sizes.num_heads)))
+    rows = tokens + _SEGMENT_ROWS * num_segments
+    shared = 2 * 2 * sizes.queries * tokens if sizes.keys < sizes.queries else 0
+    return parts * 4 * sizes.queries * rows + 4 * sizes.num_heads * tokens + shared
+
+
+def count_cudnn_scratch(sizes: Sizes, tokens: int, num_segments: int) -> int:
+    """Return what cuDNN's deterministic backward pass of attention takes for one piece of the work.
+
+    It keeps an fp32 gradient of the queries for each block of 128 keys apart, so the trainer halves
+    the sequences, then the heads, until a piece takes 288 MiB at most
+    (`agents/trainer/kernels/cudnn_attention.py`); 0: not even one head of keys would do, so that
+    FlashAttention computes it. Two sequences of 2,048 tokens of Llama-2-7B take 256 MiB, one after
+    the other:
+
+    >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
+    ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
+    ...     has_o=True, num_mlp=0, has_down=False, has_dropout=False, rank=16, num_adapter=524288,
+    ...     num_weights=202375168, largest_weights=45088768)
+    >>> count_cudnn_scratch(llama, 4096, 2) >> 20
+    256
+    """
+    length = tokens // num_segments
+    head_dim = sizes.queries // sizes.num_heads
+    num_keys = sizes.keys // head_dim
+    one_head = 4 * length * math.ceil(length / 128) * head_dim * (sizes.num_heads // num_keys)
+    sequences, heads = min(num_segments, max(1, _CUDNN_TOKENS // length)), num_keys
+    while sequences * heads * one_head > _MOST_CUDNN_BYTES:
+        if sequences > 1:
+            sequences = (sequences + 1) // 2
+        elif heads % 2 == 0:
+            heads //= 2
+        else:
+            return 0
+    return sequences * heads * one_head
+
+
+def _inputs(count: int, sizes: Sizes) -> int:
+    """Return how many copies of their input so many adapters save: one each with dropout."""
+    return count if sizes.has_dropout else min(count, 1)
+
+
+def _small(sizes: Sizes) -> int:
+    """Return bytes of the norms' scales, the softmax's sums and the adapters' inner values."""
+    targets = sizes.num_attention + sizes.has_o + sizes.num_mlp + sizes.has_down
+    return 4 * (sizes.num_scales + sizes.num_heads) + 2 * sizes.rank * targets
+
+
+def _mlp_more(sizes: Sizes) -> int:
+    """Return the MLP-wide buffers that the backward pass adds to those that are kept."""
+    more = _MLP_MORE[min(2, sizes.num_mlp)]
+    if not sizes.has_down:
+        return more
+    return max(3, more) if sizes.has_dropout else max(2, more - 1)
+
+
+def _attention_more(sizes: Sizes) -> int:
+    """Return the features that attention's backward pass adds to those that are left by then.
+
+    The gradient of the output and of the residual stream, those of the attention's output, the
+    queries, keys and values; gone are the middle of the residual stream and the whole MLP.
+    """
+    gone = (1 + _inputs(sizes.num_mlp, sizes)) * sizes.hidden
+    gone += (2 + int(sizes.has_down)) * sizes.ffn
+    return 2 * sizes.hidden + 2 * sizes.queries + 2 * sizes.keys - gone
+
+
+def _count_again(sizes: Sizes) -> int:
+    """Return the features at the worst moment of a layer that computes its activations again."""
+    masked = 2 if sizes.has_dropout else 1
+    hidden = 3 + int(sizes.has_o) + int(sizes.has_down) + int(sizes.has_four_norms)
+    for count in (sizes.num_attention, sizes.num_mlp):
+        hidden += masked * _inputs(count, sizes)
+    queries = 2 + (2 if sizes.has_o and sizes.has_dropout else 0)
+    more = 2 if sizes.has_head_norms else 0
+    ffn = 4 + int(not sizes.has_dropout) + 2 * min(2, sizes.num_mlp)  # one more on an H200
+    ffn += (4 if sizes.has_dropout else 3) if sizes.has_down else 0
+    wide = (queries + more) * sizes.queries + (2 + more) * sizes.keys
+    return hidden * sizes.hidden + wide + ffn * sizes.ffn
+
+
+def _again_attention(sizes: Sizes) -> int:
+    """Return the features when attention's backward pass is reached in such a layer."""
+    masked = 2 if sizes.has_dropout else 1
+    hidden = 3 + masked * _inputs(sizes.num_attention, sizes)
+    more = 2 if sizes.has_head_norms else 0
+    return hidden * sizes.hidden + (4 + more) * sizes.queries + (4 + more) * sizes.keys
+
+
+def _measure_full(sizes: Sizes, width: int, tokens: int, scratch: int) -> LayerMemory:
+    """Return what a layer holds whose weights are trained.
+
+    A kept layer holds its weights in the narrow type as well, since they are cast within it; the
+    gradients of all of its weights are there in fp32 when its backward pass ends.
+    """
+    wide = 4
+    kept = tokens * count_kept_full(sizes, width, wide) + width * sizes.num_weights
+    mlp = tokens * (wide * sizes.hidden + width * sizes.ffn) + wide * sizes.largest_weights
+    gone = tokens * width * (2 * sizes.hidden + 3 * sizes.ffn) + width * 3 * sizes.largest_weights
+    attention = tokens * (2 * wide * sizes.hidden + width * 2 * (sizes.queries + sizes.keys))
+    attention += scratch + wide * 3 * sizes.largest_weights - gone
+    end = wide * (2 * sizes.hidden * tokens + sizes.num_weights)
+    again = 8 * sizes.hidden + 2 * sizes.queries + 2 * sizes.keys + 6 * sizes.ffn
+    casts = width * (sizes.num_weights - sizes.largest_weights)
+    again_bytes = tokens * (width * again + _small(sizes)) + casts
+    return LayerMemory(
+        kept_bytes=kept,
+        input_bytes=tokens * wide * sizes.hidden,
+        backward_bytes=max(mlp, attention, end - kept),
+        again_bytes=max(again_bytes, end + wide * sizes.hidden * tokens),
+    )

@@ -1,0 +1,167 @@
+"""The moments of a step at which memory may be fullest, and what is there at each.
+
+At the loss and in the gradient of the last norm all kept activations are there. Then they go layer
+by layer; the layers that recompute come last, being the first of the model. The optimizer's step
+comes when all of them are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from agents.contract.layer_plan import LayerPlan
+from agents.contract.spec import RunSpec
+from app.planning.memory.gpu import GpuMemory, MemorySetting, choose_width
+from app.planning.memory.layers import LayerMemory, measure_layer, read_sizes
+from app.planning.model_shape import ModelShape
+
+_CHUNK_VALUES = 1 << 24
+"""Logits that the loss computes at once."""
+_CHUNK_BYTES = 16
+"""For each of them: logits, their exponents and gradients, the last chunk's beside this one's."""
+_HEAD_BYTES_FULL, _HEAD_BYTES_HELD = 8, 4
+"""For each weight of a head that is trained: its fp32 gradient and two narrow copies; tied to the
+embedding, the gradient waits for that of the embedding, to the end of the backward pass."""
+_ADDED_CHUNK, _ADDED_HEAD = 10, 10
+"""The same of logits and of weights when a chunk's part is added to that gradient: it is a narrow
+copy more of the weights, while less is left of the chunk."""
+_NORM_BYTES, _NORM_BYTES_FULL = 24, 20
+"""For each feature of each token in the gradient of the last norm, which is not compiled: fp32
+copies, counted tensor by tensor; in full training one of them is the residual stream itself."""
+_SIZE_STEP = 64
+"""Flat rows are filled up to it."""
+_MOVING_INPUTS, _FEW_INPUTS = 6, 3
+"""Layers whose inputs are on the GPU on their way to the host and back, and how many come back
+where few layers move."""
+_EAGER_MORE = 1.45
+"""What layers take that are not compiled, beside those that are (one model on an H200)."""
+_COMPILED_CAPABILITY = (7, 0)
+"""Older cards do not compile."""
+_HOPPER = 9
+_STEP_BYTES = {"adamw": 8, "adamw_8bit": 0, "paged_adamw_8bit": 0}
+"""For each trained value while the optimizer steps: AdamW's denominator is made in two tensors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """What is there beside what is always there."""
+
+    activations_bytes: float = 0.0
+    inputs_bytes: float = 0.0
+    loss_bytes: float = 0.0
+    workspace_bytes: float = 0.0
+    step_bytes: float = 0.0
+
+    @property
+    def sum_bytes(self) -> float:
+        """All of it."""
+        held = self.activations_bytes + self.inputs_bytes + self.loss_bytes
+        return held + self.workspace_bytes + self.step_bytes
+
+
+def list_pass_moments(
+    shape: ModelShape,
+    spec: RunSpec,
+    setting: MemorySetting,
+    gpu: GpuMemory,
+    *,
+    longest_tokens: int,
+    inputs_stay: bool = False,
+    has_head: bool = True,
+) -> list[Moment]:
+    """Return the moments of the forward and backward passes of a micro-batch.
+
+    Args:
+        setting: what is done.
+        gpu: where.
+        longest_tokens: of one example; a micro-batch holds one at least.
+        inputs_stay: see `memory.estimate_memory`.
+        has_head: see there.
+    """
+    asked = max(setting.micro_tokens, longest_tokens)
+    tokens = -(-asked // _SIZE_STEP) * _SIZE_STEP
+    one = measure_widest(shape, spec, gpu, tokens, max(1, asked // longest_tokens))
+    num_recomputed = min(setting.num_recomputed, shape.num_layers)
+    num_moved = min(setting.num_moved, shape.num_layers - num_recomputed)
+    num_kept = shape.num_layers - num_recomputed - num_moved
+    plan = LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
+    in_flight = plan.count_in_flight(shape.num_layers)
+    on_gpu = num_recomputed if inputs_stay else min(num_recomputed, _MOVING_INPUTS)
+    held = Moment(
+        activations_bytes=(num_kept + in_flight) * one.kept_bytes,
+        inputs_bytes=on_gpu * one.input_bytes,
+    )
+    ends = _list_ends(shape, spec, tokens, choose_width(spec, gpu)) if has_head else []
+    moments = [replace(held, loss_bytes=end) for end in ends]
+    full = spec.adapter.kind == "full"
+    waiting = _HEAD_BYTES_HELD * shape.num_embedding if full and shape.is_tied else 0
+    if num_kept or num_moved:
+        moments.append(replace(held, loss_bytes=waiting, workspace_bytes=one.backward_bytes))
+    if num_recomputed:
+        if plan.is_sparse(shape.num_layers) and not inputs_stay:
+            on_gpu = min(num_recomputed, _FEW_INPUTS)
+        moments.append(
+            Moment(
+                activations_bytes=in_flight * one.kept_bytes,
+                inputs_bytes=(on_gpu - 1) * one.input_bytes,
+                loss_bytes=waiting,
+                workspace_bytes=one.again_bytes,
+            )
+        )
+    return moments
+
+
+def _list_ends(shape: ModelShape, spec: RunSpec, tokens: int, width: int) -> tuple[float, float]:
+    """Return what the end of the model needs: in the loss, and in the gradient of its norm.
+
+    The last norm has kept an fp32 copy of its input; features and their gradient are there once.
+    """
+    features = tokens * shape.hidden
+    if spec.adapter.kind != "full":
+        loss = _CHUNK_BYTES * _CHUNK_VALUES + (4 + 2 * width) * features
+        return loss, _NORM_BYTES * features
+    head = shape.num_embedding
+    loss = 12 * features + max(
+        _CHUNK_BYTES * _CHUNK_VALUES + _HEAD_BYTES_FULL * head,
+        _ADDED_CHUNK * _CHUNK_VALUES + _ADDED_HEAD * head,
+    )
+    return loss, _NORM_BYTES_FULL * features + _HEAD_BYTES_HELD * head
+
+
+def find_step_moment(spec: RunSpec, num_trained: int) -> Moment:
+    """Return what the optimizer's step needs beside its state."""
+    return Moment(step_bytes=_STEP_BYTES[spec.optimizer] * num_trained)
+
+
+def worst_pass_bytes(
+    shape: ModelShape, spec: RunSpec, setting: MemorySetting, gpu: GpuMemory, *, longest_tokens: int
+) -> float:
+    """Return what passes need at most beside what is there at rest."""
+    moments = list_pass_moments(shape, spec, setting, gpu, longest_tokens=longest_tokens)
+    return max(moment.sum_bytes for moment in moments)
+
+
+def measure_widest(
+    shape: ModelShape, spec: RunSpec, gpu: GpuMemory, tokens: int, num_segments: int
+) -> LayerMemory:
+    """Return what the widest layer holds, compiled or not as it would be on this card."""
+    layer = max((one for one, _ in shape.kinds), key=lambda one: one.num_parameters)
+    found = measure_layer(
+        read_sizes(shape, layer, spec),
+        kind=spec.adapter.kind,
+        width=choose_width(spec, gpu),
+        tokens=tokens,
+        num_segments=num_segments,
+        num_multiprocessors=gpu.num_multiprocessors,
+        is_exact=spec.exact,
+        is_hopper=gpu.capability[0] == _HOPPER,
+    )
+    more = 1.0
+    if spec.compile == "off" or gpu.capability < _COMPILED_CAPABILITY:
+        more = _EAGER_MORE
+    return replace(
+        found,
+        kept_bytes=more * found.kept_bytes,
+        backward_bytes=more * found.backward_bytes,
+        again_bytes=more * found.again_bytes,
+    )

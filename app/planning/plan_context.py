@@ -1,0 +1,218 @@
+"""A question made ready: what each GPU can do, computed once and used by every way to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from agents.contract.spec import RunSpec
+from app.planning.candidate import Candidate, GpuPlan, Mode, StepParts
+from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
+from app.planning.learning import Correction
+from app.planning.memory.forecast import (
+    Fit,
+    GpuMemory,
+    MemoryForecast,
+    MemorySetting,
+    estimate_memory,
+)
+from app.planning.model_shape import ModelShape
+from app.planning.rates import Rates
+from app.planning.setting_search import choose_setting
+from app.planning.throughput import ModelCost, PlannedPace
+
+_BUSY_SHARE, _WAITING_SHARE = 0.9, 0.25
+"""Of its limit that a GPU draws while it computes, and while it waits."""
+SEQUENCES_AT_ONCE = (8, 4, 2, 1)
+"""That modes try which the trainer has no search for."""
+_INSIDE_LATENCY_S = 0.00002
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """One GPU, and what is known of it for this run."""
+
+    node: PlannedNode
+    gpu: PlannedGpu
+    memory: GpuMemory
+    rates: Rates
+    pace: PlannedPace
+    correction: Correction
+    host_bytes: int
+    """Of its PC's memory that it may use."""
+
+    @property
+    def like(self) -> tuple[object, ...]:
+        """What decides how it trains: equal for equal cards."""
+        card = (self.gpu.name, self.memory, self.host_bytes)
+        return (*card, self.rates, self.correction)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A question, its constants, and its GPUs."""
+
+    spec: RunSpec
+    shape: ModelShape
+    cluster: Cluster
+    """Of the nodes that the spec names."""
+    workers: tuple[Worker, ...]
+    work: ModelCost
+    mean_tokens: float
+    """Of a sequence; of both together, where there are pairs."""
+    longest_tokens: int
+    num_steps: int | None
+    network_factor: float
+    assumptions: tuple[str, ...]
+    fits: dict[tuple[object, ...], Fit] = field(default_factory=dict, repr=False, compare=False)
+    """What was computed already."""
+
+    @property
+    def step_tokens(self) -> float:
+        """Of the global batch."""
+        return self.spec.batch_sequences * self.mean_tokens
+
+    def of(self, names: Iterable[str]) -> tuple[Worker, ...]:
+        """Return the GPUs of these PCs, in order."""
+        wanted = set(names)
+        return tuple(one for one in self.workers if one.node.name in wanted)
+
+    def fit(self, worker: Worker, ranks: int) -> Fit:
+        """Return what the trainer would choose on this GPU, as one of `ranks`."""
+        key = (*worker.like, ranks)
+        if key not in self.fits:
+            self.fits[key] = self._fit(worker, ranks)
+        return self.fits[key]
+
+    def _fit(self, worker: Worker, ranks: int) -> Fit:
+        found = self._choose(worker, worker.memory, ranks)
+        factor = worker.correction.memory.value
+        if factor == 1.0:
+            return found
+        more = int((factor - 1) * found.memory.allocated_bytes)
+        if more > 0:
+            room = found.room_bytes - found.memory.desktop_bytes
+            smaller = replace(worker.memory, cap_bytes=max(1, room - more))
+            found = replace(self._choose(worker, smaller, ranks), room_bytes=found.room_bytes)
+        return replace(found, memory=correct(found.memory, factor))
+
+    def _choose(self, worker: Worker, memory: GpuMemory, ranks: int) -> Fit:
+        return choose_setting(
+            self.shape,
+            self.spec,
+            longest_tokens=self.longest_tokens,
+            mean_tokens=self.mean_tokens,
+            gpu=memory,
+            ranks=ranks,
+            host_bytes=worker.host_bytes,
+            bus_bytes_per_s=worker.rates.to_host_bytes_per_s,
+            token_s=lambda setting: 1 / worker.pace.tokens_per_s(setting, self.mean_tokens),
+        )
+
+    def forecast(self, worker: Worker, setting: MemorySetting, ranks: int) -> MemoryForecast:
+        """Return the memory of a given setting, with what past runs say."""
+        plain = estimate_memory(
+            self.shape,
+            self.spec,
+            setting=setting,
+            longest_tokens=self.longest_tokens,
+            gpu=worker.memory,
+            ranks=ranks,
+        )
+        return correct(plain, worker.correction.memory.value)
+
+    def room_bytes(self, worker: Worker) -> int:
+        """Return what may be taken of a GPU, with what others hold."""
+        return self.fit(worker, 1).room_bytes
+
+    def ring(self, workers: tuple[Worker, ...]) -> LinkSpeed:
+        """Return a link as slow as the slowest between neighbours of the ring of these GPUs."""
+        names = list(dict.fromkeys(worker.node.name for worker in workers))
+        if len(names) == 1:
+            bus = min(worker.rates.from_host_bytes_per_s for worker in workers)
+            return LinkSpeed(bytes_per_s=bus / 2, latency_s=_INSIDE_LATENCY_S, source="nominal")
+        pairs = zip(names, [*names[1:], names[0]], strict=True)
+        links = [self.cluster.link(one, other) for one, other in pairs]
+        slowest = min(links, key=lambda link: link.bytes_per_s)
+        return replace(slowest, latency_s=max(link.latency_s for link in links))
+
+    def checkpoint_s(self, step_s: float, state_bytes: float, worker: Worker) -> float:
+        """Return what copies of the state to host memory add to each step."""
+        when, copy_s = self.spec.checkpoint, state_bytes / worker.rates.to_host_bytes_per_s
+        by_time = copy_s * step_s / (when.every_minutes * 60) if when.every_minutes else 0.0
+        return by_time + (copy_s / when.every_steps if when.every_steps else 0.0)
+
+    def total_s(self, step_s: float) -> float | None:
+        """Return the time of the whole run."""
+        return None if self.num_steps is None else self.num_steps * step_s
+
+    def energy_wh(
+        self, workers: tuple[Worker, ...], busy_s: list[float], step_s: float
+    ) -> float | None:
+        """Return what the GPUs draw over the whole run.
+
+        Args:
+            workers: that take part.
+            busy_s: of a step in which each of them computes.
+            step_s: of the whole step.
+        """
+        powers = [worker.gpu.power_w for worker in workers]
+        if self.num_steps is None or any(power is None for power in powers):
+            return None
+        joules = sum(
+            (power or 0.0) * (_BUSY_SHARE * busy + _WAITING_SHARE * (step_s - busy))
+            for power, busy in zip(powers, busy_s, strict=True)
+        )
+        return self.num_steps * joules / 3600
+
+
+def correct(memory: MemoryForecast, factor: float) -> MemoryForecast:
+    """Return a forecast with what past runs took more or less of what torch counts."""
+    more = int((factor - 1) * memory.allocated_bytes)
+    return replace(memory, workspace_bytes=max(0, memory.workspace_bytes + more))
+
+
+def gpu_plan(
+    worker: Worker,
+    fit: Fit,
+    *,
+    share: float,
+    tokens_per_s: float,
+    layers: tuple[int, int] | None = None,
+) -> GpuPlan:
+    """Return what one GPU does, in words that last."""
+    return GpuPlan(
+        node=worker.node.name,
+        device=worker.gpu.device,
+        card=worker.gpu.name,
+        share=share,
+        setting=fit.setting,
+        memory=fit.memory,
+        room_bytes=fit.room_bytes,
+        tokens_per_s=tokens_per_s,
+        layers=layers,
+    )
+
+
+def make_candidate(
+    case: Case,
+    mode: Mode,
+    workers: tuple[Worker, ...],
+    gpus: tuple[GpuPlan, ...],
+    parts: StepParts,
+    busy: list[float],
+    *,
+    fits: bool = True,
+) -> Candidate:
+    """Return a candidate that fits if all its GPUs do, and `fits` is not against it."""
+    return Candidate(
+        mode=mode,
+        nodes=tuple(dict.fromkeys(worker.node.name for worker in workers)),
+        gpus=gpus,
+        fits=fits and all(gpu.fits for gpu in gpus),
+        parts_s=parts,
+        tokens_per_step=case.step_tokens,
+        total_s=case.total_s(parts.total_s),
+        energy_wh=case.energy_wh(workers, busy, parts.total_s),
+        num_steps=case.num_steps,
+    )

@@ -1,0 +1,92 @@
+"""Plans in which every GPU holds the whole model: one GPU alone, or data parallel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from app.planning.candidate import Candidate, Mode, StepParts
+from app.planning.memory.forecast import Fit
+from app.planning.network import gradient_bytes, hide, ring_s, statistics_s
+from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
+
+_STATE_BYTES = {"adamw": 12.0, "adamw_8bit": 6.0, "paged_adamw_8bit": 6.0}
+"""Of a checkpoint for each trained value."""
+
+
+def plan_single(case: Case, worker: Worker) -> Candidate:
+    """Return the plan of one GPU alone."""
+    return plan_data(case, (worker,), mode="single")
+
+
+def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: Mode = "data") -> Candidate:
+    """Return the plan in which each of these GPUs computes its share of every batch."""
+    fits = [case.fit(worker, len(workers)) for worker in workers]
+    speeds = [
+        worker.pace.tokens_per_s(fit.setting, case.mean_tokens)
+        for worker, fit in zip(workers, fits, strict=True)
+    ]
+    rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
+    busy_s = [
+        worker.pace.seconds(count * case.mean_tokens, fit.setting, case.mean_tokens)
+        for worker, fit, count in zip(workers, fits, rows, strict=True)
+    ]
+    parts = StepParts(
+        compute_s=max(busy_s),
+        network_s=exposed_s(case, workers, fits, busy_s),
+        optimizer_s=max(worker.pace.optimizer_s for worker in workers),
+    )
+    parts = replace(parts, checkpoint_s=save_s(case, parts, workers))
+    gpus = tuple(
+        gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
+        for worker, fit, count, speed in zip(workers, fits, rows, speeds, strict=True)
+    )
+    return make_candidate(case, mode, workers, gpus, parts, busy_s)
+
+
+def choose_weights(case: Case, speeds: list[float]) -> list[float]:
+    """Return the shares that the spec gives, else those that follow the speeds."""
+    given = case.spec.shares
+    return list(given) if given is not None and len(given) == len(speeds) else speeds
+
+
+def split_rows(num_rows: int, weights: list[float]) -> list[int]:
+    """Return how many sequences of a batch each rank gets, as agents/trainer/parallel/shares.py
+    cuts it.
+
+    Cards with 87.9, 58.3 and 43.5 TFLOP/s, and a batch of 24:
+
+    >>> split_rows(24, [87.9, 58.3, 43.5])
+    [11, 7, 6]
+    """
+    scale = num_rows / sum(weights)
+    cuts = [0, *(min(num_rows, round(end * scale)) for end in accumulate(weights))]
+    cuts[-1] = num_rows
+    return [stop - start for start, stop in pairwise(cuts)]
+
+
+def exposed_s(
+    case: Case, workers: tuple[Worker, ...], fits: list[Fit], busy_s: list[float]
+) -> float:
+    """Return the seconds of a step that the slowest GPU waits for the others' gradients."""
+    num = len(workers)
+    if num == 1:
+        return 0.0
+    link = case.ring(workers)
+    reduce_s = ring_s(gradient_bytes(case.shape, case.spec), link, num) * case.network_factor
+    last_s = min(
+        min(busy, worker.pace.seconds(_last_tokens(case, fit), fit.setting, case.mean_tokens))
+        for worker, fit, busy in zip(workers, fits, busy_s, strict=True)
+    )
+    waited_s = reduce_s if case.spec.compression == "powersgd" else hide(reduce_s, last_s)
+    return waited_s + statistics_s(link, num)
+
+
+def _last_tokens(case: Case, fit: Fit) -> float:
+    return max(1, int(fit.setting.micro_tokens / case.mean_tokens)) * case.mean_tokens
+
+
+def save_s(case: Case, parts: StepParts, workers: tuple[Worker, ...]) -> float:
+    """Return what checkpoints add to each step; the rank that writes them is the first."""
+    state = _STATE_BYTES[case.spec.optimizer] * case.work.trained_values
+    return case.checkpoint_s(parts.total_s, state, workers[0])

@@ -1,0 +1,142 @@
+"""Plans in which frozen layers come over the bus from the PC's own memory while others compute.
+
+Adapters stay on the GPU, so what PCs exchange is what data parallel exchanges. A copy is hidden
+where a micro-batch has enough tokens: bytes / bandwidth <= the time of a layer's forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from app.planning.candidate import Candidate, StepParts
+from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting
+from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan, make_candidate
+from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s, split_rows
+
+_SLOTS = 3
+"""Layers on the GPU while one is computed and the next is on its way."""
+
+
+def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
+    """Return the plan that fetches frozen layers over the bus; None: there is nothing to fetch."""
+    if case.spec.adapter.kind == "full":
+        return None
+    if all(case.fit(worker, len(workers)).fits for worker in workers):
+        return None
+    found_for: dict[tuple[object, ...], _Stream] = {}
+    streams = []
+    for worker in workers:
+        if worker.like not in found_for:
+            found_for[worker.like] = _stream(case, worker, len(workers))
+        streams.append(replace(found_for[worker.like], worker=worker))
+    fits = [stream.fit for stream in streams]
+    speeds = [stream.tokens_per_s for stream in streams]
+    rows = split_rows(case.spec.batch_sequences, choose_weights(case, speeds))
+    times = [stream.seconds(case, count) for stream, count in zip(streams, rows, strict=True)]
+    slowest = max(range(len(times)), key=lambda place: sum(times[place]))
+    parts = StepParts(
+        compute_s=times[slowest][0],
+        input_s=times[slowest][1],
+        network_s=exposed_s(case, workers, fits, [sum(time) for time in times]),
+        optimizer_s=max(worker.pace.optimizer_s for worker in workers),
+    )
+    parts = replace(parts, checkpoint_s=save_s(case, parts, workers))
+    gpus = tuple(
+        gpu_plan(worker, fit, share=count / case.spec.batch_sequences, tokens_per_s=speed)
+        for worker, fit, count, speed in zip(workers, fits, rows, speeds, strict=True)
+    )
+    busy = [time[0] for time in times]
+    ram_fits = all(stream.host_bytes <= stream.worker.host_bytes for stream in streams)
+    found = make_candidate(case, "streamed", workers, gpus, parts, busy)
+    return found if ram_fits else replace(found, fits=False, reason=_ram_reason(streams))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stream:
+    """One GPU that fetches some of its layers."""
+
+    worker: Worker
+    fit: Fit
+    host_bytes: int
+    """Of the PC's memory that the weights take."""
+    copy_s: float
+    """Of all layers that are fetched, once."""
+    tokens_per_s: float
+
+    def seconds(self, case: Case, rows: int) -> tuple[float, float]:
+        """Return the seconds of a step: computing, and waiting for weights.
+
+        The forward pass takes a third of a micro-batch's time at most, the backward pass the rest;
+        a layer's copy hides behind the computing of the one before.
+        """
+        tokens = rows * case.mean_tokens
+        compute_s = self.worker.pace.seconds(tokens, self.fit.setting, case.mean_tokens)
+        if not rows:
+            return 0.0, 0.0
+        at_once = max(1, int(self.fit.setting.micro_tokens / case.mean_tokens))
+        num_passes = math.ceil(rows / at_once)
+        each_s = compute_s / num_passes
+        waits = max(0.0, self.copy_s - each_s / 3) + max(0.0, self.copy_s - each_s * 2 / 3)
+        return compute_s, waits * num_passes
+
+
+def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
+    """Return the fastest of some micro-batches, with activations kept and computed again."""
+    rows = max(1, case.spec.batch_sequences // ranks)
+    num_layers = case.shape.num_layers
+    again = (num_layers,) if case.spec.recompute == "all" else (0, num_layers)
+    tried = [
+        _try(
+            case,
+            worker,
+            ranks,
+            MemorySetting(micro_tokens=num * case.longest_tokens, num_recomputed=n),
+        )
+        for num in SEQUENCES_AT_ONCE
+        if num <= rows
+        for n in again
+    ]
+    return min(tried, key=lambda one: (not one.fit.fits, sum(one.seconds(case, rows))))
+
+
+def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Stream:
+    """Return what it takes to have as few layers in the PC's memory as leaves room on the GPU."""
+    room, num_layers = case.room_bytes(worker), case.shape.num_layers
+    forecast = case.forecast(worker, setting, ranks)
+    streamed = min(_num_streamed(case, forecast, room), max(0, num_layers - _SLOTS))
+    weights, constants = _layer_bytes(case, forecast)
+    memory = replace(
+        forecast,
+        weights_bytes=forecast.weights_bytes - int(streamed * weights),
+        constants_bytes=forecast.constants_bytes - int(streamed * constants),
+    )
+    copied = streamed * (weights + constants)
+    return _Stream(
+        worker=worker,
+        fit=Fit(setting=setting, memory=memory, room_bytes=room),
+        host_bytes=int(copied),
+        copy_s=copied / worker.rates.from_host_bytes_per_s,
+        tokens_per_s=worker.pace.tokens_per_s(setting, case.mean_tokens),
+    )
+
+
+def _layer_bytes(case: Case, forecast: MemoryForecast) -> tuple[float, float]:
+    """Return bytes of a layer's weights and of their constants."""
+    ends = 2.0 * (case.shape.num_embedding + case.shape.num_head)
+    num = case.shape.num_layers
+    return (forecast.weights_bytes - ends) / num, forecast.constants_bytes / num
+
+
+def _num_streamed(case: Case, forecast: MemoryForecast, room_bytes: int) -> int:
+    over = forecast.expected_bytes - room_bytes
+    return max(0, math.ceil(over / sum(_layer_bytes(case, forecast))))
+
+
+def _ram_reason(streams: list[_Stream]) -> str:
+    short = next(one for one in streams if one.host_bytes > one.worker.host_bytes)
+    needed, there = short.host_bytes / 2**30, short.worker.host_bytes / 2**30
+    return (
+        f"weights streamed from the PC's memory: {short.worker.node.name} needs {needed:.0f} GiB "
+        f"of it and can give {there:.0f}"
+    )

@@ -1,0 +1,1 @@
+"""The sentences and labels that the window and the command line share."""

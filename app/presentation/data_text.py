@@ -1,0 +1,111 @@
+"""Say what a look at the data found, in the same words in the window and on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents.contract.data import DataPreview, NamedRow, ShownConversation, ShownRow
+from app.text import count_of, show_share
+
+NUM_NAMED = 5
+"""How many of the rows that are left out or cut are named."""
+_FORMATS = {
+    "chat": "conversations, of which the assistant's answers are learned",
+    "alpaca": "instructions and answers, of which the answers are learned",
+    "text": "plain text, all of it learned",
+    "preference": "pairs of a better and a worse answer",
+}
+LEARNED = "[[", "]]"
+"""Stand around what is learned where colours cannot tell."""
+
+
+def describe_data(found: DataPreview) -> list[tuple[str, str]]:
+    """Return captions and what there is to say, in order.
+
+    >>> describe_data(DataPreview(format="text", whole=True, num_rows=3, num_examples=2,
+    ...     num_tokens=40, num_targets=10, longest_tokens=32, sequence_tokens=64,
+    ...     num_skipped=1, skipped=(NamedRow(row=2, reason="the line is empty"),)))[1:]
+    [('rows', '3; 1 left out'), ('examples', '2'), ('tokens', '40, of which 10 (25 %) are learned; \
+the longest example has 32'), ('left out', 'row 2: the line is empty')]
+    """
+    told = [
+        ("format", f"{found.format}: {_FORMATS.get(found.format, 'as asked for')}"),
+        ("rows", _rows(found)),
+        ("examples", _examples(found)),
+        ("tokens", _tokens(found)),
+        ("left out", _name(found.skipped, found.num_skipped)),
+        ("cut", _name(found.truncated, found.num_truncated)),
+    ]
+    if found.plain_template:
+        told.append(("template", "the tokenizer has no chat template: Alpaca's wording is used"))
+    return [(caption, text) for caption, text in told if text]
+
+
+def _rows(found: DataPreview) -> str:
+    told = [f"{found.num_rows:,}" if found.whole else f"the first {found.num_rows:,} alone"]
+    if found.num_skipped:
+        broken = f" ({found.num_malformed:,} malformed)" if found.num_malformed else ""
+        told.append(f"{found.num_skipped:,} left out{broken}")
+    if found.num_truncated:
+        told.append(f"{found.num_truncated:,} cut at {found.sequence_tokens:,} tokens")
+    return "; ".join(told)
+
+
+def _examples(found: DataPreview) -> str:
+    if found.fill is None:
+        return f"{found.num_examples:,}"
+    packs = count_of(found.num_examples, "pack")
+    return f"{packs} of {found.sequence_tokens:,} tokens, {show_share(found.fill, 1)} full"
+
+
+def _tokens(found: DataPreview) -> str:
+    share = show_share(found.num_targets / max(1, found.num_tokens))
+    return (
+        f"{found.num_tokens:,}, of which {found.num_targets:,} ({share}) are learned; "
+        f"the longest example has {found.longest_tokens:,}"
+    )
+
+
+def _name(rows: Sequence[NamedRow], count: int) -> str:
+    shown = [f"{_place(row)}: {row.reason}" for row in rows[:NUM_NAMED]]
+    if count > len(shown) > 0:
+        shown.append(f"and {count - len(shown):,} more")
+    return "; ".join(shown)
+
+
+def _place(row: NamedRow) -> str:
+    return f"{row.file}, row {row.row}" if row.file else f"row {row.row}"
+
+
+def title_of(row: ShownRow, conversation: ShownConversation) -> str:
+    """Return the line above a rendered conversation."""
+    names = ["chosen", "rejected"] if len(row.conversations) == 2 else [""]
+    name = names[row.conversations.index(conversation)]
+    which = f", {name}" if name else ""
+    tokens = count_of(conversation.num_tokens, "token")
+    return f"row {row.row}{which}: {tokens}, {conversation.num_targets} of them learned"
+
+
+def mark_learned(conversation: ShownConversation, marks: tuple[str, str] = LEARNED) -> str:
+    """Return the text with marks around what is learned; control characters are spelled out.
+
+    >>> from agents.contract.messages import ShownPart
+    >>> parts = (ShownPart(text="Hi", learned=False), ShownPart(text="Ho", learned=True))
+    >>> mark_learned(ShownConversation(num_tokens=2, num_targets=1, parts=parts))
+    'Hi[[Ho]]'
+    """
+    begin, end = marks
+    return "".join(
+        f"{begin}{spell_out(part.text)}{end}" if part.learned else spell_out(part.text)
+        for part in conversation.parts
+    )
+
+
+def spell_out(text: str) -> str:
+    r"""Return text that no terminal takes for a command.
+
+    >>> spell_out("a\x1b[2J\n")
+    'a\\x1b[2J\n'
+    """
+    kept = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    return "".join(kept)

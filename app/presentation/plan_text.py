@@ -1,0 +1,195 @@
+"""Plans and measurements in plain words, the same in the window and on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from agents.contract.node import Calibration
+from app.planning.candidate import Candidate, GpuPlan, Plan
+from app.planning.forecast_accuracy import ForecastComparison, error_of
+from app.text import DASH, capitalize, count_of, show_bytes, show_duration, show_rate
+
+MEMORY_GROUPS = {
+    "weights": ("weights", "constants"),
+    "training": ("adapter", "gradients", "optimizer"),
+    "activations": ("activations", "inputs"),
+    "working": ("loss", "workspace", "communication"),
+    "other": ("slack", "context", "desktop"),
+}
+"""What a bar shows as one -> the parts of a forecast."""
+_STEP_PARTS = (
+    ("compute_s", "computing"),
+    ("network_s", "network"),
+    ("bubble_s", "pipeline bubble"),
+    ("optimizer_s", "optimizer"),
+    ("input_s", "waiting for weights"),
+    ("checkpoint_s", "checkpoints"),
+)
+_LEAST_SHOWN = 0.005
+"""Parts of a step below this share of it are left out of its sentence."""
+KWH = 1000.0
+
+
+def describe_step(candidate: Candidate) -> str:
+    """Return the seconds of a step and what they go into."""
+    step_s = candidate.step_s
+    parts = [
+        f"{show_duration(seconds)} {words}"
+        for name, words in _STEP_PARTS
+        if (seconds := getattr(candidate.parts_s, name)) > _LEAST_SHOWN * step_s
+    ]
+    if len(parts) < 2:
+        return show_duration(step_s)
+    return f"{show_duration(step_s)} ({', '.join(parts)})"
+
+
+def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
+    """Return (caption, text) of what a candidate costs."""
+    steps = count_of(candidate.num_steps, "step") if candidate.num_steps else ""
+    total = show_duration(candidate.total_s)
+    rows = [
+        ("Step", describe_step(candidate)),
+        ("Speed", show_rate(candidate.tokens_per_s)),
+        ("Done in", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
+        ("Energy", show_energy(candidate.energy_wh)),
+    ]
+    return [(caption, text) for caption, text in rows if text != DASH]
+
+
+def show_energy(energy_wh: float | None) -> str:
+    """Return an amount of energy.
+
+    >>> show_energy(1930.0), show_energy(12.0), show_energy(None) == DASH
+    ('1.9 kWh', '12 Wh', True)
+    """
+    if energy_wh is None:
+        return DASH
+    return f"{energy_wh / KWH:.1f} kWh" if energy_wh >= 100 else f"{energy_wh:.0f} Wh"
+
+
+def describe_setting(gpu: GpuPlan) -> str:
+    """Return how a GPU computes: tokens at once, and what its layers do."""
+    setting = gpu.setting
+    parts = [f"{setting.micro_tokens:,} tokens at once"]
+    if gpu.layers is not None:
+        parts.append(f"layers {gpu.layers[0] + 1} to {gpu.layers[1]}")
+    if setting.num_recomputed:
+        parts.append(f"{count_of(setting.num_recomputed, 'layer')} recomputed")
+    if setting.num_moved:
+        parts.append(f"{count_of(setting.num_moved, 'layer')} moved to RAM")
+    return ", ".join(parts)
+
+
+def describe_memory(gpu: GpuPlan) -> str:
+    """Return expected bytes with their range, and what there is."""
+    memory = gpu.memory
+    span = f"{_gib(memory.low_bytes)} to {_gib(memory.high_bytes)} GiB"
+    return f"{show_bytes(memory.expected_bytes)} ({span}) of {show_bytes(gpu.room_bytes)}"
+
+
+def _gib(value: float) -> str:
+    return f"{value / 2**30:.1f}"
+
+
+def group_memory(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the parts of a forecast as the few that a bar shows.
+
+    >>> group_memory([("weights", 5), ("constants", 1), ("slack", 2), ("desktop", 3)])
+    [('weights', 6), ('training', 0), ('activations', 0), ('working', 0), ('other', 5)]
+    """
+    known = dict(parts)
+    return [
+        (name, sum(known.get(part, 0) for part in members))
+        for name, members in MEMORY_GROUPS.items()
+    ]
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return the plan in a sentence."""
+    if plan.chosen is not None:
+        return as_sentence(plan.chosen)
+    nearest = f" {as_sentence(plan.others[0])}" if plan.others else ""
+    return f"This cannot be trained as it stands.{nearest}"
+
+
+def describe_other(candidate: Candidate) -> str:
+    """Return why a runner-up lost, with its step where it would fit."""
+    step = f" ({show_duration(candidate.step_s)} a step)" if candidate.fits else ""
+    return f"{as_sentence(candidate)[:-1]}{step}."
+
+
+def as_sentence(candidate: Candidate) -> str:
+    """Return a candidate's reason with a full stop, and a capital unless a node's name leads."""
+    text = candidate.reason.rstrip(".")
+    if not text.startswith(candidate.nodes):
+        text = capitalize(text)
+    return f"{text}."
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """One figure of a run, as foretold and as measured."""
+
+    what: str
+    foretold: str
+    measured: str
+    error: str
+    """How far the forecast was off; above 0 it was too high."""
+
+
+def describe_comparison(found: ForecastComparison) -> list[ComparedRow]:
+    """Return what there is to compare, for a run's page."""
+    told, seen = found.forecast, found.measured
+    rows = [
+        _compare("Step", told.step_s, seen.step_s if seen else None, show_duration),
+        _compare("Speed", told.tokens_per_s, seen.tokens_per_s if seen else None, show_rate),
+        _compare("Whole run", told.total_s, seen.total_s if seen else None, show_duration),
+    ]
+    if len(told.ranks) > 1:
+        network_s = seen.network_s if seen else None
+        rows.insert(1, _compare("Network per step", told.network_s, network_s, show_duration))
+    for number, rank in enumerate(told.ranks):
+        was = seen.ranks[number] if seen and number < len(seen.ranks) else None
+        place = f"{rank.node} {rank.device}"
+        rows.append(
+            _compare(
+                f"{place}: speed",
+                rank.tokens_per_s,
+                was.tokens_per_s if was else None,
+                show_rate,
+            )
+        )
+        if rank.card is not None:
+            memory_bytes = was.memory_bytes if was else None
+            rows.append(
+                _compare(f"{place}: memory", rank.allocated_bytes, memory_bytes, show_bytes)
+            )
+    return [row for row in rows if row.foretold != DASH or row.measured != DASH]
+
+
+def _compare(
+    what: str, told: float | None, seen: float | None, show: Callable[[float | None], str]
+) -> ComparedRow:
+    error = error_of(told, seen)
+    off = DASH if error is None else f"{error * 100:+.1f} %"
+    return ComparedRow(what, show(told), show(seen), off)
+
+
+def describe_calibration(found: Calibration) -> str:
+    """Return what a card reached, in a line.
+
+    >>> describe_calibration(Calibration(card="x", matrix_flops_per_s=4.21e13,
+    ...     memory_bytes_per_s=4.7e11, to_host_bytes_per_s=1.26e10))
+    '42.1 TFLOP/s, memory 470 GB/s, to the PC 12.6 GB/s'
+    """
+    parts = []
+    if found.matrix_flops_per_s is not None:
+        parts.append(f"{found.matrix_flops_per_s / 1e12:.3g} TFLOP/s")
+    if found.memory_bytes_per_s is not None:
+        parts.append(f"memory {found.memory_bytes_per_s / 1e9:.3g} GB/s")
+    if found.to_host_bytes_per_s is not None:
+        parts.append(f"to the PC {found.to_host_bytes_per_s / 1e9:.3g} GB/s")
+    if found.unpack_values_per_s is not None:
+        parts.append(f"4-bit weights {found.unpack_values_per_s / 1e9:.3g} billion/s")
+    return ", ".join(parts)

@@ -1,0 +1,228 @@
+"""The part of the check that needs several nodes at once: the ways between them, and a collective.
+
+A node takes part in one measurement at a time, so that none spoils another's figures. Each node
+also calls itself by its own address: rank 0 does so in training, and WSL is known to refuse it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agents.contract.node import AllReduceProbe, EnvironmentReport
+from app.errors import RacklessError, UserError
+from app.nodes.client import AllReduceResult, NodeClient, TcpProbe
+from app.nodes.endpoints import Endpoint
+from app.provisioning.check_rules import CheckRow, Status
+
+PROBE_BYTES = 8 << 20
+_LISTEN_S = 20.0
+SLOW_BYTES_PER_S = 30e6
+SLOW_ROUND_TRIP_S = 0.005
+_GRACE_S = 5.0
+"""Once one rank has failed, the others get so long to say what they saw."""
+_ABSENT = re.compile(r"Rank ([\d, ]+) did not come")
+
+
+async def check_links(
+    clients: Sequence[NodeClient], endpoints: Mapping[str, Endpoint]
+) -> tuple[CheckRow, ...]:
+    """Try TCP from each node to each, itself included; one row for each direction."""
+    busy = {client.name: asyncio.Lock() for client in clients}
+
+    async def try_pair(caller: NodeClient, answerer: NodeClient) -> CheckRow:
+        async with contextlib.AsyncExitStack() as stack:
+            # Always in the order of the names: two pairs never wait for each other.
+            for name in sorted({caller.name, answerer.name}):
+                await stack.enter_async_context(busy[name])
+            return await _try_link(caller, answerer, endpoints[answerer.name].address)
+
+    pairs = [(caller, answerer) for caller in clients for answerer in clients]
+    return tuple(await asyncio.gather(*(try_pair(*pair) for pair in pairs)))
+
+
+async def check_reduce(
+    clients: Sequence[NodeClient],
+    endpoints: Mapping[str, Endpoint],
+    environments: Mapping[str, EnvironmentReport],
+    timeout_s: float,
+) -> tuple[CheckRow, ...]:
+    """Let all nodes that can train sum some numbers; name the one that does not take part."""
+    able = [client for client in clients if environments[client.name].fits]
+    rows = [_skipped(client.name) for client in clients if client not in able]
+    if not able:
+        return tuple(rows)
+    first = endpoints[able[0].name]
+    try:
+        port = await able[0].port_choose(first.address)
+    except RacklessError as error:
+        return (*rows, _failed(able[0].name, error))
+    probes = {
+        client.name: AllReduceProbe(
+            python=environments[client.name].python or "",
+            rank=rank,
+            world_size=len(able),
+            master_address=first.address,
+            master_port=port,
+            interface=endpoints[client.name].interface,
+            timeout_s=timeout_s,
+        )
+        for rank, client in enumerate(able)
+    }
+    outcomes = await _run_probes({c: probes[c.name] for c in able})
+    return (*rows, *judge_reduce([client.name for client in able], outcomes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReduceOutcome:
+    """What came of one node's part."""
+
+    ended_s: float
+    """Monotonic time of its end."""
+    result: AllReduceResult | None = None
+    error: RacklessError | None = None
+
+
+def judge_reduce(
+    names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]
+) -> tuple[CheckRow, ...]:
+    """Return a row for each rank; a node that is not in `outcomes` gave no answer at all.
+
+    The culprit is the rank that others say never came, else the silent one, else the one that
+    failed first: what the rest report are consequences.
+    """
+    if len(outcomes) == len(names) and all(o.result and o.result.sum_ok for o in outcomes.values()):
+        return tuple(_summed(name, outcomes[name].result, len(names)) for name in names)
+    culprits = find_culprits(names, outcomes)
+    rows = []
+    for name in names:
+        outcome = outcomes.get(name)
+        if name not in culprits:
+            text = f"waited in vain for {', '.join(sorted(culprits))}"
+            rows.append(_reduce_row(name, "fail", text, "Repair that node first"))
+        elif outcome is None or outcome.error is None:
+            text = "gave no answer to the all-reduce"
+            if outcome is not None and outcome.result is not None:
+                text = "summed, but the result is wrong or reached nobody else"
+            fix = f"Look whether that PC hangs or is overloaded: rackless nodes show {name}"
+            rows.append(_reduce_row(name, "fail", text, fix))
+        else:
+            rows.append(_failed(name, outcome.error))
+    return tuple(rows)
+
+
+def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -> set[str]:
+    """Return the nodes that the all-reduce failed for."""
+    own = {
+        name: outcome
+        for name, outcome in outcomes.items()
+        if outcome.error is not None and not _ABSENT.search(str(outcome.error))
+    }
+    wrong = {n for n, o in outcomes.items() if o.result is not None and not o.result.sum_ok}
+    named: set[str] = set()
+    for outcome in outcomes.values():
+        match = _ABSENT.search(str(outcome.error or ""))
+        if match is not None:
+            named |= {names[int(rank)] for rank in match[1].split(",") if int(rank) < len(names)}
+    if named:
+        return named
+    if own:
+        return {min(own, key=lambda name: own[name].ended_s)}
+    return wrong or {name for name in names if name not in outcomes} or set(names)
+
+
+async def _try_link(caller: NodeClient, answerer: NodeClient, address: str) -> CheckRow:
+    peer = answerer.name
+    try:
+        port = await answerer.probe_listen(address, _LISTEN_S)
+    except RacklessError as error:
+        return _link_failed(answerer.name, caller.name, error)
+    try:
+        num_bytes = PROBE_BYTES if caller is not answerer else PROBE_BYTES // 8
+        probe = await caller.probe_connect(address, port, num_bytes)
+    except RacklessError as error:
+        return _link_failed(caller.name, peer, error)
+    return judge_link(caller.name, peer, probe)
+
+
+def judge_link(node: str, peer: str, probe: TcpProbe) -> CheckRow:
+    """Say what a measured way is worth."""
+    text = f"round trip {probe.round_trip_s * 1000:.2f} ms"
+    if probe.bytes_per_s is not None:
+        text += f", {probe.bytes_per_s / 1e6:.0f} MB/s"
+    status: Status = "pass"
+    fix = ""
+    if node != peer and (
+        probe.round_trip_s > SLOW_ROUND_TRIP_S
+        or (probe.bytes_per_s is not None and probe.bytes_per_s < SLOW_BYTES_PER_S)
+    ):
+        status = "warn"
+        text += "; much slower than Gigabit Ethernet"
+        fix = "Connect both PCs by cable to one Gigabit switch; Wi-Fi and VPNs are too slow"
+    return CheckRow(
+        check="tcp",
+        node=node,
+        peer=peer,
+        status=status,
+        message=text,
+        fix=fix,
+        round_trip_s=probe.round_trip_s,
+        bytes_per_s=probe.bytes_per_s,
+    )
+
+
+async def _run_probes(
+    probes: Mapping[NodeClient, AllReduceProbe],
+) -> dict[str, ReduceOutcome]:
+    """Start all parts at once; when one fails, do not wait long for the others."""
+    outcomes: dict[str, ReduceOutcome] = {}
+
+    async def take_part(client: NodeClient, probe: AllReduceProbe) -> None:
+        try:
+            result = await client.probe_allreduce(probe)
+        except RacklessError as error:
+            outcomes[client.name] = ReduceOutcome(ended_s=time.monotonic(), error=error)
+            raise
+        outcomes[client.name] = ReduceOutcome(ended_s=time.monotonic(), result=result)
+
+    tasks = [asyncio.create_task(take_part(*item)) for item in probes.items()]
+    try:
+        _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if pending:
+            await asyncio.wait(pending, timeout=_GRACE_S)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return outcomes
+
+
+def _summed(name: str, result: AllReduceResult | None, world_size: int) -> CheckRow:
+    if result is None:
+        return _reduce_row(name, "unknown", "no figures came back", "Run the check again")
+    text = f"{result.num_values} numbers over {world_size} nodes in {result.seconds * 1000:.0f} ms"
+    return _reduce_row(name, "pass", text)
+
+
+def _skipped(name: str) -> CheckRow:
+    fix = f"rackless nodes setup {name}"
+    return _reduce_row(name, "unknown", "not tried: no training environment that fits", fix)
+
+
+def _failed(name: str, error: RacklessError) -> CheckRow:
+    hint = error.hint if isinstance(error, UserError) else "Please report it, with the log"
+    return _reduce_row(name, "fail", str(error), hint or f"rackless nodes show {name}")
+
+
+def _link_failed(node: str, peer: str, error: RacklessError) -> CheckRow:
+    hint = error.hint if isinstance(error, UserError) else "Please report it, with the log"
+    fix = hint or "Check the firewall of both PCs: sudo ufw status"
+    return CheckRow(check="tcp", node=node, peer=peer, status="fail", message=str(error), fix=fix)
+
+
+def _reduce_row(name: str, status: Status, message: str, fix: str = "") -> CheckRow:
+    return CheckRow(check="all-reduce", node=name, status=status, message=message, fix=fix)

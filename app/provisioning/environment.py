@@ -1,0 +1,159 @@
+"""The training environment of a node: the lock file that it must fit, adopted or built.
+
+The node does the work (agents/node/environment.py): it asks an interpreter what it has, or makes a
+virtual environment from the lock. Two nodes fit together when they fit the same lock, which is
+known by a hash over its requirements alone: a changed comment rebuilds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
+from app.errors import NodeUnreachable, UserError
+from app.nodes.client import NodeClient, Progress
+
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
+_SHOWN_PACKAGES = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentLock:
+    text: str
+    """What pip is given."""
+    requirements: dict[str, str]
+    """Distribution name -> exact version."""
+    sha256: str
+    """Over the sorted requirements."""
+
+
+def read_train_lock() -> EnvironmentLock:
+    """Return the lock that this version of Rackless trains with."""
+    return read_lock("train")
+
+
+def read_lock(name: str) -> EnvironmentLock:
+    """Return a lock that ships with Rackless: `train`, or what a way of quantizing needs beside."""
+    file = importlib.resources.files("resources").joinpath("environments", f"{name}.lock")
+    return parse_lock(file.read_text("utf-8"))
+
+
+def parse_lock(text: str) -> EnvironmentLock:
+    """Read lines of `name==version`; `#` begins a comment.
+
+    Raises:
+        ValueError: a line has another form, or a name stands twice.
+
+    >>> parse_lock("b==2.0  # why\\n\\na==1").requirements
+    {'b': '2.0', 'a': '1'}
+    """
+    requirements: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        wanted = line.partition("#")[0].strip()
+        if not wanted:
+            continue
+        match = _REQUIREMENT.fullmatch(wanted)
+        if match is None:
+            raise ValueError(f"line {number} of the lock is {wanted!r}; it must be name==version")
+        if match[1] in requirements:
+            raise ValueError(f"line {number} of the lock names {match[1]} again")
+        requirements[match[1]] = match[2]
+    lines = "".join(f"{name}=={version}\n" for name, version in sorted(requirements.items()))
+    return EnvironmentLock(
+        text=text, requirements=requirements, sha256=hashlib.sha256(lines.encode()).hexdigest()
+    )
+
+
+async def setup_environment(
+    client: NodeClient,
+    python: str | None = None,
+    progress: Progress | None = None,
+    *,
+    lock: EnvironmentLock | None = None,
+    candidates: Sequence[str] = (sys.executable,),
+) -> EnvironmentReport:
+    """Give a node an environment that fits the lock, and let the node remember it.
+
+    Args:
+        python: the interpreter to adopt; None: the one remembered, else the first of `candidates`
+            that fits, else a newly built one.
+        lock: None: the one that this version trains with.
+        candidates: interpreters worth a look before gigabytes are downloaded. The master's own is
+            there when the node is this PC.
+
+    Raises:
+        UserError: `python` does not fit (with the differences), or the build failed (why).
+    """
+    lock = lock or read_train_lock()
+    if python is not None:
+        report = await client.environment_find(_adopting(lock, python))
+        if not report.fits:
+            raise misfit(client.name, report)
+        return report
+    report = await find_environment(client, lock)
+    if report.fits:
+        return report
+    for candidate in candidates:
+        report = await _find(client, _adopting(lock, candidate))
+        if report.fits:
+            return report
+    build = EnvironmentBuild(
+        lock_sha256=lock.sha256, lock_text=lock.text, requirements=lock.requirements
+    )
+    return await client.environment_build(build, progress)
+
+
+async def find_environment(client: NodeClient, lock: EnvironmentLock) -> EnvironmentReport:
+    """Return how the environment that the node remembers compares with `lock` now."""
+    query = EnvironmentQuery(lock_sha256=lock.sha256, requirements=lock.requirements)
+    return await _find(client, query)
+
+
+def misfit(name: str, report: EnvironmentReport) -> UserError:
+    """Return the message for an interpreter that does not fit the lock."""
+    parts = [*report.different, *(f"{package} is missing" for package in report.missing)]
+    shown = "; ".join(parts[:_SHOWN_PACKAGES])
+    more = len(parts) - _SHOWN_PACKAGES
+    return UserError(
+        f"{report.python or 'The environment'} on {name} is not what training needs: {shown}"
+        + (f"; and {more} more" if more > 0 else ""),
+        f"Let an environment be built there instead: rackless nodes setup {name}",
+    )
+
+
+def _adopting(lock: EnvironmentLock, python: str) -> EnvironmentQuery:
+    return EnvironmentQuery(
+        lock_sha256=lock.sha256, requirements=lock.requirements, python=python, adopt=True
+    )
+
+
+async def _find(client: NodeClient, query: EnvironmentQuery) -> EnvironmentReport:
+    """Like `environment_find`, but an interpreter that is gone or broken merely does not fit."""
+    try:
+        return await client.environment_find(query)
+    except NodeUnreachable:
+        raise
+    except UserError:
+        return EnvironmentReport(python=query.python, missing=tuple(sorted(query.requirements)))
+
+
+def python_of(node: str, facts: NodeFacts) -> str:
+    """Return the interpreter of a node's training environment.
+
+    Raises:
+        UserError: there is none, or it is not the one that every node must have.
+    """
+    report = facts.environment
+    hint = f"Build it with: rackless nodes setup {node}"
+    if report is None or report.python is None:
+        raise UserError(f"node {node} has no training environment", hint)
+    if not report.fits:
+        wrong = [f"{name} is missing" for name in report.missing[:3]] + list(report.different[:3])
+        detail = f": {'; '.join(wrong)}" if wrong else ""
+        raise UserError(f"the training environment of node {node} does not fit{detail}", hint)
+    return report.python

@@ -1,1 +1,0 @@
-"""Making smaller models of trained ones: what it will take."""

@@ -1,0 +1,1 @@
+"""Run files: reading, writing, and the problems found in them."""

@@ -1,0 +1,194 @@
+"""Read and write run files: YAML that a person wrote, to the one RunSpec and back.
+
+All misspelt keys and wrong values are told at once, each with its line. Only plain values are
+built, never objects; scientific numbers without a dot (`2e-4`) are numbers here, as everybody
+expects and YAML 1.1 does not. Paths are relative to the run file's own folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agents.contract.messages import to_wire
+from agents.contract.spec import DataSpec, RunSpec
+from app.errors import UsageError, UserError
+from app.paths import replace_text
+from app.runfile.problems import KeyPath, Problem, dotted, find_problems, validate
+
+MAX_FILE_BYTES = 1 << 20
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads `2e-4` as a number and knows no aliases.
+
+    A run file needs none, and nested ones are a known way to fill all memory.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not used", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes a text which `_Loader` would read as a number."""
+
+
+_NUMBER = re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+
+
+def read_run_file(path: Path) -> RunSpec:
+    """Read a run file; paths in it that exist become absolute.
+
+    Raises:
+        UsageError: the file is missing, is not YAML, or says something that is not allowed.
+    """
+    try:
+        raw = path.read_bytes()
+        if len(raw) > MAX_FILE_BYTES:
+            raise UsageError(
+                f"{path} has {len(raw)} bytes; a run file has at most {MAX_FILE_BYTES}"
+            )
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not a text file in UTF-8: {error}", "Is it a run file?"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"the run file {path} cannot be read: {error.strerror}",
+            "Give the path of a YAML file with at least the keys model and data.",
+        ) from error
+    return _with_absolute_paths(parse_run(text, str(path)), path.absolute().parent)
+
+
+def parse_run(text: str, source: str = "run file") -> RunSpec:
+    """Read the text of a run file; `source` is what errors call it.
+
+    Raises:
+        UsageError: with every problem found, each with its line.
+    """
+    data, lines, problems = load_yaml(text, needed="the keys model and data")
+    _restore_off(data)
+    if not problems:
+        problems = find_problems(data, lines)
+    if problems:
+        problems.sort(key=lambda problem: problem.line or 0)
+        listed = "\n".join(
+            f"{source}, line {p.line}: {p.text}" if p.line else f"{source}: {p.text}"
+            for p in problems
+        )
+        raise UsageError(listed, "Correct the file; nothing was started.")
+    return validate(data)
+
+
+def _restore_off(data: Any) -> None:
+    """Put the word `off` back where it is a value: YAML 1.1 reads it as false."""
+    if not isinstance(data, dict):
+        return
+    for key, hint in typing.get_type_hints(RunSpec).items():
+        if data.get(key) is False and "off" in typing.get_args(hint):
+            data[key] = "off"
+
+
+def format_run(spec: RunSpec) -> str:
+    """Return the run file of a spec; reading it gives the same spec again."""
+    return yaml.dump(
+        to_wire(spec),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=100,
+    )
+
+
+def write_run_file(spec: RunSpec, path: Path) -> None:
+    """Write a run file, whole or not at all.
+
+    Raises:
+        UserError: the place cannot be written.
+    """
+    try:
+        replace_text(path, format_run(spec))
+    except OSError as error:
+        raise UserError(
+            f"the run file {path} cannot be written: {error.strerror}", "Choose another folder."
+        ) from error
+
+
+# ---------------------------------------------------------------- YAML, with the line of each key
+
+
+def load_yaml(text: str, *, needed: str) -> tuple[Any, dict[KeyPath, int], list[Problem]]:
+    """Return the plain values of a file, the line of each key, and why they cannot be read.
+
+    Args:
+        text: of the file.
+        needed: what an empty file lacks.
+    """
+    lines: dict[KeyPath, int] = {}
+    problems: list[Problem] = []
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, lines, [Problem(1, f"the file is empty; it needs {needed}")]
+        _index(node, (), lines, problems)
+        return loader.construct_document(node), lines, problems
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(filter(None, (error.context, error.problem)))
+        return None, lines, [Problem(mark.line + 1 if mark else None, f"this is not YAML: {what}")]
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        return None, lines, [Problem(line, f"this is not YAML: {error.reason}")]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return None, lines, [Problem(None, f"this is not YAML: {error}")]
+
+
+def _index(
+    node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], problems: list[Problem]
+) -> None:
+    """Note the line of each key, and keys that stand twice (YAML would silently take the last)."""
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            key = (*path, str(key_node.value))
+            line = key_node.start_mark.line + 1
+            if key in lines:
+                problems.append(Problem(line, f"{dotted(key)} stands twice"))
+            lines[key] = line
+            _index(value_node, key, lines, problems)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            _index(item, (*path, number), lines, problems)
+
+
+# ---------------------------------------------------------------- paths
+
+
+def _with_absolute_paths(spec: RunSpec, folder: Path) -> RunSpec:
+    data = DataSpec(
+        train=_found(spec.data.train, folder),
+        eval=None if spec.data.eval is None else _found(spec.data.eval, folder),
+        format=spec.data.format,
+    )
+    return dataclasses.replace(spec, model=_found(spec.model, folder), data=data)
+
+
+def _found(name: str, folder: Path) -> str:
+    """Return the absolute path if `name` exists beside the run file, else `name` unchanged."""
+    path = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
+    beside = path if path.is_absolute() else folder / path
+    return os.path.normpath(beside) if os.path.exists(beside) else name

@@ -1,0 +1,92 @@
+"""One node's part of an attempt: ask how it is, stop it, tell who is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+
+from agents.contract.run import AttemptStatus
+from app.errors import NodeUnreachable, RacklessError, UserError
+from app.runs.node_pool import NodePool
+from app.runs.run import RunPart
+
+ACTIVE = frozenset({"starting", "running", "stopping"})
+
+
+async def ask_part(cluster: NodePool, node: str, run_id: str, attempt: int) -> RunPart:
+    """Return what the node says about its part; a node that cannot be asked is silent."""
+    began_s = time.monotonic()
+    try:
+        status = await cluster.agent(node).attempt_status(run_id, attempt)
+    except NodeUnreachable:
+        return RunPart(node=node, silent_s=time.monotonic() - began_s)
+    except UserError:
+        # It answers, and has never heard of this attempt; or it was taken out of the book.
+        known = node in cluster.names()
+        return RunPart(node=node) if known else RunPart(node=node, silent_s=0.0)
+    return RunPart(node=node, status=status)
+
+
+async def ask_parts(
+    cluster: NodePool, nodes: Sequence[str], run_id: str, attempt: int
+) -> tuple[RunPart, ...]:
+    """Ask all nodes at once."""
+    return tuple(
+        await asyncio.gather(*(ask_part(cluster, node, run_id, attempt) for node in nodes))
+    )
+
+
+async def stop_parts(
+    cluster: NodePool, nodes: Iterable[str], run_id: str, attempt: int, grace_s: float
+) -> dict[str, RacklessError]:
+    """Stop the parts on all `nodes` at once; return what went wrong, by node."""
+    names = tuple(nodes)
+    answers = await asyncio.gather(
+        *(_stop_part(cluster, node, run_id, attempt, grace_s) for node in names)
+    )
+    return {n: error for n, error in zip(names, answers, strict=True) if error is not None}
+
+
+async def _stop_part(
+    cluster: NodePool, node: str, run_id: str, attempt: int, grace_s: float
+) -> RacklessError | None:
+    if node not in cluster.names():
+        return NodeUnreachable(f"node {node} was removed", "Add it again to reach its part.")
+    try:
+        await cluster.agent(node).stop(run_id, attempt, grace_s)
+    except RacklessError as error:
+        return error
+    return None
+
+
+def standing_s(parts: Iterable[RunPart]) -> float:
+    """Return for how long no active rank has finished a step; 0 while any loads or saves.
+
+    Taken from the ranks' own heartbeats, which only their training loop writes in phase `training`.
+    """
+    ages = []
+    for part in parts:
+        if part.status is None or not part.active:
+            continue
+        for rank in part.status.ranks:
+            if rank.phase != "training" or rank.heartbeat_age_s is None:
+                return 0.0
+            ages.append(rank.heartbeat_age_s)
+    return min(ages, default=0.0)
+
+
+def newest_step(parts: Iterable[RunPart]) -> int | None:
+    """Return the newest step that any rank's heartbeat tells."""
+    steps = [
+        rank.step
+        for part in parts
+        if part.status is not None
+        for rank in part.status.ranks
+        if rank.step is not None
+    ]
+    return max(steps, default=None)
+
+
+def active_of(statuses: Iterable[AttemptStatus]) -> tuple[AttemptStatus, ...]:
+    return tuple(status for status in statuses if status.state in ACTIVE)

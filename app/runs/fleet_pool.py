@@ -1,0 +1,35 @@
+"""The fleet as the life of a run sees it: agents to ask, bundles to send, folders to fetch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.errors import UserError
+from app.library.bundles import Source
+from app.nodes.files import transfer
+from app.nodes.fleet import Fleet
+from app.runs.node_pool import BytesProgress, NodeAgent
+
+
+class FleetCluster:
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def names(self) -> tuple[str, ...]:
+        return self._fleet.names()
+
+    def agent(self, name: str) -> NodeAgent:
+        return self._fleet.client(name)
+
+    async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
+        if source.destination is None or source.root is None:
+            raise UserError(f"{source.value} is not on this PC", "Give its path on this PC.")
+        client = self._fleet.client(name)
+        root = Path(source.root)
+        return await transfer.push(client, source.destination, root, source.files, progress)
+
+    async def fetch(self, name: str, path: str, target: Path) -> None:
+        await transfer.fetch(self._fleet.client(name), path, target)
+
+    async def copy(self, source: str, target: str, path: str) -> None:
+        await transfer.copy(self._fleet.client(source), [self._fleet.client(target)], path)

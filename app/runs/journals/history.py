@@ -1,0 +1,323 @@
+"""Everything that the mirrored journals of one run tell, kept up to date line by line.
+
+One value per run and process. The journals of all ranks are read, because the node of rank 0 may be
+the one that was lost: a step that any rank told counts. After a resume the steps beyond the resumed
+checkpoint of older attempts are void; `steps` leaves them out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agents.contract.data import DataPreview
+from agents.contract.messages import WireError, from_wire
+from app.events import Certificate, EvaluationRecord, RankTrace, RunEvent, StepRecord
+from app.runs.journals.event_text import happening
+from app.runs.journals.journal import (
+    JournalTail,
+    number_of,
+    read_certificate,
+    read_trace,
+    shares_of,
+    step_record,
+    text_of,
+    whole_of,
+)
+
+_RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
+
+PACE_STEPS = 20
+_SUPERVISOR_JOURNAL = "supervisor.jsonl"
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class RankHistory:
+    """The newest that one rank of one attempt has told."""
+
+    phase: str | None = None
+    phase_share: float | None = None
+    """How much of the phase is done, 0 to 1; None: not known."""
+    step: int | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    input_s: float | None = None
+    compute_s: float | None = None
+    wait_s: float | None = None
+    optimizer_s: float | None = None
+    mfu: float | None = None
+    model_flops: float | None = None
+    peak_flops_per_s: float | None = None
+    memory_bytes: int | None = None
+    memory_unpacked_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    setting: UsedSetting | None = None
+    paces: deque[RunPace] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """Of the newest steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedSetting:
+    """How a rank computes, as it chose by trying."""
+
+    micro_tokens: int
+    num_recomputed: int
+    num_moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPace:
+    """What one rank did in one step."""
+
+    step: int
+    tokens: int
+    step_s: float
+    compute_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTimes:
+    """How long a checkpoint took, on the rank that was slowest."""
+
+    seconds: float
+    """Until it was written and hashed."""
+    stall_s: float
+    """For how long training stood still."""
+
+
+@dataclass(slots=True)
+class AttemptHistory:
+    ranks: dict[int, RankHistory] = field(default_factory=dict)
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
+    total_steps: int | None = None
+    first_step: int | None = None
+    """The step after which training began; None: it has not begun."""
+    evaluations: dict[int, EvaluationRecord] = field(default_factory=dict)
+    """By step."""
+    checkpoints: dict[int, SaveTimes] = field(default_factory=dict)
+    """By step."""
+    holders: dict[int, set[str]] = field(default_factory=dict)
+    """Nodes that saved a checkpoint, or began from one that lay there, by its step."""
+    failed_saves: dict[int, str] = field(default_factory=dict)
+    """Why, by step."""
+    wishes: dict[str, int] = field(default_factory=dict)
+    """After which step the ranks acted on each wish, by its id."""
+    certificate: Certificate | None = None
+    traces: list[RankTrace] = field(default_factory=list)
+    first: StepRecord | None = None
+    newest: StepRecord | None = None
+    recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    """The newest steps, whose median tells how fast the attempt goes now."""
+
+    def add(self, record: StepRecord) -> bool:
+        """Enter a step; False when another rank has told it."""
+        if record.step in self.steps:
+            return False
+        self.steps[record.step] = record
+        self.first = self.first or record
+        self.newest = record
+        self.recent.append(record)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    steps: tuple[StepRecord, ...]
+    events: tuple[RunEvent, ...]
+    changed: bool
+
+
+class RunHistory:
+    """Reads the mirrors below one run's folder."""
+
+    def __init__(self, run_id: str, folder: Path) -> None:
+        self._run_id = run_id
+        self._folder = folder
+        self._tails: dict[Path, JournalTail] = {}
+        self._told: set[tuple[object, ...]] = set()
+        self.attempts: dict[int, AttemptHistory] = {}
+        self.events: list[RunEvent] = []
+        self.data: DataPreview | None = None
+        """What the run learns, as the newest attempt told it."""
+
+    def refresh(self) -> News:
+        """Read what was appended since the last time."""
+        steps: list[StepRecord] = []
+        num_events = len(self.events)
+        changed = False
+        for path, attempt, node, rank in self._journals():
+            lines = self._tails.setdefault(path, JournalTail(path)).read()
+            changed = changed or bool(lines)
+            for line in lines:
+                self._take(line, attempt, node, rank, steps)
+        news = tuple(self.events[num_events:])
+        self.events.sort(key=lambda event: event.time_s)
+        return News(tuple(sorted(steps, key=lambda s: (s.attempt, s.step))), news, changed)
+
+    def attempt(self, number: int) -> AttemptHistory:
+        return self.attempts.get(number) or AttemptHistory()
+
+    def steps(self) -> list[StepRecord]:
+        """Return the steps that count, in order."""
+        return self._counting(lambda attempt: attempt.steps)
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """Return the evaluations that count, in order: none of a step that was done again."""
+        return self._counting(lambda attempt: attempt.evaluations)
+
+    def _counting(self, pick: Callable[[AttemptHistory], dict[int, T]]) -> list[T]:
+        """Return what attempts know by step, in order, up to where a later attempt began."""
+        kept: dict[int, T] = {}
+        limit: int | None = None
+        for number in sorted(self.attempts, reverse=True):
+            attempt = self.attempts[number]
+            for step, one in pick(attempt).items():
+                if limit is None or step <= limit:
+                    kept[step] = one
+            if attempt.first_step is not None:
+                limit = attempt.first_step if limit is None else min(limit, attempt.first_step)
+        return [kept[step] for step in sorted(kept)]
+
+    def newest_checkpoint(self) -> int | None:
+        """Return the newest step that was saved and that no later attempt went back behind."""
+        for number in sorted(self.attempts, reverse=True):
+            attempt = self.attempts[number]
+            # What it began from is one, too; 0 means that it began anew.
+            known = [*attempt.checkpoints, *([attempt.first_step] if attempt.first_step else [])]
+            if known or attempt.first_step == 0:
+                return max(known, default=None)
+        return None
+
+    def _journals(self) -> list[tuple[Path, int, str, int | None]]:
+        found = []
+        for path in sorted(self._folder.glob("attempts/*/*/*.jsonl")):
+            match = _RANK_JOURNAL.fullmatch(path.name)
+            number = path.parts[-3]
+            if number.isdigit() and (match or path.name == _SUPERVISOR_JOURNAL):
+                rank = int(match.group(1)) if match else None
+                found.append((path, int(number), path.parts[-2], rank))
+        return found
+
+    def _take(
+        self,
+        line: dict[str, Any],
+        number: int,
+        node: str,
+        rank: int | None,
+        steps: list[StepRecord],
+    ) -> None:
+        attempt = self.attempts.setdefault(number, AttemptHistory())
+        if rank is not None:
+            known = attempt.ranks.setdefault(rank, RankHistory())
+            _take_rank_line(line, attempt, known, number)
+            _take_holder(line, attempt, node)
+            trace = read_trace(line, rank, self._folder / "attempts" / str(number) / node)
+            if trace is not None:
+                attempt.traces.append(trace)
+            record = step_record(line, number)
+            if record is not None and attempt.add(record):
+                steps.append(record)
+        if line["kind"] == "preview":
+            with contextlib.suppress(WireError):  # another version wrote it
+                self.data = from_wire(DataPreview, line)
+        told = happening(line, number, node, rank)
+        if told is not None and told.key not in self._told:
+            self._told.add(told.key)
+            self.events.append(told.event(self._run_id))
+
+
+def _take_rank_line(
+    line: dict[str, Any], attempt: AttemptHistory, rank: RankHistory, number: int
+) -> None:
+    kind = line["kind"]
+    if kind == "phase":
+        rank.phase = text_of(line, "phase") or None
+        rank.phase_share = number_of(line, "share")
+    elif kind == "started":
+        attempt.total_steps = whole_of(line, "total_steps")
+        attempt.first_step = whole_of(line, "step")
+        attempt.shares = shares_of(line) or attempt.shares
+        rank.step = attempt.first_step
+        rank.peak_flops_per_s = number_of(line, "peak_flops_per_s")
+    elif kind == "checkpoint":
+        _take_checkpoint(line, attempt)
+    elif kind == "checkpoint_failed":
+        attempt.failed_saves[whole_of(line, "step") or 0] = text_of(line, "message")
+    elif kind == "certificate":
+        attempt.certificate = read_certificate(line) or attempt.certificate
+    elif kind == "wish":
+        attempt.wishes[text_of(line, "wish_id")] = whole_of(line, "step") or 0
+    elif kind == "eval":
+        _take_evaluation(line, attempt, number)
+    elif kind == "setting":
+        rank.setting = UsedSetting(
+            micro_tokens=whole_of(line, "micro_tokens") or 0,
+            num_recomputed=whole_of(line, "num_recomputed") or 0,
+            num_moved=whole_of(line, "num_moved") or 0,
+        )
+    elif kind == "step":
+        _take_step(line, rank)
+
+
+def _take_checkpoint(line: dict[str, Any], attempt: AttemptHistory) -> None:
+    step = whole_of(line, "step")
+    if step is None:
+        return
+    before = attempt.checkpoints.get(step, SaveTimes(0.0, 0.0))
+    attempt.checkpoints[step] = SaveTimes(
+        seconds=max(before.seconds, number_of(line, "seconds") or 0.0),
+        stall_s=max(before.stall_s, number_of(line, "stall_s") or 0.0),
+    )
+
+
+def _take_holder(line: dict[str, Any], attempt: AttemptHistory, node: str) -> None:
+    step = whole_of(line, "step")
+    if step and line["kind"] in ("checkpoint", "started"):
+        attempt.holders.setdefault(step, set()).add(node)
+
+
+def _take_evaluation(line: dict[str, Any], attempt: AttemptHistory, number: int) -> None:
+    step = whole_of(line, "step")
+    if step is not None:
+        attempt.evaluations[step] = EvaluationRecord(
+            attempt=number,
+            step=step,
+            loss=number_of(line, "loss"),
+            perplexity=number_of(line, "perplexity"),
+        )
+
+
+def _take_step(line: dict[str, Any], rank: RankHistory) -> None:
+    rank.step = whole_of(line, "step")
+    rank.tokens_per_s = number_of(line, "tokens_per_s")
+    rank.step_s = number_of(line, "step_s")
+    rank.input_s = number_of(line, "input_s")
+    rank.compute_s = number_of(line, "compute_s")
+    rank.wait_s = number_of(line, "wait_s")
+    rank.optimizer_s = number_of(line, "optimizer_s")
+    rank.mfu = number_of(line, "mfu")
+    rank.model_flops = number_of(line, "model_flops")
+    rank.memory_bytes = whole_of(line, "memory_bytes")
+    rank.memory_unpacked_bytes = whole_of(line, "memory_unpacked_bytes")
+    rank.memory_reserved_bytes = whole_of(line, "memory_reserved_bytes")
+    tokens = whole_of(line, "tokens")
+    if None not in (rank.step, tokens, rank.step_s, rank.compute_s):
+        rank.paces.append(
+            RunPace(
+                step=rank.step or 0,
+                tokens=tokens or 0,
+                step_s=rank.step_s or 0.0,
+                compute_s=rank.compute_s or 0.0,
+                wait_s=rank.wait_s or 0.0,
+            )
+        )

@@ -1,0 +1,47 @@
+"""Find the mirrored output of a run's ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.contract.logcap import read_pieces
+from app.paths import Paths
+
+_RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogFile:
+    """The mirror of one rank's output."""
+
+    rank: int
+    node: str
+    attempt: int
+    path: Path
+
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, bytes) of all that is kept; an endless log has a hole in its middle.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return read_pieces(self.path)
+
+
+def find_logs(
+    paths: Paths, run_id: str, rank: int | None = None, attempt: int | None = None
+) -> tuple[LogFile, ...]:
+    """Return the logs of a run (rank and attempt None: all), in the order of attempts."""
+    found = []
+    for path in paths.run(run_id).glob("attempts/*/*/rank-*.log"):
+        match, number = _RANK_LOG.fullmatch(path.name), path.parts[-3]
+        if match and number.isdigit():
+            file = LogFile(
+                rank=int(match.group(1)), node=path.parts[-2], attempt=int(number), path=path
+            )
+            if rank in (None, file.rank) and attempt in (None, file.attempt):
+                found.append(file)
+    return tuple(sorted(found, key=lambda file: (file.attempt, file.rank, file.node)))

@@ -1,0 +1,107 @@
+"""Bring logs and journals from the nodes into the mirrors: once, or for as long as they grow."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from agents.contract.messages import STREAM_CHUNK_BYTES
+from agents.contract.run import StreamChunk
+from app.errors import AgentBug, RacklessError
+from app.runs.journals.mirror import Mirror, MirrorGap
+from app.runs.node_pool import NodeAgent, NodePool
+
+_GAP_PAUSE_S = 0.05
+Written = Callable[[str, int, bytes], None]
+"""Called with stream, offset and the bytes that were new here."""
+
+
+def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = None) -> int:
+    """Append what is new in a chunk; return how many bytes that was.
+
+    Raises:
+        MirrorGap: bytes before the chunk are missing.
+        AgentBug: its data is no base64.
+    """
+    try:
+        data = base64.b64decode(chunk.data_base64, validate=True)
+    except binascii.Error as error:
+        raise AgentBug(f"a chunk of {chunk.stream} is no base64: {error}") from error
+    num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
+    if num_new and written is not None:
+        written(chunk.stream, chunk.offset + len(data) - num_new, data[len(data) - num_new :])
+    return num_new
+
+
+async def sync_part(
+    agent: NodeAgent, mirror: Mirror, run_id: str, attempt: int, written: Written | None = None
+) -> None:
+    """Fetch everything that the node's streams hold now and the mirror does not.
+
+    Raises:
+        UserError, NodeUnreachable: as the node answers.
+    """
+    sizes = await agent.stream_list(run_id, attempt)
+    here = mirror.sizes()
+    for stream, size in sizes.items():
+        offset = here.get(stream, 0)
+        while offset < size:
+            chunk = await agent.stream_read(run_id, attempt, stream, offset, STREAM_CHUNK_BYTES)
+            with contextlib.suppress(MirrorGap):
+                store_chunk(mirror, chunk, written)
+            reached = mirror.sizes().get(stream, 0)
+            if reached <= offset:
+                break  # the node's copy is shorter than it said: nothing more to have
+            offset = reached
+
+
+async def sync_parts(
+    cluster: NodePool,
+    mirrors: dict[str, Mirror],
+    run_id: str,
+    attempt: int,
+) -> dict[str, RacklessError]:
+    """Fetch from all nodes at once; return what went wrong, by node."""
+    names = tuple(mirrors)
+    answers = await asyncio.gather(
+        *(_sync_quietly(cluster, node, mirrors[node], run_id, attempt) for node in names)
+    )
+    return {n: error for n, error in zip(names, answers, strict=True) if error is not None}
+
+
+async def _sync_quietly(
+    cluster: NodePool, node: str, mirror: Mirror, run_id: str, attempt: int
+) -> RacklessError | None:
+    try:
+        await sync_part(cluster.agent(node), mirror, run_id, attempt)
+    except RacklessError as error:
+        return error
+    return None
+
+
+async def follow_part(
+    agent: NodeAgent, mirror: Mirror, run_id: str, attempt: int, written: Written
+) -> None:
+    """Mirror the node's streams as they grow, until cancelled.
+
+    Raises:
+        NodeUnreachable: the connection was lost; what came so far is kept.
+    """
+    while True:
+        try:
+            await _store_all(agent.follow_streams(run_id, attempt, mirror.sizes()), mirror, written)
+        except MirrorGap:
+            # Another process has the bytes in between in hand: ask again from the present end.
+            await asyncio.sleep(_GAP_PAUSE_S)
+
+
+async def _store_all(chunks: AsyncIterator[StreamChunk], mirror: Mirror, written: Written) -> None:
+    try:
+        async for chunk in chunks:
+            store_chunk(mirror, chunk, written)
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()  # tells the node to stop sending

@@ -1,0 +1,1 @@
+"""Actions on runs: launch, watch, stop, resume, and what runs in the background."""

@@ -1,0 +1,121 @@
+"""What a core that stays open does by itself: watch runs, notice nodes and other processes.
+
+A command that asks one thing and leaves has no need of it. Each job is a task of its own; one that
+fails by a bug is logged and does not take the others along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from app.events import ACTIVE_STATES, ArtifactsChanged, Event, EventHub, NodeChanged
+from app.nodes.fleet import Fleet
+from app.nodes.node import Node, address_from_json
+from app.runs.lifecycle.reconcile import search_nodes
+from app.runs.lifecycle.watch import RunWatch
+from app.runs.services import Services
+from app.storage.database import Database
+from app.storage.nodes import NodeStore
+
+STORAGE_POLL_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    def __init__(
+        self,
+        services: Services,
+        fleet: Fleet,
+        nodes: NodeStore,
+        database: Database,
+        events: EventHub,
+    ) -> None:
+        self._services = services
+        self._fleet = fleet
+        self._nodes = nodes
+        self._database = database
+        self._events = events
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.is_on = False
+
+    def begin(self) -> None:
+        """From now on watch every active run, and look out for news. Again: no effect."""
+        if not self.is_on:
+            self.is_on = True
+            self._spawn("storage", self._follow_storage())
+            self._spawn("nodes", self._follow_nodes())
+        self._watch_active()
+
+    def watch(self, run_id: str) -> asyncio.Task[None]:
+        """Return the task that follows the run until its attempt ends, started when missing."""
+        key = f"run {run_id}"
+        task = self._tasks.get(key)
+        if task is None or task.done():
+            run = self._services.book.get(run_id)
+            task = self._spawn(key, RunWatch(self._services, run, self._events).run_until_end())
+        return task
+
+    async def end(self) -> None:
+        """End all tasks. Runs go on."""
+        tasks = [task for task in self._tasks.values() if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _watch_active(self) -> None:
+        for run_id in self._services.book.store.in_states(ACTIVE_STATES):
+            self.watch(run_id)
+
+    async def _follow_storage(self) -> None:
+        """Notice what another process of this home has stored, such as a run that it started."""
+        version = self._database.version_of_data()
+        while True:
+            await asyncio.sleep(STORAGE_POLL_S)
+            newest = self._database.version_of_data()
+            if newest != version:
+                version = newest
+                self._services.book.publish_changed()
+                self._events.publish(ArtifactsChanged())
+                self._take_new_nodes()
+            self._watch_active()
+
+    def _take_new_nodes(self) -> None:
+        for record in self._nodes.all():
+            if record.name not in self._fleet.names():
+                self._fleet.add(Node(name=record.name, address=address_from_json(record.address)))
+
+    async def _follow_nodes(self) -> None:
+        """Whenever a node comes (back) online, ask it what it remembers."""
+        online: set[str] = set()
+        arrived: asyncio.Queue[str] = asyncio.Queue()
+
+        def take(event: Event) -> None:
+            if not isinstance(event, NodeChanged):
+                return
+            name = event.node.name
+            if event.node.state != "online":
+                online.discard(name)
+            elif name not in online:
+                online.add(name)
+                arrived.put_nowait(name)
+
+        with self._events.listening(take):
+            for snapshot in self._fleet.snapshots():
+                take(NodeChanged(snapshot))
+            while True:
+                await search_nodes(self._services, (await arrived.get(),))
+                self._watch_active()
+
+    def _spawn(self, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=key)
+        task.add_done_callback(_report)
+        self._tasks[key] = task
+        return task
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("%s ended by a bug", task.get_name(), exc_info=task.exception())

@@ -1,0 +1,230 @@
+"""Start a run: look everything over, send what is missing, then launch on all nodes at once.
+
+Until the first node is asked to launch, nothing of the run exists anywhere: a problem found before
+leaves no trace. From then on the intent is in the store, so that a master that dies half-way leaves
+a run that the next one can judge. When one node cannot launch, the others are stopped again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agents.contract.messages import to_wire
+from agents.contract.run import AttemptIntent, RankPlacement, Replay
+from agents.contract.spec import RunSpec
+from app.errors import NodeUnreachable, RacklessError, UserError
+from app.runfile.advice import advise
+from app.runs.attempt_status import stop_parts
+from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
+from app.runs.node_pool import Progress
+from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
+from app.runs.preflight import LaunchPlan, choose_nodes, expect_supported, look_over
+from app.runs.services import Services
+from app.storage.runs import AttemptRecord, RunRecord
+from app.text import show_list
+
+_ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+
+
+def make_run_id() -> str:
+    """Return an id that sorts by time and is never the same twice, such as
+    `20261121-141502-k3f`."""
+    tail = "".join(secrets.choice(_ID_LETTERS) for _ in range(3))
+    return time.strftime("%Y%m%d-%H%M%S-") + tail
+
+
+async def start_run(
+    services: Services,
+    spec: RunSpec,
+    announced: Progress = lambda line: None,
+    tell: Progress = lambda line: None,
+) -> str:
+    """Launch a new run and return its id.
+
+    Args:
+        announced: gets the id before any node is asked.
+        tell: hears what it is at.
+
+    Raises:
+        UserError: it cannot be started; nothing was left behind on any node.
+    """
+    nodes = choose_nodes(spec, services.cluster.names())
+    expect_supported(spec)
+    inputs = await asyncio.to_thread(find_inputs, services, spec)
+    run_id = make_run_id()
+    with services.launching(run_id):
+        run = RunRecord(
+            run_id=run_id,
+            name=spec.name,
+            state="created",
+            spec=spec,
+            attempt=1,
+            nodes=nodes,
+            created_s=time.time(),
+        )
+        services.book.add(run)
+        announced(run_id)
+        try:
+            tell(f"looking at {show_list(nodes)}")
+            plan = await look_over(services, spec, nodes)
+            folders = await send_inputs(services, plan.nodes, inputs, tell)
+        except BaseException:
+            services.book.discard(run_id)
+            services.remove_folder(run_id)
+            raise
+        tell(f"launching on {show_list(plan.nodes)}")
+        await launch(services, run, plan, inputs, folders, resume_step=None)
+    return run_id
+
+
+async def launch(
+    services: Services,
+    run: RunRecord,
+    plan: LaunchPlan,
+    inputs: Inputs,
+    folders: dict[str, NodeInputs],
+    resume_step: int | None,
+    replay: Replay | None = None,
+) -> None:
+    """Record the intent, then launch attempt `run.attempt` on all nodes at once.
+
+    Raises:
+        UserError: a node could not launch; the others were stopped and the run is `failed`.
+    """
+    book = services.book
+    master = plan.endpoints[plan.nodes[0]]
+    port = await services.cluster.agent(plan.nodes[0]).port_choose(master.address)
+    record_intent(services, run, plan, inputs, resume_step)
+    try:
+        await _store_forecast(services, run, plan)
+        intents = [
+            replace(
+                _intent(run, plan, node, folders[node], master.address, port, resume_step),
+                replay=replay,
+            )
+            for node in plan.nodes
+        ]
+        await _launch_everywhere(services, intents)
+    except BaseException as error:
+        await asyncio.shield(_give_up(services, run, plan.nodes, error))
+        raise
+    book.move(run.run_id, run.attempt, "running", "", "")
+    if book.get(run.run_id).stop_asked:  # somebody pressed Stop in the meantime
+        grace_s = services.settings.number("stop_grace_s")
+        await stop_parts(services.cluster, plan.nodes, run.run_id, run.attempt, grace_s)
+
+
+def record_intent(
+    services: Services, run: RunRecord, plan: LaunchPlan, inputs: Inputs, resume_step: int | None
+) -> None:
+    """Write down what is about to be launched, before any node hears of it."""
+    services.book.change(
+        run.run_id, lambda old: replace(old, attempt=run.attempt, nodes=plan.nodes, ended_s=None)
+    )
+    services.book.store.save_attempt(
+        AttemptRecord(
+            run_id=run.run_id,
+            attempt=run.attempt,
+            placements=plan.ranks,
+            resume_step=resume_step,
+            launched_s=time.time(),
+            inputs=to_wire(inputs),
+        )
+    )
+    services.book.move(run.run_id, run.attempt, "launching", "", "")
+    at = f" from step {resume_step}" if resume_step else ""
+    services.book.tell(
+        run.run_id, "info", f"attempt {run.attempt} is launched on {show_list(plan.nodes)}{at}"
+    )
+    for advice in advise(run.spec, [place.device for place in plan.ranks]):
+        services.book.tell(run.run_id, "warning", f"{advice.key}: {advice.text}")
+
+
+async def _store_forecast(services: Services, run: RunRecord, plan: LaunchPlan) -> None:
+    """Keep what is foretold of this attempt, to hold it against what it measures.
+
+    A start takes every node that the run file allows. Where fewer would be faster, it says so.
+    """
+    from app.forecasts.planner import Planner
+
+    planner = Planner(services)
+    try:
+        forecast = await planner.forecast(run.spec, plan.facts, plan.ranks)
+        faster = await planner.find_faster(run.spec, plan.facts)
+    except UserError:  # the model's sizes are not known here; it trains all the same
+        return
+    if forecast is not None:
+        services.planning.save_forecast(run.run_id, run.attempt, to_wire(forecast))
+    for text in faster:
+        services.book.tell(run.run_id, "warning", f"nodes: {text}")
+
+
+def _intent(
+    run: RunRecord,
+    plan: LaunchPlan,
+    node: str,
+    inputs: NodeInputs,
+    master_address: str,
+    master_port: int,
+    resume_step: int | None,
+) -> AttemptIntent:
+    return AttemptIntent(
+        run_id=run.run_id,
+        attempt=run.attempt,
+        node=node,
+        spec=run.spec,
+        python=plan.pythons[node],
+        ranks=plan.ranks,
+        master_address=master_address,
+        master_port=master_port,
+        address=plan.endpoints[node].address,
+        interface=plan.endpoints[node].interface,
+        model_path=inputs.model,
+        train_path=inputs.train,
+        eval_path=inputs.eval,
+        resume_step=resume_step,
+        checkpoint_ranks=choose_checkpoint_ranks(plan.ranks, run.spec.checkpoint.copies),
+        environ=_environ(plan.ranks),
+    )
+
+
+def _environ(ranks: Sequence[RankPlacement]) -> dict[str, str]:
+    if all(place.device == "cpu" for place in ranks):
+        return {}
+    # Without the order CUDA counts the fastest card first, and NVML by slot.
+    environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    mixed = any(place.device == "cpu" for place in ranks)
+    return {**environ, "RACKLESS_BACKEND": "gloo"} if mixed or shares_a_gpu(ranks) else environ
+
+
+async def _launch_everywhere(services: Services, intents: Sequence[AttemptIntent]) -> None:
+    answers = await asyncio.gather(
+        *(services.cluster.agent(intent.node).launch(intent) for intent in intents),
+        return_exceptions=True,
+    )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+
+
+async def _give_up(
+    services: Services, run: RunRecord, nodes: Sequence[str], error: BaseException
+) -> None:
+    left = await stop_parts(services.cluster, nodes, run.run_id, run.attempt, grace_s=0.0)
+    if isinstance(error, UserError):
+        message, hint = f"could not be launched: {error.message}", error.hint
+    elif isinstance(error, RacklessError):
+        message, hint = f"could not be launched: {error}", "Look at the log of the agent."
+    else:
+        message, hint = "the launch was broken off", f"rackless runs resume {run.run_id}"
+    services.book.move(run.run_id, run.attempt, "failed", message, hint)
+    services.book.tell(run.run_id, "error", message)
+    silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]
+    if silent:
+        services.book.tell(
+            run.run_id, "warning", f"{show_list(silent)} could not be asked to stop its part"
+        )

@@ -1,0 +1,253 @@
+"""Bring the book in line with what the nodes say: once per call, for one run or for all.
+
+This is how a run is found again after its master was killed, how a run of a lost database comes
+back, and how a zombie (an old attempt on a node that returns) is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agents.contract.run import AttemptStatus
+from app.errors import NodeUnreachable, RacklessError
+from app.events import ACTIVE_STATES, RunState, Severity
+from app.runs.attempt_status import active_of, ask_parts, newest_step, standing_s, stop_parts
+from app.runs.journals.streams import sync_part, sync_parts
+from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
+from app.runs.services import Services
+from app.storage.runs import AttemptRecord, RunRecord
+
+ZOMBIE_GRACE_S = 5.0
+STOP_REQUEST_S = 2.0
+
+
+async def reconcile_run(services: Services, run_id: str) -> None:
+    """Ask the run's nodes, fetch what is new in their journals, judge, and act on the verdict."""
+    run = services.book.get(run_id)
+    if run.state not in ACTIVE_STATES:
+        return
+    if services.is_launching(run_id):
+        return
+    if run.state == "created":
+        services.book.move(
+            run_id,
+            run.attempt,
+            "failed",
+            "the start broke off before any node was asked",
+            f"Start it with: rackless runs resume {run_id}",
+        )
+        return
+    parts = await ask_parts(services.cluster, run.nodes, run_id, run.attempt)
+    await sync_run(services, run, [part.node for part in parts if part.answers])
+    services.book.refresh(run_id)
+    services.book.save_progress(run_id)
+    patience_s = services.settings.number("lost_after_s")
+    # One look cannot tell for how long a node has been silent, but the others' heartbeats tell for
+    # how long they have waited for somebody.
+    patient = tuple(p if p.answers else replace(p, silent_s=patience_s) for p in parts)
+    await settle(services, run, patient, standing_s(parts))
+
+
+async def settle(
+    services: Services, run: RunRecord, parts: tuple[RunPart, ...], standing: float
+) -> StateJudgement:
+    """Judge the parts of a run and do what the verdict asks for."""
+    verdict = judge(make_situation(services, run, parts, standing))
+    if run.stop_asked:
+        await _ask_again_to_stop(services, run, parts)
+    if verdict.stop:
+        await stop_parts(
+            services.cluster, verdict.stop, run.run_id, run.attempt, grace_s=ZOMBIE_GRACE_S
+        )
+    if verdict.state not in ACTIVE_STATES:
+        await _close(services, run, parts, verdict)
+    elif may_move(run.state, verdict.state):
+        services.book.move(run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint)
+    return verdict
+
+
+def make_situation(
+    services: Services, run: RunRecord, parts: tuple[RunPart, ...], standing: float
+) -> Situation:
+    snapshot = services.book.full_snapshot(run.run_id)
+    steps = [s for s in (snapshot.step, newest_step(parts)) if s is not None]
+    return Situation(
+        parts=parts,
+        stop_asked=run.stop_asked,
+        launching=services.is_launching(run.run_id),
+        is_ours=services.book.is_ours(run),
+        step=max(steps, default=None),
+        standing_s=standing,
+        patience_s=services.settings.number("lost_after_s"),
+        checkpoint_step=snapshot.newest_checkpoint_step,
+    )
+
+
+async def sync_run(
+    services: Services, run: RunRecord, nodes: Sequence[str]
+) -> dict[str, RacklessError]:
+    """Fetch the newest bytes of the run's newest attempt; return what went wrong, by node."""
+    mirrors = {node: services.book.mirror(run.run_id, run.attempt, node) for node in nodes}
+    return await sync_parts(services.cluster, mirrors, run.run_id, run.attempt)
+
+
+async def _ask_again_to_stop(services: Services, run: RunRecord, parts: Sequence[RunPart]) -> None:
+    """The master that was asked to stop the run may have died before it told every node."""
+    deaf = [p.node for p in parts if p.active and p.status and p.status.state != "stopping"]
+    grace_s = services.settings.number("stop_grace_s")
+    # The node goes on stopping after it has read the request; nobody needs to wait for the answer.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_REQUEST_S):
+            await stop_parts(services.cluster, deaf, run.run_id, run.attempt, grace_s)
+
+
+async def _close(
+    services: Services, run: RunRecord, parts: Sequence[RunPart], verdict: StateJudgement
+) -> None:
+    """The attempt is over: fetch the last bytes of its journals, then say so."""
+    await sync_run(services, run, [part.node for part in parts if part.answers])
+    services.book.refresh(run.run_id)
+    moved = services.book.move(
+        run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint
+    )
+    if moved:
+        from app.forecasts.learning import learn_from_run
+
+        learn_from_run(services, services.book.get(run.run_id))
+    if moved and verdict.message:
+        severity: Severity = "error" if verdict.state in ("failed", "interrupted") else "warning"
+        services.book.tell(run.run_id, severity, verdict.message)
+
+
+# ---------------------------------------------------------------- runs that this book lost
+
+
+async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Ask nodes for all their attempts: enter unknown runs, end zombies; return who was silent."""
+    answers = await asyncio.gather(*(_attempts_on(services, node) for node in nodes))
+    found: dict[str, list[AttemptStatus]] = {}
+    for node, attempts in zip(nodes, answers, strict=True):
+        for status in attempts or ():
+            # What a node calls itself in an old intent may differ from its name here.
+            found.setdefault(status.run_id, []).append(replace(status, node=node))
+    for run_id, statuses in found.items():
+        await _take_in(services, run_id, statuses)
+    return tuple(n for n, answer in zip(nodes, answers, strict=True) if answer is None)
+
+
+async def _attempts_on(services: Services, node: str) -> tuple[AttemptStatus, ...] | None:
+    try:
+        return await services.cluster.agent(node).attempt_list()
+    except RacklessError:
+        return None
+
+
+async def _take_in(services: Services, run_id: str, statuses: list[AttemptStatus]) -> None:
+    book = services.book
+    if book.store.is_deleted(run_id):
+        await _end_deleted(services, run_id, statuses)
+        return
+    newest = max(status.attempt for status in statuses)
+    run = book.store.get(run_id)
+    if run is None:
+        run = _enter(services, run_id, [s for s in statuses if s.attempt == newest])
+    elif newest > run.attempt and not services.is_launching(run_id):
+        _move_on(services, run, [s for s in statuses if s.attempt == newest])
+        run = book.get(run_id)
+    if run is None:
+        return
+    await _mirror_all(services, run, statuses)
+    await _end_zombies(services, run, statuses)
+    await reconcile_run(services, run_id)
+
+
+def _enter(services: Services, run_id: str, newest: list[AttemptStatus]) -> RunRecord | None:
+    """Enter a run that only the nodes remember."""
+    spec = next((status.spec for status in newest if status.spec is not None), None)
+    if spec is None:
+        return None
+    ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
+    nodes = tuple(dict.fromkeys(place.node for place in ranks)) or (newest[0].node,)
+    started_s = min((s.started_s for s in newest if s.started_s), default=None)
+    run = RunRecord(
+        run_id=run_id,
+        name=spec.name,
+        state="running",
+        spec=spec,
+        attempt=newest[0].attempt,
+        nodes=nodes,
+        created_s=started_s or time.time(),
+        started_s=started_s,
+    )
+    services.book.add(run)
+    _save_attempt(services, run, newest)
+    services.book.tell(run_id, "info", f"found again on {', '.join(s.node for s in newest)}")
+    return run
+
+
+def _move_on(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
+    """Another master has launched a newer attempt than this book knows."""
+    ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
+    nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
+    state: RunState = "running"
+    services.book.change(
+        run.run_id,
+        lambda old: replace(
+            old, attempt=newest[0].attempt, nodes=nodes, state=state, message="", ended_s=None
+        ),
+    )
+    _save_attempt(services, services.book.get(run.run_id), newest)
+
+
+def _save_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
+    services.book.store.save_attempt(
+        AttemptRecord(
+            run_id=run.run_id,
+            attempt=run.attempt,
+            placements=next((s.all_ranks for s in newest if s.all_ranks), ()),
+            launched_s=run.started_s or time.time(),
+        )
+    )
+
+
+async def _mirror_all(
+    services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
+) -> None:
+    """Fetch the journals of every attempt that a node still has, ended ones too."""
+    for status in statuses:
+        mirror = services.book.mirror(run.run_id, status.attempt, status.node)
+        agent = services.cluster.agent(status.node)
+        with contextlib.suppress(RacklessError):
+            await sync_part(agent, mirror, run.run_id, status.attempt)
+    services.book.refresh(run.run_id)
+
+
+async def _end_zombies(
+    services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
+) -> None:
+    """Stop what still runs of a run that is over, or of an older attempt."""
+    if services.is_launching(run.run_id):
+        return
+    for status in active_of(statuses):
+        if status.attempt == run.attempt and run.state in ACTIVE_STATES:
+            continue
+        services.book.tell(
+            run.run_id,
+            "warning",
+            f"attempt {status.attempt} was still running on {status.node}; it is stopped",
+        )
+        await stop_parts(
+            services.cluster, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S
+        )
+
+
+async def _end_deleted(services: Services, run_id: str, statuses: Sequence[AttemptStatus]) -> None:
+    for status in active_of(statuses):
+        await stop_parts(services.cluster, [status.node], run_id, status.attempt, 0.0)
+    for node in {status.node for status in statuses}:
+        with contextlib.suppress(NodeUnreachable, RacklessError):
+            await services.cluster.agent(node).run_delete(run_id)

@@ -1,0 +1,245 @@
+"""Go on from the newest whole checkpoint, on the same nodes or on others.
+
+The order matters: first the new attempt number is raised as a fence on every node that answers, so
+that nothing of an old attempt can commit any more; then leftovers are stopped; then a checkpoint is
+chosen and brought where it is missing; only then is anything launched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from app.errors import NodeUnreachable, RacklessError, UserError
+from app.events import RESUMABLE_STATES
+from app.runs.attempt_status import active_of, stop_parts
+from app.runs.checkpoints import Copy, find_copies, verify
+from app.runs.inputs import recall_inputs, send_inputs
+from app.runs.lifecycle.launch import launch
+from app.runs.lifecycle.reconcile import reconcile_run
+from app.runs.lifecycle.resume_verification import choose_starts, expect_possible, read_replay
+from app.runs.lifecycle.rollback_guard import expect_newest, expect_no_checkpoint
+from app.runs.node_pool import Progress
+from app.runs.preflight import choose_nodes, look_over
+from app.runs.services import Services
+from app.storage.runs import RunRecord
+from app.text import show_list
+
+LEFTOVER_GRACE_S = 5.0
+
+
+async def resume_run(
+    services: Services,
+    run_id: str,
+    checkpoint: int | None = None,
+    nodes: tuple[str, ...] | None = None,
+    verify_steps: int | None = None,
+    tell: Progress = lambda line: None,
+) -> None:
+    """Launch the next attempt of a run.
+
+    Args:
+        checkpoint: the step to go on from; None: the newest that is whole.
+        nodes: where; None: the nodes of the last attempt that answer.
+        verify_steps: go on from a checkpoint that has so many logged steps after it, and compare
+            them with what the new attempt computes; None: compare nothing.
+        tell: hears what it is at.
+
+    Raises:
+        UserError: the run is active or done, no node answers, the checkpoint is not there, too few
+            steps are logged after it, or checkpoints were saved and cannot be had.
+    """
+    if verify_steps is not None:
+        expect_possible(verify_steps)
+    await reconcile_run(services, run_id)
+    run = services.book.get(run_id)
+    _expect_resumable(run)
+    inputs = await asyncio.to_thread(recall_inputs, services, run)
+    with services.launching(run_id):
+        answering = await _find_answering(services)
+        chosen = _choose(services, run, nodes, answering)
+        tell(f"looking at {show_list(chosen)}")
+        attempt = await _raise_fence(services, run, answering)
+        await _stop_leftovers(services, run_id, answering)
+        plan = await look_over(services, replace(run.spec, shares=None), chosen)
+        shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
+        spec = replace(run.spec, shares=shares)
+        tell("reading the checkpoints, and bringing one to every node")
+        step, void = await _prepare_checkpoint(
+            services, run_id, checkpoint, plan.nodes, answering, verify_steps
+        )
+        replay = None
+        if step is not None and verify_steps is not None:
+            replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
+        folders = await send_inputs(services, plan.nodes, inputs, tell)
+        await _delete_all(services, void)  # not before everything else that can fail has gone well
+        tell(f"launching on {show_list(plan.nodes)}")
+        next_run = replace(run, attempt=attempt, spec=spec)
+        await launch(services, next_run, plan, inputs, folders, step, replay)
+
+
+def _expect_resumable(run: RunRecord) -> None:
+    if run.state == "done":
+        raise UserError(
+            f"run {run.run_id} is done: there is nothing to resume",
+            "To train longer, start a new run with more epochs.",
+        )
+    if run.state not in RESUMABLE_STATES:
+        raise UserError(
+            f"run {run.run_id} is {run.state} and cannot be resumed",
+            f"Stop it first: rackless runs stop {run.run_id}",
+        )
+
+
+# ---------------------------------------------------------------- who takes part
+
+
+async def _find_answering(services: Services) -> tuple[str, ...]:
+    names = services.cluster.names()
+    answers = await asyncio.gather(*(_answers(services, name) for name in names))
+    return tuple(name for name, answer in zip(names, answers, strict=True) if answer)
+
+
+async def _answers(services: Services, name: str) -> bool:
+    try:
+        await services.cluster.agent(name).attempt_list()
+    except NodeUnreachable:
+        return False
+    return True
+
+
+def _choose(
+    services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
+) -> tuple[str, ...]:
+    if wanted is not None:
+        return choose_nodes(replace(run.spec, nodes=wanted), services.cluster.names())
+    nodes = tuple(node for node in run.nodes if node in answering)
+    if not nodes:
+        raise UserError(
+            f"none of the run's nodes answers ({show_list(run.nodes)})",
+            "Turn one on, or name others: rackless runs resume ID --nodes A,B",
+        )
+    return nodes
+
+
+async def _raise_fence(services: Services, run: RunRecord, nodes: Sequence[str]) -> int:
+    """Agree on the next attempt number with all `nodes`; nothing older can commit there now."""
+    attempt = run.attempt + 1
+    while True:
+        newest = await asyncio.gather(
+            *(services.cluster.agent(node).run_fence(run.run_id, attempt) for node in nodes)
+        )
+        if max(newest, default=attempt) <= attempt:
+            return attempt
+        attempt = max(newest) + 1  # another master has resumed this run before
+
+
+async def _stop_leftovers(services: Services, run_id: str, nodes: Sequence[str]) -> None:
+    answers = await asyncio.gather(*(services.cluster.agent(node).attempt_list() for node in nodes))
+    for node, statuses in zip(nodes, answers, strict=True):
+        for status in active_of(statuses):
+            if status.run_id == run_id:
+                await stop_parts(services.cluster, [node], run_id, status.attempt, LEFTOVER_GRACE_S)
+
+
+# ---------------------------------------------------------------- from where
+
+
+async def _prepare_checkpoint(
+    services: Services,
+    run_id: str,
+    wanted: int | None,
+    nodes: Sequence[str],
+    answering: Sequence[str],
+    verify_steps: int | None,
+) -> tuple[int | None, list[Copy]]:
+    """Choose the step to go on from and bring it to all `nodes`; None: none was ever saved.
+
+    Returns:
+        The step, and the copies of later ones, which the next attempt makes void.
+    """
+    copies = await find_copies(services, run_id, answering)
+    fitting = copies
+    known = {copy.info.step for copy in copies}
+    if verify_steps is not None and (wanted is None or wanted in known):
+        steps = known if wanted is None else {wanted}
+        starts = choose_starts(services, run_id, steps, verify_steps, is_wanted=wanted is not None)
+        fitting = tuple(copy for copy in copies if copy.info.step in starts)
+    good = await choose_checkpoint(services, run_id, fitting, wanted)
+    if not good:
+        expect_no_checkpoint(services, run_id, fitting, answering, verify_steps)
+        services.book.tell(
+            run_id, "warning", "there is no checkpoint yet: it starts from the beginning"
+        )
+        return None, []
+    step = good[0].info.step
+    if wanted is None:
+        expect_newest(services, run_id, step, answering)
+    holders = {copy.node for copy in good}
+    damaged = [c for c in copies if c.info.step == step and c.node not in holders]
+    await _delete_all(services, damaged)
+    for node in nodes:
+        if node not in holders:
+            services.book.tell(
+                run_id, "info", f"checkpoint of step {step} is copied from {good[0].node} to {node}"
+            )
+            await services.cluster.copy(good[0].node, node, good[0].info.path)
+    return step, [copy for copy in copies if copy.info.step > step]
+
+
+async def choose_checkpoint(
+    services: Services, run_id: str, copies: Sequence[Copy], wanted: int | None
+) -> tuple[Copy, ...]:
+    """Return the whole copies of step `wanted`, or of the newest step that has any.
+
+    Raises:
+        UserError: step `wanted` is not there, or none of its copies is whole.
+    """
+    steps = sorted({copy.info.step for copy in copies}, reverse=True)
+    if wanted is not None:
+        if wanted not in steps:
+            raise UserError(
+                f"there is no checkpoint of step {wanted} of run {run_id} on the nodes that answer",
+                f"The steps are: {', '.join(map(str, steps)) or 'none'}",
+            )
+        steps = [wanted]
+    for step in steps:
+        checked = await verify(services.cluster, [c for c in copies if c.info.step == step])
+        for copy in checked:
+            if not copy.info.verified:
+                services.book.tell(
+                    run_id,
+                    "warning",
+                    f"the checkpoint of step {step} on {copy.node} is not whole: "
+                    f"{copy.info.problem or 'its files do not match their hashes'}",
+                )
+        good = [copy for copy in checked if copy.info.verified]
+        if good:
+            newest = max(good, key=_age)
+            return tuple(c for c in good if c.info.manifest_sha256 == newest.info.manifest_sha256)
+    if wanted is not None:
+        raise UserError(
+            f"no copy of the checkpoint of step {wanted} is whole",
+            f"Leave out --checkpoint to take the newest whole one: rackless runs resume {run_id}",
+        )
+    return ()
+
+
+def _age(copy: Copy) -> tuple[int, float]:
+    return copy.info.attempt, copy.info.created_s
+
+
+async def _delete_all(services: Services, copies: Sequence[Copy]) -> None:
+    await asyncio.gather(*(_delete(services, copy) for copy in copies))
+
+
+async def _delete(services: Services, copy: Copy) -> None:
+    try:
+        await services.cluster.agent(copy.node).checkpoint_delete(copy.info.run_id, copy.info.step)
+    except RacklessError as error:
+        services.book.tell(
+            copy.info.run_id,
+            "warning",
+            f"the checkpoint of step {copy.info.step} on {copy.node} could not be removed: {error}",
+        )

@@ -1,0 +1,128 @@
+"""Find a checkpoint whose next steps are logged already, so that a resume can be held against them.
+
+A step counts when it belongs to the run's history as it stands: what a later attempt went back
+behind is void. What the journals say of it is read from the mirrors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from agents.contract.run import LoggedStep, Replay
+from app.errors import UsageError, UserError
+from app.runs.journals.journal import JournalTail, Line, text_of, whole_of
+from app.runs.services import Services
+
+MOST_STEPS = 1000
+
+
+def expect_possible(num_steps: int) -> None:
+    """Raises: UsageError when nobody can replay so many steps."""
+    if not 1 <= num_steps <= MOST_STEPS:
+        raise UsageError(
+            f"{num_steps} steps cannot be replayed: it is 1 to {MOST_STEPS}",
+            "A few steps show as much as many: a wrong state shows in the first one.",
+        )
+
+
+def choose_starts(
+    services: Services,
+    run_id: str,
+    checkpoints: Collection[int],
+    num_steps: int,
+    *,
+    is_wanted: bool = False,
+) -> tuple[int, ...]:
+    """Return the steps of those checkpoints that have `num_steps` logged steps after them.
+
+    Args:
+        is_wanted: `checkpoints` is one that a person named; there may be others.
+
+    Raises:
+        UserError: there is none.
+    """
+    logged = {record.step for record in services.book.history(run_id).steps()}
+    following = {start: _count_following(start, logged) for start in checkpoints}
+    found = tuple(start for start, count in following.items() if count >= num_steps)
+    if found:
+        return found
+    most = max(following.values(), default=0)
+    hint = f"Verify fewer: --verify {most}" if most else "Resume without --verify."
+    if is_wanted:
+        (step,) = checkpoints
+        raise UserError(
+            f"the checkpoint of step {step} of run {run_id} has {most} logged steps after it, and "
+            f"{num_steps} are to be verified",
+            f"{hint.rstrip('.')}, or leave out --checkpoint to begin at an older one.",
+        )
+    raise UserError(
+        f"no checkpoint of run {run_id} has {num_steps} logged steps after it; the most is {most}",
+        hint,
+    )
+
+
+def _count_following(start: int, logged: Collection[int]) -> int:
+    count = 0
+    while start + count + 1 in logged:
+        count += 1
+    return count
+
+
+def read_replay(services: Services, run_id: str, start: int, num_steps: int) -> Replay:
+    """Return what was logged of the `num_steps` after `start`. Reads whole journals."""
+    attempt_of = {
+        record.step: record.attempt
+        for record in services.book.history(run_id).steps()
+        if start < record.step <= start + num_steps
+    }
+    steps: list[LoggedStep] = []
+    for attempt in sorted(set(attempt_of.values())):
+        wanted = {step for step, number in attempt_of.items() if number == attempt}
+        steps += read_logged(services.paths.attempt(run_id, attempt), wanted)
+    return Replay(
+        steps=tuple(sorted(steps, key=lambda logged: logged.step)),
+        devices=_find_devices(services, run_id, set(attempt_of.values())),
+    )
+
+
+def read_logged(folder: Path, wanted: Collection[int]) -> list[LoggedStep]:
+    """Return what the mirrored journals of an attempt tell of some steps."""
+    found: dict[int, LoggedStep] = {}
+    saved: set[int] = set()
+    for path in sorted(folder.glob("*/rank-*.jsonl")):
+        lines = JournalTail(path).read()
+        saved.update(_steps_of(lines, "checkpoint"))
+        for line in lines:
+            step = whole_of(line, "step")
+            if text_of(line, "kind") == "step" and step is not None and step in wanted:
+                found.setdefault(step, _read_step(line, step))
+    return [replace(one, saved=step in saved) for step, one in found.items() if one.loss_hex]
+
+
+def _steps_of(lines: Iterable[Line], kind: str) -> set[int]:
+    steps = (whole_of(line, "step") for line in lines if text_of(line, "kind") == kind)
+    return {step for step in steps if step is not None}
+
+
+def _read_step(line: Line, step: int) -> LoggedStep:
+    shares = line.get("shares")
+    return LoggedStep(
+        step=step,
+        loss_hex=text_of(line, "loss_hex"),
+        samples=text_of(line, "samples"),
+        shares=tuple(map(float, shares)) if isinstance(shares, list) else (),
+    )
+
+
+def _find_devices(
+    services: Services, run_id: str, attempts: Collection[int]
+) -> tuple[tuple[str, str], ...]:
+    """Return the devices that all these attempts had in common; empty when they differ."""
+    known = [
+        tuple((place.node, place.device_id) for place in record.placements)
+        for record in services.book.store.attempts(run_id)
+        if record.attempt in attempts
+    ]
+    return known[0] if len(known) == len(attempts) and len(set(known)) == 1 else ()

@@ -1,0 +1,127 @@
+"""Stop a run, and delete one: nothing of it may be left behind on any node that answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from app.errors import NodeUnreachable, RacklessError, UserError
+from app.events import ACTIVE_STATES
+from app.runs.attempt_status import stop_parts
+from app.runs.export_claims import refuse_exported
+from app.runs.lifecycle.reconcile import reconcile_run
+from app.runs.services import Services
+from app.text import show_list
+
+LAUNCH_PATIENCE_S = 180.0
+LOOK_EVERY_S = 0.1
+
+
+async def stop_run(services: Services, run_id: str) -> None:
+    """Stop a run: the first time it saves a checkpoint, a second time it ends at once.
+
+    Returns when no process of the run is left on any node that answers. When none answers, the
+    second time gives the run up: what may still run is stopped when its node is seen again.
+
+    Raises:
+        UserError: the run is not active, or no node of it can be reached.
+    """
+    run = services.book.get(run_id)
+    if run.state not in ACTIVE_STATES:
+        raise UserError(
+            f"run {run_id} is not active: it is {run.state}", "There is nothing to stop."
+        )
+    again = run.stop_asked
+    services.book.change(run_id, lambda old: replace(old, stop_asked=True))
+    services.book.tell(run_id, "info", "stopped at once" if again else "asked to stop and save")
+    await _launch_ended(services, run_id)
+    run = services.book.get(run_id)
+    services.book.move(run_id, run.attempt, "stopping", "", "")
+    grace_s = 0.0 if again else services.settings.number("stop_grace_s")
+    left = await stop_parts(services.cluster, run.nodes, run_id, run.attempt, grace_s)
+    silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
+    refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
+    await reconcile_run(services, run_id)
+    if len(silent) == len(run.nodes):
+        _settle_unseen(services, run_id, silent, give_up=again)
+    elif refused and services.book.get(run_id).state in ACTIVE_STATES:
+        raise refused[0]
+
+
+async def _launch_ended(services: Services, run_id: str) -> None:
+    """Wait for the launch that is under way: until then some parts are not there to be stopped."""
+    for _ in range(int(LAUNCH_PATIENCE_S / LOOK_EVERY_S)):
+        if not services.is_launching(run_id):
+            return
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _settle_unseen(services: Services, run_id: str, silent: list[str], *, give_up: bool) -> None:
+    """When every node is silent, nothing is known: say so instead of calling it stopped."""
+    run = services.book.get(run_id)
+    if run.state not in ACTIVE_STATES:
+        return
+    if not give_up:
+        raise UserError(
+            f"{show_list(silent)} cannot be reached, so run {run_id} may go on there",
+            "It is stopped as soon as a node answers again. To give it up now, stop it once more: "
+            f"rackless runs stop {run_id}",
+        )
+    services.book.move(
+        run_id,
+        run.attempt,
+        "stopped",
+        f"given up: {show_list(silent)} could not be reached; what may still run there is stopped "
+        "when it answers again",
+        "",
+    )
+
+
+def expect_unused(services: Services, node: str) -> None:
+    """Refuse to let go of a node that an active run needs.
+
+    Raises:
+        UserError: naming the run.
+    """
+    for run in services.book.store.all():
+        if run.state in ACTIVE_STATES and node in run.nodes:
+            raise UserError(
+                f"run {run.run_id} is {run.state} on node {node}",
+                f"Stop it first: rackless runs stop {run.run_id}",
+            )
+
+
+async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
+    """Delete a run with its checkpoints everywhere; return the nodes that were not reached.
+
+    On those it is deleted when they are seen the next time.
+
+    Raises:
+        UserError: the run is still active, or is being exported.
+    """
+    await reconcile_run(services, run_id)
+    run = services.book.get(run_id)
+    if run.state in ACTIVE_STATES:
+        raise UserError(
+            f"run {run_id} is {run.state} and cannot be deleted",
+            f"Stop it first: rackless runs stop {run_id}",
+        )
+    await asyncio.to_thread(refuse_exported, services, run_id)
+    with services.launching(run_id):
+        names = services.cluster.names()
+        answers = await asyncio.gather(*(_delete_on(services, node, run_id) for node in names))
+        services.book.forget(run_id)
+    services.remove_folder(run_id)
+    return tuple(
+        node
+        for node, error in zip(names, answers, strict=True)
+        if isinstance(error, NodeUnreachable)
+    )
+
+
+async def _delete_on(services: Services, node: str, run_id: str) -> RacklessError | None:
+    try:
+        await services.cluster.agent(node).run_delete(run_id)
+    except RacklessError as error:
+        return error
+    return None

@@ -1,0 +1,56 @@
+"""Wait until the journals of a running attempt tell what somebody wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from app.errors import UserError
+from app.events import ACTIVE_STATES, StepRecord
+from app.runs.journals.history import AttemptHistory
+from app.runs.lifecycle.reconcile import reconcile_run, sync_run
+from app.runs.services import Services
+from app.storage.runs import RunRecord
+
+LOOK_EVERY_S = 0.3
+JUDGE_EVERY_S = 5.0
+T = TypeVar("T")
+
+
+async def wait_for(
+    services: Services,
+    run: RunRecord,
+    find: Callable[[AttemptHistory], T | None],
+    patience_s: float,
+) -> T | None:
+    """Return what `find` sees in the attempt's journals; None after `patience_s` without a step.
+
+    Raises:
+        UserError: the run ended before, or `find` raised it.
+    """
+    judged_s = moved_s = time.monotonic()
+    newest: StepRecord | None = None
+    while True:
+        now = services.book.get(run.run_id)
+        is_over = now.attempt != run.attempt or now.state not in ACTIVE_STATES
+        await sync_run(services, run, run.nodes)
+        services.book.refresh(run.run_id)
+        attempt = services.book.history(run.run_id).attempt(run.attempt)
+        if attempt.newest is not newest:
+            newest, moved_s = attempt.newest, time.monotonic()
+        found = find(attempt)
+        if found is not None:
+            return found
+        if is_over:
+            raise UserError(
+                f"run {run.run_id} ended before it could do that: it is {now.state}",
+                f"Look at it with: rackless runs show {run.run_id}",
+            )
+        if time.monotonic() - moved_s > patience_s:
+            return None
+        if time.monotonic() - judged_s > JUDGE_EVERY_S:
+            judged_s = time.monotonic()
+            await reconcile_run(services, run.run_id)
+        await asyncio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,111 @@
+"""Follow a run until it ends: mirror its journals as they grow, tell the listeners, judge.
+
+One task per node streams; one loop looks at the whole about once a second. Several processes may
+watch the same run: mirrors only grow, and every verdict comes out the same for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from app.errors import NodeUnreachable, RacklessError
+from app.events import ACTIVE_STATES, EventHub, LogArrived
+from app.runs.attempt_status import ask_part, standing_s
+from app.runs.journals.mirror import LOG_SUFFIX
+from app.runs.journals.streams import follow_part
+from app.runs.lifecycle.reconcile import settle
+from app.runs.run import RunPart
+from app.runs.services import Services
+from app.storage.runs import RunRecord
+
+TELL_EVERY_S = 0.1
+"""Shortest time between two tellings of one run."""
+JUDGE_EVERY_S = 1.0
+SAVE_EVERY_S = 10.0
+RETRY_S = 1.0
+
+
+class RunWatch:
+    """Follows the newest attempt of one run."""
+
+    def __init__(self, services: Services, run: RunRecord, events: EventHub) -> None:
+        self._services = services
+        self._run_id = run.run_id
+        self._attempt = run.attempt
+        self._nodes = run.nodes
+        self._events = events
+        self._parts = {node: RunPart(node=node, silent_s=0.0) for node in run.nodes}
+        self._news = asyncio.Event()
+        self._silent_since_s: dict[str, float] = {}
+
+    async def run_until_end(self) -> None:
+        """Return when the attempt is over, or when a newer one took its place."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._follow(node)) for node in self._nodes]
+            tasks.append(group.create_task(self._tell()))
+            try:
+                await self._judge_until_end()
+            finally:
+                for task in tasks:
+                    task.cancel()
+        self._services.book.refresh(self._run_id)
+
+    # ------------------------------------------------------------ one node
+
+    async def _follow(self, node: str) -> None:
+        mirror = self._services.book.mirror(self._run_id, self._attempt, node)
+
+        def written(stream: str, offset: int, data: bytes) -> None:
+            self._news.set()
+            if stream.endswith(LOG_SUFFIX):
+                self._events.publish(LogArrived(self._run_id, self._attempt, stream, offset, data))
+
+        while True:
+            with contextlib.suppress(RacklessError):
+                agent = self._services.cluster.agent(node)
+                await follow_part(agent, mirror, self._run_id, self._attempt, written)
+            await asyncio.sleep(RETRY_S)
+
+    async def _tell(self) -> None:
+        saved_s = time.monotonic()
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._services.book.refresh(self._run_id)
+            if time.monotonic() - saved_s > SAVE_EVERY_S:
+                saved_s = time.monotonic()
+                self._services.book.save_progress(self._run_id)
+            await asyncio.sleep(TELL_EVERY_S)
+
+    # ------------------------------------------------------------ the whole
+
+    async def _judge_until_end(self) -> None:
+        while True:
+            run = self._services.book.store.get(self._run_id)
+            if run is None or run.attempt != self._attempt or run.state not in ACTIVE_STATES:
+                return
+            if not self._services.is_launching(self._run_id):
+                parts = await self._ask_all()
+                verdict = await settle(self._services, run, parts, standing_s(parts))
+                if verdict.state not in ACTIVE_STATES:
+                    return
+            await asyncio.sleep(JUDGE_EVERY_S)
+
+    async def _ask_all(self) -> tuple[RunPart, ...]:
+        return tuple(await asyncio.gather(*(self._ask(node) for node in self._nodes)))
+
+    async def _ask(self, node: str) -> RunPart:
+        """Ask one node, but never wait long: a silent node must not delay the verdict."""
+        try:
+            async with asyncio.timeout(JUDGE_EVERY_S * 3):
+                part = await ask_part(self._services.cluster, node, self._run_id, self._attempt)
+        except (TimeoutError, NodeUnreachable):
+            part = RunPart(node=node, silent_s=0.0)
+        now_s = time.monotonic()
+        if part.answers:
+            self._silent_since_s.pop(node, None)
+            return part
+        since_s = self._silent_since_s.setdefault(node, now_s)
+        return RunPart(node=node, silent_s=now_s - since_s)

@@ -1,0 +1,118 @@
+"""Whether the chosen nodes can take part in an attempt, and who would do what.
+
+Nothing here changes anything anywhere: it asks, and refuses with what, where and what to do next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.contract.node import NodeFacts
+from agents.contract.run import RankPlacement
+from agents.contract.spec import RunSpec
+from app.errors import NotAvailableYet, UserError
+from app.nodes.endpoints import Endpoint, choose_endpoints
+from app.provisioning.environment import python_of
+from app.runs.attempt_status import active_of
+from app.runs.placement import keep_single, place_ranks
+from app.runs.services import Services
+from app.text import show_list
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchPlan:
+    """All that an attempt's launch needs, once every node was looked at."""
+
+    ranks: tuple[RankPlacement, ...]
+    endpoints: dict[str, Endpoint]
+    pythons: dict[str, str]
+    facts: dict[str, NodeFacts]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(place.node for place in self.ranks))
+
+
+def choose_nodes(spec: RunSpec, known: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that a spec asks for, in its order.
+
+    Raises:
+        UserError: there are no nodes, or a name is not among them, or stands twice.
+    """
+    if not known:
+        raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
+    if spec.nodes == "all":
+        return tuple(known)
+    unknown = [name for name in spec.nodes if name not in known]
+    if unknown:
+        raise UserError(
+            f"there is no node {show_list(unknown)}; the nodes are {show_list(list(known))}",
+            "Correct nodes in the run file, or add the node: rackless nodes add",
+        )
+    if len(set(spec.nodes)) < len(spec.nodes):
+        raise UserError("a node stands twice in nodes", "Name each node once.")
+    return tuple(spec.nodes)
+
+
+def expect_supported(spec: RunSpec) -> None:
+    """Refuse what this version cannot train yet.
+
+    Raises:
+        NotAvailableYet: naming the key and what can be used instead.
+    """
+    supported = ("auto", "single", "data")
+    if spec.parallel not in supported:
+        raise NotAvailableYet(
+            f"parallel: {spec.parallel} is not available yet", f"Use {' or '.join(supported)}."
+        )
+
+
+async def look_over(services: Services, spec: RunSpec, nodes: Sequence[str]) -> LaunchPlan:
+    """Ask every node whether it can take part, and decide who does what.
+
+    Raises:
+        UserError: a node cannot be reached, is busy, or has no fitting environment.
+    """
+    answers = await asyncio.gather(
+        *(_look_at(services, node) for node in nodes), return_exceptions=True
+    )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    facts = {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeFacts)}
+    ranks = place_ranks(facts)
+    if spec.parallel == "single":
+        ranks = keep_single(ranks)
+        facts = {ranks[0].node: facts[ranks[0].node]}
+    if spec.shares is not None and len(spec.shares) != len(ranks):
+        raise UserError(
+            f"shares has {len(spec.shares)} values, but the run has {len(ranks)} ranks",
+            "Give one share per rank, or leave shares out: they are then measured.",
+        )
+    return LaunchPlan(
+        ranks=ranks,
+        endpoints=choose_endpoints(facts),
+        pythons={name: python_of(name, known) for name, known in facts.items()},
+        facts=facts,
+    )
+
+
+async def _look_at(services: Services, node: str) -> NodeFacts:
+    agent = services.cluster.agent(node)
+    facts, attempts = await asyncio.gather(agent.facts(), agent.attempt_list())
+    for status in active_of(attempts):
+        raise UserError(
+            f"node {node} is already busy: run {status.run_id} is {status.state} there",
+            f"Wait for it, stop it with: rackless runs stop {status.run_id}, or name other nodes "
+            "in the run file.",
+        )
+    for use in facts.gpu_uses:
+        if use.run_id is None:
+            raise UserError(
+                f"node {node} is already busy: {use.name} uses its GPU",
+                "Wait for it, cancel it where it was started, or name other nodes in the run file.",
+            )
+    python_of(node, facts)
+    return facts

@@ -1,0 +1,201 @@
+"""The book of runs: the one place that changes a stored run and tells the listeners about it.
+
+Everything else in `app.runs` asks the book for a run, tells it what became of it, or makes it read
+what was appended to the mirrors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from agents.contract.run import RankPlacement
+from app.errors import UserError
+from app.events import (
+    ACTIVE_STATES,
+    EventHub,
+    RunChanged,
+    RunDeleted,
+    RunEvent,
+    RunHappened,
+    RunSnapshot,
+    RunState,
+    Severity,
+    StepsArrived,
+)
+from app.paths import Paths
+from app.runs.journals.history import RunHistory
+from app.runs.journals.mirror import Mirror
+from app.runs.run import may_move
+from app.runs.snapshot import make_progress, make_snapshot
+from app.storage.runs import RunRecord, RunStore
+
+
+class RunRepository:
+    def __init__(self, paths: Paths, store: RunStore, events: EventHub) -> None:
+        self.paths = paths
+        self.store = store
+        self._events = events
+        self._histories: dict[str, RunHistory] = {}
+        self._seen: dict[str, RunRecord] = {}
+
+    # ------------------------------------------------------------ asking
+
+    def get(self, run_id: str) -> RunRecord:
+        """Return a run by its id, or by the beginning of it that only one run has.
+
+        Raises:
+            UserError: there is none, or the beginning fits several.
+        """
+        run = self.store.get(run_id)
+        if run is not None:
+            return run
+        fitting = [run for run in self.store.all() if run_id and run.run_id.startswith(run_id)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            raise UserError(
+                f"{run_id} is the beginning of {len(fitting)} run ids", "Write more of the id."
+            )
+        raise UserError(f"there is no run {run_id}", "List the runs with: rackless runs list")
+
+    def snapshot(self, run_id: str) -> RunSnapshot:
+        run = self.get(run_id)
+        history = self.history(run_id) if run.state in ACTIVE_STATES else None
+        return make_snapshot(run, self.placements(run), history)
+
+    def full_snapshot(self, run_id: str) -> RunSnapshot:
+        """Return the run with what its ranks told last, also when it has ended."""
+        run = self.get(run_id)
+        return make_snapshot(run, self.placements(run), self.history(run_id))
+
+    def snapshots(self) -> tuple[RunSnapshot, ...]:
+        """Return every run, newest first."""
+        return tuple(self.snapshot(run.run_id) for run in self.store.all())
+
+    def placements(self, run: RunRecord) -> tuple[RankPlacement, ...]:
+        """Return the ranks of the newest attempt."""
+        for attempt in self.store.attempts(run.run_id):
+            if attempt.attempt == run.attempt:
+                return attempt.placements
+        return ()
+
+    def is_ours(self, run: RunRecord) -> bool:
+        """Tell whether the newest attempt was launched from this book, not found on nodes."""
+        return any(
+            attempt.attempt == run.attempt and attempt.inputs
+            for attempt in self.store.attempts(run.run_id)
+        )
+
+    def history(self, run_id: str) -> RunHistory:
+        """Return the run's history with everything mirrored so far."""
+        history = self._histories.get(run_id)
+        if history is None:
+            history = RunHistory(run_id, self.paths.run(run_id))
+            history.refresh()
+            self._histories[run_id] = history
+        return history
+
+    def mirror(self, run_id: str, attempt: int, node: str) -> Mirror:
+        return Mirror(self.paths.attempt(run_id, attempt) / node)
+
+    def events(self, run_id: str) -> list[RunEvent]:
+        """Return what happened to the run, oldest first, each once."""
+        events = [*self.store.events(run_id), *self.history(run_id).events]
+        return sorted(events, key=lambda event: event.time_s)
+
+    # ------------------------------------------------------------ changing
+
+    def add(self, run: RunRecord) -> bool:
+        """Enter a run; False when it is there already, or was deleted."""
+        added = self.store.add(run)
+        if added:
+            self._publish(run.run_id)
+        return added
+
+    def change(self, run_id: str, change: Callable[[RunRecord], RunRecord | None]) -> None:
+        """Change the stored run, and say so when it did change."""
+        if self.store.change(run_id, change) is not None:
+            self._publish(run_id)
+
+    def move(self, run_id: str, attempt: int, state: RunState, message: str, hint: str) -> bool:
+        """Bring attempt `attempt` of the run into `state`; False when that is no legal move.
+
+        A newer attempt of another process makes this a move of the past: nothing happens.
+        """
+        moved = False
+
+        def step(run: RunRecord) -> RunRecord | None:
+            nonlocal moved
+            if run.attempt != attempt or not may_move(run.state, state):
+                return None
+            moved = run.state != state
+            progress = make_progress(self.history(run_id), attempt)
+            return replace(_moved(run, state, message, hint), progress=progress)
+
+        self.change(run_id, step)
+        return moved
+
+    def refresh(self, run_id: str) -> None:
+        """Read what was appended to the mirrors, and publish what is new in it."""
+        history = self.history(run_id)
+        news = history.refresh()
+        if news.steps:
+            self._events.publish(StepsArrived(run_id, news.steps))
+        for event in news.events:
+            self._events.publish(RunHappened(event))
+        if news.changed:
+            self._publish(run_id)
+
+    def save_progress(self, run_id: str) -> None:
+        """Store how far the run has come, so that lists know it without reading journals."""
+        history = self.history(run_id)
+        self.store.change(
+            run_id, lambda run: replace(run, progress=make_progress(history, run.attempt))
+        )
+
+    def tell(self, run_id: str, severity: Severity, text: str) -> None:
+        """Note in the run's story something that the master did or saw."""
+        event = RunEvent(run_id=run_id, time_s=time.time(), severity=severity, text=text)
+        self.store.add_event(event)
+        self._events.publish(RunHappened(event))
+
+    def forget(self, run_id: str) -> None:
+        """Take a run out of the book."""
+        self.store.delete(run_id)
+        self._histories.pop(run_id, None)
+        self._events.publish(RunDeleted(run_id))
+
+    def discard(self, run_id: str) -> None:
+        """Take out a run that never reached a node, as if it had not been asked for."""
+        self.store.discard(run_id)
+        self._histories.pop(run_id, None)
+        self._events.publish(RunDeleted(run_id))
+
+    def publish_changed(self) -> None:
+        """Tell listeners what another process has changed in the store since the last call."""
+        now = {run.run_id: run for run in self.store.all()}
+        for run_id in self._seen.keys() - now.keys():
+            self._events.publish(RunDeleted(run_id))
+        for run_id, run in now.items():
+            if self._seen.get(run_id) != run:
+                self._publish(run_id)
+        self._seen = now
+
+    def _publish(self, run_id: str) -> None:
+        self._events.publish(RunChanged(self.full_snapshot(run_id)))
+
+
+def _moved(run: RunRecord, state: RunState, message: str, hint: str) -> RunRecord:
+    now_s = time.time()
+    ended = state not in ACTIVE_STATES
+    return replace(
+        run,
+        state=state,
+        message=message,
+        hint=hint,
+        started_s=run.started_s or (now_s if state == "running" else None),
+        ended_s=(run.ended_s or now_s) if ended else None,
+        stop_asked=run.stop_asked and not ended,
+    )

@@ -1,0 +1,215 @@
+"""Training environments: looked at, adopted, built for real from a lock, and why they fail."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.children import Children
+from agents.contract.node import EnvironmentBuild, EnvironmentQuery
+from agents.errors import UserError
+from agents.node import environment
+from agents.node.environment import build, compare, find, is_version, read_adopted
+from agents.state import Home
+
+LOCK_SHA256 = "ab" * 32
+QUERY = EnvironmentQuery(
+    lock_sha256=LOCK_SHA256, requirements={"pytest": "0.0.1", "no-such-package": "1.0"}
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "home").mkdir()
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    made = Children()
+    yield made
+    made.end_all()
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_no_environment_yet_misses_everything(home: Home, children: Children) -> None:
+    report = find(home, QUERY, children)
+    assert report.python is None
+    assert not report.fits
+    assert report.missing == ("no-such-package", "pytest")
+
+
+def test_interpreter_is_compared_by_running_it(home: Home, children: Children) -> None:
+    report = find(home, replace(QUERY, python=sys.executable, adopt=True), children)
+    assert report.python == sys.executable
+    assert report.python_version == ".".join(map(str, sys.version_info[:3]))
+    assert report.missing == ("no-such-package",)
+    assert report.different == (f"pytest {pytest.__version__} instead of 0.0.1",)
+    assert not report.fits
+    assert report.lock_sha256 is None
+    assert read_adopted(home) is None
+    include = Path(sysconfig.get_path("include"))
+    assert report.headers is (include / "Python.h").exists()
+
+
+def test_fitting_interpreter_is_adopted_only_when_asked(home: Home, children: Children) -> None:
+    fits = replace(QUERY, requirements={"pytest": pytest.__version__}, python=sys.executable)
+    assert find(home, fits, children).fits
+    assert read_adopted(home) is None
+    report = find(home, replace(fits, adopt=True), children)
+    assert report.lock_sha256 == LOCK_SHA256
+    assert read_adopted(home) == report
+    assert find(home, replace(fits, python=None), children) == report
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "equal"),
+    [
+        ("2.13.0", "2.13.0", True),
+        ("2.13.0+cu130", "2.13.0", True),
+        ("2.13.0", "2.13.0+cu130", False),
+        ("2.13.0+cpu", "2.13.0+cu130", False),
+        ("2.13.1", "2.13.0", False),
+        ("2.13.0.post1", "2.13.0", False),
+    ],
+)
+def test_versions(found: str, wanted: str, equal: bool) -> None:
+    assert is_version(found, wanted) is equal
+
+
+def test_old_python_does_not_fit() -> None:
+    report = compare("/usr/bin/python3.8", "3.8.10", {}, replace(QUERY, requirements={}))
+    assert report.different == ("python 3.8.10 instead of 3.10 or newer",)
+    assert not report.fits
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "There is no interpreter at "),
+        ("#!/bin/sh\necho hello\n", "does not work as a Python interpreter; it said: hello"),
+        ("#!/bin/sh\nexit 3\n", "it said: nothing"),
+        ("#!/no/such/shell\n", "The system refused: starting "),
+    ],
+)
+def test_what_is_no_interpreter_is_said_so(
+    home: Home, children: Children, tmp_path: Path, text: str | None, message: str
+) -> None:
+    path = str(tmp_path / "python") if text is None else script(tmp_path / "python", text)
+    with pytest.raises(UserError, match=message):
+        find(home, replace(QUERY, python=path), children)
+
+
+def test_interpreter_that_hangs_is_ended(
+    home: Home, children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "LOOK_TIMEOUT_S", 0.3)
+    path = script(tmp_path / "python", "#!/bin/sh\nsleep 60\n")
+    with pytest.raises(UserError, match=r"did not answer within 0\.3 s"):
+        find(home, replace(QUERY, python=path), children)
+
+
+# ---------------------------------------------------------------- building
+
+
+def make_wheel(folder: Path) -> Path:
+    """Write the smallest wheel that pip installs: rackless_probe 1.2.3."""
+    path = folder / "rackless_probe-1.2.3-py3-none-any.whl"
+    info = "rackless_probe-1.2.3.dist-info"
+    metadata = "Metadata-Version: 2.1\nName: rackless-probe\nVersion: 1.2.3\n"
+    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("rackless_probe.py", "")
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", tags)
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def job(lock_text: str, **requirements: str) -> EnvironmentBuild:
+    return EnvironmentBuild(lock_sha256=LOCK_SHA256, lock_text=lock_text, requirements=requirements)
+
+
+@pytest.mark.slow
+def test_environment_is_built_adopted_and_not_built_twice(
+    home: Home, children: Children, tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    order = job(f"{make_wheel(tmp_path)}\n", **{"rackless-probe": "1.2.3"})
+    report = build(home, order, children, lines.append)
+    assert report.fits
+    assert report.python == str(home.environments / LOCK_SHA256[:16] / "bin" / "python")
+    assert os.access(report.python, os.X_OK)
+    assert read_adopted(home) == report
+    assert any("Successfully installed rackless-probe-1.2.3" in line for line in lines)
+    again: list[str] = []
+    assert build(home, order, children, again.append) == report
+    assert again == []
+    wrong = replace(order, requirements={"rackless-probe": "9.9.9"})
+    with pytest.raises(UserError, match=r"rackless-probe 1\.2\.3 instead of 9\.9\.9"):
+        build(home, wrong, children, again.append)
+
+
+def test_missing_venv_names_the_package_to_install(
+    home: Home, children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "The virtual environment was not created successfully because ensurepip is not available"
+    fake = script(tmp_path / "python", f"#!/bin/sh\necho '{said}'\nexit 1\n")
+    monkeypatch.setattr(sys, "executable", fake)
+    with pytest.raises(UserError) as caught:
+        build(home, job(""), children, lambda line: None)
+    assert "python3-venv is missing on this node" in caught.value.message
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert caught.value.hint == f"sudo apt-get install -y python{version}-venv"
+    assert not (home.environments / LOCK_SHA256[:16]).exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        ("ERROR: [Errno 28] No space left on device", "the disk is full", "Free about 10 GB"),
+        (
+            "NewConnectionError: Failed to establish a new connection: [Errno -3]",
+            "cannot reach the package index",
+            "Check its internet connection",
+        ),
+        (
+            "ERROR: No matching distribution found for torch==2.13.0",
+            "no package for this Python",
+            "Install a Python",
+        ),
+        ("ERROR: something else", "something else", ""),
+    ],
+)
+def test_pips_failures_are_explained(
+    home: Home, children: Children, tmp_path: Path, said: str, message: str, hint: str
+) -> None:
+    folder = home.environments / LOCK_SHA256[:16]
+    (folder / "bin").mkdir(parents=True)
+    script(folder / "bin" / "pip", "")
+    script(folder / "bin" / "python", f"#!/bin/sh\necho Collecting torch\necho '{said}'\nexit 1\n")
+    lines: list[str] = []
+    with pytest.raises(UserError) as caught:
+        build(home, job("torch==2.13.0\n"), children, lines.append)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert lines == ["going on with the environment begun before", "Collecting torch", said]
+    assert (folder / "requirements.txt").read_text() == "torch==2.13.0\n"
+    assert not (folder / "complete").exists()
+
+
+def test_hash_of_a_lock_cannot_be_a_path(home: Home, children: Children) -> None:
+    with pytest.raises(UserError, match="The lock's hash"):
+        build(home, replace(job(""), lock_sha256="../../x"), children, lambda line: None)

@@ -1,0 +1,91 @@
+"""The way between two nodes: open, closed, silent, or lying."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from agents.errors import UserError
+from agents.node import probes
+from agents.node.probes import HEADER, answer_probe, choose_port, open_listener, probe_link
+
+
+def test_chosen_port_is_free() -> None:
+    port = choose_port("127.0.0.1")
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_address_of_another_pc_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        choose_port("203.0.113.7")
+    assert "cannot listen on 203.0.113.7: it is not one of this node's addresses" in (
+        caught.value.message
+    )
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "999.1.1.1", "a" * 300, "1.2.3.4\0"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    for ask in (lambda: choose_port(address), lambda: probe_link(address, 80, 0)):
+        with pytest.raises(UserError, match="is not an IP address"):
+            ask()
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, 1 << 40])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(UserError, match="is not a port"):
+        probe_link("127.0.0.1", port, 0)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 3_000_001])
+def test_probe_measures(num_bytes: int) -> None:
+    listener = open_listener("127.0.0.1")
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=answer_probe, args=(listener, 10.0))
+    thread.start()
+    link = probe_link("127.0.0.1", port, num_bytes)
+    thread.join(5)
+    assert not thread.is_alive()
+    assert 0 < link.round_trip_s < 1
+    assert (link.bytes_per_s is None) is (num_bytes == 0)
+    assert link.bytes_per_s is None or link.bytes_per_s > 1000
+    with pytest.raises(UserError, match="refused the connection"):
+        probe_link("127.0.0.1", port, 0)
+
+
+def test_silent_listener_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "TRANSFER_TIMEOUT_S", 0.3)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(UserError, match="broke while it was measured: timed out"),
+    ):
+        probe_link("127.0.0.1", silent.getsockname()[1], 100)
+
+
+def talk(port: int, say: Callable[[socket.socket], None]) -> None:
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        say(connection)
+
+
+def test_strangers_do_not_use_up_the_listener() -> None:
+    listener = open_listener("127.0.0.1")
+    port = listener.getsockname()[1]
+    thread = threading.Thread(target=answer_probe, args=(listener, 10.0))
+    thread.start()
+    talk(port, lambda c: c.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+    talk(port, lambda c: c.sendall(HEADER.pack(b"RACKLESSPROBE1\n\0", 1 << 62)))
+    talk(port, lambda c: None)
+    assert probe_link("127.0.0.1", port, 10).bytes_per_s
+    thread.join(5)
+
+
+def test_listener_gives_up_in_time() -> None:
+    listener = open_listener("127.0.0.1")
+    began_s = time.monotonic()
+    answer_probe(listener, 0.3)
+    assert time.monotonic() - began_s < 2
+    assert listener.fileno() == -1

@@ -1,0 +1,42 @@
+"""Rows to calibrate with and to judge by come from where they should."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from agents.contract.artifacts import TextSource
+from agents.errors import UserError
+from agents.quantizers.job.texts import read_texts
+from agents.trainer.data.tokenizer import load_tokenizer
+from tests.agents.trainer.ranks import DEMO
+
+TRAIN = TextSource(path=str(DEMO / "train.jsonl"))
+
+
+def test_a_file_of_ones_own_calibrates_and_the_run_still_judges(tmp_path):
+    tokenizer, _ = load_tokenizer(DEMO / "model")
+    file = tmp_path / "own.txt"
+    file.write_text("The river runs through the valley.\n" * 40)
+    usual = read_texts(TRAIN, None, tokenizer)
+    found = read_texts(TRAIN, None, tokenizer, TextSource(path=str(file)))
+    assert found.held_out == usual.held_out
+    assert len(found.calibration) == 40
+    assert len(set(found.calibration)) == 1
+    file.write_text("only three words\n")
+    with pytest.raises(UserError, match=r"own\.txt has only"):
+        read_texts(TRAIN, None, tokenizer, TextSource(path=str(file)))
+
+
+def test_pairs_and_conversations_calibrate_runs_of_either_objective(tmp_path):
+    tokenizer, _ = load_tokenizer(DEMO / "model")
+    pairs, plain = tmp_path / "pairs.jsonl", tmp_path / "own.txt"
+    text = "The river runs through the valley."
+    pair = {"prompt": "What runs there?", "chosen": text, "rejected": "Nothing."}
+    pairs.write_text(f"{json.dumps(pair)}\n" * 40)
+    plain.write_text(f"{text}\n" * 40)
+    dpo = replace(TRAIN, path=str(pairs), objective="dpo")
+    assert len(read_texts(TRAIN, None, tokenizer, TextSource(path=str(pairs))).calibration) == 40
+    assert len(read_texts(dpo, None, tokenizer, TextSource(path=str(plain))).calibration) == 40

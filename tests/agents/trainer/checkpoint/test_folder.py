@@ -1,0 +1,176 @@
+"""Checkpoints survive kills at any instant, a full disk, and an attempt that is out of date."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.errors import UserError
+from agents.node.checkpoints import list_checkpoints, verify
+from agents.state import Home
+from agents.trainer.checkpoint.folder import CannotWrite, NoRoom
+from tests.agents.small_disk import fill, small_disk
+from tests.agents.trainer.checkpoint.checkpoint_writer import (
+    ABOUT,
+    NAMES,
+    content,
+    open_folder,
+    write_files,
+)
+
+FAILPOINTS = (
+    "folder-made:3",
+    "files-written:3",
+    "file-synced:7",
+    "file-synced:9",
+    "manifest-written:3",
+    "renamed:3",
+    "committed:3",
+    "hidden:2",
+    "pruned:2",
+)
+
+
+def commit(folder, step):
+    return folder.commit(step, lambda path: write_files(path, step), ABOUT)
+
+
+def start_writer(run: Path, attempt: int, failpoint: str = "", last_step: int = 10**9):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.agents.trainer.checkpoint.checkpoint_writer", run,
+         str(attempt),
+         str(last_step)],
+        env={**os.environ, "RACKLESS_FAILPOINT": failpoint},
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def check_newest(run: Path) -> int:
+    """Load and verify the newest checkpoint as the agent lists it; return its step."""
+    home = Home(run.parent.parent)
+    listed = list_checkpoints(home, run.name)
+    if not listed:
+        return 0
+    newest = listed[-1]
+    assert not newest.problem
+    assert verify(home, run.name, newest.step).verified
+    for name in NAMES:
+        path = home.path / newest.path / name
+        assert path.read_bytes() == content(name, newest.step)
+    return newest.step
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    folder = tmp_path / "runs" / "r1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("failpoint", FAILPOINTS)
+def test_a_kill_between_any_two_durable_operations_is_harmless(run, failpoint):
+    writer = start_writer(run, 1, failpoint)
+    assert writer.wait(30) == -signal.SIGKILL
+    step = check_newest(run)
+    assert step >= 2
+    assert start_writer(run, 2, last_step=step + 3).wait(30) == 0
+    assert check_newest(run) == step + 3
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        f"step-{step + 2:08d}",
+        f"step-{step + 3:08d}",
+    ]
+
+
+def kill_writers(run: Path, num_kills: int) -> None:
+    """Kill writers at random instants; after each the newest checkpoint has to be whole."""
+    draw = random.Random(num_kills)
+    newest = 0
+    for attempt in range(1, num_kills + 1):
+        writer = start_writer(run, attempt)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(draw.uniform(0.0, 0.08))
+        writer.kill()
+        writer.wait()
+        step = check_newest(run)
+        assert step >= newest
+        newest = step
+    assert newest > num_kills / 4
+
+
+def test_random_kills_are_harmless(run):
+    kill_writers(run, 12)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_three_hundred_random_kills_are_harmless(run):
+    kill_writers(run, 300)
+
+
+def test_the_newest_are_kept_and_the_rest_deleted(run):
+    folder = open_folder(run, 1)
+    for step in (5, 10, 15, 20):
+        commit(folder, step)
+        folder.prune(2)
+    assert [found.manifest.step for found in folder.find_all()] == [15, 20]
+
+
+def test_going_back_abandons_what_was_further_on_after_the_first_commit(run):
+    for step in (5, 10, 15):
+        commit(open_folder(run, 1), step)
+    later = open_folder(run, 2)
+    later.prune(3)
+    assert len(later.find_all()) == 3
+    commit(later, 7)
+    later.prune(3)
+    assert [found.manifest.step for found in later.find_all()] == [5, 7]
+
+
+def test_a_step_is_written_anew_over_that_of_an_older_attempt(run):
+    commit(open_folder(run, 1), 5)
+    commit(open_folder(run, 2), 5)
+    assert [found.manifest.attempt for found in open_folder(run, 2).find_all()] == [2]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+def test_an_attempt_that_is_out_of_date_may_not_commit(run):
+    folder = open_folder(run, 1)
+    commit(folder, 5)
+    (run / "fence").write_text("2\n")
+    with pytest.raises(UserError, match="Attempt 2 of run r1 has begun") as caught:
+        commit(folder, 10)
+    assert not isinstance(caught.value, CannotWrite)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]
+    commit(open_folder(run, 2), 10)
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(tmp_path):
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        run = disk / "runs" / "r1"
+        folder = open_folder(run, 1)
+        commit(folder, 1)
+        fill(disk, leave_bytes=30_000)
+        with pytest.raises(NoRoom, match="disk is full"):
+            commit(folder, 2)
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000001"]
+        assert check_newest(run) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damage_is_found(run, name):
+    checkpoint = commit(open_folder(run, 1), 5)
+    path = checkpoint.path / name
+    data = bytearray(path.read_bytes())
+    data[777] ^= 1
+    path.write_bytes(data)
+    assert checkpoint.verify() == f"{name} is not what was written"
+    path.unlink()
+    assert name in checkpoint.verify()

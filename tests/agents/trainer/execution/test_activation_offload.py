@@ -1,0 +1,144 @@
+"""What layers save comes back to the bit from wherever it was, whatever the other layers do."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from agents.contract.layer_plan import LayerPlan
+from agents.trainer.execution.activation_offload import Arena, Offloader
+from tests.agents.trainer.execution.test_layers import CPU, make_computer, make_part
+from tests.agents.trainer.ranks import make_tiny_model
+
+PLANS = [
+    LayerPlan(num_moved=2),
+    LayerPlan(num_moved=1),
+    LayerPlan(num_moved=1, num_recomputed=1),
+    LayerPlan(num_recomputed=2),
+]
+
+
+def with_offloader(computer, plan, most_bytes=1 << 29):
+    module = computer._model.module
+    fixed = [*module.parameters(), *module.buffers()]
+    computer.layers.offloader = Offloader(CPU, fixed, most_bytes, least_bytes=64)
+    computer.layers.set(plan)
+    return computer
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_gradients_are_the_same_to_the_bit(tiny_model, plan):
+    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
+    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    with_offloader(moving, plan)
+    assert moving.layers.plan == plan
+    for lengths in ((30, 5, 17), (9,), (21, 4)):
+        part = make_part(*lengths)
+        plain.add_gradients(part)
+        moving.add_gradients(part)
+        assert torch.equal(found.gradients, expected.gradients)
+        moved = moving.layers.offloader.most_layer_bytes
+        assert (moved > sum(lengths) * 32 * 4 * 3) == (plan.num_moved > 0)
+
+
+def test_what_has_no_room_in_the_host_stays(tiny_model):
+    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
+    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    with_offloader(moving, LayerPlan(num_moved=2), most_bytes=0)
+    plain.add_gradients(make_part(30, 5))
+    moving.add_gradients(make_part(30, 5))
+    assert torch.equal(found.gradients, expected.gradients)
+    assert moving.layers.offloader.most_layer_bytes > 0
+
+
+def test_an_error_in_between_leaves_nothing_behind(tiny_model, monkeypatch):
+    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    with_offloader(moving, LayerPlan(num_moved=2))
+    moving.add_gradients(make_part(30, 5))
+    expected = found.gradients.clone()
+    head = type(moving._objective)
+    real = head.compute
+
+    def fail(self, *args):
+        real(self, *args)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(head, "compute", fail)
+        assert not moving.try_gradients(make_part(30, 5))
+    offloader = moving.layers.offloader
+    assert not offloader._away
+    assert not offloader._under_way
+    moving.add_gradients(make_part(30, 5))
+    assert torch.equal(found.gradients, expected)
+
+
+@pytest.mark.parametrize(
+    ("plan", "most_leaving", "most_coming", "most_whole"),
+    [
+        (LayerPlan(num_recomputed=12), 5, 5, 0),
+        (LayerPlan(num_moved=12), 2, 2, 2),
+        (LayerPlan(num_moved=4, num_recomputed=8), 5, 3, 1),
+        (LayerPlan(num_moved=4, num_recomputed=4), 5, 3, 2),  # one that keeps has gone by then
+        (LayerPlan(num_moved=6, num_recomputed=6), 5, 5, 2),
+    ],
+    ids=str,
+)
+def test_few_layers_are_on_their_way_at_once(
+    tmp_path, monkeypatch, plan, most_leaving, most_coming, most_whole
+):
+    model = make_tiny_model(tmp_path / "deep", num_layers=12)
+    moving, _ = make_computer(model, LayerPlan(), compiled=False)
+    offloader = with_offloader(moving, plan).layers.offloader
+    whole = {place for place, mode in enumerate(plan.modes(12)) if mode == "move"}
+    seen = []
+
+    def look(place):
+        def looking(*args):
+            leaving = {layer for layer, _, _ in offloader._under_way}
+            coming = {
+                n for n, away in offloader._away.items() if any(a.back is not None for a in away)
+            }
+            seen.append([len(some) for some in (leaving, coming, leaving & whole, coming & whole)])
+            return place(*args)
+
+        return looking
+
+    for name in ("_pack", "_unpack"):
+        monkeypatch.setattr(offloader, name, look(getattr(offloader, name)))
+    moving.add_gradients(make_part(30, 5))
+    most = [max(counts) for counts in zip(*seen, strict=True)]
+    assert 0 < most[0] <= most_leaving
+    assert 0 < most[1] <= most_coming
+    assert max(most[2:]) == most_whole
+
+
+def test_what_the_backward_pass_needs_first_is_on_its_way_when_it_begins(tmp_path, monkeypatch):
+    model = make_tiny_model(tmp_path / "deep", num_layers=12)
+    moving, _ = make_computer(model, LayerPlan(), compiled=False)
+    plan = LayerPlan(num_moved=4)
+    offloader = with_offloader(moving, plan).layers.offloader
+    turn, seen = offloader.turn, []
+
+    def look():
+        turn()
+        seen.append((list(offloader._arrived), len(offloader._under_way)))
+
+    monkeypatch.setattr(offloader, "turn", look)
+    moving.add_gradients(make_part(30, 5))
+    last = max(place for place, mode in enumerate(plan.modes(12)) if mode == "move")
+    assert seen == [([last], 0)]
+    assert last < 11
+
+
+def test_the_arena_gives_out_pieces_that_do_not_overlap():
+    arena = Arena(2 << 29, is_pinned=False)
+    sizes = [300 << 20, 100 << 20, 200 << 20, 7]
+    pieces = [arena.take(size) for size in sizes]
+    starts = [piece.data_ptr() for piece in pieces]
+    spans = sorted(zip(starts, sizes, strict=True))
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
+    assert arena.take(400 << 20) is None
+    arena.clear()
+    assert arena.take(400 << 20).data_ptr() == starts[0]
+    assert arena.take(1 << 30) is None

@@ -1,0 +1,275 @@
+"""On a GPU: compiled layers, moved activations and unpacked weights change no number that matters.
+
+The model is small and its sequences are long enough for several blocks of FlashAttention, whose
+ordinary backward pass adds up in an order that changes from run to run.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from agents.contract.layer_plan import LayerPlan
+from agents.contract.spec import AdapterSpec
+from agents.trainer.data.examples import Example, Part, Segment
+from agents.trainer.execution.activation_offload import Offloader
+from agents.trainer.execution.cuda_graphs import CudaGraph, GraphReplayer
+from agents.trainer.execution.executor import Executor
+from agents.trainer.execution.layers import LayerStack
+from agents.trainer.kernels import compiling, lora_kernels, nf4
+from agents.trainer.kernels.cross_entropy import take_losses
+from agents.trainer.model.forward import Forward
+from agents.trainer.model.model import load_model, load_tokenizer, make_trained
+from agents.trainer.objectives.sft import Supervised
+from agents.trainer.optim.flat_parameters import FlatParameters
+from tests.agents.trainer.ranks import make_spec, make_tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),  # those of torch.compile about the card
+]
+NUM_LAYERS = 4
+PLANS = {
+    "keep": LayerPlan(),
+    "recompute": LayerPlan(num_recomputed=NUM_LAYERS),
+    "move": LayerPlan(num_moved=NUM_LAYERS),
+    "mixed": LayerPlan(num_recomputed=2, num_moved=1),
+}
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory):
+    return make_tiny_model(
+        tmp_path_factory.mktemp("wide"),
+        NUM_LAYERS,
+        hidden_size=512,
+        intermediate_size=1408,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+
+
+def make_part(*lengths):
+    examples = []
+    draw = np.random.default_rng(5)
+    for row, length in enumerate(lengths, 1):
+        ids = draw.integers(6, 700, length).astype(np.int32)
+        examples.append(Example((Segment(row, ids, np.arange(length) % 3 != 0),)))
+    count = len(lengths)
+    return Part(examples=examples, places=[0] * count, positions=list(range(count)))
+
+
+UNEQUAL, EQUAL = make_part(1500, 700, 90), make_part(1024, 1024)
+
+
+@pytest.fixture
+def make_computer(wide_model):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+    def make(kind, plan, *, compiled=True, fast=True, precision="bf16", dora=False):
+        device = torch.device("cuda", 0)
+        if kind == "qlora":
+            pytest.importorskip("bitsandbytes")
+        adapter = AdapterSpec(kind=kind, rank=8, dropout=0.1, dora=dora)
+        spec = make_spec(precision=precision, adapter=adapter)
+        tokenizer, plain = load_tokenizer(wide_model)
+        base = load_model(spec, wide_model, device)
+        model = make_trained(spec, base, tokenizer, plain_template=plain, device=device)
+        forward = Forward(model, device)
+        if fast:
+            count = nf4.install(model.module)
+            assert count == (7 * NUM_LAYERS if kind == "qlora" else 0)
+            forward.join()
+            assert sum(hasattr(m, "joined") for m in model.module.modules()) == 7 * NUM_LAYERS
+        flat = FlatParameters(model.named_parameters(), device)
+        draw = torch.Generator().manual_seed(3)
+        flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw).to(device))
+        fixed = [*model.module.parameters(), *model.module.buffers()]
+        layers = LayerStack(
+            model, compiled=compiled, offloader=Offloader(device, fixed, most_bytes=2 << 30)
+        )
+        layers.set(plan)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        compiling.settle()
+        return Executor(
+            model,
+            flat,
+            Supervised(forward),
+            device,
+            layers=layers,
+            micro_tokens=1 << 20,
+            warn=lambda message, hint: None,
+            beat=lambda: None,
+        )
+
+    yield make
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(False)
+
+
+def gradients(computer, part):
+    computer.add_gradients(part)
+    return computer._flat.gradients.clone()
+
+
+def read_asked_bytes():
+    """Return what tensors asked for: the pieces that they got are up to a MiB larger each."""
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
+def difference(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+@pytest.mark.parametrize("part", [UNEQUAL, EQUAL], ids=["unequal", "equal"])
+def test_compiled_gradients_are_as_near_to_exact_ones_as_plain_ones(make_computer, kind, part):
+    exact = gradients(
+        make_computer(kind, LayerPlan(), compiled=False, precision="fp32", fast=False), part
+    )
+    plain = gradients(make_computer(kind, LayerPlan(), compiled=False, fast=False), part)
+    error = difference(plain, exact)
+    assert 0 < error < 0.1
+    print(f"\n{kind}: plain bf16 {error:.2e} from fp32")
+    for name, plan in PLANS.items():
+        found = difference(gradients(make_computer(kind, plan), part), exact)
+        print(f"  compiled, {name}: {found:.2e}")
+        assert found < 1.5 * error
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
+def test_moved_activations_come_back_to_the_bit(make_computer, kind, compiled):
+    kept = make_computer(kind, LayerPlan(), compiled=compiled)
+    moved = make_computer(kind, PLANS["move"], compiled=compiled)
+    for part in (UNEQUAL, EQUAL, UNEQUAL):
+        assert torch.equal(gradients(moved, part), gradients(kept, part))
+    offloader = moved.layers.offloader
+    assert offloader.most_layer_bytes > 2000 * 512 * 2 * 5
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_gradients_are_the_same_every_time(make_computer, plan):
+    computer = make_computer("lora", plan)
+    for part in (UNEQUAL, EQUAL):
+        first = gradients(computer, part)
+        assert all(torch.equal(gradients(computer, part), first) for _ in range(5))
+
+
+def test_weights_are_unpacked_to_the_same_bits(make_computer):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    computer = make_computer("qlora", LayerPlan())
+    layers = [m for m in computer._model.module.modules() if hasattr(m, "nf4_packed")]
+    for layer in layers[:7]:
+        weight = bitsandbytes.functional.dequantize_4bit(
+            layer.weight.data, layer.weight.quant_state
+        )
+        assert torch.equal(nf4.unpack(layer), weight)
+
+
+def test_weights_that_stay_unpacked_give_the_same_bits(make_computer):
+    computer = make_computer("qlora", PLANS["mixed"])
+    expected = gradients(computer, EQUAL)
+    layers = [m for m in computer._model.module.modules() if nf4.is_packed(m)]
+    packed = [layer.nf4_packed.clone() for layer in layers]
+    before, asked_before = torch.cuda.memory_allocated(), read_asked_bytes()
+    for _ in range(2):
+        computer.layers.unpack(20 << 20)
+        assert 0 < computer.layers.unpacked_bytes <= 20 << 20
+        more = read_asked_bytes() - asked_before
+        assert abs(more - computer.layers.unpacked_bytes) < 1 << 20
+        assert not layers[0].nf4_packed.untyped_storage().nbytes()
+        assert torch.equal(gradients(computer, EQUAL), expected)
+        computer.layers.pack()
+        assert torch.cuda.memory_allocated() <= before
+        assert torch.equal(gradients(computer, EQUAL), expected)
+        assert all(torch.equal(m.nf4_packed, old) for m, old in zip(layers, packed, strict=True))
+
+
+def test_weights_that_adapters_look_at_stay_there_packed(make_computer):
+    computer = make_computer("qlora", LayerPlan(), compiled=False, dora=True)
+    layers = [m for m in computer._model.module.modules() if nf4.is_packed(m)]
+    expected = gradients(computer, EQUAL)
+    computer.layers.unpack(20 << 20)
+    assert computer.layers.unpacked_bytes > 0
+    assert all(layer.nf4_packed.untyped_storage().nbytes() for layer in layers)
+    assert torch.equal(gradients(computer, EQUAL), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num_words", "scale"), [(700, 1.0), (20_001, 0.25)])
+def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, num_words, scale):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    draw = torch.Generator("cuda").manual_seed(2)
+    logits = (3 * torch.randn(37, num_words, generator=draw, device="cuda")).to(dtype)
+    label = torch.randint(num_words, (37,), generator=draw, device="cuda")
+    exact = logits.double().requires_grad_()
+    losses = torch.nn.functional.cross_entropy(exact * scale, label, reduction="none")
+    (expected,) = torch.autograd.grad(128 * losses.sum(), exact)
+    kept = logits.clone()
+    assert torch.allclose(take_losses(logits, label, scale, None).double(), losses, atol=1e-5)
+    assert torch.equal(logits, kept)
+    assert torch.allclose(take_losses(logits, label, scale, 128.0).double(), losses, atol=1e-5)
+    assert torch.allclose(logits.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rank", [8, 16, 24, 64])
+@pytest.mark.parametrize("widths", [(512, 256, 256), (1408, 1408), (520,)], ids=str)
+def test_thin_products_by_the_kernels_are_those_of_plain_operations(dtype, rank, widths):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    draw = torch.Generator("cuda").manual_seed(2)
+
+    def make(*size):
+        return torch.randn(size, generator=draw, device="cuda").to(dtype)
+
+    low, ups = make(300, rank * len(widths)), [make(width, rank) for width in widths]
+    gradients = [make(300, width) for width in widths]
+    assert lora_kernels.can_do(low, ups)
+    parts = low.double().split(rank, dim=1)
+    expected = [part @ up.double().T for part, up in zip(parts, ups, strict=True)]
+    for found, exact in zip(lora_kernels.expand(low, ups), expected, strict=True):
+        assert difference(found, exact) < torch.finfo(dtype).eps
+    exact = [g.double() @ up.double() for g, up in zip(gradients, ups, strict=True)]
+    shrunk = lora_kernels.shrink(gradients, ups)
+    assert difference(shrunk, torch.cat(exact, 1)) < torch.finfo(dtype).eps
+    of_ups = lora_kernels.gather(gradients, low, ups, 2.0, torch.float32)
+    for found, gradient, part in zip(of_ups, gradients, parts, strict=True):
+        assert difference(found, 2 * gradient.double().T @ part) < 1e-5
+
+
+def test_moving_leaves_less_on_the_card(make_computer):
+    peaks = {}
+    for name in ("keep", "move", "recompute"):
+        computer = make_computer("lora", PLANS[name])
+        gradients(computer, EQUAL)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        gradients(computer, EQUAL)
+        peaks[name] = torch.cuda.max_memory_allocated() - before
+        del computer
+    print({name: f"{peak / 2**20:.0f} MiB" for name, peak in peaks.items()})
+    assert peaks["move"] < 0.9 * peaks["keep"]
+    assert peaks["recompute"] < peaks["keep"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_replayed_micro_batches_give_the_same_bits(make_computer, plan):
+    plain, replaying = make_computer("qlora", PLANS[plan]), make_computer("qlora", PLANS[plan])
+    replaying.replayer = GraphReplayer(replaying._model.clock, CudaGraph)
+    plain.micro_tokens = replaying.micro_tokens = 1024
+    alike = make_part(1024, 1024, 1024, 1024)
+    for part in (alike, UNEQUAL, alike, alike):
+        assert torch.equal(gradients(replaying, part), gradients(plain, part))
+        assert torch.equal(replaying.sums, plain.sums)
+    assert replaying.replayer.num_replayed == 3 + 3 + 4
+    assert replaying.held_bytes > 0
+    before = torch.cuda.memory_reserved()
+    replaying.evaluate(UNEQUAL)
+    plain.evaluate(UNEQUAL)
+    assert torch.equal(replaying.sums, plain.sums)
+    assert replaying.held_bytes == 0
+    assert torch.cuda.memory_reserved() <= before
+    assert torch.equal(gradients(replaying, alike), gradients(plain, alike))

@@ -1,0 +1,21 @@
+"""Attention within segments, apart from any model."""
+
+import pytest
+import torch
+
+from agents.trainer.model.attention import Segments, attend_segments
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_wide_queries_beside_narrow_values_are_computed_as_autocast_would(softcap):
+    """As they come in full training, where the rotary embedding is fp32."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
+    segments = Segments.of([5, 4], torch.device("cpu"))
+    bounds = {"bounds_S": segments.bounds_S, "host_bounds_S": segments.host_bounds_S}
+    narrow = [x.bfloat16() for x in (query, key, value)]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed, _ = attend_segments(None, query, key, narrow[2], None, **bounds, softcap=softcap)
+        expected, _ = attend_segments(None, *narrow, None, **bounds, softcap=softcap)
+    assert mixed.dtype == torch.bfloat16
+    assert torch.equal(mixed, expected)

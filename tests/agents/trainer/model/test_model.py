@@ -1,0 +1,151 @@
+"""What is trained of a model, and models and settings that do not go together."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from agents.contract.spec import AdapterSpec
+from agents.errors import UserError
+from agents.quantizers.job.job import JobProgress
+from agents.quantizers.merge import merge, read_job
+from agents.trainer.data.tokenizer import load_tokenizer
+from agents.trainer.model.model import load_model, make_trained, refuse_unknown_words
+from tests.agents.trainer.ranks import Run, make_spec
+
+CPU = torch.device("cpu")
+
+
+def train_adapter(folder, **adapter):
+    spec = make_spec(adapter=AdapterSpec(rank=4, alpha=8, **adapter))
+    model = load_model(spec, folder, CPU)
+    tokenizer, plain = load_tokenizer(folder)
+    return make_trained(spec, model, tokenizer, plain_template=plain, device=CPU)
+
+
+def test_named_layers_get_an_adapter_and_no_others(tiny_model):
+    found = train_adapter(tiny_model, targets=("q_proj", "layers.1.mlp.down_proj"))
+    places = {name.partition(".lora_")[0] for name, _ in found.named_parameters()}
+    below = "base_model.model.model.layers"
+    assert places == {
+        f"{below}.0.self_attn.q_proj", f"{below}.1.self_attn.q_proj", f"{below}.1.mlp.down_proj"
+    }  # fmt: skip
+
+
+def test_a_pattern_means_whole_names(tiny_model):
+    found = train_adapter(tiny_model, targets=r".*layers\.1\..*[qk]_proj")
+    places = {name.partition(".lora_")[0] for name, _ in found.named_parameters()}
+    below = "base_model.model.model.layers.1.self_attn"
+    assert places == {f"{below}.q_proj", f"{below}.k_proj"}
+    with pytest.raises(UserError, match="means 'the model', too, which is no linear layer"):
+        train_adapter(tiny_model, targets=".*")
+    with pytest.raises(UserError, match=r"'q_proj\(' is no pattern: missing \)"):
+        train_adapter(tiny_model, targets="q_proj(")
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tiny_model, tmp_path_factory):
+    """A Gemma 3 that takes pictures, too; its vision tower has layers named `q_proj` as well."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("seeing") / "model"
+    text = {
+        "vocab_size": 768, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    torch.manual_seed(1)
+    ids = {"image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **ids)
+    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    for path in tiny_model.glob("*token*"):
+        shutil.copy(path, folder)
+    shutil.copy(tiny_model / "chat_template.jinja", folder)
+    return folder
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj",), r".*q_proj"])
+def test_what_sees_gets_no_adapter(seeing_model, targets):
+    found = train_adapter(seeing_model, targets=targets)
+    names = [name for name, _ in found.named_parameters()]
+    assert names
+    assert all(name.startswith("base_model.model.model.language_model.") for name in names)
+    kept = {name.split(".")[3] for name, _ in found.module.named_parameters()}
+    assert kept == {"language_model"}, "what sees takes no memory"
+    with pytest.raises(UserError, match="no linear layer 'fc1'") as caught:
+        train_adapter(seeing_model, targets=("fc1",))
+    assert "fc1" not in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_what_sees_stays_as_it_was(seeing_model, tmp_path, kind):
+    spec = make_spec(max_steps=2, weight_decay=0.5, adapter=AdapterSpec(kind=kind, rank=4))
+    run = Run(tmp_path / "home", seeing_model, spec)
+    run.train_to_end()
+    told = {
+        "run_id": "r1",
+        "step": 2,
+        "model_path": str(seeing_model),
+        "destination": str(tmp_path / "merged"),
+        "agent_home": str(run.home),
+    }
+    (tmp_path / "job.json").write_text(json.dumps(told))
+    merge(read_job(tmp_path / "job.json"), JobProgress(io.StringIO()))
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (seeing_model, tmp_path / "merged")
+    )
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all("language_model" in name for name in changed)
+
+
+def test_one_name_is_that_layer():
+    assert AdapterSpec(targets="q_proj").targets == ("q_proj",)
+    assert AdapterSpec(targets="all-linear").targets == "all-linear"
+    assert AdapterSpec(targets=("all-linear",)).targets == "all-linear"
+
+
+@pytest.mark.parametrize("name", ["k_prj", "proj", "embed_tokens", "input_layernorm"])
+def test_a_name_that_is_no_linear_layer_is_refused(tiny_model, name):
+    with pytest.raises(UserError) as caught:
+        train_adapter(tiny_model, targets=("q_proj", name))
+    assert caught.value.message == f"adapter.targets: this model has no linear layer {name!r}."
+    assert "names out of down_proj, gate_proj, k_proj, lm_head, o_proj" in caught.value.hint
+
+
+def test_a_tokenizer_may_know_more_than_the_model_as_long_as_the_data_does_not(tiny_model):
+    model = load_model(make_spec(), tiny_model, CPU)
+    refuse_unknown_words(model, 768, tiny_model)
+    with pytest.raises(
+        UserError, match=r"made token 768 of the data, and the model knows only 768"
+    ):
+        refuse_unknown_words(model, 769, tiny_model)
+
+
+def test_rows_longer_than_learned_positions_are_refused(tmp_path):
+    config = GPT2Config(vocab_size=96, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert load_model(make_spec(sequence_tokens=32), tmp_path, CPU)
+    with pytest.raises(UserError) as caught:
+        load_model(make_spec(sequence_tokens=33), tmp_path, CPU)
+    assert "has learned 32 positions, and sequence_tokens is 33" in caught.value.message
+    assert caught.value.hint == "Set sequence_tokens to 32"
+
+
+def test_quantized_weights_are_not_trained_in_full(tiny_model, tmp_path):
+    quantized = shutil.copytree(tiny_model, tmp_path / "quantized")
+    config = json.loads((quantized / "config.json").read_bytes())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="is quantized already"):
+        load_model(make_spec(adapter=AdapterSpec(kind="full")), quantized, CPU)

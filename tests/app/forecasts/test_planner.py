@@ -1,0 +1,183 @@
+"""The planner's question: shapes, data and nodes are found, and what was guessed is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.contract.node import Calibration, GpuFacts, GpuSample, InterfaceFacts, NodeFacts, Sample
+from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from app.errors import UserError
+from app.forecasts.learning import compare_run
+from app.forecasts.planner import Planner, know_nodes
+from app.library.data_key import make_data_key
+from app.planning.candidate import Plan
+from app.planning.cluster import Cluster
+from app.runs.lifecycle.launch import start_run
+from app.runs.services import Services
+from app.storage.planning import CountedData, LinkRecord
+from tests.app.forecasts.test_learning import CONFIG
+from tests.fakes.cluster import FakeCluster, make_facts
+
+GIB = 2**30
+LLAMA = RunSpec(
+    model="meta-llama/Llama-2-7b-hf",
+    data=DataSpec(train="the data"),
+    adapter=AdapterSpec(kind="qlora"),
+)
+
+
+def gpu_facts(card: str = "NVIDIA GeForce RTX 3090", gib: int = 24, **changes: object) -> NodeFacts:
+    gpu = GpuFacts(uuid="GPU-1", index=0, name=card, memory_bytes=gib * GIB, capability="8.6")
+    return make_facts(gpus=(gpu,), memory_bytes=32 * GIB, **changes)
+
+
+def ask(services: Services, spec: RunSpec, cluster: Cluster, **options: object) -> Plan:
+    return asyncio.run(Planner(services).plan(spec, cluster, **options))  # type: ignore[arg-type]
+
+
+def home(services: Services) -> Cluster:
+    return know_nodes(services.planning, {"alpha": gpu_facts(), "beta": gpu_facts()})
+
+
+def test_a_plan_of_a_well_known_model_needs_no_file_and_no_network(services: Services) -> None:
+    plan = ask(services, LLAMA, home(services), silent=("gamma",))
+    assert plan.chosen is not None
+    assert 3 * GIB < plan.chosen.gpus[0].memory.expected_bytes < 24 * GIB
+    assert "sizes of meta-llama/Llama-2-7b-hf: from Rackless's own table" in plan.assumptions
+    assert "gamma does not answer and took no part in this plan" in plan.assumptions
+    assert any("rackless preview counts it" in text for text in plan.assumptions)
+
+
+def test_config_of_a_folder_on_the_nodes_is_asked_for_there(
+    services: Services, cluster: FakeCluster
+) -> None:
+    spec = replace(LLAMA, model="/models/tiny")
+    cluster.nodes["alpha"].reachable = False
+    cluster.nodes["beta"].configs["/models/tiny"] = CONFIG
+    planner = Planner(services)
+    known = home(services)
+    with pytest.raises(UserError, match="are not known here"):
+        asyncio.run(planner.plan(spec, known, look_far=False))
+    plan = asyncio.run(planner.plan(spec, known, online=("alpha", "beta")))
+    assert "sizes of /models/tiny: from beta" in plan.assumptions
+    asyncio.run(planner.plan(spec, known, look_far=False))  # remembered
+    assert cluster.nodes["beta"].calls.count("model_config") == 1
+    with pytest.raises(UserError, match="no model folder /models/none here nor on beta"):
+        asyncio.run(planner.plan(replace(spec, model="/models/none"), known, online=("beta",)))
+
+
+def test_a_plan_that_leaves_nodes_out_says_how_to(services: Services) -> None:
+    nodes = {f"pc{place}": gpu_facts("NVIDIA GeForce RTX 4070", 12) for place in range(7)}
+    known = know_nodes(services.planning, nodes)
+    plan = ask(services, LLAMA, known)
+    assert plan.chosen is not None
+    assert len(plan.chosen.nodes) == 6  # 24 sequences are divided evenly
+    said = [advice for advice in plan.advice if "nodes" in advice.change]
+    assert len(said) == 1
+    assert said[0].change["nodes"] == plan.chosen.nodes
+    named = ask(services, replace(LLAMA, nodes=tuple(nodes)), known)
+    assert named.chosen is not None
+    assert len(named.chosen.nodes) == 7
+
+
+def test_a_way_that_cannot_be_trained_yet_is_shown_first(services: Services) -> None:
+    plan = ask(services, replace(LLAMA, parallel="pipeline"), home(services))
+    assert plan.chosen is None
+    assert plan.others[0].mode == "pipeline"
+    assert plan.others[0].step_s > 0
+    assert [advice.change for advice in plan.advice] == [{"parallel": "auto"}]
+
+
+def test_counted_data_replaces_the_guess(services: Services, spec: RunSpec) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    question, notes = asyncio.run(Planner(services).ask(spec, home(services)))
+    assert question.data.num_rows == 1
+    assert notes == ("tokens of chats.jsonl guessed from its rows, 4 characters each",)
+    services.planning.save_counted(
+        make_data_key(spec), CountedData(num_rows=10, num_tokens=500, longest_tokens=99)
+    )
+    question, notes = asyncio.run(Planner(services).ask(spec, home(services)))
+    assert (question.data.num_rows, question.data.mean_tokens) == (10, 50)
+    assert (question.data.longest_tokens, notes) == (99, ())
+
+
+def test_what_was_measured_of_nodes_is_used(services: Services) -> None:
+    facts = gpu_facts(
+        address="192.168.1.7",
+        interfaces=(InterfaceFacts(name="eth0", address="192.168.1.7", speed_mbit=2500),),
+    )
+    nodes = {"alpha": facts, "beta": replace(facts, hostname="b"), "gamma": facts}
+    store = services.planning
+    measured = Calibration(card=facts.gpus[0].name, matrix_flops_per_s=5e13)
+    store.save_calibration("alpha", "GPU-1", measured)
+    link = LinkRecord(
+        node="alpha", peer="beta", round_trip_s=3e-4, bytes_per_s=1.1e8, measured_s=1.0
+    )
+    back = replace(link, node="beta", peer="alpha", bytes_per_s=9e7, round_trip_s=2e-4)
+    store.save_links([link, back])
+    sample = Sample(
+        time_s=1.0,
+        seq=1,
+        gpus=(GpuSample(uuid="GPU-1", index=0, name="x", memory_used_bytes=GIB, process_ids=()),),
+    )
+    known = know_nodes(store, nodes, {"alpha": sample})
+    assert known.nodes[0].gpus[0].calibration == measured
+    assert known.nodes[0].gpus[0].desktop_bytes == GIB
+    assert known.nodes[1].gpus[0].calibration is None
+    way = known.link("alpha", "beta")
+    assert (way.bytes_per_s, way.latency_s, way.source) == (9e7, 3e-4, "measured")
+    assert known.link("alpha", "gamma").source == "nominal"
+
+
+def test_a_launch_keeps_the_forecast_of_its_own_ranks(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    for name in ("alpha", "beta"):
+        facts = gpu_facts()
+        gpu = replace(facts.gpus[0], uuid=f"GPU-{name}")
+        cluster.nodes[name].facts_now = replace(facts, gpus=(gpu,), address="127.0.0.1")
+    run_id = asyncio.run(start_run(services, replace(spec, nodes=("beta", "alpha"))))
+    found = compare_run(services, services.book.get(run_id))
+    assert found is not None
+    assert (found.forecast.mode, found.measured) == ("data", None)
+    assert [rank.node for rank in found.forecast.ranks] == ["beta", "alpha"]
+    assert sum(rank.share or 0.0 for rank in found.forecast.ranks) == pytest.approx(1.0)
+    assert all(rank.allocated_bytes for rank in found.forecast.ranks)
+    cluster.nodes["gamma"].facts_now = gpu_facts(address="127.0.0.1")
+    alone = asyncio.run(start_run(services, replace(spec, nodes=("gamma",))))
+    found = compare_run(services, services.book.get(alone))
+    assert found is not None
+    assert found.forecast.mode == "single"
+
+
+def test_a_model_of_unknown_shape_is_launched_without_a_forecast(
+    services: Services, spec: RunSpec
+) -> None:
+    run_id = asyncio.run(start_run(services, replace(spec, nodes=("alpha",))))
+    assert compare_run(services, services.book.get(run_id)) is None
+
+
+def test_a_start_on_more_nodes_than_help_says_so(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    for name in cluster.nodes:
+        facts = gpu_facts()
+        gpu = replace(facts.gpus[0], uuid=f"GPU-{name}")
+        cluster.nodes[name].facts_now = replace(facts, gpus=(gpu,), address="127.0.0.1")
+
+    everywhere = replace(spec, nodes="all", parallel="auto", batch_sequences=2)
+    run_id = asyncio.run(start_run(services, everywhere))
+    texts = [event.text for event in services.book.events(run_id)]
+    (text,) = [text for text in texts if text.startswith("nodes: ")]
+    assert "alpha" in text
+    facts = {name: node.facts_now for name, node in cluster.nodes.items()}
+    for chosen in ({"nodes": ("alpha", "beta", "gamma")}, {"parallel": "data"}):
+        asked = replace(everywhere, **chosen)  # type: ignore[arg-type]
+        assert asyncio.run(Planner(services).find_faster(asked, facts)) == ()

@@ -1,0 +1,32 @@
+"""What a layer is said to keep is what the compiler keeps."""
+
+import pytest
+
+from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
+from app.planning.memory.layers import count_kept, count_kept_full, read_sizes
+from app.planning.model_shape import read_shape
+from tests.app.planning.compiled_layer import count_saved
+
+SIZES = {
+    "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+CASES = [
+    ("llama", "lora", ATTENTION, 0.0),
+    ("llama", "lora", "all-linear", 0.05),
+    ("qwen3", "lora", "all-linear", 0.0),
+    ("llama", "full", "all-linear", 0.0),
+]
+
+
+@pytest.mark.parametrize(("family", "kind", "targets", "dropout"), CASES)
+def test_kept_bytes_are_those_that_the_compiler_saves(family, kind, targets, dropout):
+    adapter = AdapterSpec(kind=kind, targets=targets, dropout=dropout, rank=8)
+    spec = RunSpec(model="m", data=DataSpec(train="d"), adapter=adapter, precision="bf16")
+    sizes = {**SIZES, "head_dim": 32}
+    shape = read_shape({"model_type": family, "vocab_size": 64, "num_hidden_layers": 1, **sizes})
+    found = count_saved(family, spec, sizes)
+    rules = read_sizes(shape, shape.layers[0], spec)
+    expected = count_kept_full(rules, 2, 4) if kind == "full" else count_kept(rules, 2)
+    assert found == expected

@@ -1,0 +1,284 @@
+"""A launch is whole or nothing: what is refused leaves no trace, what breaks is stopped again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.contract.node import EnvironmentReport, GpuFacts, GpuUse
+from agents.contract.run import AttemptStatus
+from agents.contract.spec import DataSpec, RunSpec
+from app.errors import AgentBug, NotAvailableYet, UserError
+from app.runs.lifecycle.launch import make_run_id, start_run
+from app.runs.preflight import expect_supported
+from app.runs.services import Services
+from tests.fakes.cluster import FakeCluster, make_facts
+
+
+def start(services: Services, spec: RunSpec) -> str:
+    return asyncio.run(start_run(services, spec))
+
+
+def refused(services: Services, spec: RunSpec) -> UserError:
+    """Return why a run was refused; nothing of it may be left anywhere."""
+    with pytest.raises(UserError) as error:
+        start(services, spec)
+    assert services.book.store.all() == ()
+    assert not any(services.paths.runs.glob("*"))
+    assert not any(node.intents for node in services.cluster.nodes.values())
+    return error.value
+
+
+def test_run_ids_sort_by_time_and_differ() -> None:
+    ids = [make_run_id() for _ in range(50)]
+    assert len(set(ids)) > 45
+    assert all(len(run_id) == len("20261121-141502-k3f") for run_id in ids)
+
+
+def test_launch_tells_every_node_the_same_ranks(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    run_id = start(services, replace(spec, nodes=("gamma", "alpha")))
+
+    run = services.book.get(run_id)
+    assert (run.state, run.nodes, run.attempt) == ("running", ("gamma", "alpha"), 1)
+    first, second = cluster["gamma"].intents[0], cluster["alpha"].intents[0]
+    assert [place.node for place in first.ranks] == ["gamma", "alpha"]
+    assert (first.ranks, first.master_port) == (second.ranks, second.master_port)
+    assert (first.node, second.node) == ("gamma", "alpha")
+    assert first.master_address == "127.0.0.1"
+    assert first.checkpoint_ranks == (0, 1)
+    assert first.resume_step is None
+    assert first.python == "/env/bin/python"
+    assert cluster["beta"].intents == []
+
+
+def test_model_and_data_are_sent_once_and_without_pickles(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    start(services, spec)
+    intent = cluster["beta"].intents[0]
+    assert intent.model_path.startswith("/agent/models/model-")
+    assert intent.train_path.startswith("/agent/data/chats-")
+    assert intent.train_path.endswith("/chats.jsonl")
+    assert intent.eval_path is None
+    assert len(set(cluster["alpha"].pushed)) == 2
+    source = services.book.store.attempts(services.book.store.all()[0].run_id)[0].inputs["model"]
+    assert [entry["path"] for entry in source["files"]] == ["config.json", "model.safetensors"]
+
+
+def test_id_is_announced_before_any_node_is_asked(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    calls: list[int] = []
+    announced: list[str] = []
+
+    def take(run_id: str) -> None:
+        announced.append(run_id)
+        calls.append(sum(len(node.calls) for node in cluster.nodes.values()))
+
+    run_id = asyncio.run(start_run(services, spec, take))
+    assert (announced, calls) == ([run_id], [0])
+
+
+def test_gpu_node_gets_a_rank_per_gpu_in_slot_order(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    cards = tuple(GpuFacts(uuid=f"GPU-{i}", index=i, name="RTX 3090") for i in (0, 1))
+    cluster["alpha"].facts_now = make_facts(gpus=cards)
+    start(services, replace(spec, nodes=("alpha",)))
+    intent = cluster["alpha"].intents[0]
+    assert [place.device for place in intent.ranks] == ["cuda:0", "cuda:1"]
+    assert intent.environ == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_single_takes_the_first_device_alone(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    run_id = start(services, replace(spec, parallel="single"))
+    assert services.book.get(run_id).nodes == ("alpha",)
+    assert len(cluster["alpha"].intents[0].ranks) == 1
+    assert cluster["beta"].pushed == []
+
+
+def test_no_nodes(tmp_path: Path, services: Services, spec: RunSpec) -> None:
+    services.cluster.nodes.clear()
+    assert "there are no nodes yet" in refused(services, spec).message
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [(("alpha", "delta"), "there is no node delta"), (("beta", "beta"), "stands twice")],
+)
+def test_names_that_are_not_right(
+    services: Services, spec: RunSpec, nodes: tuple[str, ...], message: str
+) -> None:
+    assert message in refused(services, replace(spec, nodes=nodes)).message
+
+
+def test_node_that_lends_its_gpu_to_an_export_is_refused_before_anything_is_sent(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    use = GpuUse(uuid="GPU-0", name="the export of run r-1")
+    cluster["beta"].facts_now = replace(cluster["beta"].facts_now, gpu_uses=(use,))
+    error = refused(services, spec)
+    assert error.message == "node beta is already busy: the export of run r-1 uses its GPU"
+    assert "runs stop" not in (error.hint or "")
+    assert cluster["alpha"].pushed == []
+    own = replace(use, name="run r-1", run_id="r-1")  # its attempt says more about it
+    cluster["beta"].facts_now = replace(cluster["beta"].facts_now, gpu_uses=(own,))
+    start(services, spec)
+
+
+def test_busy_node_is_named_with_its_run(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    cluster["beta"].attempts["other", 1] = AttemptStatus(
+        run_id="other", attempt=1, node="beta", state="running"
+    )
+    error = refused(services, spec)
+    assert error.message == "node beta is already busy: run other is running there"
+    assert "rackless runs stop other" in error.hint
+
+
+def test_unreachable_node_is_named(services: Services, cluster: FakeCluster, spec: RunSpec) -> None:
+    cluster["gamma"].reachable = False
+    assert "gamma cannot be reached" in refused(services, spec).message
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (None, "node beta has no training environment"),
+        (EnvironmentReport(), "node beta has no training environment"),
+        (
+            EnvironmentReport(python="/p", missing=("peft",), different=("torch 2.0 not 2.13",)),
+            "node beta does not fit: peft is missing; torch 2.0 not 2.13",
+        ),
+    ],
+)
+def test_environment_that_is_missing_or_wrong(
+    services: Services,
+    cluster: FakeCluster,
+    spec: RunSpec,
+    report: EnvironmentReport | None,
+    message: str,
+) -> None:
+    cluster["beta"].facts_now = make_facts(environment=report)
+    error = refused(services, spec)
+    assert message in error.message
+    assert "rackless nodes setup beta" in error.hint
+
+
+def test_shares_must_fit_the_ranks(services: Services, spec: RunSpec) -> None:
+    error = refused(services, replace(spec, shares=(1.0, 2.0)))
+    assert "shares has 2 values, but the run has 3 ranks" in error.message
+
+
+def test_what_is_not_there_yet_is_refused_at_once(services: Services, spec: RunSpec) -> None:
+    error = refused(services, replace(spec, parallel="pipeline"))
+    assert isinstance(error, NotAvailableYet)
+    assert "parallel: pipeline" in error.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"objective": "dpo"}, {"optimizer": "paged_adamw_8bit"}, {"precision": "fp16"}],
+)
+def test_every_method_of_the_trainer_may_be_asked_for(
+    spec: RunSpec, change: dict[str, object]
+) -> None:
+    expect_supported(replace(spec, **change))
+
+
+def test_broken_data_line_is_named_before_anything_happens(
+    services: Services, spec: RunSpec, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "a"}\n' + '{"text": \n' * 11)
+    error = refused(services, replace(spec, data=DataSpec(train=str(broken))))
+    assert f"{broken}, line 2: not valid JSON" in error.message
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("the disk is full", "Free some."), AgentBug("a fault")]
+)
+def test_node_that_cannot_launch_stops_all_others(
+    services: Services, cluster: FakeCluster, spec: RunSpec, error: Exception
+) -> None:
+    cluster["beta"].launch_error = error
+    with pytest.raises(type(error)):
+        start(services, spec)
+    run = services.book.store.all()[0]
+    assert run.state == "failed"
+    assert run.message == f"could not be launched: {error}"
+    for name in ("alpha", "beta", "gamma"):
+        assert cluster[name].stops == [(run.run_id, 1, 0.0)]
+    assert all(s.state == "stopped" for n in ("alpha", "gamma") for s in
+               cluster[n].attempts.values())  # fmt: skip
+
+
+def test_launch_that_is_cancelled_stops_all(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    async def scenario() -> None:
+        cluster["beta"].launch_gate = asyncio.Event()
+        task = asyncio.create_task(start_run(services, spec))
+        await cluster["beta"].asked_to_launch.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    run = services.book.store.all()[0]
+    assert (run.state, run.message) == ("failed", "the launch was broken off")
+    assert all(node.stops for node in cluster.nodes.values())
+    assert cluster["alpha"].attempts[run.run_id, 1].state == "stopped"
+
+
+def test_what_takes_long_is_told(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.runs.inputs.TOLD_BYTES", 1)
+    told: list[str] = []
+    asyncio.run(start_run(services, spec, tell=told.append))
+    assert (told[0], told[-1]) == (
+        "looking at alpha, beta and gamma",
+        "launching on alpha, beta and gamma",
+    )
+    sent = [line for line in told if line.startswith("sending")]
+    assert "sending the training data to beta: 1 / 2 B" in sent
+
+
+def test_a_launch_cancelled_before_it_is_asked_for_is_no_run_at_work(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*args: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("app.runs.lifecycle.launch._store_forecast", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        start(services, spec)
+    assert services.book.store.all()[0].state == "failed"
+
+
+def test_stop_pressed_during_the_launch_is_obeyed(
+    services: Services, cluster: FakeCluster, spec: RunSpec
+) -> None:
+    def press_stop(run_id: str) -> None:
+        services.book.change(run_id, lambda run: replace(run, stop_asked=True))
+
+    asyncio.run(start_run(services, spec, press_stop))
+    assert all(node.stops for node in cluster.nodes.values())
+
+
+def test_second_launcher_of_one_run_is_refused(services: Services) -> None:
+    with services.launching("r"):
+        assert services.is_launching("r")
+        with pytest.raises(UserError, match="being launched right now"), services.launching("r"):
+            pass
+    assert not services.is_launching("r")
+    assert not services.is_launching("never heard of")
