@@ -36,7 +36,7 @@ _TOLD_CHARS = 1 << 22
 _WAIT_S = 1.0
 _SOURCES = ("conversations", "examples", "files", "packing", "rows", "store", "tally", "tokens")
 _SHARED_SOURCES = ("data_files",)
-"""Modules, here and in `agents.contract`, that decide what the rows are and what is learned of them."""
+"""Modules, here and in `agents.contract`, that decide what the rows are and what they teach."""
 
 
 def load_examples(
