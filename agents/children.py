@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 
 KEPT_LINES = 200
 _LOOK_S = 0.5
@@ -58,7 +58,7 @@ class Children:
         """Return the exit code and the last lines of stdout and stderr, each whole, as they came.
 
         Raises:
-            UserError: the program could not be started.
+            ExpectedError: the program could not be started.
             TimeoutError: it ran longer than `timeout_s` and was ended.
         """
         process = self._start(argv, environ, stdin)
@@ -101,7 +101,7 @@ class Children:
     ) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
-                raise UserError(f"The agent is ending and starts nothing more: {argv[0]}.")
+                raise ExpectedError(f"The agent is ending and starts nothing more: {argv[0]}.")
             try:
                 process = subprocess.Popen(
                     argv,

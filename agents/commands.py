@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import open_home
 
 USAGE = "usage: serve NONCE | record | supervise ATTEMPT_DIR | receive DESTINATION | send PATH"
@@ -56,7 +56,7 @@ def _transfer(command: str, path: str) -> int:
             files.send(home, path, sys.stdout.buffer)
             return 0
         answer = {"ok": True, "path": files.receive(home, path, sys.stdin.buffer)}
-    except UserError as error:
+    except ExpectedError as error:
         answer = {"ok": False, "message": error.message, "hint": error.hint}
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()

@@ -1,6 +1,7 @@
-"""The one error of the agent that is not a bug: the world's fault, said in plain words.
+"""The one error of the agent that is not a bug: a fault outside our code, in plain words.
 
-On the wire it becomes a RemoteError of kind `user`; whatever else escapes a handler is a `bug`.
+On the wire it becomes a RemoteError of kind `user`, which the app raises as its own UserError.
+Any other exception that escapes a handler is sent as a `bug`, with its traceback.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import errno
 
 
-class UserError(Exception):
-    """The world's fault. `message` says what and where, `hint` what to do next."""
+class ExpectedError(Exception):
+    """A failure outside our control. `message` says what and where, `hint` what to do next."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -17,13 +18,16 @@ class UserError(Exception):
         self.hint = hint
 
 
-def explain_os_error(error: OSError, doing: str) -> UserError:
-    """Return what `error` means for a person, who sees that `doing` could not be done."""
+def explain_os_error(error: OSError, doing: str) -> ExpectedError:
+    """Return `error` in plain words; `doing` names the operation that it interrupted."""
+    # A quota that is used up looks like a full disk to the user, and is mended in the same way.
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"The disk is full: {doing}.", "Free some room on this node and try again")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return UserError(
-            f"The agent may not write there: {doing} ({error.strerror}).",
-            "Give the user that Rackless logs in as the right to write to that folder",
+        return ExpectedError(
+            f"The disk is full: {doing}.", "Free some space on this node and try again"
         )
-    return UserError(f"The system refused: {doing} ({error.strerror or error}).")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ExpectedError(
+            f"The agent has no permission to write: {doing} ({error.strerror}).",
+            "Allow the user that Rackless logs in as to write to that folder",
+        )
+    return ExpectedError(f"The system refused: {doing} ({error.strerror or error}).")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -43,10 +43,10 @@ def require_name(value: str, what: str) -> str:
     """Return `value` when it may be one part of a path.
 
     Raises:
-        UserError: it holds anything but letters, digits, `.`, `_` and `-`, or is too long.
+        ExpectedError: it holds anything but letters, digits, `.`, `_` and `-`, or is too long.
     """
     if not SAFE_NAME.match(value):
-        raise UserError(
+        raise ExpectedError(
             f"{what} {value[:80]!r} is not allowed.",
             "Use 1 to 128 letters, digits, dots, underscores and dashes, first a letter or digit",
         )
@@ -93,7 +93,7 @@ def open_home() -> Home:
     """Make the agent's home folder where it is missing, and try that it can be written.
 
     Raises:
-        UserError: it cannot.
+        ExpectedError: it cannot.
     """
     named = os.environ.get("RACKLESS_AGENT_HOME")
     path = Path(named) if named else Path.home() / ".local" / "share" / "rackless-agent"
@@ -124,13 +124,14 @@ def write_json(path: Path, value: Any) -> None:
     """Replace the file by `value`, durably.
 
     Raises:
-        UserError: the disk is full or may not be written; the old file stays, nothing is left over.
+        ExpectedError: the disk is full or may not be written; the old file stays, nothing is left
+            over.
     """
     write_bytes(path, json.dumps(value, separators=(",", ":")).encode("ascii"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the file by `data`, durably. Raises UserError like `write_json`."""
+    """Replace the file by `data`, durably. Raises ExpectedError like `write_json`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         try:
@@ -175,7 +176,7 @@ def locked(path: Path, timeout_s: float, busy: str) -> Iterator[None]:
     """Hold an exclusive lock on the file inside the block; the kernel frees it on death.
 
     Raises:
-        UserError: with the message `busy`, when another process holds it for `timeout_s`.
+        ExpectedError: with the message `busy`, when another process holds it for `timeout_s`.
     """
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -183,7 +184,7 @@ def locked(path: Path, timeout_s: float, busy: str) -> Iterator[None]:
         raise explain_os_error(error, f"opening {path}") from error
     try:
         if not take_lock(lock, timeout_s):
-            raise UserError(busy, "Wait until that has ended, then try again")
+            raise ExpectedError(busy, "Wait until that has ended, then try again")
         yield
     finally:
         os.close(lock)

@@ -18,7 +18,7 @@ from typing import Any
 
 from agents.contract.run import CheckpointInfo, FileEntry
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import describe_file, split_path
 from agents.state import Home, fsync_folder, read_json
 
@@ -100,7 +100,7 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
     """Hash every file of a checkpoint and compare.
 
     Raises:
-        UserError: there is no such checkpoint here.
+        ExpectedError: there is no such checkpoint here.
     """
     folder = _require(home, run_id, step)
     info = describe(home, folder)
@@ -114,7 +114,7 @@ def delete(home: Home, run_id: str, step: int) -> None:
     """Delete a checkpoint; a broken-off deletion leaves no folder that looks like one.
 
     Raises:
-        UserError: there is no such checkpoint here, or it may not be deleted.
+        ExpectedError: there is no such checkpoint here, or it may not be deleted.
     """
     folder = _require(home, run_id, step)
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
@@ -129,7 +129,7 @@ def delete(home: Home, run_id: str, step: int) -> None:
 def _require(home: Home, run_id: str, step: int) -> Path:
     folder = home.checkpoints(run_id) / f"step-{step:08d}"
     if not folder.is_dir() or folder.is_symlink():
-        raise UserError(f"This node has no checkpoint of run {run_id} at step {step}.")
+        raise ExpectedError(f"This node has no checkpoint of run {run_id} at step {step}.")
     return folder
 
 
@@ -139,7 +139,7 @@ def _find_damage(folder: Path, entries: list[FileEntry]) -> str:
         try:
             split_path(entry.path, "The file name")
             found = describe_file(folder, folder / entry.path)
-        except UserError as error:
+        except ExpectedError as error:
             return error.message
         if found.size_bytes != entry.size_bytes:
             return f"{entry.path} has {found.size_bytes} bytes instead of {entry.size_bytes}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from agents.children import Children
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, locked, read_json, require_name, write_json
 
 LOOK_TIMEOUT_S = 60.0
@@ -69,7 +69,7 @@ def find(home: Home, query: EnvironmentQuery, children: Children) -> Environment
     """Say how an interpreter's packages compare with the lock; adopt it if asked and it fits.
 
     Raises:
-        UserError: the named interpreter does not run.
+        ExpectedError: the named interpreter does not run.
     """
     adopted = read_adopted(home)
     python = query.python or (adopted.python if adopted else None)
@@ -123,10 +123,10 @@ def look(
     its C headers are there.
 
     Raises:
-        UserError: it is not there, not a Python, or does not answer.
+        ExpectedError: it is not there, not a Python, or does not answer.
     """
     if not os.path.exists(python):
-        raise UserError(
+        raise ExpectedError(
             f"There is no interpreter at {python} on this node.",
             "Name another one, or leave it out to build an environment",
         )
@@ -134,13 +134,13 @@ def look(
     try:
         _, lines = children.run(argv, environ=CLEAN_ENVIRON, timeout_s=LOOK_TIMEOUT_S)
     except TimeoutError as error:
-        raise UserError(f"{python} did not answer within {LOOK_TIMEOUT_S:g} s.") from error
+        raise ExpectedError(f"{python} did not answer within {LOOK_TIMEOUT_S:g} s.") from error
     for line in lines:
         if line.startswith("RACKLESS "):
             answer = json.loads(line.partition(" ")[2])
             return answer["version"], answer["found"], answer["headers"]
     said = lines[-1] if lines else "nothing"
-    raise UserError(f"{python} does not work as a Python interpreter; it said: {said[:300]}")
+    raise ExpectedError(f"{python} does not work as a Python interpreter; it said: {said[:300]}")
 
 
 def build(
@@ -149,7 +149,7 @@ def build(
     """Make a virtual environment from the lock, adopt it, and report on it.
 
     Raises:
-        UserError: venv or pip could not do it; the message says which and why.
+        ExpectedError: venv or pip could not do it; the message says which and why.
     """
     require_name(job.lock_sha256, "The lock's hash")
     folder = home.environments / job.lock_sha256[:16]
@@ -174,7 +174,7 @@ def build(
         if not report.fits:
             (folder / "complete").unlink()
             wrong = ", ".join((*report.missing, *report.different))
-            raise UserError(f"The built environment {folder} does not match the lock: {wrong}.")
+            raise ExpectedError(f"The built environment {folder} does not match the lock: {wrong}.")
     return report
 
 
@@ -192,7 +192,7 @@ def _make_venv(folder: Path, children: Children, progress: Callable[[str], None]
     text = "\n".join(lines)
     if "ensurepip" in text or "No module named venv" in text:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        raise UserError(
+        raise ExpectedError(
             "python3-venv is missing on this node, so no environment can be built.",
             f"sudo apt-get install -y python{version}-venv",
         )
@@ -231,7 +231,7 @@ def run_pip(
         environ: for pip, besides a clean one.
 
     Raises:
-        UserError: pip could not do it, and why.
+        ExpectedError: pip could not do it, and why.
     """
     lock = folder / "requirements.txt"
     try:
@@ -245,11 +245,13 @@ def run_pip(
         raise _explain(what, lines)
 
 
-def _explain(what: str, lines: list[str]) -> UserError:
+def _explain(what: str, lines: list[str]) -> ExpectedError:
     """Return what pip's or venv's last lines mean."""
     text = "\n".join(lines)
     for pattern, cause, hint in PIP_PROBLEMS:
         if re.search(pattern, text):
-            return UserError(f"On this node {what}: {cause}.", hint)
+            return ExpectedError(f"On this node {what}: {cause}.", hint)
     errors = [line for line in lines if "error" in line.lower()] or lines
-    return UserError(f"On this node {what}: {errors[-1][:400] if errors else 'no reason given'}")
+    return ExpectedError(
+        f"On this node {what}: {errors[-1][:400] if errors else 'no reason given'}"
+    )

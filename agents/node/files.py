@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from agents.contract.run import BundleStatus, FileEntry
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, fsync_folder, identify, locked, take_lock
 
 ROOTS = ("models", "data", "runs", "artifacts")
@@ -38,11 +38,11 @@ def split_path(path: str, what: str) -> list[str]:
     """Return the parts of a relative path that stays below where it starts.
 
     Raises:
-        UserError: it is absolute, climbs with `..`, or has a part that is no plain name.
+        ExpectedError: it is absolute, climbs with `..`, or has a part that is no plain name.
     """
     parts = path.split("/")
     if not path or len(path) > MAX_PATH_CHARACTERS or not all(map(_is_plain, parts)):
-        raise UserError(
+        raise ExpectedError(
             f"{what} {path[:120]!r} is not allowed.",
             "Paths are relative, with `/` between plain names and no `..`",
         )
@@ -63,11 +63,11 @@ def split_destination(destination: str) -> list[str]:
     """Return the parts of a place below the agent's home where files may be stored.
 
     Raises:
-        UserError: it is below none of `ROOTS`.
+        ExpectedError: it is below none of `ROOTS`.
     """
     parts = split_path(destination, "The destination")
     if parts[0] not in ROOTS or len(parts) < 2:
-        raise UserError(
+        raise ExpectedError(
             f"The destination {destination[:120]!r} is not allowed.",
             f"It must be a folder below {', '.join(ROOTS)}",
         )
@@ -80,11 +80,11 @@ def read_bundle_status(
     """Say which files of a bundle are still missing here (by presence and size).
 
     Raises:
-        UserError: a path is not allowed.
+        ExpectedError: a path is not allowed.
     """
     final = home.path.joinpath(*split_destination(destination))
     if final.is_symlink():
-        raise UserError(f"{final} is a symbolic link, which is not followed.")
+        raise ExpectedError(f"{final} is a symbolic link, which is not followed.")
     base = final if final.is_dir() else _partial(final)
     missing = tuple(entry.path for entry in entries if not _has(base, entry))
     return BundleStatus(path=str(final), complete=not missing and base == final, missing=missing)
@@ -114,8 +114,8 @@ def receive(home: Home, destination: str, source: BinaryIO) -> str:
     """Store the files that `source` brings and return the folder; see the module docstring.
 
     Raises:
-        UserError: a path is not allowed, the bytes are not those announced, the disk is full, the
-            transfer broke off, or another one writes the same bundle.
+        ExpectedError: a path is not allowed, the bytes are not those announced, the disk is full,
+            the transfer broke off, or another one writes the same bundle.
     """
     parts = split_destination(destination)
     coming, manifest = _read_header(source)
@@ -142,11 +142,11 @@ def _read_header(source: BinaryIO) -> tuple[list[FileEntry], list[FileEntry]]:
         manifest = [from_wire(FileEntry, value, "manifest") for value in header["manifest"]]
     except (ValueError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, WireError) else "no list of files came first"
-        raise UserError(f"The transfer cannot be read: {reason}.", "Try again") from error
+        raise ExpectedError(f"The transfer cannot be read: {reason}.", "Try again") from error
     for entry in (*coming, *manifest):
         split_path(entry.path, "The file name")
         if entry.size_bytes < 0:
-            raise UserError(f"The file {entry.path!r} has a size of {entry.size_bytes}.")
+            raise ExpectedError(f"The file {entry.path!r} has a size of {entry.size_bytes}.")
     return coming, manifest
 
 
@@ -154,16 +154,16 @@ def _require_room(home: Home, coming: list[FileEntry]) -> None:
     needed = sum(entry.size_bytes for entry in coming)
     free = shutil.disk_usage(home.path).free
     if needed > free:
-        raise UserError(
+        raise ExpectedError(
             f"The disk of this node is too full: {needed / 1e9:.2f} GB are coming and "
             f"{free / 1e9:.2f} GB are free in {home.path}.",
-            "Free some room on this node and try again",
+            "Free some space on this node and try again",
         )
 
 
 def _refuse_link(final: Path) -> None:
     if final.is_symlink() or (final.exists() and not final.is_dir()):
-        raise UserError(f"{final} is not a folder, so nothing is stored there.")
+        raise ExpectedError(f"{final} is not a folder, so nothing is stored there.")
 
 
 @contextlib.contextmanager
@@ -188,7 +188,9 @@ def _open_folder_at(top: int, parts: list[str]) -> Iterator[int]:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
                 deeper = os.open(part, flags, dir_fd=folder)
             except NotADirectoryError as error:
-                raise UserError(f"{part!r} is a file or a symbolic link, not a folder.") from error
+                raise ExpectedError(
+                    f"{part!r} is a file or a symbolic link, not a folder."
+                ) from error
             except OSError as error:
                 raise explain_os_error(error, f"making the folder {part!r}") from error
             os.close(folder)
@@ -227,7 +229,7 @@ def _copy(file: int, entry: FileEntry, source: BinaryIO) -> None:
     while left:
         block = source.read(min(left, BLOCK_BYTES))
         if not block:
-            raise UserError(
+            raise ExpectedError(
                 f"The transfer broke off in {entry.path}, {left} bytes before its end.",
                 "Start it again: what is complete is not sent twice",
             )
@@ -237,7 +239,7 @@ def _copy(file: int, entry: FileEntry, source: BinaryIO) -> None:
         while view:
             view = view[os.write(file, view) :]
     if digest.hexdigest() != entry.sha256:
-        raise UserError(
+        raise ExpectedError(
             f"{entry.path} arrived damaged: its sha256 is not the announced one.", "Send it again"
         )
 
@@ -247,7 +249,7 @@ def _finish(final: Path, base: str, manifest: list[FileEntry]) -> None:
     folder = final.with_name(base)
     missing = [entry.path for entry in manifest if not _has(folder, entry)]
     if missing:
-        raise UserError(
+        raise ExpectedError(
             f"The bundle {final.name} is not whole: {len(missing)} files are missing, first "
             f"{missing[0]}.",
             "Send the missing files",
@@ -268,14 +270,14 @@ def send(home: Home, path: str, out: BinaryIO) -> None:
     """Write one line with the files' names, sizes and hashes, then their bytes.
 
     Raises:
-        UserError: nothing is there, or a file became shorter meanwhile (then `out` is short).
+        ExpectedError: nothing is there, or a file became shorter meanwhile (then `out` is short).
     """
     parts = split_destination(path)
     place = home.path.joinpath(*parts)
     base = place.parent if place.is_file() else place
     entries = [describe_file(base, file) for file in list_files(home, place)]
     if not entries:
-        raise UserError(f"There is nothing to send at {place} on this node.")
+        raise ExpectedError(f"There is nothing to send at {place} on this node.")
     out.write(json.dumps({"files": to_wire(entries)}).encode("ascii") + b"\n")
     for entry in entries:
         _send_file(base / entry.path, entry, out)
@@ -288,7 +290,7 @@ def list_files(home: Home, place: Path) -> list[Path]:
         if folder == home.path:
             break
         if folder.is_symlink():
-            raise UserError(f"{folder} is a symbolic link, which is not followed.")
+            raise ExpectedError(f"{folder} is a symbolic link, which is not followed.")
     if place.is_file():
         return [place]
     found = [Path(top, name) for top, _, names in os.walk(place) for name in names]
@@ -315,7 +317,7 @@ def _send_file(path: Path, entry: FileEntry, out: BinaryIO) -> None:
         while left:
             block: Any = file.read(min(left, BLOCK_BYTES))
             if not block:
-                raise UserError(f"{path} became shorter while it was sent.", "Try again")
+                raise ExpectedError(f"{path} became shorter while it was sent.", "Try again")
             out.write(block)
             left -= len(block)
 
@@ -339,7 +341,7 @@ def job_folder(home: Home) -> Iterator[Path]:
     """Give a folder for the files of a job, which vanishes with the block.
 
     Raises:
-        UserError: the disk is full or may not be written.
+        ExpectedError: the disk is full or may not be written.
     """
     try:
         made = tempfile.mkdtemp(prefix=_JOB_PREFIX, suffix=f"-{os.getpid()}", dir=home.path)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from agents.contract.hub import digest_of, read_file, read_token, token_path
 from agents.contract.node import NodeTokenPlace
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.state import write_bytes
 
 
@@ -27,7 +27,7 @@ def keep_token(environ: Mapping[str, str], token: str) -> NodeTokenPlace:
     """Keep a token, unless there is one already.
 
     Raises:
-        UserError: the disk is full or may not be written.
+        ExpectedError: the disk is full or may not be written.
     """
     place = find_token(environ, digest_of(token))
     if place != "none":
@@ -45,14 +45,14 @@ def forget_token(environ: Mapping[str, str], digest: str) -> NodeTokenPlace:
     """Delete the token with that digest; any other stays.
 
     Raises:
-        UserError: it may not be deleted.
+        ExpectedError: it may not be deleted.
     """
     path = token_path(environ)
     if digest_of(read_file(path)) == digest:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(
+            raise ExpectedError(
                 f"{path} cannot be deleted: {error.strerror}.", "Delete it on that PC"
             ) from error
     return find_token(environ, digest)

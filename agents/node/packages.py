@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agents.children import Children
 from agents.contract.artifacts import PackagesBuild, PackagesReport
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.node.environment import is_version, look, run_pip
 from agents.state import Home, locked, require_name
 
@@ -24,7 +24,7 @@ def build(
     """Install the packages if they are not there yet, and say where they are.
 
     Raises:
-        UserError: the interpreter does not run, or pip could not do it and why.
+        ExpectedError: the interpreter does not run, or pip could not do it and why.
     """
     require_name(job.lock_sha256, "The lock's hash")
     _, found, _ = look(job.python, job.requirements, children)
@@ -56,6 +56,6 @@ def _install(
     what = "installing the packages for quantizing failed"
     try:
         run_pip(job.python, folder, job.lock_text, what, children, progress, options=options)
-    except UserError:
+    except ExpectedError:
         shutil.rmtree(folder, ignore_errors=True)
         raise

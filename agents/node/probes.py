@@ -14,7 +14,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 GREETING = b"RACKLESSPROBE1\n\0"
 NUM_PINGS = 11
@@ -38,7 +38,7 @@ def choose_port(address: str) -> int:
     """Return a port of `address` that is free now.
 
     Raises:
-        UserError: the address is not one of this node's.
+        ExpectedError: the address is not one of this node's.
     """
     with open_listener(address) as listener:
         port: int = listener.getsockname()[1]
@@ -49,7 +49,7 @@ def open_listener(address: str) -> socket.socket:
     """Return a socket that listens on a free port of `address`.
 
     Raises:
-        UserError: the address is not one of this node's.
+        ExpectedError: the address is not one of this node's.
     """
     family = read_family(address)
     try:
@@ -58,7 +58,7 @@ def open_listener(address: str) -> socket.socket:
         reason = "it is not one of this node's addresses"
         if error.errno not in (errno.EADDRNOTAVAIL, None):
             reason = error.strerror or str(error)
-        raise UserError(
+        raise ExpectedError(
             f"This node cannot listen on {address}: {reason}.",
             "Look at the node's addresses with: rackless nodes show NAME",
         ) from error
@@ -68,13 +68,13 @@ def read_family(address: str) -> socket.AddressFamily:
     """Return the family of an address given in numbers; names are not resolved here.
 
     Raises:
-        UserError: it is not such an address (an empty one would mean all of this node's).
+        ExpectedError: it is not such an address (an empty one would mean all of this node's).
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, ValueError):
             socket.inet_pton(family, address)
             return family
-    raise UserError(f"{address[:80]!r} is not an IP address.", "Write it as in 192.168.1.20")
+    raise ExpectedError(f"{address[:80]!r} is not an IP address.", "Write it as in 192.168.1.20")
 
 
 def answer_probe(listener: socket.socket, timeout_s: float) -> None:
@@ -116,11 +116,11 @@ def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
     """Measure the way to a listener on another node.
 
     Raises:
-        UserError: the way is closed, or breaks during the measurement.
+        ExpectedError: the way is closed, or breaks during the measurement.
     """
     read_family(address)
     if not 0 < port < 1 << 16:
-        raise UserError(f"{port} is not a port; ports go from 1 to 65535.")
+        raise ExpectedError(f"{port} is not a port; ports go from 1 to 65535.")
     where = f"{address} port {port}"
     try:
         connection = socket.create_connection((address, port), CONNECT_TIMEOUT_S)
@@ -131,7 +131,7 @@ def probe_link(address: str, port: int, num_bytes: int) -> LinkProbe:
             connection.settimeout(TRANSFER_TIMEOUT_S)
             return _measure(connection, max(0, min(num_bytes, MAX_BYTES)))
         except (OSError, EOFError) as error:
-            raise UserError(
+            raise ExpectedError(
                 f"The connection to {where} broke while it was measured: {error}."
             ) from (error)
 
@@ -158,19 +158,21 @@ def _measure(connection: socket.socket, num_bytes: int) -> LinkProbe:
     return LinkProbe(round_trip_s, num_bytes / taken_s)
 
 
-def _explain_closed(where: str, error: OSError) -> UserError:
+def _explain_closed(where: str, error: OSError) -> ExpectedError:
     if isinstance(error, TimeoutError):
-        return UserError(
+        return ExpectedError(
             f"No answer from {where} within {CONNECT_TIMEOUT_S:g} s.",
             "Most often a firewall on that PC drops the connection; allow this node in it",
         )
     if isinstance(error, ConnectionRefusedError):
-        return UserError(
+        return ExpectedError(
             f"{where} refused the connection.",
             "A firewall rejects it, or that PC forwards the port to another system (WSL in NAT "
             "mode does)",
         )
-    return UserError(f"There is no way to {where}: {error.strerror or error}.", "Check the cables")
+    return ExpectedError(
+        f"There is no way to {where}: {error.strerror or error}.", "Check the cables"
+    )
 
 
 def _be_prompt(connection: socket.socket) -> None:

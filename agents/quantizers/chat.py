@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from agents.contract.artifacts import ChatJob, ChatTurn
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.generation import Speaker, load_speaker
 from agents.quantizers.job.job import JobProgress, locate, read_plain, run_job
 
@@ -58,7 +58,7 @@ def converse(speaker: Speaker, inbox: Inbox, idle_s: float, progress: JobProgres
     while (turn := inbox.next(idle_s)) is not None:
         try:
             found = speaker.answer(turn, lambda text: progress.say("piece", message=text), inbox)
-        except UserError as error:
+        except ExpectedError as error:
             progress.fail(error.message, error.hint)
         else:
             progress.say("answer", **to_wire(found))
@@ -70,13 +70,13 @@ def read_job(path: Path) -> tuple[ChatJob, str]:
     """Read the job file, with absolute paths, and say where the model is loaded.
 
     Raises:
-        UserError: it is not one.
+        ExpectedError: it is not one.
     """
     plain, home = read_plain(path, "chat")
     try:
         job = from_wire(ChatJob, plain, "job")
     except (WireError, ValueError) as error:
-        raise UserError(f"{path} is no chat job: {error}.", "Ask again") from error
+        raise ExpectedError(f"{path} is no chat job: {error}.", "Ask again") from error
     checkpoint = str(home / job.checkpoint) if job.checkpoint else None
     job = replace(job, model=locate(home, job.model), checkpoint=checkpoint)
     return job, str(plain.get("device", "cpu"))

@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any, Protocol
 
 from agents.contract.artifacts import ChatAnswer, ChatJob, ChatTurn
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.inference.models import LIKELIEST, load_model, name_transformers
 from agents.quantizers.merge import copy_values, has_adapter
 from agents.trainer.checkpoint.folder import read_checkpoint
@@ -45,7 +45,7 @@ class Speaker(Protocol):
         """Return the model's next message; `say` hears it piece by piece.
 
         Raises:
-            UserError: the conversation is too long, or the model's template refuses it.
+            ExpectedError: the conversation is too long, or the model's template refuses it.
         """
         ...
 
@@ -58,14 +58,14 @@ def load_speaker(job: ChatJob, device: str) -> Speaker:
         device: where it goes; `cpu` or a GPU.
 
     Raises:
-        UserError: the model cannot be loaded, or memory ran out.
+        ExpectedError: the model cannot be loaded, or memory ran out.
     """
     try:
         if Path(job.model).is_file():
             return _LlamaCppSpeaker(Path(job.model), device)
         return _ModelSpeaker(job, find_model(job.model), device)
     except MemoryError as error:
-        raise UserError(
+        raise ExpectedError(
             "The PC ran out of memory.", "Ask a smaller artifact, or another node"
         ) from error
 
@@ -99,8 +99,8 @@ class _Clock:
         )
 
 
-def _too_long(num_tokens: int, most: int) -> UserError:
-    return UserError(
+def _too_long(num_tokens: int, most: int) -> ExpectedError:
+    return ExpectedError(
         f"The conversation has {num_tokens:,} tokens; the model holds {most:,} with its answer.",
         "Begin a new conversation",
     )
@@ -143,7 +143,7 @@ class _ModelSpeaker:
                     **how,
                 )
         except torch.OutOfMemoryError as error:
-            raise UserError(
+            raise ExpectedError(
                 "The GPU ran out of memory.", "Ask a smaller artifact, or for fewer tokens"
             ) from error
         new = out_BT[0, num_asked:].tolist()
@@ -162,7 +162,7 @@ class _ModelSpeaker:
                 said, add_generation_prompt=True, return_tensors="pt", return_dict=True
             )["input_ids"]
         except jinja2.TemplateError as error:
-            raise UserError(
+            raise ExpectedError(
                 f"The model's chat template refuses this conversation: {error}.",
                 "Leave the system prompt out",
             ) from error
@@ -255,8 +255,8 @@ class _LlamaCppSpeaker:
         )
 
 
-def _explain(problem: Mapping[str, Any]) -> UserError:
+def _explain(problem: Mapping[str, Any]) -> ExpectedError:
     if problem.get("type") == "exceed_context_size_error":
         return _too_long(int(problem["n_prompt_tokens"]), int(problem["n_ctx"]))
     words = problem.get("message") or json.dumps(problem)[:300]
-    return UserError(f"llama.cpp refuses this: {words}.", "Begin a new conversation")
+    return ExpectedError(f"llama.cpp refuses this: {words}.", "Begin a new conversation")

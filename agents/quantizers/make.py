@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, MakeJob
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.formats import calibrated
 from agents.quantizers.formats.gguf import write_files
 from agents.quantizers.inference.llama_cpp import LlamaCpp, name_runtime
@@ -63,11 +63,11 @@ def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
     """Do the job.
 
     Raises:
-        UserError: the model, the data or the method is of no use here, or the disk is full.
+        ExpectedError: the model, the data or the method is of no use here, or the disk is full.
     """
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
-        raise UserError(f"{model} is no model of Transformers.", "Export the run again")
+        raise ExpectedError(f"{model} is no model of Transformers.", "Export the run again")
     if job.method in ("awq", "gptq"):  # told before the original is measured, which takes long
         calibrated.choose_group(model, job.method)
     try:
@@ -236,13 +236,15 @@ def read_job(path: Path) -> tuple[MakeJob, Path]:
     """Read the job file, and say where its relative paths start.
 
     Raises:
-        UserError: it is not one.
+        ExpectedError: it is not one.
     """
     plain, home = read_plain(path, "quantizing")
     try:
         job = from_wire(MakeJob, plain, "job")
     except (WireError, ValueError) as error:
-        raise UserError(f"{path} is no quantizing job: {error}.", "Export the run again") from error
+        raise ExpectedError(
+            f"{path} is no quantizing job: {error}.", "Export the run again"
+        ) from error
     sources = (job.train, job.evaluation, job.calibration)
     train, evaluation, own = (s and replace(s, path=locate(home, s.path)) for s in sources)
     assert train is not None

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.job.job import (
     JobProgress,
     appearing,
@@ -53,7 +53,7 @@ def read_job(path: Path) -> MergeInputs:
     """Read the job file. Relative paths start at the agent's home.
 
     Raises:
-        UserError: it is not one.
+        ExpectedError: it is not one.
     """
     plain, home = read_plain(path, "merge")
     try:
@@ -67,14 +67,16 @@ def read_job(path: Path) -> MergeInputs:
             hashes=home / "hashes" if home != Path() else None,
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a merge job: {error!r}.", "Export the run again") from error
+        raise ExpectedError(
+            f"{path} is not a merge job: {error!r}.", "Export the run again"
+        ) from error
 
 
 def merge(job: MergeInputs, progress: JobProgress) -> None:
     """Do the job.
 
     Raises:
-        UserError: the checkpoint or the model is not what it has to be, or the disk is full.
+        ExpectedError: the checkpoint or the model is not what it has to be, or the disk is full.
     """
     try:
         _merge(job, progress)
@@ -104,7 +106,7 @@ def _merge(job: MergeInputs, progress: JobProgress) -> None:
 def _refuse_damage(checkpoint: Checkpoint) -> None:
     problem = checkpoint.verify()
     if problem:
-        raise UserError(
+        raise ExpectedError(
             f"The checkpoint {checkpoint.path} is damaged: {problem}.",
             "Export another one: rackless checkpoints lists them",
         )
@@ -112,7 +114,7 @@ def _refuse_damage(checkpoint: Checkpoint) -> None:
 
 def _refuse_other_model(checkpoint: Checkpoint, base: Path, hashes: Path | None) -> None:
     if hash_model(base, hashes) != checkpoint.manifest.model_sha256:
-        raise UserError(
+        raise ExpectedError(
             f"{base} is not the model that the checkpoint {checkpoint.path} was trained on: "
             "its files differ.",
             "Merge with the very model of that run",
@@ -176,7 +178,7 @@ def _untie_head(model: Any, adapted: Sequence[Any]) -> None:
 
 def _refuse_diverged(name: str, weight: Any) -> None:
     if not weight.isfinite().all():
-        raise UserError(
+        raise ExpectedError(
             f"The merged weight of {name} holds numbers that are not finite.",
             "The training has diverged: export an earlier checkpoint",
         )
@@ -201,7 +203,7 @@ def copy_values(model: Any, checkpoint: Checkpoint) -> None:
     """Put the weights of a full checkpoint into a model.
 
     Raises:
-        UserError: they are not finite.
+        ExpectedError: they are not finite.
     """
     from agents.trainer.checkpoint.sharded_files import find_shards, read_shards
     from agents.trainer.checkpoint.state import FULL_STEM

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from agents.children import Children
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 LOOK_S = 0.5
 """How often it looks whether somebody has taken the GPU."""
@@ -86,7 +86,7 @@ class Chat:
             code, lines = children.run(argv, environ=environ, on_line=hear, stdin=self._input)
             if code and not self.ended:
                 why = f"the model's program failed: {lines[-1][:400] if lines else code}"
-        except UserError as error:
+        except ExpectedError as error:
             why = error.message
         finally:
             os.close(self._input)

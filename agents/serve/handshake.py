@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from agents.contract.version import PROTOCOL_VERSION
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import Home, archive_path, boot_id, open_home
 
 
@@ -27,7 +27,7 @@ def greet(nonce: str) -> tuple[Home, int] | None:
     os.write(out, f"RACKLESS {nonce}\n".encode("ascii", "replace"))
     try:
         home = open_home()
-    except UserError as error:
+    except ExpectedError as error:
         told = {"kind": "user", "message": error.message, "hint": error.hint, "traceback": ""}
         _write_event(out, "fatal", told)
         return None

@@ -29,7 +29,7 @@ from agents.contract.messages import (
     encode,
 )
 from agents.contract.wire import WireError, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.files import remove_half_made, remove_job_folders
 from agents.serve.channel import AgentChannel, Call
 from agents.serve.handlers import find_handler
@@ -153,7 +153,7 @@ class Server:
                 response = Response(id=request.id, result=to_wire(handler(call)))
                 encode(response)
                 return response
-        except UserError as known:
+        except ExpectedError as known:
             error = RemoteError(kind="user", message=known.message, hint=known.hint)
         except WireError as wrong:
             error = RemoteError(kind="bad_request", message=f"{request.kind}: {wrong}")

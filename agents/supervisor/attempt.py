@@ -19,7 +19,7 @@ from typing import Any
 
 from agents.contract.run import AttemptIntent, AttemptState, AttemptStatus, RankStatus
 from agents.contract.wire import WireError, from_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import SAFE_NAME, Home, Identity, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 
@@ -60,9 +60,9 @@ class AttemptFolder:
         return identity_from(read_json(self.file("started.json")))
 
     def require(self) -> None:
-        """Raises: UserError when this node has never heard of the attempt."""
+        """Raises: ExpectedError when this node has never heard of the attempt."""
         if not self.file("intent.json").exists():
-            raise UserError(f"This node has no attempt {self.number} of run {self.run_id}.")
+            raise ExpectedError(f"This node has no attempt {self.number} of run {self.run_id}.")
 
 
 def find_attempts(home: Home) -> list[AttemptFolder]:
@@ -81,7 +81,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     `tagged` is a look at all tagged processes, for who asks about many attempts.
 
     Raises:
-        UserError: there is no such attempt on this node.
+        ExpectedError: there is no such attempt on this node.
     """
     attempt.require()
     intent = attempt.read_intent()

@@ -23,7 +23,7 @@ def leave_wish(attempt: Path, wish: ControlRequest) -> None:
     """Write a wish into the folder of an attempt.
 
     Raises:
-        UserError: the disk is full or may not be written.
+        ExpectedError: the disk is full or may not be written.
     """
     folder = attempt / _FOLDER
     try:

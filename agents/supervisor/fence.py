@@ -22,7 +22,7 @@ def raise_fence(home: Home, run_id: str, attempt: int) -> int:
     """Make `attempt` the newest unless a newer one is known; return the newest.
 
     Raises:
-        UserError: the file cannot be written.
+        ExpectedError: the file cannot be written.
     """
     run = home.run(run_id)
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agents.contract.run import AttemptIntent, AttemptStatus
 from agents.contract.wire import to_wire
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, agent_command, archive_path, locked, require_name, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.fence import raise_fence, read_fence
@@ -31,7 +31,8 @@ def launch(home: Home, intent: AttemptIntent) -> AttemptStatus:
     """Start this node's part of an attempt and return its status.
 
     Raises:
-        UserError: something that it needs is missing, a device is busy, or a newer attempt exists.
+        ExpectedError: something that it needs is missing, a device is busy, or a newer attempt
+            exists.
     """
     require_name(intent.run_id, "The run id")
     _check(home, intent)
@@ -71,29 +72,31 @@ def _check(home: Home, intent: AttemptIntent) -> None:
     """Refuse what cannot work, before anything is written."""
     node = intent.node
     if intent.attempt < 1:
-        raise UserError(f"Attempt {intent.attempt} cannot be launched: attempts count from 1.")
+        raise ExpectedError(f"Attempt {intent.attempt} cannot be launched: attempts count from 1.")
     if [r.rank for r in intent.ranks] != list(range(len(intent.ranks))):
-        raise UserError(f"The ranks of attempt {intent.attempt} are not 0, 1, 2, ... in order.")
+        raise ExpectedError(f"The ranks of attempt {intent.attempt} are not 0, 1, 2, ... in order.")
     if not any(r.node == node for r in intent.ranks):
-        raise UserError(f"No rank of run {intent.run_id} belongs to node {node}.")
+        raise ExpectedError(f"No rank of run {intent.run_id} belongs to node {node}.")
     if not os.access(intent.python, os.X_OK) or os.path.isdir(intent.python):
-        raise UserError(
+        raise ExpectedError(
             f"Node {node} has no training environment at {intent.python}.",
             f"Build it: rackless nodes setup {node}",
         )
     for what, path in (("model", intent.model_path), ("training data", intent.train_path)):
         if os.path.isabs(path) and not os.path.exists(path):
-            raise UserError(f"The {what} is missing on node {node}: {path} does not exist.")
+            raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
     if intent.resume_step is not None:
         folder = home.checkpoints(intent.run_id) / f"step-{intent.resume_step:08d}"
         if not folder.is_dir():
-            raise UserError(f"Node {node} has no checkpoint of step {intent.resume_step}: {folder}")
+            raise ExpectedError(
+                f"Node {node} has no checkpoint of step {intent.resume_step}: {folder}"
+            )
 
 
 def _refuse_older(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     newest = read_fence(attempt.home, intent.run_id)
     if intent.attempt < newest:
-        raise UserError(
+        raise ExpectedError(
             f"Attempt {intent.attempt} of run {intent.run_id} is out of date: node {intent.node} "
             f"already knows attempt {newest}.",
             "Another master may have resumed the run; look at it with: "
@@ -109,7 +112,7 @@ def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         write_json(attempt.file("intent.json"), to_wire(intent))
     except OSError as error:
         raise explain_os_error(error, f"making the folder {attempt.folder}") from error
-    except UserError:
+    except ExpectedError:
         if is_new:
             shutil.rmtree(attempt.folder, ignore_errors=True)
         raise
@@ -156,7 +159,7 @@ def _wait_for_start(attempt: AttemptFolder) -> None:
         time.sleep(0.02)
     said = attempt.file("supervisor.log").read_bytes()[-500:].decode("utf-8", "replace").strip()
     if not any(attempt.file(name).exists() for name in ("started.json", "exit.json")):
-        raise UserError(
+        raise ExpectedError(
             f"The supervisor of run {attempt.run_id} did not start; it said: {said or 'nothing'}"
         )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, identify, identity_from, read_json, take_lock
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
@@ -36,7 +36,7 @@ class Holder:
     """None: it is no run, or one that has not told yet."""
 
 
-class BorrowedError(UserError):
+class BorrowedError(ExpectedError):
     """What uses the device is no run, or has not told yet what it is."""
 
     def __init__(self, message: str, name: str) -> None:
@@ -48,7 +48,7 @@ def lease_devices(home: Home, tag: Tag, device_ids: list[str], node: str) -> lis
     """Lock each device and return the open files; the caller must close or hand them on.
 
     Raises:
-        UserError: a device is held by another attempt, or its leftovers still run.
+        ExpectedError: a device is held by another attempt, or its leftovers still run.
     """
     held: list[int] = []
     try:
@@ -80,7 +80,7 @@ def borrow_device(
         wait: is told what uses it while that is no run, and returns False to give up.
 
     Raises:
-        UserError: a run uses the device, or nobody waits any more.
+        ExpectedError: a run uses the device, or nobody waits any more.
     """
     identity = identify(os.getpid())
     while True:
@@ -157,12 +157,12 @@ def _lease(home: Home, tag: Tag | None, device_id: str, node: str) -> int:
     return lock
 
 
-def _busy(path: Path, device_id: str, node: str) -> UserError:
+def _busy(path: Path, device_id: str, node: str) -> ExpectedError:
     holder = _read_holder(path) or Holder("what is just starting", None)
     message = f"Node {node} is already busy: {holder.name} uses {_name(device_id)}."
     if holder.run_id is None:
         return BorrowedError(message, holder.name)
-    return UserError(message, f"Wait for it, or stop it: rackless runs stop {holder.run_id}")
+    return ExpectedError(message, f"Wait for it, or stop it: rackless runs stop {holder.run_id}")
 
 
 def _require_no_leftovers(
@@ -181,10 +181,10 @@ def _require_no_leftovers(
     old = Tag(run_id, attempt, home.attempt(run_id, attempt))
     is_older = tag is not None and run_id == tag.run_id and attempt < tag.attempt
     if is_older and (stuck := sweep(old, 0.0)):
-        raise UserError(describe_unkillable(stuck, node), "Restart that PC")
+        raise ExpectedError(describe_unkillable(stuck, node), "Restart that PC")
     left = find_processes(old)
     if left:
-        raise UserError(
+        raise ExpectedError(
             f"Node {node} is already busy: {len(left)} processes of run {run_id} (attempt "
             f"{attempt}), whose supervisor is gone, still use {_name(device_id)}.",
             f"End them: rackless runs stop {run_id}",

@@ -12,7 +12,7 @@ import signal
 import time
 
 from agents.contract.run import AttemptStatus
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.sweep import (
@@ -32,7 +32,7 @@ def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
     """Ask the attempt to end, wait until no tagged process is left, and return its status.
 
     Raises:
-        UserError: there is no such attempt here, or a process cannot be killed.
+        ExpectedError: there is no such attempt here, or a process cannot be killed.
     """
     attempt.require()
     grace_s = min(max(0.0, grace_s), MAX_GRACE_S)
@@ -42,14 +42,14 @@ def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
         left = sweep(attempt.tag, min(grace_s, 5.0) if _is_recorded(attempt) else grace_s)
         if left:
             node = read_status(attempt).node
-            raise UserError(describe_unkillable(left, node), "Restart that PC")
+            raise ExpectedError(describe_unkillable(left, node), "Restart that PC")
     if not _is_recorded(attempt):
         _record(attempt)
     return read_status(attempt)
 
 
 def _ask(attempt: AttemptFolder, grace_s: float) -> None:
-    with contextlib.suppress(UserError):  # on a full disk the signal alone must do
+    with contextlib.suppress(ExpectedError):  # on a full disk the signal alone must do
         write_json(attempt.file("stop.json"), {"grace_s": grace_s, "requested_s": time.time()})
     supervisor = attempt.read_supervisor()
     if supervisor is not None and supervisor.is_alive():

@@ -17,7 +17,7 @@ from threading import Event as Flag
 from agents.contract.logcap import read_kept
 from agents.contract.messages import STREAM_CHUNK_BYTES
 from agents.contract.run import StreamChunk
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.supervisor.attempt import STREAM_NAME, AttemptFolder, is_over
 
 POLL_S = 0.2
@@ -28,7 +28,7 @@ def list_streams(attempt: AttemptFolder) -> dict[str, int]:
     """Return the size of each stream of the attempt.
 
     Raises:
-        UserError: the attempt's folder is not there.
+        ExpectedError: the attempt's folder is not there.
     """
     sizes = {}
     try:
@@ -37,7 +37,7 @@ def list_streams(attempt: AttemptFolder) -> dict[str, int]:
                 if STREAM_NAME.match(entry.name) and entry.is_file(follow_symlinks=False):
                     sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
     except OSError as error:
-        raise UserError(
+        raise ExpectedError(
             f"The folder of attempt {attempt.number} of run {attempt.run_id} is not there "
             f"({attempt.folder}: {error.strerror}).",
             "It was deleted on the node; what the master has mirrored stays readable",
@@ -51,21 +51,21 @@ def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int)
     What was cut out of an endless log is passed over and counted.
 
     Raises:
-        UserError: no such stream, or it is shorter than `offset`.
+        ExpectedError: no such stream, or it is shorter than `offset`.
     """
     if not STREAM_NAME.match(stream):
-        raise UserError(f"{stream[:80]!r} is not a stream of an attempt.")
+        raise ExpectedError(f"{stream[:80]!r} is not a stream of an attempt.")
     path = attempt.file(stream)
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise UserError(f"The stream {path} cannot be read: {error.strerror}.") from error
+        raise ExpectedError(f"The stream {path} cannot be read: {error.strerror}.") from error
     try:
         state = os.fstat(file)
         if not stat.S_ISREG(state.st_mode):
-            raise UserError(f"The stream {path} is not a file.")
+            raise ExpectedError(f"The stream {path} is not a file.")
         if not 0 <= offset <= state.st_size:
-            raise UserError(
+            raise ExpectedError(
                 f"The stream {path} has {state.st_size} bytes, fewer than the {offset} already "
                 "read: somebody cut it.",
                 "What the master has mirrored stays readable",
@@ -93,7 +93,7 @@ def follow(
     """Send every byte after `offsets` until the attempt is over or `ended` is set.
 
     Raises:
-        UserError: the folder vanished, or a stream became shorter than what was read.
+        ExpectedError: the folder vanished, or a stream became shorter than what was read.
     """
     reached = dict(offsets)
     while not ended.is_set():

@@ -22,7 +22,7 @@ from typing import Any
 
 from agents.contract.logcap import cap_log
 from agents.contract.run import AttemptIntent
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.journal import AttemptJournal
@@ -94,7 +94,7 @@ class Supervisor:
             self._write_started()
             self._journal.write("launched", pid=self._identity.pid)
             verdict = self._start_ranks() or self._watch()
-        except UserError as error:
+        except ExpectedError as error:
             verdict = AttemptOutcome(state="failed", message=error.message, hint=error.hint)
         except Exception as bug:  # noqa: BLE001 - the edge: ranks must not be left alone
             traceback.print_exc()
@@ -277,7 +277,7 @@ class Supervisor:
             try:
                 write_json(self._attempt.file("exit.json"), value)
                 return
-            except UserError:
+            except ExpectedError:
                 time.sleep(1.0)
 
 
@@ -286,9 +286,9 @@ def _reserve(path: Path) -> None:
         with open(path, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
     except OSError as error:
-        raise UserError(
+        raise ExpectedError(
             f"The disk is full: the run's supervisor cannot write to {path.parent}.",
-            "Free some room on this node and try again",
+            "Free some space on this node and try again",
         ) from error
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import Home, archive_path, identify, take_lock, write_json
 from agents.supervisor.leases import is_any_held
 from agents.telemetry.gpu import GpuReader, open_gpus
@@ -95,7 +95,7 @@ def load_nvml(cache: Path) -> Any:
     archive = archive_path()
     if zipfile.is_zipfile(archive):
         folder = cache / f"{Path(archive).stem[:16]}.modules"
-        with contextlib.suppress(OSError, KeyError, UserError):
+        with contextlib.suppress(OSError, KeyError, ExpectedError):
             _unpack_nvml(archive, folder)
             sys.path.insert(0, str(folder))
     return importlib.import_module("pynvml")

@@ -17,7 +17,7 @@ import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.program import imports_that_stay
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
 from agents.trainer.rank.journal import Heartbeat, RankJournal
@@ -67,7 +67,7 @@ def _run(
         journal.write("phase", phase="imported")
         run_rank(attempt, journal, heartbeat, wishes)
         _say("ended as it should")
-    except UserError as error:
+    except ExpectedError as error:
         traceback.print_exc()
         journal.write("failed", message=error.message, hint=error.hint)
         return EXIT_USER_ERROR

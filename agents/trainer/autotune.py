@@ -19,7 +19,7 @@ import torch
 
 from agents.contract.layer_plan import SHARE_SLACK
 from agents.contract.spec import RunSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import read_json, write_json
 from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.examples import Part, choose_examples
@@ -100,7 +100,7 @@ def fit(
         folder: where settings are kept.
 
     Raises:
-        UserError: a single example does not fit.
+        ExpectedError: a single example does not fit.
     """
     device = prepared.device
     reserve = Reserve(spec.optimizer, prepared.flat, prepared.optimizer, device)
@@ -235,7 +235,7 @@ def prove(computer: Executor, part: Part, *, evaluates: bool) -> None:
     """Compile what the run will need; where that fails, go on without and say so.
 
     Raises:
-        UserError: a single example does not fit the memory.
+        ExpectedError: a single example does not fit the memory.
     """
     if not computer.layers.compiled:
         return
@@ -243,7 +243,7 @@ def prove(computer: Executor, part: Part, *, evaluates: bool) -> None:
         computer.add_gradients(part)
         if evaluates:  # a form of its own, which would make the first evaluation seem to hang
             computer.evaluate(part)
-    except UserError:
+    except ExpectedError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
         computer.layers.stop_compiling(error)

@@ -20,7 +20,7 @@ from torch import nn
 
 from agents.contract.node import Calibration, CalibrationJob
 from agents.contract.wire import from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.kernels import nf4
 from agents.trainer.rank.device import choose_device
 
@@ -145,7 +145,7 @@ def main(argv: list[str]) -> int:
         message = f"{job.device} has no memory left for a measurement."
         _say("failed", message, "Close what else uses that GPU, then measure again")
         return 1
-    except UserError as error:
+    except ExpectedError as error:
         _say("failed", error.message, error.hint)
         return 1
     except RuntimeError as error:

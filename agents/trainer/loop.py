@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
@@ -217,7 +217,7 @@ class Loop:
         """Follow the loss scale of fp16; return whether the gradients can be used."""
         before, self._scale = self._scale, self._scale.after(norm)
         if self._scale.is_hopeless:
-            raise UserError(
+            raise ExpectedError(
                 "The gradients are not finite in fp16 however small the loss is scaled.",
                 "Lower learning_rate, or use precision: bf16 or fp32, and start a new run",
             )
@@ -255,7 +255,7 @@ class Loop:
         (norm,) = stats.local
         skipped = self._scales and not math.isfinite(norm)
         if not (math.isfinite(loss) and (skipped or math.isfinite(norm))):
-            raise UserError(
+            raise ExpectedError(
                 f"Step {batch.step} gave a loss of {loss} and a gradient norm of {norm}: "
                 "the training has diverged.",
                 "Lower learning_rate or raise warmup_share, and start a new run: this one would "

@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from agents.contract.spec import RunSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.checkpoints import hash_entries
 from agents.trainer.checkpoint.fingerprint import (
     hash_model,
@@ -54,20 +54,20 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
     """Say clearly what this version does not train.
 
     Raises:
-        UserError: the spec asks for it.
+        ExpectedError: the spec asks for it.
     """
     if spec.parallel not in ("auto", "single", "data"):
-        raise UserError(
+        raise ExpectedError(
             f"parallel: {spec.parallel} is not trained by this version.",
             "Use parallel: auto, single or data",
         )
     if spec.parallel == "single" and world_size > 1:
-        raise UserError(
+        raise ExpectedError(
             f"parallel: single is for one GPU, but the run has {world_size} ranks.",
             "Name one node with one GPU in nodes, or use parallel: data",
         )
     if spec.shares is not None and len(spec.shares) != world_size:
-        raise UserError(
+        raise ExpectedError(
             f"shares has {len(spec.shares)} values, but the run has {world_size} ranks.",
             "Give one share for each rank, in rank order, or leave shares out",
         )
@@ -82,7 +82,7 @@ def prepare(
         loading: hears how far it is.
 
     Raises:
-        UserError: this rank or another one cannot train; the message names which, and why.
+        ExpectedError: this rank or another one cannot train; the message names which, and why.
     """
     loaded: list[TrainingState] = []
 
@@ -120,7 +120,7 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
     """Check that all ranks hold the same things.
 
     Raises:
-        UserError: they do not; the message names two that differ.
+        ExpectedError: they do not; the message names two that differ.
     """
     said = {
         "model_sha256": ("another copy of the model", "Let the run copy the model to every node"),
@@ -132,7 +132,7 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
         known = [(name, r[key]) for name, r in zip(names, reports, strict=True) if r[key]]
         for name, value in known[1:]:
             if value != known[0][1]:
-                raise UserError(f"{name} holds {what} than {known[0][0]}.", hint)
+                raise ExpectedError(f"{name} holds {what} than {known[0][0]}.", hint)
 
 
 def _load(

@@ -55,7 +55,7 @@ def run_rank(
     """Train this rank's part of the attempt.
 
     Raises:
-        UserError: it cannot be trained, on this rank or on another one.
+        ExpectedError: it cannot be trained, on this rank or on another one.
     """
     ranks = Ranks.from_environment()
     refuse_unsupported(attempt.intent.spec, ranks.world_size)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.children import Children
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 FORKING = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
 
@@ -83,12 +83,12 @@ def test_end_all_ends_what_runs_and_starts_nothing_more() -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert comes_to_an_end(int(lines[0]))
-    with pytest.raises(UserError, match="starts nothing more"):
+    with pytest.raises(ExpectedError, match="starts nothing more"):
         children.run(["/bin/true"])
 
 
 def test_program_that_is_not_there() -> None:
-    with pytest.raises(UserError, match="starting /no/such/program"):
+    with pytest.raises(ExpectedError, match="starting /no/such/program"):
         Children().run(["/no/such/program"])
 
 

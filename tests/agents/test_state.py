@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import (
     Home,
     Identity,
@@ -43,7 +43,7 @@ def test_disk_full_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None
         path = disk / "a.json"
         write_json(path, {"x": 1})
         filler = fill(disk)
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(ExpectedError) as caught:
             write_json(path, {"x": "y" * 50_000})
         assert caught.value.message == f"The disk is full: writing {path}."
         assert read_json(path) == {"x": 1}
@@ -67,7 +67,7 @@ def test_plain_names_are_allowed(name: str) -> None:
     "name", ["", ".", "..", ".a", "-a", "a/b", "a b", "a\n", "\u00e4", "a" * 129]
 )
 def test_other_names_are_not(name: str) -> None:
-    with pytest.raises(UserError, match="The run id"):
+    with pytest.raises(ExpectedError, match="The run id"):
         require_name(name, "The run id")
 
 
@@ -99,7 +99,7 @@ def test_full_disk_does_not_keep_the_agent_from_speaking(
     if speaks:
         assert open_home() == Home(tmp_path / "home")
     else:
-        with pytest.raises(UserError, match="The agent may not write there"):
+        with pytest.raises(ExpectedError, match="no permission to write"):
             open_home()
 
 
@@ -109,7 +109,7 @@ def test_home_that_is_read_only_is_said_to_be(
     with small_disk(tmp_path / "small", 1 << 20) as disk:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         monkeypatch.setenv("RACKLESS_AGENT_HOME", str(disk / "home"))
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(ExpectedError) as caught:
             open_home()
         assert f"preparing the agent's home folder {disk}/home" in caught.value.message
         assert "Read-only file system" in caught.value.message
@@ -149,7 +149,7 @@ def test_lock_makes_others_wait_then_gives_up(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with locked(path, 0.0, "busy"):
         began_s = time.monotonic()
-        with pytest.raises(UserError, match="busy"), locked(path, 0.2, "busy"):
+        with pytest.raises(ExpectedError, match="busy"), locked(path, 0.2, "busy"):
             pass
         assert time.monotonic() - began_s >= 0.2
     release = threading.Event()

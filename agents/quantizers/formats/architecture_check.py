@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 _LAYERS = ".layers."
 
@@ -29,7 +29,7 @@ def refuse_divided(folder: Path, loaded: Any) -> None:
         loaded: by gptqmodel.
 
     Raises:
-        UserError: it has.
+        ExpectedError: it has.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):
@@ -38,7 +38,7 @@ def refuse_divided(folder: Path, loaded: Any) -> None:
     missing = places - {_place_in_layer(name) for name, _ in loaded.named_modules()}
     for path in sorted(folder.glob("*.safetensors")):
         for place in sorted(missing & _read_places(path)):
-            raise UserError(
+            raise ExpectedError(
                 f"gptqmodel divides {place} of this kind of model; Transformers cannot load what "
                 "it would make.",
                 "Let AutoAWQ make awq (--engine autoawq), or use nf4 or gguf",

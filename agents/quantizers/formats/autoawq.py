@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.formats.patching import replaced
 
 Tell = Callable[[int, int], None]
@@ -45,7 +45,7 @@ def quantize(
         tell: hears of each layer.
 
     Raises:
-        UserError: AutoAWQ does not know this kind of model, or damaged its weights.
+        ExpectedError: AutoAWQ does not know this kind of model, or damaged its weights.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it says that it is archived
@@ -56,7 +56,7 @@ def quantize(
             str(model), device_map="cpu", trust_remote_code=False
         )
     except TypeError as error:  # "gemma3 isn't supported yet."
-        raise UserError(
+        raise ExpectedError(
             f"AutoAWQ does not know this kind of model: {error}",
             "Let gptqmodel make it (--engine gptqmodel)",
         ) from error
@@ -101,7 +101,7 @@ def _copied_state(inspected: nn.Module) -> Iterator[None]:
     """Let `inspected.state_dict()` give copies, and hold the weights against them at the end.
 
     Raises:
-        UserError: they are not what they were.
+        ExpectedError: they are not what they were.
     """
     plain = inspected.state_dict
     before = {name: value.detach().clone() for name, value in plain().items()}
@@ -110,7 +110,7 @@ def _copied_state(inspected: nn.Module) -> Iterator[None]:
     del inspected.state_dict  # the class has it
     changed = [name for name, value in plain().items() if not torch.equal(value, before[name])]
     if changed:
-        raise UserError(
+        raise ExpectedError(
             f"AutoAWQ damaged {changed[0]} while it looked for scales; nothing was written.",
             "Let gptqmodel make it (--engine gptqmodel)",
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import MakeJob
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.formats.architecture_check import refuse_divided
 from agents.quantizers.formats.awq_by_gptqmodel import mended_awq
 from agents.quantizers.formats.layer_resume import count_kept, keeping, name_layers
@@ -83,7 +83,7 @@ class Gptqmodel:
         """Write the quantized model.
 
         Raises:
-            UserError: it cannot do it with such a model, or was told to stop, as when the PC
+            ExpectedError: it cannot do it with such a model, or was told to stop, as when the PC
                 shuts down.
         """
         let_few_cores_work()
@@ -93,7 +93,7 @@ class Gptqmodel:
         try:
             self._quantize(place)
         except CheckpointStopped as error:
-            raise UserError(
+            raise ExpectedError(
                 "Quantizing was stopped; the layers that are done are kept.",
                 "Export again to go on with them",
             ) from error
@@ -101,7 +101,7 @@ class Gptqmodel:
             self._quantize(None)
         except (NotImplementedError, ValueError) as error:
             said = next(iter(str(error).splitlines()), "")
-            raise UserError(
+            raise ExpectedError(
                 f"gptqmodel cannot make {self.job.method} of this model: {said[:200]}",
                 "Use nf4 or gguf",
             ) from error

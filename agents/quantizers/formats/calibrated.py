@@ -18,7 +18,7 @@ from typing import Any
 from agents.contract import formats
 from agents.contract.artifacts import MakeJob
 from agents.contract.formats import Method
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.formats import autoawq
 from agents.quantizers.formats.by_gptqmodel import SCRATCH, Gptqmodel, LayerFiles
 from agents.quantizers.job.job import JobProgress
@@ -44,7 +44,7 @@ def quantize(
         progress: hears of each layer.
 
     Raises:
-        UserError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
+        ExpectedError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
     """
     group = choose_group(model, job.method)
     num_layers = _read_config(model)["num_hidden_layers"]
@@ -84,7 +84,7 @@ def choose_group(model: Path, method: Method) -> int:
     """Return the largest group that divides the inputs of all linear layers.
 
     Raises:
-        UserError: none does, or AWQ cannot divide the outputs.
+        ExpectedError: none does, or AWQ cannot divide the outputs.
     """
     try:
         return formats.choose_group(_read_config(model), method)
@@ -92,4 +92,4 @@ def choose_group(model: Path, method: Method) -> int:
         reason = str(error)
         if not reason.startswith(method):
             reason = reason[0].upper() + reason[1:]
-        raise UserError(f"{reason}.", "Use nf4 or gguf") from error
+        raise ExpectedError(f"{reason}.", "Use nf4 or gguf") from error

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.formats import CONVERTED_TYPES
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.program import command
 from agents.quantizers.formats.vocabulary import with_pieces
 from agents.quantizers.job.job import JobProgress
@@ -53,8 +53,8 @@ def write_files(
         progress: hears of each file.
 
     Raises:
-        UserError: llama.cpp does not know the architecture or the tokenizer, or its tool cannot be
-            built or fails.
+        ExpectedError: llama.cpp does not know the architecture or the tokenizer, or its tool
+            cannot be built or fails.
     """
     files = {kind: stem.with_name(f"{stem.name}-{kind}.gguf") for kind in types}
     for kind in CONVERTED_TYPES:
@@ -81,7 +81,7 @@ def convert(model: Path, file: Path, kind: str) -> None:
     """Write one file with the converter.
 
     Raises:
-        UserError: it does not know the model's class or tokenizer.
+        ExpectedError: it does not know the model's class or tokenizer.
     """
     argv = command(sys.executable, __name__, str(model), str(file), kind.lower())
     _call(argv, f"Converting to {kind}")
@@ -91,7 +91,7 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
     """Return the tool, built now if it is not there.
 
     Raises:
-        UserError: it cannot be built here.
+        ExpectedError: it cannot be built here.
     """
     tool = tools / QUANTIZER
     if tool.exists():
@@ -111,7 +111,7 @@ def find_quantizer(tools: Path, progress: JobProgress) -> Path:
             "Building llama.cpp",
         )
     except FileNotFoundError as error:
-        raise UserError(
+        raise ExpectedError(
             "llama.cpp's quantizer has to be built on this node, and cmake is missing.",
             "sudo apt-get install -y build-essential cmake, or choose F16 or Q8_0",
         ) from error
@@ -142,11 +142,11 @@ def _call(argv: list[str], what: str) -> None:
         return
     lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
     if any(sign in line for line in lines for sign in _FULL_DISK):
-        raise UserError(
-            f"{what} failed: the disk is full.", "Free some room on this node and try again"
+        raise ExpectedError(
+            f"{what} failed: the disk is full.", "Free some space on this node and try again"
         )
     last = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")
-    raise UserError(f"{what} failed: {last[-300:]}", "Choose another format")
+    raise ExpectedError(f"{what} failed: {last[-300:]}", "Choose another format")
 
 
 def _source() -> Path:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 NUM_WORDS = 1000
 _SPARE_TOKENS = 64
@@ -45,7 +45,7 @@ def open_server(
         num_threads: that compute; None: one for each core.
 
     Raises:
-        UserError: llama.cpp cannot load it.
+        ExpectedError: llama.cpp cannot load it.
     """
     import xllamacpp
 
@@ -60,7 +60,7 @@ def open_server(
         return xllamacpp.Server(params)
     except RuntimeError as error:
         reason = _find_reason(_hear(lambda: xllamacpp.Server(params)))
-        raise UserError(
+        raise ExpectedError(
             f"{name_runtime()} cannot load {path.name}{reason}.",
             "It may not know this kind of model, or the memory was not enough: choose another "
             "format or node",

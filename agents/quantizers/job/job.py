@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import remove_abandoned
 from agents.quantizers.job.meter import Meter, Phase, read_start_s
 from agents.state import fsync_folder, sync_file, tells_full_disk
@@ -83,9 +83,9 @@ def run_job(argv: list[str], usage: str, work: Callable[[Path, JobProgress], Non
     os.dup2(2, 1)
     try:
         if len(argv) != 1:
-            raise UserError("One job file is needed.", usage)
+            raise ExpectedError("One job file is needed.", usage)
         work(Path(argv[0]), progress)
-    except UserError as error:
+    except ExpectedError as error:
         progress.fail(error.message, error.hint)
         return EXIT_USER_ERROR
     return 0
@@ -95,13 +95,13 @@ def read_plain(path: Path, what: str) -> tuple[dict[str, Any], Path]:
     """Return a job file's content and the agent's home, where its relative paths start.
 
     Raises:
-        UserError: it is not one.
+        ExpectedError: it is not one.
     """
     try:
         plain = json.loads(path.read_bytes())
         home = Path(plain.get("agent_home") or os.environ.get("RACKLESS_AGENT_HOME") or ".")
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
+        raise ExpectedError(
             f"{path} is not a {what} job: {error!r}.", "Export the run again"
         ) from error
     return plain, home
@@ -138,7 +138,7 @@ def appearing(destination: Path, what: str) -> Iterator[Path]:
     """Give a folder to fill, which becomes `destination` at the end, or vanishes after an error.
 
     Raises:
-        UserError: the disk is full, memory ran out, or the place cannot be written.
+        ExpectedError: the disk is full, memory ran out, or the place cannot be written.
     """
     partial = partial_of(destination)
     remove_abandoned(destination)
@@ -171,12 +171,12 @@ def _appear(partial: Path, destination: Path) -> None:
 
 def _explain(error: Exception, destination: Path, what: str) -> Exception:
     if tells_full_disk(error):
-        return UserError(
+        return ExpectedError(
             f"The disk is full: {what} does not fit into {destination.parent}.",
             "Free some room there and export again; nothing half written was left",
         )
-    if isinstance(error, UserError) or not isinstance(error, (OSError, MemoryError)):
+    if isinstance(error, ExpectedError) or not isinstance(error, (OSError, MemoryError)):
         return error
     if isinstance(error, MemoryError):
-        return UserError("The PC ran out of memory.", "Close other programs and export again")
+        return ExpectedError("The PC ran out of memory.", "Close other programs and export again")
     return explain_os_error(error, f"writing {destination}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agents.contract.artifacts import TextSource
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.hub import find_data
 from agents.trainer.data.rows import RowReader
 from agents.trainer.data.tally import Skipped, Tally
@@ -58,7 +58,7 @@ def read_texts(
         most_tokens: of a row, for a model that holds fewer than `MOST_TOKENS`.
 
     Raises:
-        UserError: the data cannot be read or is too short to say anything.
+        ExpectedError: the data cannot be read or is too short to say anything.
     """
     rows = _read(train, tokenizer, most_tokens)
     if evaluation is not None:
@@ -74,7 +74,7 @@ def read_texts(
     calibration, held_out = _spread(calibration, CALIBRATION_ROWS), _spread(held_out, HELD_OUT_ROWS)
     for kept, source in ((calibration, own or train), (held_out, evaluation or train)):
         if sum(map(len, kept)) < LEAST_TOKENS:
-            raise UserError(
+            raise ExpectedError(
                 f"{Path(source.path).name} has only {sum(map(len, kept))} tokens of use; "
                 f"{LEAST_TOKENS} are the least that a model can be quantized and judged with.",
                 "Name a data file with more text",

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.quantizers.inference.models import find_device
 
 _IMPOSSIBLE = 1e-9
@@ -95,7 +95,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
 
     Raises:
         ValueError: no row has two tokens.
-        UserError: the model predicts numbers that are not finite.
+        ExpectedError: the model predicts numbers that are not finite.
     """
     num_tokens = sum(max(0, len(row) - 1) for row in rows)
     if not num_tokens:
@@ -104,7 +104,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
     place, loss = 0, 0.0
     for targets_T, logs_TV in _walk(predictor, rows):
         if logs_TV.isnan().any():
-            raise UserError(*_BROKEN_ORIGINAL)
+            raise ExpectedError(*_BROKEN_ORIGINAL)
         if kept_NV is None:
             shape = (num_tokens, logs_TV.shape[1])
             _reserve(path, 2 * num_tokens * logs_TV.shape[1])
@@ -114,7 +114,7 @@ def remember(predictor: Predictor, rows: Sequence[Sequence[int]], path: Path) ->
         place += len(targets_T)
     assert kept_NV is not None
     if not loss / num_tokens < _MOST_LOSS:
-        raise UserError(*_BROKEN_ORIGINAL)
+        raise ExpectedError(*_BROKEN_ORIGINAL)
     kept_NV.flush()
     return ReferenceOutputs(
         logits=path,
@@ -139,14 +139,14 @@ def measure(
     """Return how far another model is from the remembered one over the same rows.
 
     Raises:
-        UserError: it predicts numbers that are not finite.
+        ExpectedError: it predicts numbers that are not finite.
     """
     shape = (reference.num_tokens, reference.num_words)
     kept_NV = np.memmap(reference.logits, dtype=np.float16, mode="r", shape=shape)
     place, kl, same, loss = 0, 0.0, 0, 0.0
     for targets_T, logs_TV in _walk(predictor, rows):
         if logs_TV.isnan().any():
-            raise UserError(*_BROKEN_RESULT)
+            raise ExpectedError(*_BROKEN_RESULT)
         taken = torch.from_numpy(np.array(kept_NV[place : place + len(targets_T)]))
         words = min(logs_TV.shape[1], reference.num_words)  # some formats drop or add padding
         kept_TV = taken.float().log_softmax(-1)[:, :words]
@@ -155,7 +155,7 @@ def measure(
         loss += _loss(targets_T, logs_TV)
         place += len(targets_T)
     if not (math.isfinite(kl) and loss / place < _MOST_LOSS):
-        raise UserError(*_BROKEN_RESULT)
+        raise ExpectedError(*_BROKEN_RESULT)
     return Distance(
         kl=max(0.0, kl / place),
         top1=same / place,

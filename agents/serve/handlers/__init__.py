@@ -1,7 +1,7 @@
 """Which function answers which request. A handler's module is imported at its first request.
 
 A handler takes the Call and returns the result (a dataclass or plain values). It may raise
-UserError (the world's fault) or WireError (the arguments are wrong); the server answers for it.
+ExpectedError (the world's fault) or WireError (the arguments are wrong); the server answers for it.
 """
 
 from __future__ import annotations

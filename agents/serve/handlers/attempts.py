@@ -9,7 +9,7 @@ from typing import Any
 from agents.contract.messages import MAX_LINE_BYTES
 from agents.contract.run import AttemptIntent, AttemptStatus, ControlRequest
 from agents.contract.wire import from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.serve.channel import Call
 from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over, read_status
 from agents.supervisor.control_requests import leave_wish
@@ -93,6 +93,6 @@ def wish(call: Call) -> dict[str, Any]:
     attempt = AttemptFolder(call.home, args.run_id, args.attempt)
     attempt.require()
     if is_over(attempt):
-        raise UserError(f"Attempt {args.attempt} of run {args.run_id} has ended on this node.")
+        raise ExpectedError(f"Attempt {args.attempt} of run {args.run_id} has ended on this node.")
     leave_wish(attempt.folder, args.wish)
     return {}

@@ -13,7 +13,7 @@ from agents.contract.artifacts import (
     ChatTurn,
 )
 from agents.contract.wire import from_wire, read_said, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.files import job_folder
 from agents.program import command
 from agents.serve.channel import Call
@@ -44,7 +44,7 @@ def open_chat(call: Call) -> ChatOpened:
         said = _wait_for(chat, call, "opened")
     if said is None:
         call.chats.pop(job.chat, None)
-        raise UserError(f"The model could not be loaded: {chat.ended}.", "Try another node")
+        raise ExpectedError(f"The model could not be loaded: {chat.ended}.", "Try another node")
     return from_wire(ChatOpened, {**said, "device": place.device, "note": note}, "opened")
 
 
@@ -55,7 +55,9 @@ def ask(call: Call) -> ChatReply:
     if chat is None:
         return ChatReply(answer=None, ended="the connection was lost since")
     if not chat.asking.acquire(blocking=False):
-        raise UserError("The model still answers the question before.", "Stop that answer first")
+        raise ExpectedError(
+            "The model still answers the question before.", "Stop that answer first"
+        )
     try:
         chat.tell({"kind": "ask", "turn": to_wire(turn)})
         said = _wait_for(chat, call, "answer")
@@ -88,7 +90,7 @@ def _wait_for(chat: Chat, call: Call, kind: str) -> dict[str, Any] | None:
         if said.get("kind") == kind:
             return said
         if said.get("kind") == "failed":
-            raise UserError(str(said.get("message", "")), str(said.get("hint", "")))
+            raise ExpectedError(str(said.get("message", "")), str(said.get("hint", "")))
         if said.get("kind") in ("progress", "piece"):
             call.progress(str(said.get("message", "")))
     return None

@@ -20,7 +20,7 @@ from agents.contract.artifacts import MakeJob, MergeJob
 from agents.contract.data import PreviewJob
 from agents.contract.node import CalibrationJob
 from agents.contract.wire import from_wire, read_said, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.files import (
     describe_file,
     job_folder,
@@ -45,7 +45,7 @@ def export_merged(call: Call) -> dict[str, Any]:
     destination = call.home.path.joinpath(*split_destination(job.destination))
     checkpoint = call.home.checkpoints(job.run_id) / f"step-{job.step:08d}"
     if not checkpoint.is_dir():
-        raise UserError(f"This node has no checkpoint of run {job.run_id} at step {job.step}.")
+        raise ExpectedError(f"This node has no checkpoint of run {job.run_id} at step {job.step}.")
     told = {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}
     with job_folder(call.home) as folder:
         job_file = folder / "job.json"
@@ -57,7 +57,7 @@ def export_merged(call: Call) -> dict[str, Any]:
             remove_abandoned(destination)
     files = [describe_file(destination, path) for path in list_files(call.home, destination)]
     if not files:
-        raise UserError(f"The merge of run {job.run_id} wrote nothing to {destination}.")
+        raise ExpectedError(f"The merge of run {job.run_id} wrote nothing to {destination}.")
     return {"path": job.destination, "files": files}
 
 
@@ -176,7 +176,7 @@ def _run(
         return
     failures = [said for said in map(read_said, lines) if said.get("kind") == "failed"]
     told = failures[-1] if failures else explain_end(what, code, lines)
-    raise UserError(str(told.get("message", "")), str(told.get("hint", "")))
+    raise ExpectedError(str(told.get("message", "")), str(told.get("hint", "")))
 
 
 def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from agents.contract.model_config import find_config
 from agents.contract.node import GpuUse, NodeFacts, TokenWish
 from agents.contract.wire import from_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node import hub_token
 from agents.node.environment import read_adopted
 from agents.node.facts import read_facts as read_node_facts
@@ -55,4 +55,6 @@ def read_model_config(call: Call) -> dict[str, Any]:
     try:
         return {"config": find_config(model, os.environ)}
     except ValueError as error:
-        raise UserError(f"The model {model} is of no use: {error}.", "Fetch it again") from error
+        raise ExpectedError(
+            f"The model {model} is of no use: {error}.", "Fetch it again"
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from agents.contract.node import AllReduceProbe
 from agents.contract.wire import from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.probes import LinkProbe, answer_probe, open_listener, probe_link
 from agents.node.probes import choose_port as choose_free_port
 from agents.program import command
@@ -68,7 +68,7 @@ def allreduce(call: Call) -> dict[str, Any]:
     try:
         _, lines = call.children.run(argv, environ=environ, timeout_s=probe.timeout_s + START_S)
     except TimeoutError as error:
-        raise UserError(
+        raise ExpectedError(
             f"Rank {probe.rank} saw no end of the all-reduce within {probe.timeout_s:g} s.",
             "One of the ranks hangs; check the way between the nodes: rackless check",
         ) from error
@@ -80,10 +80,10 @@ def _read_answer(probe: AllReduceProbe, lines: list[str]) -> dict[str, Any]:
         if line.startswith("RACKLESS "):
             answer: dict[str, Any] = json.loads(line.partition(" ")[2])
             if "message" in answer:
-                raise UserError(answer["message"], answer.get("hint", ""))
+                raise ExpectedError(answer["message"], answer.get("hint", ""))
             return answer
     said = lines[-1] if lines else "nothing"
-    raise UserError(
+    raise ExpectedError(
         f"The all-reduce of rank {probe.rank} did not run with {probe.python}; it said: "
         f"{said[:300]}",
         "Build the training environment again: rackless nodes setup NAME",

@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.contract.run import BundleStatus, CheckpointInfo, FileEntry
 from agents.contract.wire import from_wire
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.node import checkpoints
 from agents.node.files import describe_file, list_files, read_bundle_status, split_destination
 from agents.serve.channel import Call
@@ -83,7 +83,7 @@ def delete(call: Call) -> dict[str, Any]:
     folder = call.home.run(args.run_id)
     for attempt in find_attempts(call.home):
         if attempt.run_id == args.run_id and _is_alive(attempt):
-            raise UserError(
+            raise ExpectedError(
                 f"Run {args.run_id} is still running on this node.",
                 f"Stop it first: rackless runs stop {args.run_id}",
             )
@@ -138,5 +138,5 @@ def _find_artifact(call: Call, *, or_export: bool = False) -> Path:
     is_artifact = parts[0] == "artifacts" and len(parts) == 2
     is_export = or_export and len(parts) == 4 and (parts[0], parts[2]) == ("runs", "exports")
     if not (is_artifact or is_export) or folder.is_symlink():
-        raise UserError(f"{'/'.join(parts)} is no artifact.", "Artifacts lie below artifacts/")
+        raise ExpectedError(f"{'/'.join(parts)} is no artifact.", "Artifacts lie below artifacts/")
     return folder

@@ -9,7 +9,7 @@ from typing import Any
 from agents.contract.messages import STREAM_CHUNK_BYTES, RemoteError
 from agents.contract.run import StreamChunk
 from agents.contract.wire import from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.serve.channel import Call
 from agents.supervisor.attempt import AttemptFolder, read_status
 from agents.supervisor.streams import follow as follow_streams
@@ -91,7 +91,7 @@ def _follow(
     try:
         follow_streams(attempt, offsets, send, ended)
         end["state"] = read_status(attempt).state
-    except UserError as error:
+    except ExpectedError as error:
         remote = RemoteError(kind="user", message=error.message, hint=error.hint)
         end["error"] = to_wire(remote)
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.file_hashes import _remembered_hash
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
@@ -35,7 +35,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
         memory: folder where the hashes of files are remembered; None: nowhere.
 
     Raises:
-        UserError: a file cannot be read, or there is none.
+        ExpectedError: a file cannot be read, or there is none.
     """
     names = sorted(
         path.name
@@ -43,7 +43,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
         if path.suffix in _MODEL_FILES and not path.name.startswith(_NOT_THE_MODEL)
     )
     if "config.json" not in names:
-        raise UserError(
+        raise ExpectedError(
             f"{folder} holds no model: config.json is missing.",
             "Name a folder as Transformers saves it, with config.json and model.safetensors",
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 from agents.contract.run import FileEntry
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.checkpoints import FOLDER_NAME
 from agents.node.files import describe_file
 from agents.state import fsync_folder, sync_file, tells_full_disk
@@ -34,7 +34,7 @@ _DISCARDED = ".deleted-"
 _PARTIAL = ".partial-"
 
 
-class CannotWrite(UserError):
+class CannotWrite(ExpectedError):
     """Raised when the system refused a checkpoint; nothing of it is left."""
 
 
@@ -74,7 +74,7 @@ class Checkpoint:
         for entry in self.manifest.files:
             try:
                 found = describe_file(self.path, self.path / entry.path)
-            except UserError as error:
+            except ExpectedError as error:
                 return error.message
             if found != entry:
                 return f"{entry.path} is not what was written"
@@ -85,12 +85,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Return the checkpoint in the folder.
 
     Raises:
-        UserError: it has no manifest that can be read.
+        ExpectedError: it has no manifest that can be read.
     """
     try:
         manifest = from_wire(Manifest, json.loads((path / MANIFEST).read_bytes()))
     except (OSError, ValueError, WireError) as error:
-        raise UserError(
+        raise ExpectedError(
             f"{path} is not a complete checkpoint: {error}.",
             "Resume from another one: rackless checkpoints lists them",
         ) from error
@@ -122,7 +122,7 @@ class CheckpointFolder:
             return
         for entry in self.path.iterdir():
             if FOLDER_NAME.match(entry.name):
-                with contextlib.suppress(UserError):
+                with contextlib.suppress(ExpectedError):
                     yield read_checkpoint(entry)
 
     def clean(self) -> None:
@@ -144,7 +144,7 @@ class CheckpointFolder:
 
         Raises:
             CannotWrite: the disk is full or refuses; the older checkpoints are untouched.
-            UserError: a newer attempt of the run has begun.
+            ExpectedError: a newer attempt of the run has begun.
         """
         partial = self.path / f"{_PARTIAL}{step:08d}-{self._attempt}-{os.getpid()}"
         try:
@@ -190,7 +190,7 @@ class CheckpointFolder:
         with contextlib.suppress(FileNotFoundError, ValueError):
             newest = int(self._fence.read_text(encoding="ascii"))
         if newest > self._attempt:
-            raise UserError(
+            raise ExpectedError(
                 f"Attempt {newest} of run {self._run_id} has begun on this node, so attempt "
                 f"{self._attempt} may not write checkpoints any more.",
                 "Nothing is to be done: this attempt is out of date and ends here",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents.contract.spec import RunSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.checkpoint.fingerprint import fixed_part, name_differences
 from agents.trainer.checkpoint.folder import Checkpoint, read_checkpoint
 from agents.trainer.checkpoint.state import ResumePoint
@@ -17,7 +17,7 @@ def _find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
     checkpoint = read_checkpoint(attempt.run_folder / "checkpoints" / f"step-{step:08d}")
     problem = checkpoint.verify()
     if problem:
-        raise UserError(
+        raise ExpectedError(
             f"The checkpoint {checkpoint.path} is damaged: {problem}.",
             "Resume from another one: rackless checkpoints lists them",
         )
@@ -30,7 +30,7 @@ def refuse_other_run(
     """Check that the checkpoint was made from the same model, data and settings.
 
     Raises:
-        UserError: it was not; the message names what differs.
+        ExpectedError: it was not; the message names what differs.
     """
     manifest = checkpoint.manifest
     differences = name_differences(fixed_part(then.spec), fixed_part(spec))
@@ -39,7 +39,7 @@ def refuse_other_run(
     if hashes["model_sha256"] and manifest.model_sha256 != hashes["model_sha256"]:
         differences.append(f"the files of the model {spec.model} have changed")
     if differences:
-        raise UserError(
+        raise ExpectedError(
             f"The checkpoint of step {manifest.step} does not fit this run: "
             f"{'; '.join(differences)}.",
             "Put that back as it was, or start a new run",

@@ -96,7 +96,7 @@ class Saver:
         """Tell whether the newest save of this rank is not committed, or has failed.
 
         Raises:
-            UserError: this attempt may not write any more.
+            ExpectedError: this attempt may not write any more.
         """
         if self._writing is None:
             return False
@@ -120,7 +120,8 @@ class Saver:
             fields: the rest of `ResumePoint`.
 
         Raises:
-            UserError: this attempt may not write any more, or nothing could be written at the end.
+            ExpectedError: this attempt may not write any more, or nothing could be written at the
+                end.
         """
         if step == self._saved_step:
             return

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.checkpoint.folder import Checkpoint
 from agents.trainer.checkpoint.sharded_files import (
     cut_long,
@@ -167,12 +167,12 @@ def read_progress(checkpoint: Checkpoint) -> ResumePoint:
     """Return where the run stood.
 
     Raises:
-        UserError: the file is not one of ours, or of a version that is not understood.
+        ExpectedError: the file is not one of ours, or of a version that is not understood.
     """
     try:
         return from_wire(ResumePoint, json.loads((checkpoint.path / STATE_FILE).read_bytes()))
     except (OSError, ValueError, WireError) as error:
-        raise UserError(
+        raise ExpectedError(
             f"{checkpoint.path / STATE_FILE} cannot be read: {error}.",
             "Resume from another checkpoint: rackless checkpoints lists them",
         ) from error
@@ -184,7 +184,7 @@ def load_snapshot(
     """Put the checkpoint's values and optimizer state back.
 
     Raises:
-        UserError: it belongs to other parameters.
+        ExpectedError: it belongs to other parameters.
     """
     folder = checkpoint.path
     files = find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE]
@@ -192,7 +192,7 @@ def load_snapshot(
     found = read_shapes(files)
     if shapes != found:
         odd = sorted(set(shapes.items()) ^ set(found.items()))[0]
-        raise UserError(
+        raise ExpectedError(
             f"{checkpoint.path} holds other parameters than this run trains, such as {odd[0]}.",
             "Resume with the model and the adapter settings of that run",
         )

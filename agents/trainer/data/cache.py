@@ -60,7 +60,7 @@ def load_examples(
         wait: called each second while another process tokenizes the same.
 
     Raises:
-        UserError: the data is of no use; see `rows` and `tally`.
+        ExpectedError: the data is of no use; see `rows` and `tally`.
     """
     key = make_key(files, data_sha256, spec, tokenizer)
     with _lock(cache, key, wait):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.state import read_json, write_json
 
 _BLOCK_BYTES = 1 << 20
@@ -33,7 +33,7 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
         memory: folder where the hashes of files are remembered; None: nowhere.
 
     Raises:
-        UserError: a file cannot be read.
+        ExpectedError: a file cannot be read.
     """
     try:
         hashes = [_remembered_hash(path, memory) for path in paths]
@@ -58,6 +58,6 @@ def _remembered_hash(path: Path, memory: Path | None) -> str:
     try:
         memory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(note, {"key": key, "sha256": sha256})
-    except (OSError, UserError):
+    except (OSError, ExpectedError):
         pass  # it is computed again next time
     return sha256

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data_files import Misfit, find_kind, find_line_end
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.conversations import KNOWN_KEYS, TOOL_KEYS
 
 Raw = tuple[int, Any]
@@ -48,7 +48,7 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
         reading: counts its bytes while they are read, some of them twice.
 
     Raises:
-        UserError: it cannot be read, or cannot be cut into rows.
+        ExpectedError: it cannot be read, or cannot be cut into rows.
     """
     reading = reading or FileReading()
     with _words_for(path):
@@ -92,9 +92,11 @@ def _words_for(path: Path) -> Iterator[None]:
     try:
         yield
     except Misfit as misfit:
-        raise UserError(f"{misfit}.", misfit.hint) from misfit
+        raise ExpectedError(f"{misfit}.", misfit.hint) from misfit
     except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist.", "Check data.train of the run file") from error
+        raise ExpectedError(
+            f"{path} does not exist.", "Check data.train of the run file"
+        ) from error
     except OSError as error:
         raise explain_os_error(error, f"reading {path}") from error
 
@@ -167,7 +169,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
     text = start.lstrip()
     is_list = text.startswith("[")
     if not is_list and not text.startswith("{"):
-        raise UserError(f"{path} holds no list of rows.", "Write [{...}, {...}] or use .jsonl")
+        raise ExpectedError(f"{path} holds no list of rows.", "Write [{...}, {...}] or use .jsonl")
     place, number, ended = int(is_list), 0, False
     while True:
         place = _GAP.match(text, place).end()  # type: ignore[union-attr] # it matches nothing, too
@@ -203,8 +205,8 @@ def _expect_end(path: Path, number: int, text: str, file: io.TextIOWrapper) -> N
         text = file.read(_BLOCK_CHARS)
 
 
-def _broken(path: Path, number: int, reason: str) -> UserError:
-    return UserError(
+def _broken(path: Path, number: int, reason: str) -> ExpectedError:
+    return ExpectedError(
         f"{path}, row {number}: not valid JSON: {reason}.",
         "Correct it there; what follows cannot be told apart. Nothing was trained",
     )
@@ -231,7 +233,7 @@ def _read_csv(path: Path, reading: FileReading) -> Iterator[Raw]:
                     yield start, dict(zip(names, fields, strict=True))
                 start = reader.line_num + 1
         except csv.Error as error:
-            raise UserError(
+            raise ExpectedError(
                 f"{path}, line {start}: not valid CSV: {error}.",
                 f"Correct line {start}: what follows cannot be told apart. Nothing was trained",
             ) from error
@@ -240,7 +242,7 @@ def _read_csv(path: Path, reading: FileReading) -> Iterator[Raw]:
 def _refuse_doubled(path: Path, names: Sequence[str]) -> None:
     doubled = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN_KEYS]
     if doubled:
-        raise UserError(
+        raise ExpectedError(
             f"{path} has more than one column '{doubled[0]}'.",
             "Rename all but one of them: a row has one text of a name. Nothing was trained",
         )
@@ -264,7 +266,7 @@ def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
             _refuse_doubled(path, file.schema_arrow.names)
             names = [name for name in file.schema_arrow.names if name in KNOWN_KEYS]
             if not names and file.metadata.num_rows:
-                raise UserError(
+                raise ExpectedError(
                     f"{path} has no column to learn from; it has {file.schema_arrow.names}.",
                     "Rename one to 'messages', 'text', or two to 'instruction' and 'output'",
                 )
@@ -279,7 +281,7 @@ def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's; Arrow's own have none
         words = str(error).strip().splitlines()[0]
-        raise UserError(f"{path} is no whole Parquet file: {words}", "Write it anew") from error
+        raise ExpectedError(f"{path} is no whole Parquet file: {words}", "Write it anew") from error
 
 
 def _list_values(batch: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data_files import KINDS
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.rows import DataFiles, find_files, list_files, one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split
 
@@ -31,7 +31,7 @@ def find_model(path: str) -> Path:
     """Return the model's folder, fetched from the hub where `path` is a hub id.
 
     Raises:
-        UserError: it is neither a folder nor on the hub.
+        ExpectedError: it is neither a folder nor on the hub.
     """
     return _find_folder(path, [*_TOKENIZER_FILES, "*.safetensors"])
 
@@ -46,7 +46,7 @@ def _find_folder(path: str, patterns: list[str]) -> Path:
     if folder.is_dir():
         return folder
     if folder.is_absolute() or path.count("/") > 1:
-        raise UserError(f"{path} does not exist.", "Check the model of the run file")
+        raise ExpectedError(f"{path} does not exist.", "Check the model of the run file")
     from huggingface_hub import snapshot_download
 
     try:
@@ -55,22 +55,22 @@ def _find_folder(path: str, patterns: list[str]) -> Path:
         raise _explain(path, "folder", f"{_HUB}/{path}", error) from error
 
 
-def _explain(name: str, kind: str, page: str, error: Exception) -> UserError:
+def _explain(name: str, kind: str, page: str, error: Exception) -> ExpectedError:
     """Return in words why the hub does not give it: most often a licence, or no token."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return UserError(
+        return ExpectedError(
             f"{name} is behind a licence on the hub, which does not let this node in.",
             f"Accept it at {page}, then {_GIVE_TOKEN}",
         )
     if isinstance(error, RepositoryNotFoundError):
-        return UserError(
+        return ExpectedError(
             f"{name} is no {kind} on this node, and the hub knows none or keeps it private.",
             f"Check the spelling; if it is private, {_GIVE_TOKEN}",
         )
     said = str(error).strip().splitlines() or [type(error).__name__]
-    return UserError(
+    return ExpectedError(
         f"{name} is no {kind} on this node and cannot be fetched from the hub: {said[0]}",
         f"Check the spelling and the network, or give the path of a {kind}",
     )
@@ -88,7 +88,7 @@ def find_data(
             validation split is taken, else its test split, else all of it.
 
     Raises:
-        UserError: there is neither, or nothing of the training data set is held out.
+        ExpectedError: there is neither, or nothing of the training data set is held out.
     """
     held_out = held_out_from is not None
     path = Path(name)
@@ -113,7 +113,7 @@ def find_data(
 
 def _refuse_same(name: str, held_out_from: str | None) -> None:
     if name == held_out_from:
-        raise UserError(
+        raise ExpectedError(
             f"{name} holds out nothing to evaluate with: it has neither a validation nor a "
             "test split.",
             "Give other data as data.eval, or none",
@@ -162,7 +162,7 @@ def _choose_config(name: str, config: str, files: list[Path]) -> tuple[Path, ...
     known = sorted({file.parent.parent.name for file in files})
     wanted = config or ("default" if "default" in known else known[0])
     if wanted not in known or (not config and len(known) > 1 and wanted != "default"):
-        raise UserError(
+        raise ExpectedError(
             f"{name} has the parts {', '.join(known)}.",
             f"Name one of them, such as {name.partition(':')[0]}:{known[0]}",
         )

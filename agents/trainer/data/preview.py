@@ -27,7 +27,7 @@ from agents.contract.data import (
 )
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.file_hashes import hash_files
@@ -78,7 +78,7 @@ def describe_first(
     """Return the same of the first rows alone: as quick for ten million of them.
 
     Raises:
-        UserError: the data cannot be read, or none of its first rows is of use.
+        ExpectedError: the data cannot be read, or none of its first rows is of use.
     """
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
@@ -182,7 +182,7 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
         home: the agent's; tokens and hashes are kept below it.
 
     Raises:
-        UserError: the tokenizer or the data is of no use.
+        ExpectedError: the tokenizer or the data is of no use.
     """
     tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
     files = find_data(job.train_path, held_out_from=job.held_out_from)
@@ -205,7 +205,7 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError, WireError) as error:
         _print("failed", message=f"{job_path}: {error}", hint="")
         return 1
-    except UserError as error:
+    except ExpectedError as error:
         _print("failed", message=error.message, hint=error.hint)
         return 1
     return 0

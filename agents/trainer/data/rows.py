@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data_files import KINDS, look_through
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.conversations import KNOWN_KEYS, ConversationRow, choose_format, read_row
 from agents.trainer.data.files import FileReading, read_file
 from agents.trainer.data.splits import choose_split
@@ -40,7 +40,7 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
             latter; False: take the former. See `splits` for how they are told apart.
 
     Raises:
-        UserError: there is none, or those of a folder are of several kinds.
+        ExpectedError: there is none, or those of a folder are of several kinds.
     """
     found = list_files(path)
     if path.is_dir():
@@ -55,10 +55,10 @@ def list_files(path: Path) -> list[Path]:
     """Return the file, or all data files in and below the folder in the order of their names.
 
     Raises:
-        UserError: there is neither, or one of them is compressed.
+        ExpectedError: there is neither, or one of them is compressed.
     """
     if not path.exists():
-        raise UserError(f"{path} does not exist.", "Check data.train of the run file")
+        raise ExpectedError(f"{path} does not exist.", "Check data.train of the run file")
     if not path.is_dir():
         return [path]
     try:
@@ -66,7 +66,7 @@ def list_files(path: Path) -> list[Path]:
     except OSError as error:
         raise explain_os_error(error, f"looking through {path}") from error
     if found.packed is not None:
-        raise UserError(
+        raise ExpectedError(
             f"{found.packed} is compressed and would be left out.",
             "Unpack it, or take it out of the folder",
         )
@@ -77,16 +77,16 @@ def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     """Return the files when all are of one kind.
 
     Raises:
-        UserError: they are not, or there are none.
+        ExpectedError: they are not, or there are none.
     """
     if not found:
-        raise UserError(
+        raise ExpectedError(
             f"{name} holds no data file.", "Use .jsonl, .json, .csv, .tsv, .txt or .parquet files"
         )
     kinds = Counter(KINDS[file.suffix.lower()] for file in found)
     if len(kinds) > 1:
         said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        raise UserError(
+        raise ExpectedError(
             f"{name} holds data files of several kinds: {said}.", "Keep files of one kind in it"
         )
     return tuple(found)
@@ -99,7 +99,7 @@ def _refuse_json(path: Path, value: Any) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(row, dict) and KNOWN_KEYS.intersection(row):
-        raise UserError(
+        raise ExpectedError(
             f"{path} is text by its name, but its lines are rows of JSON.",
             "Let its name end in .jsonl, or set data.format: text to learn it as it stands",
         )
@@ -129,7 +129,7 @@ class RowReader:
         """Yield the rows that have something to learn.
 
         Raises:
-            UserError: a file cannot be read, or is of no use for the objective.
+            ExpectedError: a file cannot be read, or is of no use for the objective.
         """
         if self.format != "auto":
             self._expect_format()
@@ -183,13 +183,13 @@ class RowReader:
 
     def _expect_format(self) -> None:
         if self._objective == "dpo" and self.format != "preference":
-            raise UserError(
+            raise ExpectedError(
                 f"objective dpo needs preference rows, but {self._files.name} holds "
                 f"{self.format} rows.",
                 "Give rows with 'prompt', 'chosen' and 'rejected', or use objective: sft",
             )
         if self._objective == "sft" and self.format == "preference":
-            raise UserError(
+            raise ExpectedError(
                 f"{self._files.name} holds preference rows (chosen and rejected answers), "
                 "which need objective dpo.",
                 "Use objective: dpo, or give chat, instruction or text rows",

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from agents.errors import UserError, explain_os_error
+from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.data.packing import pack
 from agents.trainer.data.tally import Skipped, Tally
@@ -131,7 +131,7 @@ def write_examples(
         capacity: tokens of a pack; None: each row is an example.
 
     Raises:
-        UserError: the disk is full.
+        ExpectedError: the disk is full.
     """
     with _words_for(folder):
         folder.mkdir(parents=True)
@@ -222,6 +222,6 @@ def open_examples(folder: Path) -> ExampleSet | None:
     try:
         examples = ExampleSet(folder)
         os.utime(folder / _ABOUT)  # it was of use now
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, ExpectedError):
         return None
     return examples

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass, field
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 MOST_MALFORMED = 10
 MOST_MALFORMED_SHARE = 0.05
@@ -102,12 +102,12 @@ class Tally:
         """Check at the end that what is left is worth training on.
 
         Raises:
-            UserError: no row is left, or too many are malformed.
+            ExpectedError: no row is left, or too many are malformed.
         """
         too_many = max(MOST_MALFORMED, MOST_MALFORMED_SHARE * self.num_rows)
         first = next(iter(self._malformed.rows), None)
         if first is not None and self.num_malformed > too_many and num_kept:
-            raise UserError(
+            raise ExpectedError(
                 f"{self.name}: {self.num_malformed} of {self.num_rows} rows are malformed, the "
                 f"first in {_place(first)}: {first.reason}.",
                 "Correct them, or name the right data.format; up to 5 % may be malformed "
@@ -117,12 +117,12 @@ class Tally:
             return
         hint = "Give data with at least one row to learn from"
         if self.num_blank == self.num_skipped:
-            raise UserError(f"{self.name} is empty.", hint)
+            raise ExpectedError(f"{self.name} is empty.", hint)
         worst = first or self.named[0]
         which = f"all {self.num_skipped} were left out (the first, {_place(worst)}"
         if self.num_skipped == 1:
             which = f"its only one was left out ({_place(worst)}"
-        raise UserError(f"{self.name} has no usable row: {which}: {worst.reason}).", hint)
+        raise ExpectedError(f"{self.name} has no usable row: {which}: {worst.reason}).", hint)
 
 
 def _place(skipped: Skipped) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.tokens import PLAIN_TEMPLATE
 
 
@@ -15,18 +15,18 @@ def load_tokenizer(path: Path) -> tuple[Any, bool]:
     """Return the tokenizer, and whether it got the plain chat template.
 
     Raises:
-        UserError: there is none, or it cannot tell where its tokens come from.
+        ExpectedError: there is none, or it cannot tell where its tokens come from.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
         words = str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
-        raise UserError(
+        raise ExpectedError(
             f"The tokenizer in {path} cannot be loaded: {words}.",
             "The model's folder needs tokenizer.json and tokenizer_config.json",
         ) from error
     if not tokenizer.is_fast:
-        raise UserError(
+        raise ExpectedError(
             f"The tokenizer in {path} has no fast form (tokenizer.json).",
             "Save it once with AutoTokenizer.from_pretrained(..., use_fast=True)",
         )

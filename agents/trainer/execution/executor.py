@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.execution.gpu_pressure import GpuPressure
@@ -92,7 +92,7 @@ class Executor:
         `finish` has to follow.
 
         Raises:
-            UserError: a single example does not fit the memory.
+            ExpectedError: a single example does not fit the memory.
         """
         while True:
             groups = self._group(part)
@@ -159,7 +159,7 @@ class Executor:
         else:
             first = "" if self._may_recompute else "set recompute: auto, "
             hint = f"{first}lower sequence_tokens, or {_LESS_MEMORY}"
-            raise UserError(
+            raise ExpectedError(
                 f"Memory ran out on {self._device} with a single example of {most} tokens.",
                 hint[0].upper() + hint[1:],
             )

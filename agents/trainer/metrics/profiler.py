@@ -36,7 +36,7 @@ _NAME_LETTERS = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TraceRow:
+class ProfileRow:
     """What one operation or kernel took in the recorded steps."""
 
     name: str
@@ -163,7 +163,7 @@ def _expect_whole(path: Path) -> None:
         )
 
 
-def summarise(made: profile) -> list[TraceRow]:
+def summarise(made: profile) -> list[ProfileRow]:
     """Return what took longest: kernels where a GPU was recorded, operations of the CPU else."""
     results: Any = made.profiler
     events = results.kineto_results.events()
@@ -203,7 +203,7 @@ def own_times(operations: Iterable[tuple[int, int, int, str]]) -> list[tuple[str
     return own
 
 
-def rank_rows(times: Iterable[tuple[str, int]]) -> list[TraceRow]:
+def rank_rows(times: Iterable[tuple[str, int]]) -> list[ProfileRow]:
     """Return the operations that took most of all, the first one longest.
 
     >>> [(row.name, row.count, row.share) for row in rank_rows([("a", 1), ("b", 6), ("a", 1)])]
@@ -217,7 +217,7 @@ def rank_rows(times: Iterable[tuple[str, int]]) -> list[TraceRow]:
     whole_ns = sum(total_ns.values()) or 1
     longest = sorted(total_ns, key=lambda name: -total_ns[name])[:NUM_ROWS]
     return [
-        TraceRow(
+        ProfileRow(
             name=name[:_NAME_LETTERS],
             count=count[name],
             seconds=total_ns[name] / 1e9,

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 _MULTIPLIER = -2048144789
 """0x85EBCA6B, the first multiplier of MurmurHash3's finalizer, as a signed 32-bit integer."""
@@ -120,7 +120,7 @@ class CountedDropout(nn.Module):
     def _match(self, tokens_BT1: Tensor, x: Tensor) -> Tensor:
         if x.shape[:-1].numel() == tokens_BT1.numel():
             return tokens_BT1.reshape(*x.shape[:-1], 1)
-        raise UserError(
+        raise ExpectedError(
             f"Layer {self._name} does not see every token once (it may belong to a mixture of "
             "experts), so its dropout cannot be the same on every split of the batch.",
             "Set adapter.dropout: 0, or name other layers in adapter.targets",

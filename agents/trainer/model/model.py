@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from agents.contract.spec import AdapterSpec, RunSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.tokenizer import load_tokenizer as load_tokenizer
 from agents.trainer.model.dropout import DropoutClock, replace_dropouts
 
@@ -84,7 +84,7 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     """Return the base model on the device, every parameter frozen.
 
     Raises:
-        UserError: the folder holds no model that can be loaded.
+        ExpectedError: the folder holds no model that can be loaded.
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
@@ -102,7 +102,7 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise UserError(
+        raise ExpectedError(
             f"The model in {path} cannot be loaded: {_first(error)}.",
             "The folder needs config.json and model.safetensors of a causal language model",
         ) from error
@@ -119,7 +119,7 @@ def _refuse_long_rows(model: nn.Module, sequence_tokens: int, path: Path) -> Non
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _LEARNED_POSITIONS:
             most = getattr(model.config, "max_position_embeddings", module.num_embeddings)
             if sequence_tokens > most:
-                raise UserError(
+                raise ExpectedError(
                     f"The model in {path} has learned {most:,} positions, and sequence_tokens is "
                     f"{sequence_tokens:,}.",
                     f"Set sequence_tokens to {most}",
@@ -132,7 +132,7 @@ def _refuse_quantized(path: Path) -> None:
     except (OSError, ValueError):
         return  # said in better words when the model is loaded
     if config.get("quantization_config"):
-        raise UserError(
+        raise ExpectedError(
             f"The model in {path} is quantized already, so its weights cannot be trained in full.",
             "Use adapter: {kind: lora}, or give the model that it was made from",
         )
@@ -142,11 +142,11 @@ def refuse_unknown_words(model: nn.Module, num_words: int, path: Path) -> None:
     """Check that the model knows every token of the data; a tokenizer may know more.
 
     Raises:
-        UserError: it does not.
+        ExpectedError: it does not.
     """
     num_known = model.get_input_embeddings().num_embeddings
     if num_words > num_known:
-        raise UserError(
+        raise ExpectedError(
             f"The tokenizer in {path} made token {num_words - 1} of the data, and the model knows "
             f"only {num_known:,}, from 0 on.",
             "Give the model its own tokenizer, or enlarge its embeddings first",
@@ -157,7 +157,7 @@ def _nf4(dtype: torch.dtype) -> Any:
     try:
         import bitsandbytes  # noqa: F401 - transformers finds out too late, and says less
     except ImportError as error:
-        raise UserError(
+        raise ExpectedError(
             "adapter.kind: qlora needs the package bitsandbytes, which the training environment "
             f"of this node does not have ({error}).",
             "Use adapter: {kind: lora}, or build the environment with rackless nodes setup",
@@ -219,7 +219,7 @@ def make_trained(
     """Choose what is trained: an adapter with fresh values, or everything.
 
     Raises:
-        UserError: the adapter's targets are not in this model.
+        ExpectedError: the adapter's targets are not in this model.
     """
     dtype = choose_dtype(spec.precision, device)
     clock = DropoutClock(spec.seed)
@@ -283,11 +283,11 @@ def _add_adapter(
         for target in (targets,) if isinstance(targets, str) else targets:
             meant = _find_meant(target, modules, is_pattern=isinstance(targets, str), hint=hint)
             if not meant & layers:
-                raise UserError(
+                raise ExpectedError(
                     f"adapter.targets: this model has no linear layer {target!r}.", hint
                 )
             for other in sorted(meant - layers):
-                raise UserError(
+                raise ExpectedError(
                     f"adapter.targets: {target!r} means {other or 'the model'!r}, too, which is no "
                     "linear layer.",
                     hint,
@@ -297,7 +297,9 @@ def _add_adapter(
     except ValueError as error:
         if "lora_dropout" in str(error):
             hint = "Set adapter.dropout to 0: layers of experts have none"
-        raise UserError(f"The adapter does not fit this model: {_first(error)}.", hint) from error
+        raise ExpectedError(
+            f"The adapter does not fit this model: {_first(error)}.", hint
+        ) from error
     return peft_model
 
 
@@ -310,7 +312,7 @@ def _find_meant(
     try:
         return {name for name in modules if re.fullmatch(target, name)}
     except re.error as error:
-        raise UserError(f"adapter.targets: {target!r} is no pattern: {error}.", hint) from error
+        raise ExpectedError(f"adapter.targets: {target!r} is no pattern: {error}.", hint) from error
 
 
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:

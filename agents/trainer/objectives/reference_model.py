@@ -88,7 +88,7 @@ class ReferenceTable:
             tell: hears how far this rank is.
 
         Raises:
-            UserError: a rank could not; every rank ends with the same reason.
+            ExpectedError: a rank could not; every rank ends with the same reason.
         """
         key = self._make_key(model_sha256)
         found = self._read(key)

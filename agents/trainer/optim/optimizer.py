@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agents.contract.spec import RunSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.optim.flat_parameters import FlatParameters
 
 _BETAS = (0.9, 0.999)
@@ -25,7 +25,7 @@ def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer
     """Return the optimizer that the spec names, over the flat parameters.
 
     Raises:
-        UserError: it needs bitsandbytes, which is not installed.
+        ExpectedError: it needs bitsandbytes, which is not installed.
     """
     groups = flat.groups(spec.weight_decay)
     if spec.optimizer == "adamw":
@@ -36,7 +36,7 @@ def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer
     try:
         from bitsandbytes import optim
     except ImportError as error:
-        raise UserError(
+        raise ExpectedError(
             f"optimizer: {spec.optimizer} needs the package bitsandbytes, which the training "
             f"environment of this node does not have ({error}).",
             "Use optimizer: adamw, or build the environment again with rackless nodes setup",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.wire import WireError, from_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 INTENT_FILE = "intent.json"
 
@@ -64,15 +64,15 @@ def read_attempt(folder: Path, rank: int, world_size: int) -> RankAttempt:
     """Read the intent of this attempt.
 
     Raises:
-        UserError: it cannot be read, or it is for another number of ranks.
+        ExpectedError: it cannot be read, or it is for another number of ranks.
     """
     path = folder / INTENT_FILE
     try:
         intent = from_wire(AttemptIntent, json.loads(path.read_bytes()))
     except (OSError, ValueError, WireError) as error:
-        raise UserError(f"{path} cannot be read: {error}.", "Start the run again") from error
+        raise ExpectedError(f"{path} cannot be read: {error}.", "Start the run again") from error
     if len(intent.ranks) != world_size or not 0 <= rank < world_size:
-        raise UserError(
+        raise ExpectedError(
             f"{path} is for {len(intent.ranks)} ranks, but this is rank {rank} of {world_size}.",
             f"Start exactly {len(intent.ranks)} ranks, such as with "
             f"torchrun --nproc-per-node {len(intent.ranks)} -m agents.trainer",

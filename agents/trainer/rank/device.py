@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 
 def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
@@ -61,14 +61,14 @@ def memory_in_words(device: torch.device) -> Iterator[None]:
     """Say it in words when memory runs out inside the block where nothing smaller can be tried.
 
     Raises:
-        UserError: it did.
+        ExpectedError: it did.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
+        raise ExpectedError(
             f"Memory ran out on {device}: the model with its trained parameters does not fit.",
             _LESS_MEMORY[0].upper() + _LESS_MEMORY[1:],
         ) from error
@@ -86,14 +86,14 @@ def choose_device(name: str) -> torch.device:
     """Return the device of this rank, and make it the current one.
 
     Raises:
-        UserError: torch does not see it.
+        ExpectedError: torch does not see it.
     """
     if not name.startswith("cuda"):
         return torch.device("cpu")
     device = torch.device(name)
     count = torch.cuda.device_count()
     if not torch.cuda.is_available() or (device.index or 0) >= count:
-        raise UserError(
+        raise ExpectedError(
             f"torch {torch.__version__} does not see {name} (it sees {count} GPUs).",
             "Check nvidia-smi on that PC and that torch was built for its CUDA version",
         )

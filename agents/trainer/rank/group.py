@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 
 JOIN_TIMEOUT_S = 120.0
 """How long a rank waits for the others to start."""
@@ -36,7 +36,7 @@ _FAREWELL_S = 3.0
 _POLL_S = 0.02
 
 
-class PeerLost(UserError):
+class PeerLost(ExpectedError):
     """Raised when another rank has gone: the cause of the failure is to be looked for there."""
 
 
@@ -71,7 +71,7 @@ class Group:
         """Meet the other ranks; needs MASTER_ADDR and MASTER_PORT in the environment.
 
         Raises:
-            UserError: not all of them came in time.
+            ExpectedError: not all of them came in time.
         """
         if self.world_size == 1:
             return
@@ -99,7 +99,7 @@ class Group:
         except (RuntimeError, ValueError) as error:
             place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             if self.rank == 0:
-                raise UserError(
+                raise ExpectedError(
                     f"{self._names[0]} waited at {place} for the other ranks to start, for at most "
                     f"{JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
                     "Look at the logs of the other ranks; then run rackless check for the network "
@@ -121,7 +121,7 @@ class Group:
         as one of those that are waited for calls `tell_alive`, the waiting goes on.
 
         Raises:
-            UserError: a rank failed.
+            ExpectedError: a rank failed.
             PeerLost: a rank said nothing within `timeout_s`.
         """
         if self._store is None:
@@ -149,17 +149,17 @@ class Group:
         Whatever goes wrong in it on one rank ends all of them at once, with the same reason.
 
         Raises:
-            UserError: the work of this rank, or of another one, failed.
+            ExpectedError: the work of this rank, or of another one, failed.
         """
         try:
             value = work()
-        except UserError as error:
+        except ExpectedError as error:
             self.exchange(topic, {"failure": {"message": error.message, "hint": error.hint}})
             raise
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
             failure = {"message": words, "hint": "Read the log of that rank"}
-            with contextlib.suppress(UserError):  # the crash itself is raised
+            with contextlib.suppress(ExpectedError):  # the crash itself is raised
                 self.exchange(topic, {"failure": failure})
             raise
         return self.exchange(topic, value)
@@ -283,4 +283,4 @@ def _first(error: Exception) -> str:
 def _raise_failure(value: dict[str, Any]) -> None:
     failure = value.get("failure")
     if failure:
-        raise UserError(failure["message"], failure["hint"])
+        raise ExpectedError(failure["message"], failure["hint"])

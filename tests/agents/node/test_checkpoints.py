@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.checkpoints import delete, list_checkpoints, verify
 from agents.state import Home
 
@@ -118,7 +118,7 @@ def test_delete(home: Home) -> None:
     make(home, step=200)
     delete(home, "run-1", 100)
     assert [path.name for path in folder.parent.iterdir()] == ["step-00000200"]
-    with pytest.raises(UserError, match="has no checkpoint of run run-1 at step 100"):
+    with pytest.raises(ExpectedError, match="has no checkpoint of run run-1 at step 100"):
         delete(home, "run-1", 100)
-    with pytest.raises(UserError, match="is not allowed"):
+    with pytest.raises(ExpectedError, match="is not allowed"):
         verify(home, "../x", 100)

@@ -14,7 +14,7 @@ import pytest
 
 from agents.children import Children
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node import environment
 from agents.node.environment import build, compare, find, is_version, read_adopted
 from agents.state import Home
@@ -108,7 +108,7 @@ def test_what_is_no_interpreter_is_said_so(
     home: Home, children: Children, tmp_path: Path, text: str | None, message: str
 ) -> None:
     path = str(tmp_path / "python") if text is None else script(tmp_path / "python", text)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ExpectedError, match=message):
         find(home, replace(QUERY, python=path), children)
 
 
@@ -117,7 +117,7 @@ def test_interpreter_that_hangs_is_ended(
 ) -> None:
     monkeypatch.setattr(environment, "LOOK_TIMEOUT_S", 0.3)
     path = script(tmp_path / "python", "#!/bin/sh\nsleep 60\n")
-    with pytest.raises(UserError, match=r"did not answer within 0\.3 s"):
+    with pytest.raises(ExpectedError, match=r"did not answer within 0\.3 s"):
         find(home, replace(QUERY, python=path), children)
 
 
@@ -158,7 +158,7 @@ def test_environment_is_built_adopted_and_not_built_twice(
     assert build(home, order, children, again.append) == report
     assert again == []
     wrong = replace(order, requirements={"rackless-probe": "9.9.9"})
-    with pytest.raises(UserError, match=r"rackless-probe 1\.2\.3 instead of 9\.9\.9"):
+    with pytest.raises(ExpectedError, match=r"rackless-probe 1\.2\.3 instead of 9\.9\.9"):
         build(home, wrong, children, again.append)
 
 
@@ -168,7 +168,7 @@ def test_missing_venv_names_the_package_to_install(
     said = "The virtual environment was not created successfully because ensurepip is not available"
     fake = script(tmp_path / "python", f"#!/bin/sh\necho '{said}'\nexit 1\n")
     monkeypatch.setattr(sys, "executable", fake)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         build(home, job(""), children, lambda line: None)
     assert "python3-venv is missing on this node" in caught.value.message
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -201,7 +201,7 @@ def test_pips_failures_are_explained(
     script(folder / "bin" / "pip", "")
     script(folder / "bin" / "python", f"#!/bin/sh\necho Collecting torch\necho '{said}'\nexit 1\n")
     lines: list[str] = []
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         build(home, job("torch==2.13.0\n"), children, lines.append)
     assert message in caught.value.message
     assert hint in caught.value.hint
@@ -211,5 +211,5 @@ def test_pips_failures_are_explained(
 
 
 def test_hash_of_a_lock_cannot_be_a_path(home: Home, children: Children) -> None:
-    with pytest.raises(UserError, match="The lock's hash"):
+    with pytest.raises(ExpectedError, match="The lock's hash"):
         build(home, replace(job(""), lock_sha256="../../x"), children, lambda line: None)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from agents.contract.run import FileEntry
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.files import (
     job_folder,
     read_bundle_status,
@@ -109,7 +109,7 @@ def test_broken_off_transfer_goes_on_by_file(home: Home, kept_bytes: int) -> Non
     source = stream(CONTENTS)
     line = source.readline()
     cut = io.BytesIO(line + source.read(kept_bytes))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         receive(home, "models/tiny", cut)
     assert "The transfer broke off in " in caught.value.message
     assert not (home.path / "models" / "tiny").exists()
@@ -126,7 +126,7 @@ def test_damaged_file_is_refused(home: Home) -> None:
     source = stream(CONTENTS)
     data = bytearray(source.getvalue())
     data[-5] ^= 1
-    with pytest.raises(UserError, match=r"weights/part-1.bin arrived damaged"):
+    with pytest.raises(ExpectedError, match=r"weights/part-1.bin arrived damaged"):
         receive(home, "models/tiny", io.BytesIO(bytes(data)))
     assert read_bundle_status(home, "models/tiny", ENTRIES).missing == (
         "weights/part-1.bin",
@@ -150,7 +150,7 @@ def test_file_deleted_from_a_finished_bundle_is_brought_again(home: Home) -> Non
 
 
 def test_bundle_that_stays_incomplete_gets_no_name(home: Home) -> None:
-    with pytest.raises(UserError, match="2 files are missing, first"):
+    with pytest.raises(ExpectedError, match="2 files are missing, first"):
         receive(home, "models/tiny", stream({"empty": b""}))
     assert not (home.path / "models" / "tiny").exists()
 
@@ -166,9 +166,9 @@ def test_hostile_file_names_are_refused_before_anything_is_written(home: Home, n
     bad = {"path": name, "size_bytes": 1, "sha256": "0" * 64}
     for files, manifest in (([bad], []), ([], [bad])):
         source = io.BytesIO(json.dumps({"files": files, "manifest": manifest}).encode() + b"\nx")
-        with pytest.raises(UserError, match="The file name"):
+        with pytest.raises(ExpectedError, match="The file name"):
             receive(home, "models/tiny", source)
-    with pytest.raises(UserError):
+    with pytest.raises(ExpectedError):
         read_bundle_status(
             home, "models/tiny", (FileEntry(path=name, size_bytes=1, sha256="0" * 64),)
         )
@@ -180,11 +180,11 @@ def test_hostile_file_names_are_refused_before_anything_is_written(home: Home, n
     [*HOSTILE_NAMES, "models", "agents/x", "environments/x", "telemetry/x", "models/../leases"],
 )
 def test_hostile_destinations_are_refused(home: Home, destination: str) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(ExpectedError):
         receive(home, destination, stream(CONTENTS))
-    with pytest.raises(UserError):
+    with pytest.raises(ExpectedError):
         read_bundle_status(home, destination, ENTRIES)
-    with pytest.raises(UserError):
+    with pytest.raises(ExpectedError):
         send(home, destination, io.BytesIO())
     assert list(home.path.parent.rglob("*")) == [home.path]
 
@@ -196,7 +196,7 @@ def test_symlink_on_the_way_is_not_followed(home: Home, place: str) -> None:
     link = home.path / place
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(outside)
-    with pytest.raises(UserError):
+    with pytest.raises(ExpectedError):
         receive(home, "models/tiny", stream(CONTENTS))
     assert snapshot(outside) == {}
 
@@ -208,26 +208,26 @@ def test_symlink_inside_a_bundle_is_not_followed(home: Home) -> None:
     inner.mkdir(parents=True)
     (inner / "weights").symlink_to(outside)
     (inner / "config.json").symlink_to(outside / "config.json")
-    with pytest.raises(UserError):
+    with pytest.raises(ExpectedError):
         receive(home, "models/tiny", stream(CONTENTS))
     assert snapshot(outside) == {}
 
 
 def test_negative_size_is_refused(home: Home) -> None:
     bad = {"path": "a", "size_bytes": -1, "sha256": "0" * 64}
-    with pytest.raises(UserError, match="has a size of -1"):
+    with pytest.raises(ExpectedError, match="has a size of -1"):
         receive(home, "data/x", stream({}, (), files=[bad]))
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"{}\n", b"[]\n", b'{"files": 3, "manifest": []}\n'])
 def test_header_that_says_nothing_is_refused(home: Home, line: bytes) -> None:
-    with pytest.raises(UserError, match="The transfer cannot be read"):
+    with pytest.raises(ExpectedError, match="The transfer cannot be read"):
         receive(home, "data/x", io.BytesIO(line))
 
 
 def test_more_than_the_disk_holds_is_refused_before_the_first_byte(home: Home) -> None:
     huge = {"path": "a", "size_bytes": 1 << 60, "sha256": "0" * 64}
-    with pytest.raises(UserError, match="The disk of this node is too full"):
+    with pytest.raises(ExpectedError, match="The disk of this node is too full"):
         receive(home, "data/x", stream({}, (), files=[huge]))
     assert list(home.path.iterdir()) == []
 
@@ -238,10 +238,10 @@ def test_disk_that_fills_up_removes_the_half_file(tmp_path: Path, monkeypatch: A
         home.path.mkdir()
         fill(disk, leave_bytes=100_000)
         monkeypatch.setattr("agents.node.files._require_room", lambda home, coming: None)
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(ExpectedError) as caught:
             receive(home, "models/tiny", stream(CONTENTS))
         assert caught.value.message == "The disk is full: storing weights/part-1.bin."
-        assert caught.value.hint == "Free some room on this node and try again"
+        assert caught.value.hint == "Free some space on this node and try again"
         left = [name for name in snapshot(home.path) if not name.endswith(".lock")]
         assert left == ["models/.partial-tiny/config.json"]
 
@@ -271,11 +271,11 @@ def test_one_file_can_be_sent(home: Home) -> None:
 def test_send_follows_no_symlink(home: Home) -> None:
     (home.path / "models").mkdir()
     (home.path / "models" / "out").symlink_to("/etc")
-    with pytest.raises(UserError, match="is a symbolic link"):
+    with pytest.raises(ExpectedError, match="is a symbolic link"):
         send(home, "models/out", io.BytesIO())
     (home.path / "models" / "tiny").mkdir()
     (home.path / "models" / "tiny" / "passwd").symlink_to("/etc/passwd")
-    with pytest.raises(UserError, match="There is nothing to send"):
+    with pytest.raises(ExpectedError, match="There is nothing to send"):
         send(home, "models/tiny", io.BytesIO())
 
 
@@ -336,7 +336,7 @@ def test_a_jobs_folder_is_kept_as_long_as_its_agent_lives(home: Home) -> None:
 def test_allowed_path_never_leaves_its_folder(text: str) -> None:
     try:
         parts = split_path(text, "The file name")
-    except UserError:
+    except ExpectedError:
         return
     resolved = os.path.normpath(os.path.join("/root/of/it", *parts))
     assert resolved.startswith("/root/of/it/")
@@ -347,7 +347,7 @@ def test_allowed_path_never_leaves_its_folder(text: str) -> None:
 def test_allowed_destination_is_below_a_root(text: str) -> None:
     try:
         parts = split_destination(text)
-    except UserError:
+    except ExpectedError:
         return
     assert parts[0] in ("models", "data", "runs")
     assert len(parts) > 1

@@ -9,7 +9,7 @@ import pytest
 from agents.contract.hub import digest_of, token_path
 from agents.contract.node import TokenWish
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.hub_token import find_token, forget_token, keep_token
 from agents.serve.handlers import node
 
@@ -56,7 +56,7 @@ def test_one_of_the_nodes_own_stays(environ: dict[str, str]) -> None:
 
 def test_where_it_cannot_be_kept_is_said_without_it(environ: dict[str, str]) -> None:
     Path(environ["HOME"], ".cache").write_text("a file")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         keep_token(environ, OURS)
     assert ".cache" in caught.value.message
     assert OURS not in caught.value.message

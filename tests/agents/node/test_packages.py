@@ -9,7 +9,7 @@ import pytest
 
 from agents.children import Children
 from agents.contract.artifacts import PackagesBuild
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node import packages
 from agents.state import Home
 
@@ -63,6 +63,6 @@ def test_they_are_installed_once_beside_it(home, tmp_path):
 
 def test_a_failure_says_why_and_leaves_nothing(home, tmp_path):
     wanted = job(f"{tmp_path / 'nothing-1-py3-none-any.whl'}\n", nothing="1")
-    with pytest.raises(UserError, match="installing the packages for quantizing failed"):
+    with pytest.raises(ExpectedError, match="installing the packages for quantizing failed"):
         packages.build(home, wanted, Children(), lambda line: None)
     assert not [path for path in home.environments.iterdir() if path.is_dir()]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node import probes
 from agents.node.probes import HEADER, answer_probe, choose_port, open_listener, probe_link
 
@@ -21,7 +21,7 @@ def test_chosen_port_is_free() -> None:
 
 
 def test_address_of_another_pc_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         choose_port("203.0.113.7")
     assert "cannot listen on 203.0.113.7: it is not one of this node's addresses" in (
         caught.value.message
@@ -31,13 +31,13 @@ def test_address_of_another_pc_is_refused() -> None:
 @pytest.mark.parametrize("address", ["", "localhost", "999.1.1.1", "a" * 300, "1.2.3.4\0"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     for ask in (lambda: choose_port(address), lambda: probe_link(address, 80, 0)):
-        with pytest.raises(UserError, match="is not an IP address"):
+        with pytest.raises(ExpectedError, match="is not an IP address"):
             ask()
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65536, 1 << 40])
 def test_what_is_no_port_is_refused(port: int) -> None:
-    with pytest.raises(UserError, match="is not a port"):
+    with pytest.raises(ExpectedError, match="is not a port"):
         probe_link("127.0.0.1", port, 0)
 
 
@@ -53,7 +53,7 @@ def test_probe_measures(num_bytes: int) -> None:
     assert 0 < link.round_trip_s < 1
     assert (link.bytes_per_s is None) is (num_bytes == 0)
     assert link.bytes_per_s is None or link.bytes_per_s > 1000
-    with pytest.raises(UserError, match="refused the connection"):
+    with pytest.raises(ExpectedError, match="refused the connection"):
         probe_link("127.0.0.1", port, 0)
 
 
@@ -61,7 +61,7 @@ def test_silent_listener_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "TRANSFER_TIMEOUT_S", 0.3)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(UserError, match="broke while it was measured: timed out"),
+        pytest.raises(ExpectedError, match="broke while it was measured: timed out"),
     ):
         probe_link("127.0.0.1", silent.getsockname()[1], 100)
 

@@ -14,7 +14,7 @@ import pytest
 from agents.contract.artifacts import ChatJob, ChatMessage, ChatTurn
 from agents.contract.spec import AdapterSpec
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.program import command
 from agents.quantizers.formats.gguf import convert
 from agents.quantizers.generation import load_speaker
@@ -93,7 +93,7 @@ def test_an_answer_can_be_stopped_and_the_talk_goes_on(demo):
 
 
 def test_what_the_model_cannot_hold_is_refused(demo):
-    with pytest.raises(UserError, match=r"the model holds 1,024"):
+    with pytest.raises(ExpectedError, match=r"the model holds 1,024"):
         ask(demo, PROMPT * 800)
 
 
@@ -111,7 +111,7 @@ def test_llama_cpp_says_the_same(tmp_path, demo):
     assert stopped.stopped
     assert len(pieces) <= 3
     assert ask(speaker)[0].text == found.text
-    with pytest.raises(UserError, match="the model holds"):
+    with pytest.raises(ExpectedError, match="the model holds"):
         ask(speaker, PROMPT * 4000)
 
 
@@ -157,7 +157,7 @@ def test_it_runs_as_a_program_that_agents_talk_to(tmp_path):
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(ExpectedError, match="does not exist"):
         speaker_of(tmp_path / "nothing")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, TextSource
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.files import remove_abandoned
 from agents.program import command
 from agents.quantizers.formats import gguf, nf4
@@ -156,13 +156,13 @@ def test_too_little_text_is_named(tmp_path):
     short = tmp_path / "short.jsonl"
     short.write_text('{"text": "three small words"}\n')
     job = job_for(tmp_path, "nf4", train=TextSource(path=str(short)), evaluation=None)
-    with pytest.raises(UserError, match=r"short.jsonl has only \d+ tokens of use"):
+    with pytest.raises(ExpectedError, match=r"short.jsonl has only \d+ tokens of use"):
         run(job, tmp_path)
     assert not (tmp_path / "nf4").exists()
 
 
 def test_a_model_that_is_gone_is_named(tmp_path):
-    with pytest.raises(UserError, match="no model of Transformers"):
+    with pytest.raises(ExpectedError, match="no model of Transformers"):
         run(job_for(tmp_path, "nf4", model=str(tmp_path / "nothing")), tmp_path)
 
 
@@ -172,14 +172,14 @@ def test_an_architecture_that_llama_cpp_does_not_know_leaves_nothing(tmp_path):
     shutil.copytree(DEMO / "model", odd)
     config = json.loads((odd / "config.json").read_bytes())
     (odd / "config.json").write_text(json.dumps({**config, "architectures": ["OddForCausalLM"]}))
-    with pytest.raises(UserError, match="Converting to Q8_0 failed"):
+    with pytest.raises(ExpectedError, match="Converting to Q8_0 failed"):
         run(job_for(tmp_path, "gguf", "Q8_0", model=str(odd)), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
 
 
 def test_a_model_that_awq_is_not_made_of_is_told_before_it_is_measured(tmp_path):
     out = io.StringIO()
-    with pytest.raises(UserError, match="A layer of this model has 96 outputs; awq needs"):
+    with pytest.raises(ExpectedError, match="A layer of this model has 96 outputs; awq needs"):
         make(job_for(tmp_path, "awq"), tmp_path, JobProgress(out))
     assert "Measuring the original" not in out.getvalue()
     assert list(tmp_path.iterdir()) == []
@@ -201,7 +201,7 @@ def test_the_job_file_is_read_back_and_started_as_a_program(tmp_path):
     assert done.returncode == 3
     assert json.loads(done.stdout.splitlines()[-1])["kind"] == "failed"
     path.write_text("{}")
-    with pytest.raises(UserError, match="is no quantizing job"):
+    with pytest.raises(ExpectedError, match="is no quantizing job"):
         read_job(path)
 
 
@@ -275,6 +275,6 @@ def test_how_text_is_split_is_read_from_the_tokenizer(tmp_path):
 )
 def test_a_disk_that_is_full_while_a_file_is_made_is_told(said):
     argv = [sys.executable, "-c", f"print('INFO: begun'); print({said!r}); exit(1)"]
-    with pytest.raises(UserError, match="the disk is full") as caught:
+    with pytest.raises(ExpectedError, match="the disk is full") as caught:
         gguf._call(argv, "Converting to F16")
     assert "Free some room" in caught.value.hint

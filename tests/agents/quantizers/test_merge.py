@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agents.contract.spec import AdapterSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.program import command
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import copy_values, merge, read_job
@@ -136,7 +136,7 @@ def test_another_base_model_is_refused(run, tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="is not the model that the checkpoint"):
+    with pytest.raises(ExpectedError, match="is not the model that the checkpoint"):
         merge_to(run, tmp_path / "out", model_path=str(other))
     assert not (tmp_path / "out").exists()
 
@@ -154,16 +154,16 @@ def test_a_damaged_or_missing_checkpoint_is_refused(run, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(run.checkpoint(4), damaged)
     (damaged / "adapter_model.safetensors").write_bytes(b"short")
-    with pytest.raises(UserError, match=r"damaged: adapter_model.safetensors"):
+    with pytest.raises(ExpectedError, match=r"damaged: adapter_model.safetensors"):
         merge_to(run, tmp_path / "out", checkpoint=str(damaged))
-    with pytest.raises(UserError, match="not a complete checkpoint"):
+    with pytest.raises(ExpectedError, match="not a complete checkpoint"):
         merge_to(run, tmp_path / "out", step=3)
 
 
 def test_a_full_disk_leaves_no_half_model(run, tmp_path):
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         filler = fill(disk, leave_bytes=50_000)
-        with pytest.raises(UserError, match="disk is full"):
+        with pytest.raises(ExpectedError, match="disk is full"):
             merge_to(run, disk / "out")
         assert list(disk.iterdir()) == [filler]
 
@@ -183,7 +183,10 @@ def test_full_fine_tuning_is_exported_too(tmp_path, tiny_model):
 def test_full_weights_that_are_not_finite_are_refused(tmp_path, number):
     layer = torch.nn.Linear(2, 2)
     write_shards({"weight": torch.full((2, 2), number)}, tmp_path, FULL_STEM)
-    with torch.no_grad(), pytest.raises(UserError, match="weight holds numbers that are not fin"):
+    with (
+        torch.no_grad(),
+        pytest.raises(ExpectedError, match="weight holds numbers that are not fin"),
+    ):
         copy_values(layer, SimpleNamespace(path=tmp_path))
 
 
@@ -220,6 +223,6 @@ def test_the_model_of_the_hub_that_a_run_trained_on_is_found_in_the_nodes_cache(
     assert name == "org/tiny"
     assert "*.safetensors" in patterns
     monkeypatch.undo()
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(ExpectedError, match="does not exist"):
         merge_to(run, tmp_path / "other", model_path="models/a/gone")
     assert not (tmp_path / "other").exists()

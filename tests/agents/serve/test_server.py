@@ -28,7 +28,7 @@ from agents.contract.messages import (
     decode,
 )
 from agents.contract.wire import from_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.serve.channel import AgentChannel, Call
 from agents.serve.server import Server, read_lines
 from agents.state import Home, boot_id
@@ -309,7 +309,7 @@ def test_work_after_the_answer_is_dropped_when_the_answer_is_an_error(
     def handler(call: Call) -> dict[str, Any]:
         call.afterwards.append(lambda: ran.append(call.request.id))
         if call.request.id == 1:
-            raise UserError("no")
+            raise ExpectedError("no")
         return {}
 
     monkeypatch.setattr("agents.serve.server.find_handler", lambda kind: handler)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agents.contract.run import ControlRequest
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.supervisor.control_requests import leave_wish, take_wishes
 
 
@@ -32,5 +32,5 @@ def test_what_is_no_wish_is_removed_and_what_is_half_written_stays(tmp_path: Pat
 
 
 def test_a_name_cannot_leave_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not allowed"):
+    with pytest.raises(ExpectedError, match="is not allowed"):
         leave_wish(tmp_path, ControlRequest(wish_id="../up", kind="save"))

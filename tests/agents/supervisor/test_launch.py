@@ -10,7 +10,7 @@ import pytest
 
 from agents.contract.run import AttemptIntent, AttemptStatus, RankPlacement
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import Home, open_home, write_json
 from agents.supervisor.attempt import AttemptFolder, find_attempts, read_journal, read_status
 from agents.supervisor.fence import raise_fence, read_fence
@@ -20,14 +20,14 @@ from tests.agents.small_disk import fill, small_disk
 from tests.agents.supervisor.conftest import Node, kill_supervisor
 
 
-def refused(node: Node, intent: AttemptIntent) -> UserError:
+def refused(node: Node, intent: AttemptIntent) -> ExpectedError:
     """Return why the launch was refused, having checked that it left nothing behind."""
 
     def traces() -> list[Path]:
         return sorted([*node.home.runs.glob("*"), *node.home.runs.glob("*/attempts/*")])
 
     before = traces()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         launch(node.home, intent)
     assert traces() == before
     return caught.value
@@ -57,7 +57,7 @@ def test_launches_at_the_same_moment_give_one_run(node: Node) -> None:
         gate.wait()
         try:
             answers.append(launch(node.home, intent))
-        except UserError as error:
+        except ExpectedError as error:
             answers.append(error)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -196,7 +196,7 @@ def test_disk_full_before_the_launch_leaves_nothing(
         fill(disk)
         error = refused(small, small.intent("finish"))
         assert "The disk is full" in error.message
-        assert error.hint == "Free some room on this node and try again"
+        assert error.hint == "Free some space on this node and try again"
 
 
 def test_disk_full_in_the_middle_still_records_the_end(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.run import AttemptIntent, RankPlacement
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.launch import launch
 from agents.supervisor.leases import BorrowedError, Holder, borrow_device, find_holder, is_any_held
@@ -65,7 +65,7 @@ def test_a_run_is_not_joined_and_not_waited_for(node: Node) -> None:
         asked.append(name)
         return True
 
-    refused = pytest.raises(UserError, match="already busy: run r-1 uses GPU GPU-1")
+    refused = pytest.raises(ExpectedError, match="already busy: run r-1 uses GPU GPU-1")
     with refused, borrow_device(node.home, GPU, "the export of run r-1", "a", wait):
         pytest.fail("the run has it")
     assert asked == []

@@ -13,7 +13,7 @@ import pytest
 from agents.contract import logcap
 from agents.contract.messages import STREAM_CHUNK_BYTES
 from agents.contract.run import StreamChunk
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.state import Home, identify, write_json
 from agents.supervisor import streams
 from agents.supervisor.attempt import AttemptFolder
@@ -43,7 +43,7 @@ class Follower:
     def __init__(self, attempt: AttemptFolder, offsets: dict[str, int] | None = None) -> None:
         self.data: dict[str, bytes] = {}
         self.chunks: list[StreamChunk] = []
-        self.error: UserError | None = None
+        self.error: ExpectedError | None = None
         self.ended = threading.Event()
         self._attempt, self._offsets = attempt, offsets or {}
         self._thread = threading.Thread(target=self._run)
@@ -52,7 +52,7 @@ class Follower:
     def _run(self) -> None:
         try:
             follow(self._attempt, self._offsets, self._take, self.ended)
-        except UserError as error:
+        except ExpectedError as error:
             self.error = error
 
     def _take(self, chunk: StreamChunk) -> None:
@@ -109,13 +109,13 @@ def test_only_streams_are_listed(attempt: AttemptFolder) -> None:
     "stream", ["intent.json", "../x", "rank-0.log/../intent.json", "", "rank-x.log"]
 )
 def test_nothing_else_can_be_read(attempt: AttemptFolder, stream: str) -> None:
-    with pytest.raises(UserError, match="is not a stream"):
+    with pytest.raises(ExpectedError, match="is not a stream"):
         read_chunk(attempt, stream, 0, 100)
 
 
 def test_symlink_is_not_read(attempt: AttemptFolder) -> None:
     attempt.file("rank-1.log").symlink_to("/etc/passwd")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(ExpectedError, match="cannot be read"):
         read_chunk(attempt, "rank-1.log", 0, 100)
 
 
@@ -126,7 +126,7 @@ def test_chunk_is_bounded_and_tells_the_whole_size(attempt: AttemptFolder) -> No
     assert base64.b64decode(chunk.data_base64) == data[256 : 256 + STREAM_CHUNK_BYTES]
     assert chunk.size_bytes == len(data)
     assert read_chunk(attempt, "rank-0.log", len(data), 10).data_base64 == ""
-    with pytest.raises(UserError, match="somebody cut it"):
+    with pytest.raises(ExpectedError, match="somebody cut it"):
         read_chunk(attempt, "rank-0.log", len(data) + 1, 10)
 
 

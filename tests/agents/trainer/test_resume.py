@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.spec import AdapterSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.checkpoint.folder import read_checkpoint
 from agents.trainer.checkpoint.resume import refuse_other_run
 from agents.trainer.checkpoint.state import read_progress
@@ -75,7 +75,7 @@ def test_other_settings_are_refused_by_name(finished, changes, words):
     refuse_other_run(checkpoint, progress, finished.spec, hashes)
     free = replace(finished.spec, name="other", nodes=("a",), shares=(1.0,))
     refuse_other_run(checkpoint, progress, free, hashes)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(ExpectedError, match=words):
         refuse_other_run(checkpoint, progress, replace(finished.spec, **changes), hashes)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.errors import UserError as AgentError
+from agents.errors import ExpectedError
 from agents.trainer.data.rows import RowReader, find_files
 from agents.trainer.data.tally import Tally
 from app.errors import UserError
@@ -188,7 +188,7 @@ def trains(path: Path) -> bool:
     try:
         rows = sum(1 for _ in RowReader(find_files(path), "auto", "sft", tally))
         tally.judge(rows)
-    except AgentError:
+    except ExpectedError:
         return False
     return True
 

@@ -11,7 +11,7 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.formats.architecture_check import refuse_divided
 
 TINY = {
@@ -37,7 +37,7 @@ def test_phi_3_as_gptqmodel_has_it_is_refused(tmp_path):
     for layer in loaded.model.layers:
         del layer.mlp.gate_up_proj
         layer.mlp.gate_proj = layer.mlp.up_proj = torch.nn.Linear(32, 64, device="meta")
-    with pytest.raises(UserError, match=r"divides mlp\.gate_up_proj") as caught:
+    with pytest.raises(ExpectedError, match=r"divides mlp\.gate_up_proj") as caught:
         refuse_divided(tmp_path, loaded)
     assert "AutoAWQ" in caught.value.hint
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from agents.children import Children
 from agents.contract.artifacts import PROOF_FILE, MakeJob, Origin, PackagesBuild, TextSource
 from agents.contract.wire import to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node import packages
 from agents.program import command
 from agents.quantizers.formats import autoawq, calibrated
@@ -200,19 +200,19 @@ def test_awq_gets_all_texts_in_blocks_of_one_length_and_gptq_the_rows(
 def test_sizes_that_cannot_be_divided_are_named(learned, tmp_path):
     assert choose_group(learned, "awq") == 128
     assert choose_group(DEMO / "model", "gptq") == 64
-    with pytest.raises(UserError, match="has 96 outputs; awq needs multiples of 64"):
+    with pytest.raises(ExpectedError, match="has 96 outputs; awq needs multiples of 64"):
         choose_group(DEMO / "model", "awq")
     odd = tmp_path / "odd"
     shutil.copytree(DEMO / "model", odd)
     config = json.loads((odd / "config.json").read_bytes())
     (odd / "config.json").write_text(json.dumps({**config, "intermediate_size": 500}))
-    with pytest.raises(UserError, match=r"have 192, 500 inputs; gptq needs multiples of 32"):
+    with pytest.raises(ExpectedError, match=r"have 192, 500 inputs; gptq needs multiples of 32"):
         choose_group(odd, "gptq")
 
 
 def test_a_model_that_is_built_otherwise_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 256}))
-    with pytest.raises(UserError, match=r"awq is not made of this kind of model \(gpt2\)"):
+    with pytest.raises(ExpectedError, match=r"awq is not made of this kind of model \(gpt2\)"):
         choose_group(tmp_path, "awq")
 
 
@@ -233,7 +233,7 @@ def test_a_search_for_scales_leaves_the_weights_as_they_were():
         search_like_autoawq(layer)
     assert torch.equal(layer.weight, before)
     assert "state_dict" not in vars(layer)
-    with pytest.raises(UserError, match="damaged weight"), autoawq._copied_state(layer):
+    with pytest.raises(ExpectedError, match="damaged weight"), autoawq._copied_state(layer):
         layer.weight.data.mul_(3.0)
 
 

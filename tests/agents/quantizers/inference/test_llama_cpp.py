@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.formats.gguf import convert
 from agents.quantizers.inference import llama_cpp
 from agents.quantizers.inference.llama_cpp import LlamaCpp, open_server
@@ -73,7 +73,7 @@ def test_an_answer_has_all_its_tokens(learned):
 def test_a_file_that_llama_cpp_refuses_is_told_in_words(tmp_path):
     pytest.importorskip("xllamacpp")
     (tmp_path / "odd.gguf").write_bytes(b"GGUF" + bytes(64))
-    with pytest.raises(UserError, match=r"llama\.cpp .* cannot load odd\.gguf") as caught:
+    with pytest.raises(ExpectedError, match=r"llama\.cpp .* cannot load odd\.gguf") as caught:
         open_server(tmp_path / "odd.gguf", 64)
     assert "cannot load odd.gguf: " in caught.value.message
     assert "failed to load model" in caught.value.message

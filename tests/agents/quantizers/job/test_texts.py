@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agents.contract.artifacts import TextSource
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.job.texts import read_texts
 from agents.trainer.data.tokenizer import load_tokenizer
 from tests.agents.trainer.ranks import DEMO
@@ -26,7 +26,7 @@ def test_a_file_of_ones_own_calibrates_and_the_run_still_judges(tmp_path):
     assert len(found.calibration) == 40
     assert len(set(found.calibration)) == 1
     file.write_text("only three words\n")
-    with pytest.raises(UserError, match=r"own\.txt has only"):
+    with pytest.raises(ExpectedError, match=r"own\.txt has only"):
         read_texts(TRAIN, None, tokenizer, TextSource(path=str(file)))
 
 

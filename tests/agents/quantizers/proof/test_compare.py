@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.inference.models import continue_prompts, find_device
 from agents.quantizers.proof.compare import ModelPredictor, measure, remember
 from agents.quantizers.proof.rtn_baseline import round_to_nearest, round_weights
@@ -53,10 +53,10 @@ def test_nothing_to_predict_is_refused(tmp_path):
 
 def test_numbers_that_are_not_finite_are_no_prediction(tmp_path):
     rows, broken = [(0, 1, 1)], Table(math.nan, 0.5)
-    with pytest.raises(UserError, match="to be quantized predicts numbers that are not finite"):
+    with pytest.raises(ExpectedError, match="to be quantized predicts numbers that are not finite"):
         remember(broken, rows, tmp_path / "broken")
     reference = remember(Table(0.5, 0.5), rows, tmp_path / "logits")
-    with pytest.raises(UserError, match="The quantized model predicts numbers that are not"):
+    with pytest.raises(ExpectedError, match="The quantized model predicts numbers that are not"):
         measure(broken, rows, reference)
 
 
@@ -64,10 +64,10 @@ def test_numbers_that_are_not_finite_are_no_prediction(tmp_path):
 def test_what_holds_the_text_for_impossible_is_no_prediction(tmp_path, logit):
     rows, sure = [(0, 1, 1)], Table(1.0, 1.0)
     sure.logs_V = torch.tensor([0.0, logit])
-    with pytest.raises(UserError, match="to be quantized predicts numbers that are not finite"):
+    with pytest.raises(ExpectedError, match="to be quantized predicts numbers that are not finite"):
         remember(sure, rows, tmp_path / "sure")
     reference = remember(Table(0.5, 0.5), rows, tmp_path / "logits")
-    with pytest.raises(UserError, match="The quantized model predicts numbers that are not"):
+    with pytest.raises(ExpectedError, match="The quantized model predicts numbers that are not"):
         measure(sure, rows, reference)
 
 
@@ -75,7 +75,7 @@ def test_a_full_disk_is_told_and_does_not_end_the_process(tmp_path):
     words = Table(*[1e-6] * 1_000_000)
     with (
         small_disk(tmp_path / "disk", 1 << 20) as disk,
-        pytest.raises(UserError, match="disk is full"),
+        pytest.raises(ExpectedError, match="disk is full"),
     ):
         remember(words, [(0, 1, 1)], disk / "logits")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.checkpoint import fingerprint
 from agents.trainer.checkpoint.fingerprint import hash_model, hash_spec, name_differences
 from tests.agents.trainer.ranks import make_spec
@@ -33,7 +33,7 @@ def test_every_byte_of_the_model_counts_and_a_readme_does_not(model):
 
 def test_a_folder_without_a_model_is_refused(model):
     (model / "config.json").unlink()
-    with pytest.raises(UserError, match=r"config\.json is missing"):
+    with pytest.raises(ExpectedError, match=r"config\.json is missing"):
         hash_model(model, None)
 
 

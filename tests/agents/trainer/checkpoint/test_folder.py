@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.node.checkpoints import list_checkpoints, verify
 from agents.state import Home
 from agents.trainer.checkpoint.folder import CannotWrite, NoRoom
@@ -145,7 +145,7 @@ def test_an_attempt_that_is_out_of_date_may_not_commit(run):
     folder = open_folder(run, 1)
     commit(folder, 5)
     (run / "fence").write_text("2\n")
-    with pytest.raises(UserError, match="Attempt 2 of run r1 has begun") as caught:
+    with pytest.raises(ExpectedError, match="Attempt 2 of run r1 has begun") as caught:
         commit(folder, 10)
     assert not isinstance(caught.value, CannotWrite)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005"]

@@ -11,7 +11,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import filter_repo_objects
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.hub import find_data, find_model
 
 
@@ -41,7 +41,7 @@ def test_the_converted_training_split_comes_first(tmp_path):
 def test_one_of_several_parts_has_to_be_named(tmp_path):
     names = ["de/train/0.parquet", "en/partial-train/0.parquet"]
     download = fake_download(tmp_path, names, converted=True)
-    with pytest.raises(UserError, match="has the parts de, en"):
+    with pytest.raises(ExpectedError, match="has the parts de, en"):
         find_data("org/name", download)
     assert names_of(find_data("org/name:en", download), tmp_path) == names[1:]
 
@@ -79,7 +79,9 @@ def test_evaluation_takes_the_split_that_is_held_out(tmp_path, splits, expected,
 @pytest.mark.parametrize("converted", [True, False])
 def test_a_data_set_that_holds_out_nothing_cannot_evaluate_itself(tmp_path, converted):
     names = ["default/train/0000.parquet"]
-    with pytest.raises(UserError, match="org/name holds out nothing to evaluate with") as caught:
+    with pytest.raises(
+        ExpectedError, match="org/name holds out nothing to evaluate with"
+    ) as caught:
         find_held_out(tmp_path, names, converted=converted)
     assert "data.eval" in caught.value.hint
     found = find_held_out(tmp_path, names, converted=converted, train="other/set")
@@ -88,7 +90,7 @@ def test_a_data_set_that_holds_out_nothing_cannot_evaluate_itself(tmp_path, conv
 
 def test_what_another_part_holds_out_is_not_taken(tmp_path):
     names = ["de/test/0.parquet", "de/train/0.parquet", "en/train/0.parquet"]
-    with pytest.raises(UserError, match="org/name:en holds out nothing"):
+    with pytest.raises(ExpectedError, match="org/name:en holds out nothing"):
         find_held_out(tmp_path, names, converted=True, train="org/name:en", name="org/name:en")
     found = find_held_out(tmp_path, names, converted=True, name="org/name:de")
     assert found == names[:1]
@@ -104,7 +106,7 @@ def test_what_cannot_be_fetched_is_said():
     def download(dataset, **options):
         raise LocalEntryNotFoundError("no network")
 
-    with pytest.raises(UserError, match="cannot be fetched from the hub: no network"):
+    with pytest.raises(ExpectedError, match="cannot be fetched from the hub: no network"):
         find_data("org/name", download)
 
 
@@ -133,7 +135,7 @@ def test_a_model_that_the_hub_does_not_give_is_said(monkeypatch, error, message,
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(ExpectedError, match=message) as caught:
         find_model("org/name")
     assert hint in caught.value.hint
 
@@ -142,6 +144,6 @@ def test_data_behind_a_licence_are_said():
     def refuse(name, **options):
         raise Refused
 
-    with pytest.raises(UserError, match="behind a licence") as caught:
+    with pytest.raises(ExpectedError, match="behind a licence") as caught:
         find_data("org/name", refuse)
     assert "https://huggingface.co/datasets/org/name" in caught.value.hint

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.rows import find_files
 from agents.trainer.data.tokenizer import load_tokenizer
@@ -77,7 +77,7 @@ def test_text_files_lose_their_mark_and_line_ends(tmp_path, tokenizer, ends):
 def test_an_empty_file_is_refused_by_its_name(tmp_path, tokenizer, name):
     path = tmp_path / name
     path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"is empty|no whole Parquet") as caught:
+    with pytest.raises(ExpectedError, match=r"is empty|no whole Parquet") as caught:
         load(path, tokenizer, tmp_path)
     assert str(path) in caught.value.message
     assert not list((tmp_path / "cache").glob("*/about.json"))
@@ -124,7 +124,7 @@ def test_a_missing_role_costs_its_row_and_is_named(tmp_path, tokenizer):
     assert "the role 'wizard'" in found.skipped[1].reason
     path = tmp_path / "all.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[1:2] * 3))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         load(path, tokenizer, tmp_path)
     assert caught.value.message == (
         f"{path} has no usable row: all 3 were left out (the first, row 1: message 1 has no role)."

@@ -12,7 +12,7 @@ import pytest
 from agents.contract.data import DataPreview, NamedRow, PreviewJob
 from agents.contract.spec import DataSpec, RunSpec
 from agents.contract.wire import from_wire, to_wire
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.program import command
 from agents.trainer.data import preview
 from tests.agents.trainer.ranks import DEMO
@@ -101,7 +101,7 @@ def test_rows_left_out_are_named_in_their_order(tmp_path):
 def test_a_quick_look_does_not_judge_rows_that_it_has_not_seen(tmp_path, count, fine):
     path = write_rows(tmp_path / "a.jsonl", ["{"] * 15 + rows(count))
     if not fine:
-        with pytest.raises(UserError, match="15 of 75 rows are malformed"):
+        with pytest.raises(ExpectedError, match="15 of 75 rows are malformed"):
             preview.preview(make_job(path, whole=False), tmp_path)
         return
     found = preview.preview(make_job(path, whole=False), tmp_path)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data import files
 from agents.trainer.data.conversations import ConversationTurn
 from agents.trainer.data.rows import RowReader, find_files
@@ -40,7 +40,7 @@ def read_rows(path, data_format, objective="sft"):
 
 
 def refuse(path, data_format="auto", objective="sft"):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         read_rows(path, data_format, objective)
     assert caught.value.hint
     return caught.value.message
@@ -209,7 +209,7 @@ def test_a_number_without_end_is_found_before_the_rest_is_read(tmp_path, monkeyp
     monkeypatch.setattr(files, "_BLOCK_CHARS", 1 << 13)
     path = write(tmp_path, "a.json", "[" + "1" * 5000 + ', {"text": "one"}' * 10_000 + "]")
     reading = files.FileReading()
-    with pytest.raises(UserError, match=f"row 1: {TOO_LONG}"):
+    with pytest.raises(ExpectedError, match=f"row 1: {TOO_LONG}"):
         list(files.read_file(path, reading))
     assert reading.done_bytes < path.stat().st_size / 4
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agents.contract.spec import DataSpec, RunSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data import cache
 from agents.trainer.data.cache import load_examples, make_key, prune
 from agents.trainer.data.packing import pack
@@ -194,7 +194,7 @@ def test_what_a_killed_writer_left_is_never_taken(tmp_path, tokenizer):
 
 def test_a_refused_file_leaves_nothing(tmp_path, tokenizer):
     path = write_rows(tmp_path / "a.jsonl", [{"text": " "}])
-    with pytest.raises(UserError, match="no usable row"):
+    with pytest.raises(ExpectedError, match="no usable row"):
         load(path, tokenizer, tmp_path / "c")
     assert not [file for file in (tmp_path / "c").iterdir() if file.is_dir()]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data import tokens
 from agents.trainer.data.conversations import ConversationRow, ConversationTurn
 from agents.trainer.data.tally import Skipped
@@ -82,7 +82,7 @@ def test_without_a_template_the_plain_one_serves(tokenizer):
 def test_a_damaged_tokenizer_is_said(tmp_path, name, content):
     folder = shutil.copytree(DEMO / "model", tmp_path / "m")
     (folder / name).write_text(content)
-    with pytest.raises(UserError, match=r"The tokenizer in .* cannot be loaded"):
+    with pytest.raises(ExpectedError, match=r"The tokenizer in .* cannot be loaded"):
         load_tokenizer(folder)
 
 

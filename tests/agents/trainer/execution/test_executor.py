@@ -10,7 +10,7 @@ import torch
 
 from agents.contract.layer_plan import LayerPlan
 from agents.contract.spec import AdapterSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.data.examples import Example, Part, Segment
 from agents.trainer.execution import executor as compute_module
 from agents.trainer.execution.executor import Executor
@@ -177,10 +177,10 @@ def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer
     assert [w.partition(" layers")[0][-6:] for w in told] == ["1 of 2", "2 of 2"]
 
     limit_memory(monkeypatch, lambda computer, samples: False)
-    with pytest.raises(UserError, match="a single example of 30 tokens") as caught:
+    with pytest.raises(ExpectedError, match="a single example of 30 tokens") as caught:
         gradients(make_computer())
     assert "sequence_tokens" in caught.value.hint
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         gradients(make_computer(may_recompute=False))
     assert "recompute: auto" in caught.value.hint.lower()
 
@@ -211,7 +211,7 @@ def test_memory_to_spare_is_given_to_other_programs_once(make_computer):
 
 
 def test_a_model_that_does_not_fit_is_told_in_words():
-    with pytest.raises(UserError, match="does not fit") as caught, memory_in_words(CPU):
+    with pytest.raises(ExpectedError, match="does not fit") as caught, memory_in_words(CPU):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert "qlora" in caught.value.hint
     with pytest.raises(RuntimeError, match="shapes"), memory_in_words(CPU):

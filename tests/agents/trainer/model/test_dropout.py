@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.model.dropout import CountedDropout, DropoutClock, replace_dropouts
 
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_flattened_tokens_are_matched_and_others_refused():
     clock.set([1, 2], [8, 8], 16, CPU)
     flat = dropout(torch.ones(16, 257))
     assert torch.equal(flat, dropout(torch.ones(1, 16, 257)).reshape(16, 257))
-    with pytest.raises(UserError, match="mixture of experts"):
+    with pytest.raises(ExpectedError, match="mixture of experts"):
         dropout(torch.ones(5, 257))
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from agents.contract.spec import AdapterSpec
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import merge, read_job
 from agents.trainer.data.tokenizer import load_tokenizer
@@ -43,9 +43,9 @@ def test_a_pattern_means_whole_names(tiny_model):
     places = {name.partition(".lora_")[0] for name, _ in found.named_parameters()}
     below = "base_model.model.model.layers.1.self_attn"
     assert places == {f"{below}.q_proj", f"{below}.k_proj"}
-    with pytest.raises(UserError, match="means 'the model', too, which is no linear layer"):
+    with pytest.raises(ExpectedError, match="means 'the model', too, which is no linear layer"):
         train_adapter(tiny_model, targets=".*")
-    with pytest.raises(UserError, match=r"'q_proj\(' is no pattern: missing \)"):
+    with pytest.raises(ExpectedError, match=r"'q_proj\(' is no pattern: missing \)"):
         train_adapter(tiny_model, targets="q_proj(")
 
 
@@ -81,7 +81,7 @@ def test_what_sees_gets_no_adapter(seeing_model, targets):
     assert all(name.startswith("base_model.model.model.language_model.") for name in names)
     kept = {name.split(".")[3] for name, _ in found.module.named_parameters()}
     assert kept == {"language_model"}, "what sees takes no memory"
-    with pytest.raises(UserError, match="no linear layer 'fc1'") as caught:
+    with pytest.raises(ExpectedError, match="no linear layer 'fc1'") as caught:
         train_adapter(seeing_model, targets=("fc1",))
     assert "fc1" not in caught.value.hint
 
@@ -117,7 +117,7 @@ def test_one_name_is_that_layer():
 
 @pytest.mark.parametrize("name", ["k_prj", "proj", "embed_tokens", "input_layernorm"])
 def test_a_name_that_is_no_linear_layer_is_refused(tiny_model, name):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         train_adapter(tiny_model, targets=("q_proj", name))
     assert caught.value.message == f"adapter.targets: this model has no linear layer {name!r}."
     assert "names out of down_proj, gate_proj, k_proj, lm_head, o_proj" in caught.value.hint
@@ -127,7 +127,7 @@ def test_a_tokenizer_may_know_more_than_the_model_as_long_as_the_data_does_not(t
     model = load_model(make_spec(), tiny_model, CPU)
     refuse_unknown_words(model, 768, tiny_model)
     with pytest.raises(
-        UserError, match=r"made token 768 of the data, and the model knows only 768"
+        ExpectedError, match=r"made token 768 of the data, and the model knows only 768"
     ):
         refuse_unknown_words(model, 769, tiny_model)
 
@@ -136,7 +136,7 @@ def test_rows_longer_than_learned_positions_are_refused(tmp_path):
     config = GPT2Config(vocab_size=96, n_positions=32, n_embd=16, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     assert load_model(make_spec(sequence_tokens=32), tmp_path, CPU)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(ExpectedError) as caught:
         load_model(make_spec(sequence_tokens=33), tmp_path, CPU)
     assert "has learned 32 positions, and sequence_tokens is 33" in caught.value.message
     assert caught.value.hint == "Set sequence_tokens to 32"
@@ -147,5 +147,5 @@ def test_quantized_weights_are_not_trained_in_full(tiny_model, tmp_path):
     config = json.loads((quantized / "config.json").read_bytes())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (quantized / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="is quantized already"):
+    with pytest.raises(ExpectedError, match="is quantized already"):
         load_model(make_spec(adapter=AdapterSpec(kind="full")), quantized, CPU)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from agents.errors import UserError
+from agents.errors import ExpectedError
 from agents.trainer.rank.group import Group, PeerLost, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
 from agents.trainer.rank.load_progress import Loading
@@ -83,7 +83,7 @@ def test_a_rank_that_nobody_joins_says_whom_it_waited_for(monkeypatch, rank, wor
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in {**place, "RANK": str(rank), "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError) as failed:
+    with pytest.raises(ExpectedError) as failed:
         Group(Ranks(rank=rank, world_size=2), NAMES).join("gloo", torch.device("cpu"))
     assert failed.value.message.startswith(NAMES[rank])
     assert words in failed.value.message
