@@ -336,7 +336,7 @@ SAMPLES = [
     (
         "arrows point leftwards: domain <- services <- core <- gui, cli",
         "app/runs/lifecycle/resume.py",
-        "from .. import core\n",
+        "from ... import core\n",
         1,
     ),
     (
