@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,12 +28,25 @@ from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch, grou
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.objective import LOSS, NUM_SUMS, Objective
 from agents.trainer.optim.flat_parameters import FlatParameters
-from agents.trainer.parallel.reducer import Reducer
 from agents.trainer.rank.device import _LESS_MEMORY, is_out_of_memory
 
 Warn = Callable[[str, str], None]
 _MOST_HELD_BYTES = 1 << 28
 """Gradients of one micro-batch that may be held until its end."""
+
+
+class GradientOverlap(Protocol):
+    """Sends gradients to the other ranks while the last backward pass still runs."""
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether a backward pass now reports each gradient as soon as it is final."""
+
+    def begin(self) -> None:
+        """Prepare for an attempt at the gradients of a step: the first one, or a repeat."""
+
+    def arm(self) -> None:
+        """Announce that the next backward pass is the last one of this attempt."""
 
 
 class Executor:
@@ -85,18 +99,18 @@ class Executor:
         """The sum of the losses."""
         return self.sums[LOSS]
 
-    def add_gradients(self, part: Part, reducer: Reducer | None = None) -> None:
+    def add_gradients(self, part: Part, overlap: GradientOverlap | None = None) -> None:
         """Start from zero and do the forward and backward passes of a slice, which may be empty.
 
-        With a reducer the last backward pass begins to sum the gradients over the ranks; its
-        `finish` has to follow.
+        With an `overlap` the last backward pass begins to sum the gradients over the ranks; its
+        owner waits for the sums.
 
         Raises:
             ExpectedError: a single example does not fit the memory.
         """
         while True:
             groups = self._group(part)
-            if self._try_groups(part, groups, reducer):
+            if self._try_groups(part, groups, overlap):
                 return
             self._shrink(part, groups)
 
@@ -107,10 +121,12 @@ class Executor:
     def _group(self, part: Part) -> list[list[int]]:
         return group_examples([e.num_tokens for e in part.examples], self.micro_tokens)
 
-    def _try_groups(self, part: Part, groups: list[list[int]], reducer: Reducer | None) -> bool:
+    def _try_groups(
+        self, part: Part, groups: list[list[int]], overlap: GradientOverlap | None
+    ) -> bool:
         """Return False when memory ran out. The frame that held the tensors is gone by then."""
-        if reducer is not None:
-            reducer.begin()
+        if overlap is not None:
+            overlap.begin()
         self._flat.gradients.zero_()
         self.sums.zero_()
         try:
@@ -121,9 +137,9 @@ class Executor:
                 batch = self._lay_out(picked, dropout=True)
                 if self._replay(batch):
                     continue
-                if reducer is not None and group is groups[-1]:
-                    reducer.arm()
-                is_awaited = reducer is not None and reducer.is_armed
+                if overlap is not None and group is groups[-1]:
+                    overlap.arm()
+                is_awaited = overlap is not None and overlap.is_armed
                 self._add(batch, picked.places, is_awaited=is_awaited)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -245,7 +261,7 @@ class Executor:
         """Add the gradients of one micro-batch and what it sums to.
 
         Those of adapters are many and small: they are added at the end, a few hundred by one
-        kernel, unless a reducer waits for each of them. The sums are the same.
+        kernel, unless an overlap waits for each of them. The sums are the same.
 
         Whatever is made on the way is gone when this returns: a graph could not be recorded while
         an earlier pass still holds what gathers a parameter's gradients.
