@@ -21,7 +21,7 @@ from agents.errors import ExpectedError
 from agents.program import imports_that_stay
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
 from agents.trainer.rank.journal import Heartbeat, RankJournal
-from agents.trainer.rank.step_control import Wishes
+from agents.trainer.rank.step_control import RankControl
 
 EXIT_USER_ERROR = 3
 EXIT_FAULT = 1
@@ -41,7 +41,7 @@ def main() -> int:
         sys.stderr.write(f"RACKLESS_ATTEMPT_DIR: {folder} does not exist\n")
         return EXIT_USER_ERROR
     redirect_output(folder / f"rank-{rank}.log")
-    wishes = Wishes(folder, rank)
+    wishes = RankControl(folder, rank)
     wishes.listen()
     journal = RankJournal(folder / f"rank-{rank}.jsonl")
     heartbeat = Heartbeat(folder / f"rank-{rank}.heartbeat")
@@ -55,13 +55,13 @@ def main() -> int:
 
 
 def _run(
-    folder: Path, rank: int, journal: RankJournal, heartbeat: Heartbeat, wishes: Wishes
+    folder: Path, rank: int, journal: RankJournal, heartbeat: Heartbeat, wishes: RankControl
 ) -> int:
     try:
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
         _introduce(attempt)
-        _settle(attempt.compiled_folder)
+        _configure_torch(attempt.compiled_folder)
         with imports_that_stay():
             from agents.trainer.run import run_rank  # torch, transformers and peft come with it
         journal.write("phase", phase="imported")
@@ -106,7 +106,7 @@ def _say(text: str) -> None:
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
-def _settle(compiled_folder: Path) -> None:
+def _configure_torch(compiled_folder: Path) -> None:
     """Set what torch reads when it is imported; what a person has set stays.
 
     Compiled code is kept on the node for the next start. The memory of GPUs is taken in pieces that

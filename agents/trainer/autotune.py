@@ -123,13 +123,13 @@ def fit(
                 folder.mkdir(parents=True, exist_ok=True)
                 write_json(folder / f"{name}.json", asdict(known))
             setting = known
-        _settle(computer, prepared, setting, reserve)
+        _apply_setting(computer, prepared, setting, reserve)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # of what was only tried, and held
     return setting, tried
 
 
-def _settle(
+def _apply_setting(
     computer: Executor, prepared: TrainingState, setting: ExecutionSetting, reserve: Reserve
 ) -> None:
     """Let the computer work with a setting, and with what weights there is room for unpacked."""

@@ -24,7 +24,7 @@ from agents.trainer.checkpoint.saver import Saver
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
 from agents.trainer.execution.executor import Executor
-from agents.trainer.metrics.profiler import Recorder
+from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
 from agents.trainer.metrics.stopwatch import StepTimes, Stopwatch
@@ -38,7 +38,7 @@ from agents.trainer.parallel.reducer import Reducer
 from agents.trainer.rank.attempt import RankAttempt
 from agents.trainer.rank.group import Group
 from agents.trainer.rank.journal import Heartbeat, RankJournal
-from agents.trainer.rank.step_control import SLOTS, StepControl, Wishes
+from agents.trainer.rank.step_control import SLOTS, RankControl, StepControl
 from agents.trainer.resume_verifier import ResumeVerifier
 from agents.trainer.training_state import TrainingState
 
@@ -90,11 +90,11 @@ class Loop:
         group: Group,
         computer: Executor,
         saver: Saver,
-        recorder: Recorder,
+        recorder: TraceRecorder,
         certifier: ResumeVerifier | None,
         journal: RankJournal,
         heartbeat: Heartbeat,
-        wishes: Wishes,
+        wishes: RankControl,
     ) -> None:
         self._spec = attempt.intent.spec
         self._rank = attempt.rank

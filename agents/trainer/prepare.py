@@ -22,8 +22,8 @@ from agents.trainer.checkpoint.fingerprint import (
     hash_model,
     hash_spec,
 )
-from agents.trainer.checkpoint.resume import _find_checkpoint, refuse_other_run
-from agents.trainer.checkpoint.state import load_snapshot, read_carried, read_progress
+from agents.trainer.checkpoint.resume import find_checkpoint, refuse_other_run
+from agents.trainer.checkpoint.state import load_state, read_carried, read_resume_point
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_model
@@ -40,11 +40,11 @@ from agents.trainer.objectives.reference_model import ReferenceTable, needs_refe
 from agents.trainer.objectives.registry import make_objective
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout
 from agents.trainer.optim.optimizer import make_optimizer
-from agents.trainer.parallel.compression import make_wire
+from agents.trainer.parallel.compression import make_transport
 from agents.trainer.rank.attempt import RankAttempt
-from agents.trainer.rank.device import memory_in_words
+from agents.trainer.rank.device import explain_out_of_memory
 from agents.trainer.rank.group import Group
-from agents.trainer.rank.load_progress import Loading
+from agents.trainer.rank.load_progress import LoadProgress
 from agents.trainer.training_state import TrainingState
 
 _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
@@ -74,7 +74,7 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
 
 
 def prepare(
-    attempt: RankAttempt, group: Group, device: torch.device, loading: Loading | None = None
+    attempt: RankAttempt, group: Group, device: torch.device, loading: LoadProgress | None = None
 ) -> TrainingState:
     """Load data, model and checkpoint on this rank, and agree with the others.
 
@@ -87,7 +87,7 @@ def prepare(
     loaded: list[TrainingState] = []
 
     def load() -> dict[str, Any]:
-        with memory_in_words(device):
+        with explain_out_of_memory(device):
             prepared, report = _load(attempt, group, device, loading)
         loaded.append(prepared)
         return report
@@ -112,7 +112,7 @@ def prepare(
 def _restore(prepared: TrainingState) -> dict[str, Any]:
     """Go on with what the checkpoint holds; only now, as the reference is the base model."""
     assert prepared.checkpoint is not None
-    load_snapshot(prepared.checkpoint, flat=prepared.flat, optimizer=prepared.optimizer)
+    load_state(prepared.checkpoint, flat=prepared.flat, optimizer=prepared.optimizer)
     return {}
 
 
@@ -136,7 +136,7 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
 
 
 def _load(
-    attempt: RankAttempt, group: Group, device: torch.device, loading: Loading | None
+    attempt: RankAttempt, group: Group, device: torch.device, loading: LoadProgress | None
 ) -> tuple[TrainingState, dict[str, Any]]:
     intent = attempt.intent
     spec = intent.spec
@@ -165,8 +165,8 @@ def _load(
         if compiling.why_not(device) is None and model.lora is not None:
             nf4.install(model.module)
             forward.join()
-        checkpoint = _find_checkpoint(attempt)
-        resumed = read_progress(checkpoint) if checkpoint else None
+        checkpoint = find_checkpoint(attempt)
+        resumed = read_resume_point(checkpoint) if checkpoint else None
         layout: Layout = resumed.layout if resumed else "backward"
         flat = FlatParameters(model.named_parameters(), device, layout=layout)
         reference = None
@@ -175,7 +175,7 @@ def _load(
             reference = ReferenceTable(spec, forward, (train, evaluation), cache, device)
         optimizer = make_optimizer(spec, flat)
         carried = read_carried(checkpoint) if checkpoint else {}
-        wire = make_wire(spec.compression, flat, group, spec.seed, carried)
+        wire = make_transport(spec.compression, flat, group, spec.seed, carried)
         hashes = {
             "spec_sha256": hash_spec(spec),
             "data_sha256": data_sha256,
@@ -211,7 +211,7 @@ def _load_data(
     path: str,
     attempt: RankAttempt,
     tokenizer: Any,
-    loading: Loading | None,
+    loading: LoadProgress | None,
     held_out_from: str | None = None,
 ) -> tuple[ExampleSet, str]:
     """Return the examples of a file, and the hash of its content; see `find_data`."""

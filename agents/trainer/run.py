@@ -29,18 +29,18 @@ from agents.trainer.kernels import compiling
 from agents.trainer.loop import Loop, TrainingSchedule
 from agents.trainer.metrics.flops import read_flops
 from agents.trainer.metrics.peaks import find_peak
-from agents.trainer.metrics.profiler import Recorder
+from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds
 from agents.trainer.model.micro_batch import CPU_TOKENS
 from agents.trainer.parallel.balance import choose_first_shares
 from agents.trainer.prepare import prepare, refuse_unsupported
 from agents.trainer.rank.attempt import RankAttempt
-from agents.trainer.rank.device import choose_device, limit_memory, memory_in_words
+from agents.trainer.rank.device import choose_device, explain_out_of_memory, limit_memory
 from agents.trainer.rank.failpoints import failpoints_from_environment
 from agents.trainer.rank.group import Group, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
-from agents.trainer.rank.load_progress import Loading
-from agents.trainer.rank.step_control import Wishes
+from agents.trainer.rank.load_progress import LoadProgress
+from agents.trainer.rank.step_control import RankControl
 from agents.trainer.resume_verifier import ResumeVerifier, choose_promise
 from agents.trainer.training_state import TrainingState
 
@@ -50,7 +50,7 @@ _GPU_WARMUP_TOKENS = 4096
 
 
 def run_rank(
-    attempt: RankAttempt, journal: RankJournal, heartbeat: Heartbeat, wishes: Wishes
+    attempt: RankAttempt, journal: RankJournal, heartbeat: Heartbeat, wishes: RankControl
 ) -> None:
     """Train this rank's part of the attempt.
 
@@ -61,12 +61,12 @@ def run_rank(
     refuse_unsupported(attempt.intent.spec, ranks.world_size)
     device = choose_device(attempt.placement.device)
     limit_memory(device, attempt.intent.spec.memory_gib)
-    _settle(attempt, ranks, device)
+    _fix_numerics(attempt, ranks, device)
     group = Group(ranks, attempt.rank_names)
     group.join(choose_backend(device), device)
     try:
-        prepared = prepare(attempt, group, device, Loading(journal, heartbeat, group))
-        with memory_in_words(device):
+        prepared = prepare(attempt, group, device, LoadProgress(journal, heartbeat, group))
+        with explain_out_of_memory(device):
             _train(attempt, prepared, group, journal, heartbeat, wishes)
     finally:
         group.leave()
@@ -78,7 +78,7 @@ def choose_backend(device: torch.device) -> str:
     return named or ("nccl" if device.type == "cuda" else "gloo")
 
 
-def _settle(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> None:
+def _fix_numerics(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> None:
     """Fix what the last bits of the numbers depend on, and keep the log free of noise."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     cores = len(os.sched_getaffinity(0)) // max(1, ranks.local_world_size)
@@ -90,7 +90,7 @@ def _settle(attempt: RankAttempt, ranks: Ranks, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(attempt.intent.spec.exact, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
-        compiling.settle()
+        compiling.fix_settings()
 
 
 def _train(
@@ -99,7 +99,7 @@ def _train(
     group: Group,
     journal: RankJournal,
     heartbeat: Heartbeat,
-    wishes: Wishes,
+    wishes: RankControl,
 ) -> None:
     resumed = _resumed_alike(attempt, prepared)
 
@@ -170,7 +170,7 @@ def _train(
         group=group,
         computer=computer,
         saver=saver,
-        recorder=Recorder(attempt.folder, attempt.rank, prepared.device, journal),
+        recorder=TraceRecorder(attempt.folder, attempt.rank, prepared.device, journal),
         certifier=_make_certifier(attempt, prepared, journal),
         journal=journal,
         heartbeat=heartbeat,

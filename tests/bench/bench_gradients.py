@@ -40,7 +40,7 @@ from agents.contract.spec import AdapterSpec, RunSpec
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.parallel.batch import choose_batch
-from agents.trainer.parallel.reducer import ExactWire, Reducer
+from agents.trainer.parallel.reducer import ExactTransport, Reducer
 from agents.trainer.prepare import prepare
 from agents.trainer.rank.attempt import read_attempt
 from agents.trainer.rank.group import Group, Ranks
@@ -197,7 +197,7 @@ class Trainer:
             layers=layers, micro_tokens=1,
             warn=lambda message, hint: None, beat=lambda: None,
         )  # fmt: skip
-        wire = ExactWire(self._group)  # type: ignore[arg-type]
+        wire = ExactTransport(self._group)  # type: ignore[arg-type]
         return computer, Reducer(prepared.flat, wire, world_size=2)
 
     def _compute_alone(self, step: int) -> tuple[Tensor, float]:

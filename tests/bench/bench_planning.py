@@ -136,7 +136,7 @@ class Bench:
         self.sizes: dict[str, int] = {}
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False
-        compiling.settle()
+        compiling.fix_settings()
         adapter = AdapterSpec(
             kind=job.kind,  # type: ignore[arg-type]
             rank=job.rank, targets=job.targets, dropout=job.dropout,

@@ -32,7 +32,7 @@ from torch import distributed as dist
 from agents.trainer.model.micro_batch import group_examples
 from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.parallel.balance import Balancer, choose_first_shares
-from agents.trainer.parallel.reducer import ExactWire, Reducer
+from agents.trainer.parallel.reducer import ExactTransport, Reducer
 from agents.trainer.parallel.shares import split_batch
 from agents.trainer.rank.group import Group, Ranks
 from tests.cluster.namespaces import SYSTEM_PATH, run_tool
@@ -116,7 +116,7 @@ def choose_lengths(step: int) -> list[int]:
 def run_ours(net: Net, clock: Clock, group: Group, solo: list[float], steps: int) -> list[float]:
     """Return tokens per second of each step, with the trainer's own shares and reducer."""
     flat = FlatParameters(list(net.named_parameters()), clock.device)
-    reducer = Reducer(flat, ExactWire(group), world_size=group.world_size)
+    reducer = Reducer(flat, ExactTransport(group), world_size=group.world_size)
     balancer = Balancer(choose_first_shares(solo), active=True)
     found = []
     for step in range(steps):

@@ -16,7 +16,7 @@ from typing import Any
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
-from agents.trainer.data.file_hashes import _remembered_hash
+from agents.trainer.data.file_hashes import hash_cached
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _NOT_THE_MODEL = ("README", "LICENSE", "manifest.json", "generation_config.json")
@@ -48,7 +48,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
             "Name a folder as Transformers saves it, with config.json and model.safetensors",
         )
     with ThreadPoolExecutor(max_workers=4) as pool:
-        hashes = list(pool.map(lambda name: _remembered_hash(folder / name, memory), names))
+        hashes = list(pool.map(lambda name: hash_cached(folder / name, memory), names))
     lines = [f"{name} {sha256}\n" for name, sha256 in zip(names, hashes, strict=True)]
     return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
 

@@ -10,7 +10,7 @@ from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.rank.attempt import RankAttempt
 
 
-def _find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
+def find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
     step = attempt.intent.resume_step
     if step is None:
         return None

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from agents.trainer.checkpoint.folder import CannotWrite, CheckpointFolder
-from agents.trainer.checkpoint.state import HostCopy, ResumePoint, write_snapshot
+from agents.trainer.checkpoint.state import HostCopy, ResumePoint, write_state
 from agents.trainer.optim.optimizer import export_state
 from agents.trainer.parallel.state_digest import digest
 from agents.trainer.rank.attempt import RankAttempt
@@ -127,7 +127,7 @@ class Saver:
             return
         started_s = time.monotonic()
         self._wait()
-        carried = self._prepared.wire.settle()
+        carried = self._prepared.wire.exchange_carried()
         self._make_equal(carried)
         if self._writes:
             self._copy.take(self._prepared.flat, self._prepared.optimizer, carried)
@@ -178,7 +178,7 @@ class Saver:
         try:
             self._folder.commit(
                 progress.step,
-                lambda folder: write_snapshot(
+                lambda folder: write_state(
                     folder, model=self._prepared.model, copy=self._copy, progress=progress
                 ),
                 about,

@@ -122,7 +122,7 @@ def _allocate(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def write_snapshot(
+def write_state(
     folder: Path, *, model: TrainedModel, copy: HostCopy, progress: ResumePoint
 ) -> None:
     """Write every file of a checkpoint but its manifest."""
@@ -163,7 +163,7 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True), encoding="ascii")
 
 
-def read_progress(checkpoint: Checkpoint) -> ResumePoint:
+def read_resume_point(checkpoint: Checkpoint) -> ResumePoint:
     """Return where the run stood.
 
     Raises:
@@ -178,7 +178,7 @@ def read_progress(checkpoint: Checkpoint) -> ResumePoint:
         ) from error
 
 
-def load_snapshot(
+def load_state(
     checkpoint: Checkpoint, *, flat: FlatParameters, optimizer: torch.optim.Optimizer
 ) -> None:
     """Put the checkpoint's values and optimizer state back.
@@ -199,7 +199,7 @@ def load_snapshot(
     for name, value in read_shards(files):
         flat.views[name].copy_(value)
     state = join_cut(read_shards(find_shards(folder, OPTIMIZER_STEM)))
-    import_state(optimizer, state, read_progress(checkpoint).optimizer)
+    import_state(optimizer, state, read_resume_point(checkpoint).optimizer)
 
 
 def read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
         ExpectedError: a file cannot be read.
     """
     try:
-        hashes = [_remembered_hash(path, memory) for path in paths]
+        hashes = [hash_cached(path, memory) for path in paths]
     except OSError as error:
         raise explain_os_error(error, f"reading {error.filename}") from error
     if len(hashes) == 1:
@@ -44,7 +44,7 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
     return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode("ascii")).hexdigest()
 
 
-def _remembered_hash(path: Path, memory: Path | None) -> str:
+def hash_cached(path: Path, memory: Path | None) -> str:
     if memory is None:
         return hash_file(path)
     real = path.resolve()

@@ -28,7 +28,7 @@ from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch, grou
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.objective import LOSS, NUM_SUMS, Objective
 from agents.trainer.optim.flat_parameters import FlatParameters
-from agents.trainer.rank.device import _LESS_MEMORY, is_out_of_memory
+from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
 
 Warn = Callable[[str, str], None]
 _MOST_HELD_BYTES = 1 << 28
@@ -174,7 +174,7 @@ class Executor:
             )
         else:
             first = "" if self._may_recompute else "set recompute: auto, "
-            hint = f"{first}lower sequence_tokens, or {_LESS_MEMORY}"
+            hint = f"{first}lower sequence_tokens, or {SAVE_MEMORY_HINT}"
             raise ExpectedError(
                 f"Memory ran out on {self._device} with a single example of {most} tokens.",
                 hint[0].upper() + hint[1:],

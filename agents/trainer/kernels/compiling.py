@@ -31,7 +31,7 @@ def why_not(device: torch.device) -> str | None:
     return "no C compiler is installed (sudo apt install build-essential)"
 
 
-def settle() -> None:
+def fix_settings() -> None:
     """Fix what compiled layers depend on; to be called before anything is compiled."""
     import torch._dynamo
     import torch._inductor.config

@@ -47,7 +47,7 @@ class ProfileRow:
     """Of all operations, 0 to 1."""
 
 
-class Recorder:
+class TraceRecorder:
     """Records steps on one rank; all ranks begin and end alike."""
 
     def __init__(self, folder: Path, rank: int, device: torch.device, journal: RankJournal) -> None:

@@ -34,7 +34,7 @@ from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import CPU_TOKENS, build_micro_batch, group_examples
 from agents.trainer.model.model import choose_dtype
 from agents.trainer.objectives.dpo import sum_log_probabilities
-from agents.trainer.rank.device import memory_in_words
+from agents.trainer.rank.device import explain_out_of_memory
 from agents.trainer.rank.group import Group
 
 MOST_BYTES = 5 << 30
@@ -143,7 +143,7 @@ class ReferenceTable:
 
     def _ask(self, rank: int, world_size: int, tell: Tell | None) -> dict[str, int]:
         train, evaluation = self._sets
-        with memory_in_words(self._device):
+        with explain_out_of_memory(self._device):
             part_P2 = ask_reference(
                 self._spec,
                 self._forward,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agents.contract.spec import Compression
 from agents.trainer.optim.flat_parameters import FlatParameters
-from agents.trainer.parallel.reducer import ExactWire, Finish, GradientTransport
+from agents.trainer.parallel.reducer import ExactTransport, Finish, GradientTransport
 from agents.trainer.rank.group import Group
 
 _RANK = 4
@@ -27,7 +27,7 @@ _EPSILON = 1e-8
 _KEPT, _RANKS = "kept", "num_ranks"
 
 
-def make_wire(
+def make_transport(
     kind: Compression,
     flat: FlatParameters,
     group: Group,
@@ -44,7 +44,7 @@ def make_wire(
         flat: whose gradients travel.
         group: all ranks.
         seed: begins PowerSGD's approximation.
-        carried: what `GradientTransport.settle` returned before; see `GradientTransport.load`.
+        carried: what `exchange_carried` returned before; see `GradientTransport.load`.
     """
     wire = _make(kind if group.world_size > 1 or carried else "none", flat, group, seed)
     wire.load(carried or {})
@@ -53,13 +53,13 @@ def make_wire(
 
 def _make(kind: Compression, flat: FlatParameters, group: Group, seed: int) -> GradientTransport:
     if kind == "bf16":
-        return Bf16Wire(flat, group)
+        return Bf16Transport(flat, group)
     if kind == "powersgd":
-        return PowerSgdWire(flat, group, seed)
-    return ExactWire(group)
+        return PowerSgdTransport(flat, group, seed)
+    return ExactTransport(group)
 
 
-class Kept:
+class CarriedError:
     """What the wire has lost so far on this rank, a value for each gradient; zero at first."""
 
     def __init__(self, flat: FlatParameters, group: Group) -> None:
@@ -72,20 +72,20 @@ class Kept:
         gradients.add_(self._parts[index], alpha=divisor)
         return self._parts[index]
 
-    def settle(self) -> dict[str, Tensor]:
+    def exchange_carried(self) -> dict[str, Tensor]:
         """Give every rank an equal part of the sum; return that part, and of how many it is one."""
         self._group.sum(self._whole)
         self._whole.div_(self._group.world_size)
         return {_KEPT: self._whole, _RANKS: torch.tensor(float(self._group.world_size))}
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Take an equal part of what `settle` returned."""
+        """Take an equal part of what `exchange_carried` returned."""
         if _KEPT in carried:
             self._whole.copy_(carried[_KEPT])
             self._whole.mul_(carried[_RANKS].item() / self._group.world_size)
 
 
-class Bf16Wire:
+class Bf16Transport:
     """Half the bytes: rounded to bf16, and summed in it."""
 
     overlaps = True
@@ -93,7 +93,7 @@ class Bf16Wire:
 
     def __init__(self, flat: FlatParameters, group: Group) -> None:
         self._group = group
-        self._kept = Kept(flat, group)
+        self._kept = CarriedError(flat, group)
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
         """Begin to sum; see `GradientTransport`."""
@@ -108,9 +108,9 @@ class Bf16Wire:
 
         return finish
 
-    def settle(self) -> dict[str, Tensor]:
+    def exchange_carried(self) -> dict[str, Tensor]:
         """Share out what was lost; see `GradientTransport`."""
-        return self._kept.settle()
+        return self._kept.exchange_carried()
 
     def load(self, carried: dict[str, Tensor]) -> None:
         """Go on with what was lost; see `GradientTransport`."""
@@ -130,7 +130,7 @@ class _Matrix:
     """(columns, rank): where the last step's approximation ended."""
 
 
-class PowerSgdWire:
+class PowerSgdTransport:
     """Matrices as products of rank 4, one power iteration per step (Vogels et al. 2019).
 
     Unlike torch's hook it sums instead of averaging, and compresses from the first step on. Every
@@ -143,7 +143,7 @@ class PowerSgdWire:
 
     def __init__(self, flat: FlatParameters, group: Group, seed: int) -> None:
         self._group = group
-        self._kept = Kept(flat, group)
+        self._kept = CarriedError(flat, group)
         generator = torch.Generator().manual_seed(seed)
         self._matrices: list[list[_Matrix]] = []
         self._rest: list[list[slice]] = []
@@ -197,10 +197,10 @@ class PowerSgdWire:
 
         return finish
 
-    def settle(self) -> dict[str, Tensor]:
+    def exchange_carried(self) -> dict[str, Tensor]:
         """Share out what was lost, and return the approximations with it; see
         `GradientTransport`."""
-        return self._kept.settle() | self._rights()
+        return self._kept.exchange_carried() | self._rights()
 
     def load(self, carried: dict[str, Tensor]) -> None:
         """Go on with what was lost and with the approximations; see `GradientTransport`."""

@@ -41,7 +41,7 @@ class GradientTransport(Protocol):
         """
         ...
 
-    def settle(self) -> dict[str, Tensor]:
+    def exchange_carried(self) -> dict[str, Tensor]:
         """Share out evenly what is carried to later steps, and return it; see `load`.
 
         All ranks call this together and get the same, so one of them can save it for all. What is
@@ -53,11 +53,11 @@ class GradientTransport(Protocol):
         ...
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Go on with what `settle` returned, on as many ranks as then or on others."""
+        """Go on with what `exchange_carried` returned, on as many ranks as then or on others."""
         ...
 
 
-class ExactWire:
+class ExactTransport:
     """The gradients as they are."""
 
     overlaps = True
@@ -70,7 +70,7 @@ class ExactWire:
         """Begin to sum in place."""
         return self._group.start_sum(gradients)
 
-    def settle(self) -> dict[str, Tensor]:
+    def exchange_carried(self) -> dict[str, Tensor]:
         """Return nothing: no step leaves anything over."""
         return {}
 

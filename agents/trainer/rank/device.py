@@ -50,14 +50,14 @@ def read_available_bytes() -> int:
     return int(found.split()[1]) * 1024
 
 
-_LESS_MEMORY = (
+SAVE_MEMORY_HINT = (
     "use adapter: {kind: qlora} or a lower adapter.rank, close other programs on that PC, or leave "
     "that node out"
 )
 
 
 @contextmanager
-def memory_in_words(device: torch.device) -> Iterator[None]:
+def explain_out_of_memory(device: torch.device) -> Iterator[None]:
     """Say it in words when memory runs out inside the block where nothing smaller can be tried.
 
     Raises:
@@ -70,7 +70,7 @@ def memory_in_words(device: torch.device) -> Iterator[None]:
             raise
         raise ExpectedError(
             f"Memory ran out on {device}: the model with its trained parameters does not fit.",
-            _LESS_MEMORY[0].upper() + _LESS_MEMORY[1:],
+            SAVE_MEMORY_HINT[0].upper() + SAVE_MEMORY_HINT[1:],
         ) from error
 
 

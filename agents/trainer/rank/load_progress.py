@@ -16,7 +16,7 @@ _TELL_S = 2.0
 _JOURNAL_S = 10.0
 
 
-class Loading:
+class LoadProgress:
     """What `prepare` reports to."""
 
     def __init__(self, journal: RankJournal, heartbeat: Heartbeat, group: Group) -> None:

@@ -37,7 +37,7 @@ class StepControl:
 
 
 @dataclass(slots=True)
-class Wishes:
+class RankControl:
     """The wishes that this rank has heard and that are not granted yet."""
 
     folder: Path

@@ -197,8 +197,8 @@ def test_why_a_machine_cannot_compile(monkeypatch):
 def test_compiled_code_goes_where_the_agent_keeps_it(tmp_path):
     # torch makes up its mind while it is imported, so this needs a process of its own.
     code = (
-        "import sys; from pathlib import Path; from agents.trainer.__main__ import _settle\n"
-        "_settle(Path(sys.argv[1]))\n"
+        "import sys; from pathlib import Path; from agents.trainer import __main__ as entry\n"
+        "entry._configure_torch(Path(sys.argv[1]))\n"
         "import agents.trainer.run\n"
         "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
         "print(cache_dir())\n"

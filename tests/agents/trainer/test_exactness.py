@@ -39,7 +39,7 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     ranks = Ranks.from_environment()
     attempt = read_attempt(Path(folder), ranks.rank, ranks.world_size)
     device = torch.device("cpu")
-    trainer_run._settle(attempt, ranks, device)
+    trainer_run._fix_numerics(attempt, ranks, device)
     group = Group(ranks, attempt.rank_names)
     group.join("gloo", device)
     prepared = prepare(attempt, group, device)

@@ -26,7 +26,7 @@ from agents.node.checkpoints import list_checkpoints, verify
 from agents.state import Home
 from agents.trainer.checkpoint.folder import read_checkpoint
 from agents.trainer.checkpoint.sharded_files import read_shards
-from agents.trainer.checkpoint.state import ADAPTER_FILE, read_progress
+from agents.trainer.checkpoint.state import ADAPTER_FILE, read_resume_point
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import (
     DEMO,
@@ -210,7 +210,7 @@ def check_newest(run: Run) -> int | None:
     step = listed[-1].step
     assert verify(home, "r1", step).verified, listed[-1]
     checkpoint = read_checkpoint(run.checkpoint(step))
-    assert read_progress(checkpoint).step == step
+    assert read_resume_point(checkpoint).step == step
     for name in (ADAPTER_FILE, "optimizer.safetensors"):
         assert dict(read_shards([checkpoint.path / name]))
     return step

@@ -12,7 +12,7 @@ from agents.contract.spec import AdapterSpec
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.folder import read_checkpoint
 from agents.trainer.checkpoint.resume import refuse_other_run
-from agents.trainer.checkpoint.state import read_progress
+from agents.trainer.checkpoint.state import read_resume_point
 from tests.agents.trainer.ranks import Run, finish, start_rank
 from tests.agents.trainer.test_promises import HALF, NUM_STEPS, copy_half, long_spec
 
@@ -71,7 +71,7 @@ def test_other_settings_are_refused_by_name(finished, changes, words):
     checkpoint = read_checkpoint(finished.checkpoint(HALF))
     manifest = checkpoint.manifest
     hashes = {"data_sha256": manifest.data_sha256, "model_sha256": manifest.model_sha256}
-    progress = read_progress(checkpoint)
+    progress = read_resume_point(checkpoint)
     refuse_other_run(checkpoint, progress, finished.spec, hashes)
     free = replace(finished.spec, name="other", nodes=("a",), shares=(1.0,))
     refuse_other_run(checkpoint, progress, free, hashes)

@@ -19,7 +19,7 @@ from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import load_model, load_tokenizer, make_trained
 from agents.trainer.objectives.sft import Supervised
 from agents.trainer.optim.flat_parameters import FlatParameters
-from agents.trainer.rank.device import is_out_of_memory, memory_in_words
+from agents.trainer.rank.device import explain_out_of_memory, is_out_of_memory
 from tests.agents.trainer.ranks import make_spec
 
 CPU = torch.device("cpu")
@@ -211,10 +211,10 @@ def test_memory_to_spare_is_given_to_other_programs_once(make_computer):
 
 
 def test_a_model_that_does_not_fit_is_told_in_words():
-    with pytest.raises(ExpectedError, match="does not fit") as caught, memory_in_words(CPU):
+    with pytest.raises(ExpectedError, match="does not fit") as caught, explain_out_of_memory(CPU):
         raise torch.OutOfMemoryError("CUDA out of memory")
     assert "qlora" in caught.value.hint
-    with pytest.raises(RuntimeError, match="shapes"), memory_in_words(CPU):
+    with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory(CPU):
         raise RuntimeError("shapes do not fit")
 
 

@@ -90,7 +90,7 @@ def make_computer(wide_model):
         )
         layers.set(plan)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        compiling.settle()
+        compiling.fix_settings()
         return Executor(
             model,
             flat,

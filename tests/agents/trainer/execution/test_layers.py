@@ -79,7 +79,7 @@ def test_compiled_layers_compute_the_same_whatever_the_sizes(
     plain, plain_flat = make_computer(tiny_model, LayerPlan(), compiled=False, **settings)
     compiled, flat = make_computer(tiny_model, plan, compiled=True, joins=joins, **settings)
     torch._dynamo.reset()
-    compiling.settle()
+    compiling.fix_settings()
     counts = []
     for lengths in ((30, 5, 17), (9, 12, 4), (21, 4, 8), (6, 6, 6)):
         part = make_part(*lengths)

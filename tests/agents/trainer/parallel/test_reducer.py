@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from agents.trainer.optim.flat_parameters import FlatParameters, cut_buckets
-from agents.trainer.parallel.compression import Bf16Wire, PowerSgdWire
-from agents.trainer.parallel.reducer import ExactWire, Reducer
+from agents.trainer.parallel.compression import Bf16Transport, PowerSgdTransport
+from agents.trainer.parallel.reducer import ExactTransport, Reducer
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def make_net():
     return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 6), nn.Linear(6, 5))
 
 
-def make(wire_of=lambda flat, group: ExactWire(group), least=4, count=2):
+def make(wire_of=lambda flat, group: ExactTransport(group), least=4, count=2):
     net = make_net()
     flat = FlatParameters(list(net.named_parameters()), CPU, least_bucket_bytes=least)
     group = Echo(count)
@@ -122,7 +122,9 @@ def test_memory_that_runs_out_amid_the_last_pass_costs_no_sum():
 
 
 @pytest.mark.parametrize(
-    "wire_of", [Bf16Wire, lambda flat, group: PowerSgdWire(flat, group, 3)], ids=["bf16", "psgd"]
+    "wire_of",
+    [Bf16Transport, lambda flat, group: PowerSgdTransport(flat, group, 3)],
+    ids=["bf16", "psgd"],
 )
 def test_what_a_lossy_wire_loses_comes_later(wire_of):
     """The mean over many equal steps nears the exact gradient: the loss is carried, not dropped."""
@@ -150,7 +152,7 @@ def test_powersgd_sends_less_and_is_the_same_for_a_seed():
     def total(seed):
         flat = FlatParameters([("w", nn.Parameter(torch.ones(64, 64)))], CPU)
         group = Echo()
-        reducer = Reducer(flat, PowerSgdWire(flat, group, seed), world_size=2)
+        reducer = Reducer(flat, PowerSgdTransport(flat, group, seed), world_size=2)
         torch.manual_seed(1)
         flat.gradients.normal_()
         reducer.begin()
@@ -163,7 +165,7 @@ def test_powersgd_sends_less_and_is_the_same_for_a_seed():
 
 
 def test_an_overflow_is_not_carried_over():
-    net, flat, _, reducer = make(Bf16Wire)
+    net, flat, _, reducer = make(Bf16Transport)
     flat.gradients.fill_(float("inf"))
     reducer.begin()
     reducer.finish()

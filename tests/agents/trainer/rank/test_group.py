@@ -13,7 +13,7 @@ from torch import distributed as dist
 from agents.errors import ExpectedError
 from agents.trainer.rank.group import Group, PeerLost, Ranks
 from agents.trainer.rank.journal import Heartbeat, RankJournal
-from agents.trainer.rank.load_progress import Loading
+from agents.trainer.rank.load_progress import LoadProgress
 from tests.agents.trainer.ranks import free_port
 
 NAMES = ["rank 0 (node alpha, cpu)", "rank 1 (node beta, cpu)"]
@@ -64,7 +64,7 @@ def test_a_rank_that_waits_for_another_of_its_node_is_alive_and_says_nothing(
     monkeypatch.setattr("agents.trainer.rank.load_progress.time.monotonic", lambda: clock[0])
     journal = RankJournal(tmp_path / "journal")
     heartbeat = Heartbeat(tmp_path / "beat")
-    loading = Loading(journal, heartbeat, groups[1])
+    loading = LoadProgress(journal, heartbeat, groups[1])
     for _ in range(25):
         clock[0] += 1.0
         loading.wait()
@@ -94,7 +94,7 @@ def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, group
     monkeypatch.setattr("agents.trainer.rank.load_progress.time.monotonic", lambda: clock[0])
     journal = RankJournal(tmp_path / "journal")
     heartbeat = Heartbeat(tmp_path / "beat")
-    loading = Loading(journal, heartbeat, groups[1])
+    loading = LoadProgress(journal, heartbeat, groups[1])
     loading.tell("tokenizing", 1000, 0.001)  # too early for a word
     for second in range(1, 26):
         clock[0] += 1.0

@@ -102,7 +102,7 @@ def test_a_profiler_that_fails_costs_the_trace_and_not_the_run(tmp_path):
             self.lines.append((kind, fields))
 
     journal = Told()
-    recorder = profiler.Recorder(tmp_path, 0, None, journal)  # no device: it cannot be made
+    recorder = profiler.TraceRecorder(tmp_path, 0, None, journal)  # no device: it cannot be made
     recorder.begin(5, 2)
     assert recorder.is_on
     assert recorder.is_last(6)
