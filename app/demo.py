@@ -144,9 +144,9 @@ class Demo:
         await self._site.start()
         self._next("their fingerprints are compared and confirmed")
         await asyncio.gather(*(self._add(core, node) for node in self._site.nodes))
-        await core.connect()
+        await core.nodes.connect()
         self._next(f"all train with {sys.executable}")
-        await asyncio.gather(*(core.setup_node(name, sys.executable) for name in self._names))
+        await asyncio.gather(*(core.nodes.setup(name, sys.executable) for name in self._names))
         self._next("versions, reachability, a real all-reduce")
         await self._check(core)
         self._next("the run starts; each rank's speed is measured")
@@ -154,11 +154,11 @@ class Demo:
         lost = await self._train_and_cut(core, run_id)
         proof = await self._resume(core, run_id)
         self._next("the adapter is merged into the model")
-        made = await core.export_run(run_id, out=self._folder / "model", progress=self._note)
+        made = await core.artifacts.export(run_id, out=self._folder / "model", progress=self._note)
         self._next(QUESTION)
         before, after = await self._ask(made.path)
         self._say("done", f"{after}")
-        run = await core.run(run_id)
+        run = await core.runs.refresh(run_id)
         return DemoOutcome(
             run_id=run_id,
             first_loss=run.first_loss or 0.0,
@@ -176,17 +176,17 @@ class Demo:
         address = self._site.address(node)
         name = node.home.name
         try:
-            await core.add_node(name, address)
+            await core.nodes.add(name, address)
         except HostKeyUnknown as error:
             if error.fingerprint != node.fingerprint:
                 raise UserError(f"{name} shows a host key that is not its own") from error
-            await core.add_node(name, address, error.fingerprint)
+            await core.nodes.add(name, address, error.fingerprint)
             self._note(f"{name} is {address}, {error.fingerprint}")
             return
         raise UserError(f"{name} was added although nobody had confirmed its host key")
 
     async def _check(self, core: Core) -> None:
-        rows = await core.check()
+        rows = await core.nodes.check()
         bad = [row for row in rows if row.status == "fail"]
         if bad:
             raise UserError(f"the check of {bad[0].node} failed: {bad[0].message}", bad[0].fix)
@@ -194,11 +194,11 @@ class Demo:
 
     async def _start(self, core: Core) -> str:
         with resources.as_file(resources.files("resources") / "demo" / "run.yaml") as path:
-            spec = replace(core.read_run_file(path), nodes=self._names)
-            plan = await core.plan(spec)
+            spec = replace(core.library.read_run_file(path), nodes=self._names)
+            plan = await core.runs.plan(spec)
             if plan.chosen is not None:
                 self._note(f"{describe_plan(plan)} {describe_step(plan.chosen)} a step")
-            self._run = await core.start_run(spec)
+            self._run = await core.runs.start(spec)
         run = await self._until(core, lambda run: all(rank.share for rank in run.ranks))
         shares = [f"{rank.node} {show_share(rank.share)}" for rank in run.ranks]
         self._next(f"each batch is shared as measured: {', '.join(shares)}")
@@ -221,13 +221,13 @@ class Demo:
     async def _resume(self, core: Core, run_id: str) -> Certificate:
         rest = self._names[:-1]
         self._next(f"on {show_list(rest)}; {VERIFIED_STEPS} logged steps are done again")
-        self._run = await core.resume_run(run_id, nodes=rest, verify_steps=VERIFIED_STEPS)
-        proof = await core.certificate(run_id)
+        self._run = await core.runs.resume(run_id, nodes=rest, verify_steps=VERIFIED_STEPS)
+        proof = await core.runs.certificate(run_id)
         if proof is None or not proof.kept:
             told = describe_certificate(proof) if proof else "no step came"
             raise UserError(f"the resumed run is not what it was: {told}")
         self._note(describe_certificate(proof))
-        self._run = await core.run(run_id)
+        self._run = await core.runs.refresh(run_id)
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
         if run.state != "done" or run.nodes != rest:
             raise UserError(f"the resumed run is {run.state}: {run.message}", run.hint)

@@ -55,7 +55,7 @@ def _named(
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    found = await core.artifacts(args.run)
+    found = await core.artifacts.all(args.run)
     out.document(found)
     now_s = time.time()
     out.table(
@@ -82,7 +82,7 @@ def _row(artifact: ArtifactSnapshot, now_s: float) -> list[str]:
 
 
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.artifact(args.name), out)
+    tell_artifact(await core.artifacts.get(args.name), out)
     return 0
 
 
@@ -108,24 +108,24 @@ def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
 
 
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.add_artifact(args.folder, args.name), out)
+    tell_artifact(await core.artifacts.add(args.folder, args.name), out)
     return 0
 
 
 async def _copy(core: Core, args: argparse.Namespace, out: Output) -> int:
-    tell_artifact(await core.copy_artifact(args.name, args.to, out.note), out)
+    tell_artifact(await core.artifacts.copy(args.name, args.to, out.note), out)
     return 0
 
 
 async def _push(core: Core, args: argparse.Namespace, out: Output) -> int:
     private = not args.public
-    found = await core.push_artifact(args.name, args.to, private=private, progress=out.note)
+    found = await core.artifacts.push(args.name, args.to, private=private, progress=out.note)
     tell_artifact(found, out)
     return 0
 
 
 async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
-    found = await core.check_artifact(args.name, out.note)
+    found = await core.artifacts.verify(args.name, out.note)
     tell_artifact(found, out)
     return 0 if all(one.state == "whole" for one in found.copies) else 1
 
@@ -134,12 +134,12 @@ async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.artifact import tell_last
     from app.artifacts.deletion import find_place
 
-    artifact = await core.artifact(args.name)
+    artifact = await core.artifacts.get(args.name)
     warning = tell_last(artifact, find_place(artifact, args.copy))
     is_meant = args.yes or (
         bool(warning) and not out.as_json and confirm(f"{warning} Delete for good?")
     )
-    done = await core.delete_artifact(artifact.label, args.copy, even_last=is_meant)
+    done = await core.artifacts.delete(artifact.label, args.copy, even_last=is_meant)
     out.document(done)
     gone = f"{done.label} is deleted" if done.is_forgotten else f"{args.copy} is deleted"
     out.text(f"{gone}; {show_bytes(done.freed_bytes)} are free again")
@@ -149,8 +149,8 @@ async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _serve(core: Core, args: argparse.Namespace, out: Output) -> int:
-    artifact = await core.artifact(args.name)
-    every = await core.serve_commands(args.name)
+    artifact = await core.artifacts.get(args.name)
+    every = await core.artifacts.serve_commands(args.name)
     found = [one for one in every if args.runtime in (None, one.runtime)]
     if not found:
         known = show_list(sorted({one.runtime for one in every}))
@@ -158,7 +158,7 @@ async def _serve(core: Core, args: argparse.Namespace, out: Output) -> int:
             f"{args.runtime} does not load {artifact.format}", f"These programs do: {known}."
         )
     for one in found:
-        if (path := await core.write_modelfile(args.name, one)) is not None:
+        if (path := await core.artifacts.write_modelfile(args.name, one)) is not None:
             out.note(f"{path} is written")
         out.text(f"# {one.title}. {' '.join(one.notes)}")
         out.text(f"{one.command}\n")

@@ -53,7 +53,7 @@ async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
         type=args.type,
         node=args.node,
     )
-    loaded = await core.open_chat(subject, progress=out.note)
+    loaded = await core.chats.open(subject, progress=out.note)
     if loaded.opened.note:
         out.note(loaded.opened.note)
     try:
@@ -63,7 +63,7 @@ async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
             out.note(f"{loaded.title} on {loaded.node}. {_NEW} forgets what was said, /quit ends.")
             await _converse(core, loaded.key, args, out)
     finally:
-        await core.close_chat(loaded.key)
+        await core.chats.close(loaded.key)
     return 0
 
 
@@ -149,7 +149,7 @@ async def _ask(
         top_p=args.top_p,
     )
     with _stopping(core, key):
-        found = await core.ask_chat(
+        found = await core.chats.ask(
             key, turn, progress=out.note, piece=lambda text: out.raw(text.encode("utf-8"))
         )
     said += [asked, ChatMessage(role="assistant", content=found.text)]
@@ -167,7 +167,7 @@ def _stopping(core: Core, key: int) -> Iterator[None]:
     tasks = set[asyncio.Task[None]]()
 
     def stop() -> None:
-        tasks.add(loop.create_task(core.stop_chat(key)))
+        tasks.add(loop.create_task(core.chats.stop(key)))
 
     with contextlib.suppress(NotImplementedError):  # Windows: there it ends the command
         loop.add_signal_handler(signal.SIGINT, stop)

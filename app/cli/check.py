@@ -19,7 +19,7 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:
-    rows = await core.check(tuple(args.names))
+    rows = await core.nodes.check(tuple(args.names))
     out.document(rows)
     out.table(
         ["STATUS", "CHECK", "NODE", "PEER", "MESSAGE"],

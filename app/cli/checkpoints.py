@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
     import time
 
-    found = await core.checkpoints(args.run, args.verify)
+    found = await core.runs.checkpoints(args.run, args.verify)
     out.document(found)
     now_s = time.time()
     out.table(

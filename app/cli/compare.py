@@ -40,12 +40,14 @@ async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:
     first = args.what[0]
     base = [Subject(what=first, of_base=True, node=args.node)] if args.base else []
     subjects = (*base, *(Subject(what=what, node=args.node) for what in args.what))
-    project = core.project_of(first)
+    project = core.chats.project_of(first)
     if args.prompts is not None:
-        core.save_prompts(project, core.read_prompt_file(args.prompts))
-    found = await core.compare(project, subjects, max_tokens=args.max_tokens, progress=out.note)
+        core.chats.save_prompts(project, core.chats.read_prompt_file(args.prompts))
+    found = await core.chats.compare(
+        project, subjects, max_tokens=args.max_tokens, progress=out.note
+    )
     if args.out is not None:
-        core.write_compared(project, found, args.out)
+        core.chats.write_comparison(project, found, args.out)
     out.document(found)
     out.text(str(args.out) if args.out is not None else to_markdown(project, found))
     return 1 if any(not any(one.answers) for one in found.models) else 0

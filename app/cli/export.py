@@ -54,7 +54,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
         return await _plan(core, args, out)
     if args.out is None:
         raise UsageError("the folder for the result is missing", "Name one with --out DIR.")
-    made = await core.export_run(
+    made = await core.artifacts.export(
         args.run,
         args.to,
         out=args.out,
@@ -77,7 +77,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.artifacts.estimates.plan import describe_plan
 
-    plan = await core.plan_export(
+    plan = await core.artifacts.plan_export(
         args.run,
         args.to,
         types=args.type,

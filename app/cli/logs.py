@@ -20,7 +20,7 @@ _STREAM = re.compile(r"rank-(\d+)\.log")
 
 async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
     """Print everything there is now; the newest attempt last."""
-    await core.sync_run(run_id)
+    await core.runs.sync(run_id)
     files = _known(core, run_id, rank)
     document = []
     for file in files:
@@ -42,7 +42,7 @@ async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> 
 
 async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
     """Print what there is, then what comes, until the run ends."""
-    run = await core.run(run_id)
+    run = await core.runs.refresh(run_id)
     printed: dict[tuple[int, str], int] = {}
 
     def show(attempt: int, stream: str, offset: int, data: bytes) -> None:
@@ -61,22 +61,22 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
         if isinstance(event, LogArrived) and event.run_id == run.run_id:
             show(event.attempt, event.stream, event.offset, event.data)
 
-    await core.sync_run(run.run_id)
-    for file in core.logs(run.run_id, rank, run.attempt):
+    await core.runs.sync(run.run_id)
+    for file in core.runs.logs(run.run_id, rank, run.attempt):
         for offset, data in await asyncio.to_thread(list, file.pieces()):
             show(file.attempt, file.path.name, offset, data)
     with core.events.listening(while_read(take)):
-        await core.watch_run(run.run_id)
-    for file in core.logs(run.run_id, rank, run.attempt):
+        await core.runs.watch(run.run_id)
+    for file in core.runs.logs(run.run_id, rank, run.attempt):
         for offset, data in await asyncio.to_thread(list, file.pieces()):
             show(file.attempt, file.path.name, offset, data)
     return 0
 
 
 def _known(core: Core, run_id: str, rank: int | None) -> tuple[LogFile, ...]:
-    files = core.logs(run_id, rank)
-    if not files and rank is not None and core.logs(run_id):
-        ranks = sorted({file.rank for file in core.logs(run_id)})
+    files = core.runs.logs(run_id, rank)
+    if not files and rank is not None and core.runs.logs(run_id):
+        ranks = sorted({file.rank for file in core.runs.logs(run_id)})
         raise UserError(
             f"run {run_id} has no rank {rank}", f"The ranks are {', '.join(map(str, ranks))}."
         )

@@ -24,10 +24,10 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _monitor(core: Core, args: argparse.Namespace, out: Output) -> int:
-    if not core.nodes():
+    if not core.nodes.all():
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     newest: dict[str, Sample] = {}
-    async for arrived in core.monitor():
+    async for arrived in core.nodes.monitor():
         newest[arrived.node] = arrived.sample
         if out.as_json:
             out.line({"node": arrived.node, **plain(arrived.sample)})

@@ -69,11 +69,11 @@ def _named(
 async def _add(core: Core, args: argparse.Namespace, out: Output) -> int:
     address = _address(args)
     try:
-        node = await core.add_node(args.name, address, args.accept_host_key)
+        node = await core.nodes.add(args.name, address, args.accept_host_key)
     except HostKeyUnknown as error:
         if args.accept_host_key or out.as_json or not _confirmed(error):
             raise
-        node = await core.add_node(args.name, address, error.fingerprint)
+        node = await core.nodes.add(args.name, address, error.fingerprint)
     out.document(node)
     out.text(f"{node.name} ({node.address}) is added: {_devices(node)}")
     return 0
@@ -95,7 +95,7 @@ def _confirmed(error: HostKeyUnknown) -> bool:
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    nodes = await core.reach_nodes()
+    nodes = await core.nodes.reach()
     out.document(nodes)
     rows = [
         [node.name, node.state, node.address, _devices(node), _memory(node), node.problem]
@@ -109,8 +109,8 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.presentation.plan_text import describe_calibration
 
-    node = await core.node(args.name)
-    measured = core.calibrations(args.name)
+    node = await core.nodes.refresh(args.name)
+    measured = core.nodes.calibrations(args.name)
     out.document({**plain(node), "measured": plain(measured)})
     rows = [*_facts(node), *(("measured", describe_calibration(m)) for m in measured.values())]
     for name, value in rows:
@@ -119,14 +119,14 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _remove(core: Core, args: argparse.Namespace, out: Output) -> int:
-    await core.remove_node(args.name)
+    await core.nodes.remove(args.name)
     out.document({"removed": args.name})
     out.text(f"{args.name} is removed")
     return 0
 
 
 async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
-    report = await core.setup_node(args.name, args.python, out.note)
+    report = await core.nodes.setup(args.name, args.python, out.note)
     out.document(report)
     out.text(f"{args.name} trains with {report.python} (Python {report.python_version})")
     return 0
@@ -135,7 +135,7 @@ async def _setup(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _measure(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.presentation.plan_text import describe_calibration
 
-    found = await core.calibrate_node(args.name, out.note)
+    found = await core.nodes.calibrate(args.name, out.note)
     out.document(found)
     for one in found:
         out.text(f"{one.card}: {describe_calibration(one)}")
@@ -146,11 +146,11 @@ async def _token(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.hub.node_tokens import describe_tokens
 
     if args.give:
-        found = await core.give_hub_token(args.names)
+        found = await core.hub.send_token(args.names)
     elif args.take_back:
-        found = await core.take_hub_token(args.names)
+        found = await core.hub.remove_token(args.names)
     else:
-        found = await core.node_tokens(args.names)
+        found = await core.hub.node_tokens(args.names)
     out.document(found)
     out.text(describe_tokens(found) or "There are no nodes to ask.")
     for one in found:

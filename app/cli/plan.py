@@ -32,8 +32,8 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.read_run_file(args.run_file)
-    plan = await core.plan(spec, args.cluster)
+    spec = core.library.read_run_file(args.run_file)
+    plan = await core.runs.plan(spec, args.cluster)
     out.document(plan_document(plan))
     print_plan(plan, spec, out)
     return 0 if plan.chosen is not None else 1

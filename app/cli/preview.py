@@ -28,12 +28,12 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.read_run_file(args.run_file)
+    spec = core.library.read_run_file(args.run_file)
     whole = not args.quick
-    found = await core.preview(spec, node=args.node, whole=whole, progress=out.note)
+    found = await core.library.preview(spec, node=args.node, whole=whole, progress=out.note)
     evaluation = None
     if spec.data.eval is not None:
-        evaluation = await core.preview(
+        evaluation = await core.library.preview(
             spec, part="eval", node=args.node, whole=whole, progress=out.note
         )
     out.document({**plain(found), "evaluation": plain(evaluation)})

@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipes = core.recipes()
+    recipes = core.library.recipes()
     out.document(recipes)
     rows = [
         [recipe.name, recipe.title, "your own" if recipe.is_own else "Rackless"]
@@ -39,21 +39,21 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipe = core.recipe(args.recipe)
+    recipe = core.library.recipe(args.recipe)
     out.document(recipe)
     out.text(recipe.text.rstrip("\n"))
     return 0
 
 
 async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipe = core.save_recipe(args.title, core.read_run_file(args.run_file))
+    recipe = core.library.save_recipe(args.title, core.library.read_run_file(args.run_file))
     out.document(recipe)
     out.text(f"{recipe.name} is kept; see: rackless recipes show {recipe.name}")
     return 0
 
 
 async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
-    recipe = core.delete_recipe(args.recipe)
+    recipe = core.library.delete_recipe(args.recipe)
     out.document(recipe)
     out.text(f"{recipe.name} is deleted")
     return 0

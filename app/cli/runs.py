@@ -76,7 +76,7 @@ def _with_id(
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
-    runs = await core.refresh_runs()
+    runs = await core.runs.refresh_all()
     out.document(runs)
     now_s = time.time()
     out.table(
@@ -106,12 +106,12 @@ def _steps(run: RunSnapshot) -> str:
 
 
 async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
-    run = await core.run(args.run)
+    run = await core.runs.refresh(args.run)
     if args.run_file is not None:
-        core.write_run_file(run.spec, args.run_file)
-    events = core.run_events(run.run_id)
-    data = core.run_preview(run.run_id)
-    told = core.comparison(run.run_id)
+        core.library.write_run_file(run.spec, args.run_file)
+    events = core.runs.events(run.run_id)
+    data = core.runs.data_preview(run.run_id)
+    told = core.runs.forecast_comparison(run.run_id)
     out.document(
         {
             **plain(run),
@@ -225,7 +225,7 @@ async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.note("asking; it is saved at the end of the present step")
-    saved = await core.save_run(args.run)
+    saved = await core.runs.save(args.run)
     out.document(saved)
     out.text(describe_saved(saved))
     return 0
@@ -233,7 +233,7 @@ async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.note("asking; the steps after the present one are recorded")
-    made = await core.trace_run(args.run, args.steps)
+    made = await core.runs.trace(args.run, args.steps)
     out.document(made)
     out.text(describe_trace(made))
     for trace in made.ranks:
@@ -253,7 +253,7 @@ async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 async def _stop(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.note("stopping; the ranks finish their step and save a checkpoint")
-    run = await core.stop_run(args.run)
+    run = await core.runs.stop(args.run)
     out.document(run)
     out.text(f"{run.run_id} is {run.state}" + (f": {run.message}" if run.message else ""))
     return 0
@@ -264,18 +264,18 @@ async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
     if args.watch:
         from app.cli.watching import Watching
 
-        run_id = (await core.run(args.run)).run_id
+        run_id = (await core.runs.refresh(args.run)).run_id
         with Watching(core, out, run_id) as watching:
-            run = await core.resume_run(*asked)
+            run = await core.runs.resume(*asked)
             return await watching.until_end(run.run_id)
-    run = await core.resume_run(*asked)
+    run = await core.runs.resume(*asked)
     where = f"attempt {run.attempt} of {run.run_id} is running on {show_list(run.nodes)}"
     if args.verify is None:
         out.document(run)
         out.text(where)
         return 0
     out.note(f"{where}; {count_of(args.verify, 'step')} are done again and compared")
-    found = await core.certificate(run.run_id)
+    found = await core.runs.certificate(run.run_id)
     out.document({**plain(run), "certificate": plain(found)})
     if found is None:
         out.text(f"no step has come yet; see: rackless runs show {run.run_id}")
@@ -285,7 +285,7 @@ async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
-    later = await core.delete_run(args.run)
+    later = await core.runs.delete(args.run)
     out.document({"deleted": args.run, "nodes_not_reached": list(later)})
     out.text(f"{args.run} is deleted")
     if later:

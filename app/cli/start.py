@@ -22,10 +22,10 @@ def add_parser(commands: Commands) -> None:
 
 
 async def _start(core: Core, args: argparse.Namespace, out: Output) -> int:
-    spec = core.read_run_file(args.run_file)
+    spec = core.library.read_run_file(args.run_file)
     if args.watch:
         return await _start_and_watch(core, spec, out)
-    run = await core.start_run(spec, out.text, out.note)
+    run = await core.runs.start(spec, out.text, out.note)
     out.document(run)
     out.note(f"running on {show_list(run.nodes)}; see: rackless runs show {run.run_id}")
     return 0
@@ -40,5 +40,5 @@ async def _start_and_watch(core: Core, spec: RunSpec, out: Output) -> int:
         watching.run_id = run_id
 
     with Watching(core, out) as watching:
-        run = await core.start_run(spec, announced, out.note)
+        run = await core.runs.start(spec, announced, out.note)
         return await watching.until_end(run.run_id)

@@ -72,7 +72,7 @@ class Watching:
     async def until_end(self, run_id: str) -> int:
         """Follow the run; return 0 when it is done, 1 when it ended in any other way."""
         self.run_id = run_id
-        run = await self._core.watch_run(run_id)
+        run = await self._core.runs.watch(run_id)
         self._wipe()
         self._out.line({"kind": "ended", "run": plain(run)})
         self._out.text(end_text(run))

@@ -79,8 +79,8 @@ async def add_nodes(home: Path, servers: list[LoopbackNode], key: Path) -> None:
         for server in servers:
             name = server.home.name
             address = SshAddress(host=server.address, port=server.port, user=server.user, key=key)
-            await core.add_node(name, address, server.fingerprint)
-            await core.setup_node(name, sys.executable)
+            await core.nodes.add(name, address, server.fingerprint)
+            await core.nodes.setup(name, sys.executable)
 
 
 def start_and_wait(home: Path, run_file: Path) -> float:

@@ -22,7 +22,7 @@ def show(event: Event) -> None:
 async def watch(home: Path) -> None:
     async with Core.open(home) as core:
         with core.events.listening(show):
-            await core.connect()
+            await core.nodes.connect()
             await asyncio.Event().wait()
 
 

@@ -27,11 +27,11 @@ def make_artifact(folder: str = "/models/support-chat-gguf") -> ArtifactSnapshot
 
 
 class FakeChats:
-    """The part of the fake core that talks."""
+    """`core.chats` of the fake core."""
 
-    calls: list[tuple[Any, ...]]
-
-    def __init__(self) -> None:
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.calls = calls
+        """Shared with the fake core."""
         self.loaded: dict[int, Subject] = {}
         self.gate: asyncio.Event | None = None
         """An answer waits for it after its first word."""
@@ -40,8 +40,8 @@ class FakeChats:
         self.past: tuple[AnswerComparison, ...] = ()
         self.turns: list[ChatTurn] = []
 
-    async def open_chat(self, subject: Subject, *, progress: Tell | None = None) -> Loaded:
-        self.calls.append(("open_chat", subject))
+    async def open(self, subject: Subject, *, progress: Tell | None = None) -> Loaded:
+        self.calls.append(("chats.open", subject))
         key = len(self.calls)
         self.loaded[key] = subject
         if progress is not None:
@@ -54,7 +54,7 @@ class FakeChats:
             opened=opened,
         )  # fmt: skip
 
-    async def ask_chat(
+    async def ask(
         self, key: int, turn: ChatTurn, *, progress: Tell | None = None, piece: Tell | None = None
     ) -> ChatAnswer:
         self.turns.append(turn)
@@ -76,12 +76,12 @@ class FakeChats:
         )  # fmt: skip
         return replace(answer, stopped=key in self.stopped)
 
-    async def stop_chat(self, key: int) -> None:
-        self.calls.append(("stop_chat", key))
+    async def stop(self, key: int) -> None:
+        self.calls.append(("chats.stop", key))
         self.stopped.add(key)
 
-    async def close_chat(self, key: int) -> None:
-        self.calls.append(("close_chat", key))
+    async def close(self, key: int) -> None:
+        self.calls.append(("chats.close", key))
         del self.loaded[key]
 
     def project_of(self, what: str) -> Project:
@@ -93,11 +93,11 @@ class FakeChats:
     def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
         self.kept = prompts
 
-    def compared_answers(self, project: Project) -> tuple[AnswerComparison, ...]:
+    def comparisons(self, project: Project) -> tuple[AnswerComparison, ...]:
         return self.past
 
-    def save_compared(self, project: Project, found: AnswerComparison) -> None:
+    def save_comparison(self, project: Project, found: AnswerComparison) -> None:
         self.past = (found, *self.past)
 
-    def write_compared(self, project: Project, found: AnswerComparison, path: Path) -> None:
+    def write_comparison(self, project: Project, found: AnswerComparison, path: Path) -> None:
         path.write_text(to_markdown(project, found), encoding="utf-8")

@@ -327,8 +327,457 @@ def past_runs() -> tuple[RunSnapshot, ...]:
     )
 
 
+class FakeNodes:
+    def __init__(self, core: FakeCore) -> None:
+        self._core = core
+
+    def all(self) -> tuple[NodeSnapshot, ...]:
+        return tuple(self._core.node_map.values())
+
+    def calibrations(self, name: str) -> dict[str, Calibration]:
+        return self._core.calibration_map.get(name, {})
+
+    async def calibrate(
+        self, name: str, progress: Callable[[str], None] | None = None
+    ) -> tuple[Calibration, ...]:
+        await self._core.act("nodes.calibrate", name)
+        if progress is not None:
+            progress("measuring memory")
+        found = Calibration(
+            card="NVIDIA GeForce RTX 5070 Ti", matrix_flops_per_s=8.1e13,
+            memory_bytes_per_s=7.9e11, to_host_bytes_per_s=2.5e10, measured_s=NOW_S,
+        )  # fmt: skip
+        self._core.calibration_map[name] = {f"GPU-{name}-0": found}
+        return (found,)
+
+    async def connect(self, names: tuple[str, ...] = ()) -> None:
+        self._core.calls.append(("nodes.connect", names))
+
+    async def wsl_distros(self) -> tuple[str, ...]:
+        return self._core.distros
+
+    async def add(
+        self, name: str, address: Any, accept_host_key: str | None = None
+    ) -> NodeSnapshot:
+        await self._core.act("nodes.add", name, str(address), accept_host_key)
+        if isinstance(address, SshAddress) and accept_host_key != FINGERPRINT:
+            raise HostKeyUnknown(str(address), FINGERPRINT)
+        self._core.put_node(self._core.newcomer or make_node(name))
+        return self._core.node_map[name]
+
+    async def refresh(self, name: str) -> NodeSnapshot:
+        await self._core.act("nodes.refresh", name)
+        return self._core.node_map[name]
+
+    async def remove(self, name: str) -> None:
+        await self._core.act("nodes.remove", name)
+        del self._core.node_map[name]
+        self._core.events.publish(NodeRemoved(name))
+
+    async def setup(
+        self, name: str, python: str | None = None, progress: Callable[[str], None] | None = None
+    ) -> EnvironmentReport:
+        await self._core.act("nodes.setup", name)
+        if progress is not None:
+            progress("Collecting torch==2.13.0")
+        return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)
+
+    async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
+        await self._core.act("nodes.check", names)
+        rows = [
+            CheckRow(
+                check="versions",
+                node=name,
+                peer=None,
+                status="pass",
+                message="torch 2.13.0, Python 3.12.3: the same everywhere",
+            )
+            for name in names or tuple(self._core.node_map)
+        ]
+        bad = CheckRow(
+            check="reachability",
+            node="alpha",
+            peer="beta",
+            status="fail",
+            message="alpha cannot open a connection to beta on port 41877: no answer in 3 s",
+            fix="sudo ufw allow from 192.168.1.0/24",
+        )
+        names = list(self._core.node_map)
+        self._core.link_list = [
+            LinkSnapshot(
+                node=one,
+                peer=other,
+                round_trip_s=0.0004,
+                bytes_per_s=9e6 if "beta" in (one, other) else 117e6,
+                measured_s=NOW_S,
+            )
+            for one in names
+            for other in names
+            if one != other and (one, other) != ("alpha", "beta")
+        ]
+        return (*rows, bad)
+
+    async def logs(self, name: str) -> tuple[LogTail, ...]:
+        await self._core.act("nodes.logs", name)
+        if self._core.node_map[name].state != "online":
+            raise NodeUnreachable(f"{name} is off", "Turn it on")
+        lines = "".join(f"step {n} loss {2.4 - n / 400:.4f}\n" for n in range(380, 413))
+        return tuple(
+            LogTail(
+                run_id="support-chat-7f3a",
+                attempt=attempt,
+                name="rank-0.log",
+                size_bytes=182_000,
+                written_s=NOW_S - 4000 * (2 - attempt),
+                text=f"{name}: loading the model\n{lines}",
+            )
+            for attempt in (2, 1)
+            if name != "delta"
+        )
+
+    def links(self) -> tuple[LinkSnapshot, ...]:
+        return tuple(self._core.link_list)
+
+
+class FakeRuns:
+    def __init__(self, core: FakeCore) -> None:
+        self._core = core
+
+    def all(self) -> tuple[RunSnapshot, ...]:
+        return tuple(self._core.run_map.values())
+
+    def steps(self, run_id: str) -> list[StepRecord]:
+        return list(self._core.step_map.get(run_id, []))
+
+    def evaluations(self, run_id: str) -> list[EvaluationRecord]:
+        return list(self._core.evaluation_map.get(run_id, []))
+
+    def events(self, run_id: str) -> list[RunEvent]:
+        return list(self._core.event_map.get(run_id, []))
+
+    def data_preview(self, run_id: str) -> DataPreview | None:
+        return self._core.preview_map.get(run_id)
+
+    def forecast_comparison(self, run_id: str) -> ForecastComparison | None:
+        return self._core.comparison_map.get(run_id)
+
+    async def plan(
+        self, spec: RunSpec, cluster: Path | None = None, *, look_far: bool = True
+    ) -> Plan:
+        self._core.calls.append(("runs.plan", spec, look_far))
+        if self._core.plan_gate is not None:
+            await self._core.plan_gate.wait()
+        if isinstance(self._core.plan_answer, Exception):
+            raise self._core.plan_answer
+        return self._core.plan_answer
+
+    def logs(
+        self, run_id: str, rank: int | None = None, attempt: int | None = None
+    ) -> tuple[LogFile, ...]:
+        assert self._core.log_folder is not None
+        files = []
+        for (owner, number), data in sorted(self._core.logs_map.items()):
+            if owner == run_id and rank in (None, number):
+                path = self._core.log_folder / f"{run_id}-{number}.log"
+                path.write_bytes(data)
+                found = attempt or self._core.run_map[run_id].attempt
+                files.append(LogFile(rank=number, node="alpha", attempt=found, path=path))
+        return tuple(files)
+
+    async def start(
+        self,
+        spec: RunSpec,
+        announced: Callable[[str], None] = lambda run_id: None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> RunSnapshot:
+        await self._core.act("runs.start", spec)
+        run = make_run(f"{spec.name}-0001", spec.name, "launching", phase="loading")
+        run = replace(run, spec=spec)
+        announced(run.run_id)
+        self._core.put_run(run)
+        return run
+
+    async def stop(self, run_id: str) -> None:
+        await self._core.act("runs.stop", run_id)
+        self._core.put_run(replace(self._core.run_map[run_id], state="stopped", remaining_s=None))
+
+    async def save(self, run_id: str) -> SavedNow:
+        await self._core.act("runs.save", run_id)
+        return SavedNow(step=412, stall_s=0.018, seconds=2.1)
+
+    async def trace(self, run_id: str, num_steps: int = 3) -> TraceMade:
+        await self._core.act("runs.trace", run_id, num_steps)
+        rows = (TraceRow(name="ampere_bf16_gemm", count=672, seconds=4.1, share=0.61),)
+        trace = RankTrace(
+            rank=0, first_step=413, last_step=415, path="/mirror/trace.json.gz",
+            size_bytes=7_300_000, top=rows,
+        )  # fmt: skip
+        return TraceMade(first_step=413, ranks=(trace,), is_complete=True)
+
+    async def resume(
+        self,
+        run_id: str,
+        checkpoint: int | None = None,
+        nodes: tuple[str, ...] | None = None,
+        verify_steps: int | None = None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        await self._core.act("runs.resume", run_id, checkpoint, nodes, verify_steps)
+        run = self._core.run_map[run_id]
+        self._core.put_run(
+            replace(run, state="running", attempt=run.attempt + 1, message="", hint="")
+        )
+
+    async def delete(self, run_id: str) -> None:
+        await self._core.act("runs.delete", run_id)
+        del self._core.run_map[run_id]
+        self._core.events.publish(RunDeleted(run_id))
+
+    async def refresh(self, run_id: str) -> RunSnapshot:
+        return self._core.run_map[run_id]
+
+    async def sync(self, run_id: str) -> None:
+        self._core.calls.append(("runs.sync", run_id))
+
+    async def checkpoints(
+        self, run_id: str | None = None, verify: bool = False
+    ) -> tuple[CheckpointSnapshot, ...]:
+        self._core.calls.append(("runs.checkpoints", run_id, verify))
+        return tuple(
+            CheckpointSnapshot(
+                run_id=run_id or "",
+                step=step,
+                created_s=NOW_S - (412 - step) * 7.6,
+                size_bytes=164 * 1024**2,
+                nodes=("alpha", "beta"),
+                verified=True if verify else None,
+                stall_s=0.018,
+            )
+            for step in (400, 320, 240)
+        )
+
+
+class FakeArtifacts:
+    def __init__(self, core: FakeCore) -> None:
+        self._core = core
+
+    async def get(self, name: str) -> ArtifactSnapshot:
+        return self._core.artifact_map[name]
+
+    async def plan_export(
+        self,
+        run_id: str,
+        to: str = "merged",
+        *,
+        types: Sequence[str] = (),
+        checkpoint: int | None = None,
+        engine: Engine = "gptqmodel",
+    ) -> ExportPlan:
+        return make_export_plan(to, tuple(types))
+
+    async def check_export_folders(self, folders: Sequence[Path]) -> None:
+        used = [folder for folder in folders if folder in self._core.used_folders]
+        if used:
+            raise UserError(f"{used[0]} is not empty", "Name a new or empty folder.")
+
+    async def check_calibration(self, path: Path) -> int:
+        await self._core.act("artifacts.check_calibration", path)
+        return 1234
+
+    async def export(
+        self,
+        run_id: str,
+        to: str = "merged",
+        *,
+        out: Path,
+        types: Sequence[str] = (),
+        checkpoint: int | None = None,
+        node: str | None = None,
+        calibration: Path | None = None,
+        engine: Engine = "gptqmodel",
+        progress: Callable[[str], None] | None = None,
+    ) -> Exported:
+        asked = (run_id, to, out, types, checkpoint, node, calibration)
+        await self._core.act(
+            "artifacts.export", *asked, *((engine,) if engine != "gptqmodel" else ())
+        )
+        if progress is not None:
+            progress("merging layer 12 of 32")
+        verdicts = [
+            Verdict(
+                name=kind, keep=kind != "Q3_K_M", kl=0.0021, control_kl=0.017, perplexity=5.61,
+                problems=("Its perplexity is 4.1 % above the original's.",) * (kind == "Q3_K_M"),
+                original_perplexity=5.58, size_bytes=4_080_000_000, tokens_per_s=47.0,
+            )
+            for kind in types
+        ]  # fmt: skip
+        return Exported(path=out, verdicts=tuple(verdicts))
+
+    async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
+        self._core.calls.append(("artifacts.all", run_id))
+        every = tuple(self._core.artifact_map.values())
+        return tuple(a for a in every if run_id in (None, a.origin and a.origin.run_id))
+
+    async def card(self, name: str) -> str:
+        return CARD if self._core.artifact_map[name].folder() else ""
+
+    async def add(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
+        await self._core.act("artifacts.add", folder, name)
+        return next(iter(self._core.artifact_map.values()))
+
+    async def copy(
+        self, name: str, to: str, progress: Callable[[str], None] | None = None
+    ) -> ArtifactSnapshot:
+        await self._core.act("artifacts.copy", name, to)
+        if progress is not None:
+            progress(f"copying {name} to {to}: 1.2 GiB of 3.8 GiB")
+        found = self._core.artifact_map[name]
+        added = ArtifactCopy(kind="node", place=to, path="artifacts/x", made_s=NOW_S)
+        return self._core.put_artifact(replace(found, copies=(*found.copies, added)))
+
+    async def push(
+        self,
+        name: str,
+        hub_id: str,
+        *,
+        private: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> ArtifactSnapshot:
+        await self._core.act("artifacts.push", name, hub_id, private)
+        found = self._core.artifact_map[name]
+        added = ArtifactCopy(kind="hub", place=hub_id, path=f"https://hub/{hub_id}", made_s=NOW_S)
+        return self._core.put_artifact(replace(found, copies=(*found.copies, added)))
+
+    async def verify(
+        self, name: str, progress: Callable[[str], None] | None = None
+    ) -> ArtifactSnapshot:
+        await self._core.act("artifacts.verify", name)
+        found = self._core.artifact_map[name]
+        copies = tuple(replace(one, checked_s=NOW_S) for one in found.copies)
+        return self._core.put_artifact(replace(found, copies=copies))
+
+    async def delete(
+        self, name: str, place: str | None = None, *, even_last: bool = False
+    ) -> DeletedArtifact:
+        await self._core.act("artifacts.delete", name, place, even_last)
+        found = self._core.artifact_map[name]
+        if place is None:
+            del self._core.artifact_map[name]
+            self._core.events.publish(ArtifactsChanged())
+        else:
+            left = tuple(one for one in found.copies if one.place != place)
+            self._core.put_artifact(replace(found, copies=left))
+        gone = tuple(one.place for one in found.copies if place in (None, one.place))
+        return DeletedArtifact(
+            label=name, freed_bytes=found.size_bytes, deleted=gone, is_forgotten=place is None
+        )
+
+    async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
+        self._core.maybe_fail()
+        found = self._core.artifact_map[name]
+        files = tuple((kind, f"support-chat-{kind}.gguf") for kind in found.types)
+        config = {"architectures": ["LlamaForCausalLM"]}
+        folder = ServedFolder(
+            path=found.folder() or "", config=config, files=files,
+            templates={kind: "TEMPLATE" for kind in found.types[:1]},
+            template_problems={
+                kind: "it puts the system prompt inside the first turn" for kind in found.types[1:]
+            },
+        )  # fmt: skip
+        return serve_commands(found, folder)
+
+    async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
+        await self._core.act("artifacts.write_modelfile", name, command.runtime)
+        if command.modelfile is None:
+            return None
+        return Path(self._core.artifact_map[name].folder() or "", command.modelfile_name)
+
+
+class FakeLibrary:
+    def __init__(self, core: FakeCore) -> None:
+        self._core = core
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        return (*list_recipes(), *self._core.own_recipes)
+
+    def save_recipe(self, title: str, spec: RunSpec) -> Recipe:
+        self._core.calls.append(("library.save_recipe", title, spec))
+        self._core.maybe_fail()
+        self._core.own_recipes.append(
+            Recipe(name="own", title=title, purpose="Your own.", text="", spec=spec, is_own=True)
+        )
+        return self._core.own_recipes[-1]
+
+    def delete_recipe(self, name: str) -> Recipe:
+        self._core.calls.append(("library.delete_recipe", name))
+        return self._core.own_recipes.pop()
+
+    def run_file_text(self, spec: RunSpec) -> str:
+        return format_run(spec)
+
+    def read_run_file(self, path: Path) -> RunSpec:
+        self._core.calls.append(("library.read_run_file", path))
+        self._core.maybe_fail()
+        return replace(SPEC, name=path.stem, seed=7)
+
+    def write_run_file(self, spec: RunSpec, path: Path) -> None:
+        self._core.calls.append(("library.write_run_file", spec, path))
+
+    async def preview(
+        self,
+        spec: RunSpec,
+        *,
+        part: str = "train",
+        node: str | None = None,
+        whole: bool = True,
+        progress: Callable[[str], None] | None = None,
+    ) -> DataPreview:
+        await self._core.act("library.preview", spec, node, whole, part)
+        return make_preview(whole=whole)
+
+    async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
+        return {
+            key: "There is no such file." for key, n in names.items() if n in self._core.missing
+        }
+
+
+class FakeHub:
+    def __init__(self, core: FakeCore) -> None:
+        self._core = core
+
+    async def find_token(self) -> str:
+        return self._core.token_place
+
+    async def save_token(self, token: str) -> str:
+        await self._core.act("hub.save_token", token)
+        self._core.token_place = "kept"
+        return "anna"
+
+    async def delete_token(self) -> tuple[NodeToken, ...]:
+        await self._core.act("hub.delete_token")
+        self._core.token_place = "none"
+        return await self.remove_token()
+
+    async def node_tokens(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        return tuple(self._core.node_token_map.values())
+
+    async def send_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        await self._core.act("hub.send_token")
+        return self._put_tokens("none", "same")
+
+    async def remove_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
+        await self._core.act("hub.remove_token")
+        return self._put_tokens("same", "none")
+
+    def _put_tokens(self, before: str, after: str) -> tuple[NodeToken, ...]:
+        for name, one in self._core.node_token_map.items():
+            if one.place == before:
+                self._core.node_token_map[name] = NodeToken(node=name, place=after)
+        return tuple(self._core.node_token_map.values())
+
+
 @dataclass
-class FakeCore(FakeChats):
+class FakeCore:
     """The fake. Used on the bridge's thread, as the real one is."""
 
     node_map: dict[str, NodeSnapshot] = field(default_factory=dict)
@@ -370,7 +819,12 @@ class FakeCore(FakeChats):
     """Where no export can come to."""
 
     def __post_init__(self) -> None:
-        FakeChats.__init__(self)
+        self.nodes = FakeNodes(self)
+        self.runs = FakeRuns(self)
+        self.artifacts = FakeArtifacts(self)
+        self.chats = FakeChats(self.calls)
+        self.library = FakeLibrary(self)
+        self.hub = FakeHub(self)
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[FakeCore]:
@@ -389,436 +843,10 @@ class FakeCore(FakeChats):
         assert self.loop is not None
         self.loop.call_soon_threadsafe(call, *args)
 
-    # ------------------------------------------------------------ what is there
-
-    def nodes(self) -> tuple[NodeSnapshot, ...]:
-        return tuple(self.node_map.values())
-
-    def runs(self) -> tuple[RunSnapshot, ...]:
-        return tuple(self.run_map.values())
-
-    def steps(self, run_id: str) -> list[StepRecord]:
-        return list(self.step_map.get(run_id, []))
-
-    def evaluations(self, run_id: str) -> list[EvaluationRecord]:
-        return list(self.evaluation_map.get(run_id, []))
-
-    def run_events(self, run_id: str) -> list[RunEvent]:
-        return list(self.event_map.get(run_id, []))
-
-    def run_preview(self, run_id: str) -> DataPreview | None:
-        return self.preview_map.get(run_id)
-
-    def comparison(self, run_id: str) -> ForecastComparison | None:
-        return self.comparison_map.get(run_id)
-
-    def calibrations(self, name: str) -> dict[str, Calibration]:
-        return self.calibration_map.get(name, {})
-
-    async def calibrate_node(
-        self, name: str, progress: Callable[[str], None] | None = None
-    ) -> tuple[Calibration, ...]:
-        await self._act("calibrate_node", name)
-        if progress is not None:
-            progress("measuring memory")
-        found = Calibration(
-            card="NVIDIA GeForce RTX 5070 Ti", matrix_flops_per_s=8.1e13,
-            memory_bytes_per_s=7.9e11, to_host_bytes_per_s=2.5e10, measured_s=NOW_S,
-        )  # fmt: skip
-        self.calibration_map[name] = {f"GPU-{name}-0": found}
-        return (found,)
-
-    async def plan(
-        self, spec: RunSpec, cluster: Path | None = None, *, look_far: bool = True
-    ) -> Plan:
-        self.calls.append(("plan", spec, look_far))
-        if self.plan_gate is not None:
-            await self.plan_gate.wait()
-        if isinstance(self.plan_answer, Exception):
-            raise self.plan_answer
-        return self.plan_answer
-
-    def logs(
-        self, run_id: str, rank: int | None = None, attempt: int | None = None
-    ) -> tuple[LogFile, ...]:
-        assert self.log_folder is not None
-        files = []
-        for (owner, number), data in sorted(self.logs_map.items()):
-            if owner == run_id and rank in (None, number):
-                path = self.log_folder / f"{run_id}-{number}.log"
-                path.write_bytes(data)
-                found = attempt or self.run_map[run_id].attempt
-                files.append(LogFile(rank=number, node="alpha", attempt=found, path=path))
-        return tuple(files)
-
-    def recipes(self) -> tuple[Recipe, ...]:
-        return (*list_recipes(), *self.own_recipes)
-
-    def save_recipe(self, title: str, spec: RunSpec) -> Recipe:
-        self.calls.append(("save_recipe", title, spec))
-        self._maybe_fail()
-        self.own_recipes.append(
-            Recipe(name="own", title=title, purpose="Your own.", text="", spec=spec, is_own=True)
-        )
-        return self.own_recipes[-1]
-
-    def delete_recipe(self, name: str) -> Recipe:
-        self.calls.append(("delete_recipe", name))
-        return self.own_recipes.pop()
-
-    def run_file_text(self, spec: RunSpec) -> str:
-        return format_run(spec)
-
-    def read_run_file(self, path: Path) -> RunSpec:
-        self.calls.append(("read_run_file", path))
-        self._maybe_fail()
-        return replace(SPEC, name=path.stem, seed=7)
-
-    def write_run_file(self, spec: RunSpec, path: Path) -> None:
-        self.calls.append(("write_run_file", spec, path))
-
-    # ------------------------------------------------------------ actions
-
-    async def connect(self, names: tuple[str, ...] = ()) -> None:
-        self.calls.append(("connect", names))
-
-    async def wsl_distros(self) -> tuple[str, ...]:
-        return self.distros
-
-    async def add_node(
-        self, name: str, address: Any, accept_host_key: str | None = None
-    ) -> NodeSnapshot:
-        await self._act("add_node", name, str(address), accept_host_key)
-        if isinstance(address, SshAddress) and accept_host_key != FINGERPRINT:
-            raise HostKeyUnknown(str(address), FINGERPRINT)
-        self.put_node(self.newcomer or make_node(name))
-        return self.node_map[name]
-
-    async def node(self, name: str) -> NodeSnapshot:
-        await self._act("node", name)
-        return self.node_map[name]
-
-    async def remove_node(self, name: str) -> None:
-        await self._act("remove_node", name)
-        del self.node_map[name]
-        self.events.publish(NodeRemoved(name))
-
-    async def setup_node(
-        self, name: str, python: str | None = None, progress: Callable[[str], None] | None = None
-    ) -> EnvironmentReport:
-        await self._act("setup_node", name)
-        if progress is not None:
-            progress("Collecting torch==2.13.0")
-        return EnvironmentReport(python="/env/bin/python", python_version="3.12.3", fits=True)
-
-    async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
-        await self._act("check", names)
-        rows = [
-            CheckRow(
-                check="versions",
-                node=name,
-                peer=None,
-                status="pass",
-                message="torch 2.13.0, Python 3.12.3: the same everywhere",
-            )
-            for name in names or tuple(self.node_map)
-        ]
-        bad = CheckRow(
-            check="reachability",
-            node="alpha",
-            peer="beta",
-            status="fail",
-            message="alpha cannot open a connection to beta on port 41877: no answer in 3 s",
-            fix="sudo ufw allow from 192.168.1.0/24",
-        )
-        names = list(self.node_map)
-        self.link_list = [
-            LinkSnapshot(
-                node=one,
-                peer=other,
-                round_trip_s=0.0004,
-                bytes_per_s=9e6 if "beta" in (one, other) else 117e6,
-                measured_s=NOW_S,
-            )
-            for one in names
-            for other in names
-            if one != other and (one, other) != ("alpha", "beta")
-        ]
-        return (*rows, bad)
-
-    async def node_logs(self, name: str) -> tuple[LogTail, ...]:
-        await self._act("node_logs", name)
-        if self.node_map[name].state != "online":
-            raise NodeUnreachable(f"{name} is off", "Turn it on")
-        lines = "".join(f"step {n} loss {2.4 - n / 400:.4f}\n" for n in range(380, 413))
-        return tuple(
-            LogTail(
-                run_id="support-chat-7f3a",
-                attempt=attempt,
-                name="rank-0.log",
-                size_bytes=182_000,
-                written_s=NOW_S - 4000 * (2 - attempt),
-                text=f"{name}: loading the model\n{lines}",
-            )
-            for attempt in (2, 1)
-            if name != "delta"
-        )
-
-    def links(self) -> tuple[LinkSnapshot, ...]:
-        return tuple(self.link_list)
-
-    async def preview(
-        self,
-        spec: RunSpec,
-        *,
-        part: str = "train",
-        node: str | None = None,
-        whole: bool = True,
-        progress: Callable[[str], None] | None = None,
-    ) -> DataPreview:
-        await self._act("preview", spec, node, whole, part)
-        return make_preview(whole=whole)
-
-    async def start_run(
-        self,
-        spec: RunSpec,
-        announced: Callable[[str], None] = lambda run_id: None,
-        progress: Callable[[str], None] = lambda line: None,
-    ) -> RunSnapshot:
-        await self._act("start_run", spec)
-        run = make_run(f"{spec.name}-0001", spec.name, "launching", phase="loading")
-        run = replace(run, spec=spec)
-        announced(run.run_id)
-        self.put_run(run)
-        return run
-
-    async def stop_run(self, run_id: str) -> None:
-        await self._act("stop_run", run_id)
-        self.put_run(replace(self.run_map[run_id], state="stopped", remaining_s=None))
-
-    async def save_run(self, run_id: str) -> SavedNow:
-        await self._act("save_run", run_id)
-        return SavedNow(step=412, stall_s=0.018, seconds=2.1)
-
-    async def trace_run(self, run_id: str, num_steps: int = 3) -> TraceMade:
-        await self._act("trace_run", run_id, num_steps)
-        rows = (TraceRow(name="ampere_bf16_gemm", count=672, seconds=4.1, share=0.61),)
-        trace = RankTrace(
-            rank=0, first_step=413, last_step=415, path="/mirror/trace.json.gz",
-            size_bytes=7_300_000, top=rows,
-        )  # fmt: skip
-        return TraceMade(first_step=413, ranks=(trace,), is_complete=True)
-
-    async def resume_run(
-        self,
-        run_id: str,
-        checkpoint: int | None = None,
-        nodes: tuple[str, ...] | None = None,
-        verify_steps: int | None = None,
-        progress: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        await self._act("resume_run", run_id, checkpoint, nodes, verify_steps)
-        run = self.run_map[run_id]
-        self.put_run(replace(run, state="running", attempt=run.attempt + 1, message="", hint=""))
-
-    async def delete_run(self, run_id: str) -> None:
-        await self._act("delete_run", run_id)
-        del self.run_map[run_id]
-        self.events.publish(RunDeleted(run_id))
-
-    async def run(self, run_id: str) -> RunSnapshot:
-        return self.run_map[run_id]
-
-    async def sync_run(self, run_id: str) -> None:
-        self.calls.append(("sync_run", run_id))
-
-    async def checkpoints(
-        self, run_id: str | None = None, verify: bool = False
-    ) -> tuple[CheckpointSnapshot, ...]:
-        self.calls.append(("checkpoints", run_id, verify))
-        return tuple(
-            CheckpointSnapshot(
-                run_id=run_id or "",
-                step=step,
-                created_s=NOW_S - (412 - step) * 7.6,
-                size_bytes=164 * 1024**2,
-                nodes=("alpha", "beta"),
-                verified=True if verify else None,
-                stall_s=0.018,
-            )
-            for step in (400, 320, 240)
-        )
-
-    async def artifact(self, name: str) -> ArtifactSnapshot:
-        return self.artifact_map[name]
-
-    async def plan_export(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        engine: Engine = "gptqmodel",
-    ) -> ExportPlan:
-        return make_export_plan(to, tuple(types))
-
-    async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
-        return {key: "There is no such file." for key, n in names.items() if n in self.missing}
-
-    async def check_export_folders(self, folders: Sequence[Path]) -> None:
-        used = [folder for folder in folders if folder in self.used_folders]
-        if used:
-            raise UserError(f"{used[0]} is not empty", "Name a new or empty folder.")
-
-    async def check_calibration(self, path: Path) -> int:
-        await self._act("check_calibration", path)
-        return 1234
-
-    async def export_run(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        out: Path,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        node: str | None = None,
-        calibration: Path | None = None,
-        engine: Engine = "gptqmodel",
-        progress: Callable[[str], None] | None = None,
-    ) -> Exported:
-        asked = (run_id, to, out, types, checkpoint, node, calibration)
-        await self._act("export_run", *asked, *((engine,) if engine != "gptqmodel" else ()))
-        if progress is not None:
-            progress("merging layer 12 of 32")
-        verdicts = [
-            Verdict(
-                name=kind, keep=kind != "Q3_K_M", kl=0.0021, control_kl=0.017, perplexity=5.61,
-                problems=("Its perplexity is 4.1 % above the original's.",) * (kind == "Q3_K_M"),
-                original_perplexity=5.58, size_bytes=4_080_000_000, tokens_per_s=47.0,
-            )
-            for kind in types
-        ]  # fmt: skip
-        return Exported(path=out, verdicts=tuple(verdicts))
-
-    # ------------------------------------------------------------ artifacts
-
-    async def artifacts(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
-        self.calls.append(("artifacts", run_id))
-        every = tuple(self.artifact_map.values())
-        return tuple(a for a in every if run_id in (None, a.origin and a.origin.run_id))
-
-    async def artifact_card(self, name: str) -> str:
-        return CARD if self.artifact_map[name].folder() else ""
-
-    async def add_artifact(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
-        await self._act("add_artifact", folder, name)
-        return next(iter(self.artifact_map.values()))
-
-    async def copy_artifact(
-        self, name: str, to: str, progress: Callable[[str], None] | None = None
-    ) -> ArtifactSnapshot:
-        await self._act("copy_artifact", name, to)
-        if progress is not None:
-            progress(f"copying {name} to {to}: 1.2 GiB of 3.8 GiB")
-        found = self.artifact_map[name]
-        added = ArtifactCopy(kind="node", place=to, path="artifacts/x", made_s=NOW_S)
-        return self.put_artifact(replace(found, copies=(*found.copies, added)))
-
-    async def push_artifact(
-        self,
-        name: str,
-        hub_id: str,
-        *,
-        private: bool = True,
-        progress: Callable[[str], None] | None = None,
-    ) -> ArtifactSnapshot:
-        await self._act("push_artifact", name, hub_id, private)
-        found = self.artifact_map[name]
-        added = ArtifactCopy(kind="hub", place=hub_id, path=f"https://hub/{hub_id}", made_s=NOW_S)
-        return self.put_artifact(replace(found, copies=(*found.copies, added)))
-
-    async def check_artifact(
-        self, name: str, progress: Callable[[str], None] | None = None
-    ) -> ArtifactSnapshot:
-        await self._act("check_artifact", name)
-        found = self.artifact_map[name]
-        copies = tuple(replace(one, checked_s=NOW_S) for one in found.copies)
-        return self.put_artifact(replace(found, copies=copies))
-
-    async def delete_artifact(
-        self, name: str, place: str | None = None, *, even_last: bool = False
-    ) -> DeletedArtifact:
-        await self._act("delete_artifact", name, place, even_last)
-        found = self.artifact_map[name]
-        if place is None:
-            del self.artifact_map[name]
-            self.events.publish(ArtifactsChanged())
-        else:
-            left = tuple(one for one in found.copies if one.place != place)
-            self.put_artifact(replace(found, copies=left))
-        gone = tuple(one.place for one in found.copies if place in (None, one.place))
-        return DeletedArtifact(
-            label=name, freed_bytes=found.size_bytes, deleted=gone, is_forgotten=place is None
-        )
-
-    async def find_hub_token(self) -> str:
-        return self.token_place
-
-    async def keep_hub_token(self, token: str) -> str:
-        await self._act("keep_hub_token", token)
-        self.token_place = "kept"
-        return "anna"
-
-    async def forget_hub_token(self) -> tuple[NodeToken, ...]:
-        await self._act("forget_hub_token")
-        self.token_place = "none"
-        return await self.take_hub_token()
-
-    async def node_tokens(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        return tuple(self.node_token_map.values())
-
-    async def give_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        await self._act("give_hub_token")
-        return self._put_tokens("none", "same")
-
-    async def take_hub_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        await self._act("take_hub_token")
-        return self._put_tokens("same", "none")
-
-    def _put_tokens(self, before: str, after: str) -> tuple[NodeToken, ...]:
-        for name, one in self.node_token_map.items():
-            if one.place == before:
-                self.node_token_map[name] = NodeToken(node=name, place=after)
-        return tuple(self.node_token_map.values())
-
-    async def serve_commands(self, name: str) -> tuple[ServeCommand, ...]:
-        self._maybe_fail()
-        found = self.artifact_map[name]
-        files = tuple((kind, f"support-chat-{kind}.gguf") for kind in found.types)
-        config = {"architectures": ["LlamaForCausalLM"]}
-        folder = ServedFolder(
-            path=found.folder() or "", config=config, files=files,
-            templates={kind: "TEMPLATE" for kind in found.types[:1]},
-            template_problems={
-                kind: "it puts the system prompt inside the first turn" for kind in found.types[1:]
-            },
-        )  # fmt: skip
-        return serve_commands(found, folder)
-
-    async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
-        await self._act("write_modelfile", name, command.runtime)
-        if command.modelfile is None:
-            return None
-        return Path(self.artifact_map[name].folder() or "", command.modelfile_name)
-
     def put_artifact(self, artifact: ArtifactSnapshot) -> ArtifactSnapshot:
         self.artifact_map[artifact.label] = artifact
         self.events.publish(ArtifactsChanged())
         return artifact
-
-    # ------------------------------------------------------------ publishing
 
     def put_node(self, node: NodeSnapshot) -> None:
         self.node_map[node.name] = node
@@ -847,13 +875,13 @@ class FakeCore(FakeChats):
         self.event_map.setdefault(event.run_id, []).append(event)
         self.events.publish(RunHappened(event))
 
-    async def _act(self, *call: Any) -> None:
+    async def act(self, *call: Any) -> None:
         self.calls.append(call)
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        self._maybe_fail()
+        self.maybe_fail()
 
-    def _maybe_fail(self) -> None:
+    def maybe_fail(self) -> None:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
@@ -898,7 +926,7 @@ def busy_core(log_folder: Path | None = None) -> FakeCore:
 def publish_history(core: FakeCore, seconds: int = 300) -> None:
     """Publish samples of the last seconds of every node that is online; call on the loop."""
     carrying = {"alpha", "beta", "gamma"}
-    for node in core.nodes():
+    for node in core.nodes.all():
         last = 400 if node.state == "online" else 388
         for second in range(400 - seconds, last):
             busy = node.name in carrying

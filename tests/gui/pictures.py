@@ -229,7 +229,9 @@ def _new_run_file(stage: Stage) -> QWidget:
 
 def _new_run_starting(stage: Stage) -> QWidget:
     """An own recipe, and a start under way."""
-    stage.core.save_recipe("Chats in the evening", RunSpec(model="m", data=DataSpec(train="t")))
+    stage.core.library.save_recipe(
+        "Chats in the evening", RunSpec(model="m", data=DataSpec(train="t"))
+    )
     dialog = _new_run_filled(stage)
     box = dialog.form.start_from.box  # type: ignore[attr-defined]
     stage.wait_for(lambda: box.findText("Chats in the evening") > 0)

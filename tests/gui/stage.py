@@ -66,7 +66,7 @@ class Stage:
             time.sleep(0.002)
 
     def called(self, name: str) -> list[tuple[object, ...]]:
-        """Return the calls of one of the core's actions."""
+        """Return the calls of one action, such as "runs.stop"."""
         return [call[1:] for call in self.core.calls if call[0] == name]
 
     def end(self) -> None:

@@ -78,7 +78,7 @@ def test_an_artifact_is_copied_to_a_node(stage):
     answer_dialog(CopyArtifactDialog, choose)
     press(stage.window.artifacts, "Copy\u2026")
     stage.wait_for(lambda: "is copied" in stage.window.artifacts.banner.message())
-    assert stage.called("copy_artifact") == [(GGUF, "gamma")]
+    assert stage.called("artifacts.copy") == [(GGUF, "gamma")]
     stage.wait_for(lambda: len(stage.window.artifacts.details.copies.model.rows()) == 4)
 
 
@@ -103,7 +103,7 @@ def test_a_folder_has_to_be_named(stage):
 
     answer_dialog(CopyArtifactDialog, choose)
     press(stage.window.artifacts, "Copy\u2026")
-    assert stage.called("copy_artifact") == []
+    assert stage.called("artifacts.copy") == []
 
 
 def test_an_artifact_is_pushed_privately_and_a_refusal_is_told(stage):
@@ -116,7 +116,7 @@ def test_an_artifact_is_pushed_privately_and_a_refusal_is_told(stage):
     answer_dialog(PushDialog, name_it)
     press(stage.window.artifacts, "Push\u2026")
     stage.wait_for(lambda: "is on the hub" in message())
-    assert stage.called("push_artifact") == [(GGUF, "anna/support-chat", True)]
+    assert stage.called("artifacts.push") == [(GGUF, "anna/support-chat", True)]
     stage.core.failure = UserError("there is no token of the hub on this PC", "hf auth login")
     answer_dialog(PushDialog, name_it)
     press(stage.window.artifacts, "Push\u2026")
@@ -138,12 +138,12 @@ def test_one_copy_is_deleted_and_the_last_one_with_a_warning(stage):
     copies.table.select(("node", "beta"))
     answer_question(stage, "Delete for good")
     press(copies, "Delete this copy")
-    stage.wait_for(lambda: stage.called("delete_artifact") == [(GGUF, "beta", True)])
+    stage.wait_for(lambda: stage.called("artifacts.delete") == [(GGUF, "beta", True)])
     stage.wait_for(lambda: len(copies.model.rows()) == 2)
 
     answer_question(stage, "Cancel")
     press(stage.window.artifacts, "Delete")
-    assert len(stage.called("delete_artifact")) == 1
+    assert len(stage.called("artifacts.delete")) == 1
     answer_question(stage, "Delete for good")
     press(stage.window.artifacts, "Delete")
     stage.wait_for(lambda: len(stage.window.artifacts.model.rows()) == 2)
@@ -182,14 +182,14 @@ def test_news_from_elsewhere_are_shown_and_keep_the_selection(stage):
 
 
 def test_commands_are_those_of_the_artifact_that_is_shown(stage, monkeypatch):
-    find, may_end = stage.core.serve_commands, asyncio.Event()
+    find, may_end = stage.core.artifacts.serve_commands, asyncio.Event()
 
     async def serve_commands(label):
         if label == GGUF:
             await may_end.wait()
         return await find(label)
 
-    monkeypatch.setattr(stage.core, "serve_commands", serve_commands)
+    monkeypatch.setattr(stage.core.artifacts, "serve_commands", serve_commands)
     page = stage.window.artifacts
     page.open_artifact(GGUF)
     open_tab(stage, "Serve it")
@@ -230,4 +230,4 @@ def test_what_is_no_name_on_the_hub_is_told_at_its_field(stage, name):
 
     answer_dialog(PushDialog, name_it)
     press(stage.window.artifacts, "Push\u2026")
-    assert stage.called("push_artifact") == []
+    assert stage.called("artifacts.push") == []

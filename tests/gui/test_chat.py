@@ -51,16 +51,16 @@ def test_base_checkpoint_and_artifact_answer_side_by_side(busy, dialog):
         assert first.figures.startswith("51.2 tokens/s, first after 41 ms")
         assert text in column.transcript.toPlainText()
         assert "On alpha, GPU 0, in Transformers" in column._state.text()
-    assert [len(turn.messages) for turn in busy.core.turns] == [1, 1, 1, 3, 3, 3]
-    assert len(busy.called("open_chat")) == 3
+    assert [len(turn.messages) for turn in busy.core.chats.turns] == [1, 1, 1, 3, 3, 3]
+    assert len(busy.called("chats.open")) == 3
     press(dialog, "New conversation")
     assert "Nothing was asked" in dialog.columns[0].transcript.toPlainText()
     dialog.close()
-    busy.wait_for(lambda: not busy.core.loaded)
+    busy.wait_for(lambda: not busy.core.chats.loaded)
 
 
 def test_an_answer_can_be_stopped_and_another_model_chosen(busy, dialog):
-    busy.core.gate = asyncio.Event()
+    busy.core.chats.gate = asyncio.Event()
     dialog.prompt.setPlainText("Who?")
     press(dialog, "Send")
     for column in dialog.columns:
@@ -74,9 +74,9 @@ def test_an_answer_can_be_stopped_and_another_model_chosen(busy, dialog):
     column.where.setCurrentIndex(column.where.findData("beta"))
     column.who.activated.emit(2)
     assert column.transcript.exchanges == []
-    busy.core.gate.set()
+    busy.core.chats.gate.set()
     ask(busy, dialog, "Who?")
-    assert busy.called("open_chat")[-1] == (Subject(what=RUN, checkpoint=320, node="beta"),)
+    assert busy.called("chats.open")[-1] == (Subject(what=RUN, checkpoint=320, node="beta"),)
 
 
 def test_columns_come_and_go(busy, dialog):
@@ -94,14 +94,14 @@ def test_prompts_are_kept_and_their_answers_written(busy, dialog, tmp_path):
     kept = ("Who founded Brenford?", "What is a weir for?")
     busy.wait_for(lambda: dialog.prompts.prompts() == kept)
     dialog.prompts.text.setPlainText("Who?\n\nWhen?\nWhy?")
-    busy.wait_for(lambda: busy.core.kept == ("Who?", "When?", "Why?"))
+    busy.wait_for(lambda: busy.core.chats.kept == ("Who?", "When?", "Why?"))
     dialog.how.system.setText("Be short")
     press(dialog, "Ask all")
-    busy.wait_for(lambda: bool(busy.core.past))
-    (kept,) = busy.core.past
+    busy.wait_for(lambda: bool(busy.core.chats.past))
+    (kept,) = busy.core.chats.past
     assert [len(model.answers) for model in kept.models] == [3, 3, 3]
     assert kept.models[0].title == "support-chat, base, on alpha"
-    assert {len(turn.messages) for turn in busy.core.turns} == {2}, "each by itself"
+    assert {len(turn.messages) for turn in busy.core.chats.turns} == {2}, "each by itself"
     assert dialog.columns[0].transcript.said() == [], "no part of the conversation"
     busy.wait_for(dialog.prompts.save.isVisible)
     assert "3 models, 3 prompts" in dialog.prompts.past.currentText()
@@ -115,7 +115,7 @@ def test_what_cannot_be_loaded_is_said_in_its_column(busy, dialog, monkeypatch):
     async def refuse(*asked, **told):
         raise UserError("alpha has no training environment", "Set it up.")
 
-    monkeypatch.setattr(busy.core, "open_chat", refuse)
+    monkeypatch.setattr(busy.core.chats, "open", refuse)
     ask(busy, dialog, "Who?")
     assert "Set it up." in dialog.columns[0].transcript.toPlainText()
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_the_table_stands_among_them(busy):
 
 def refuse_to_load(busy, monkeypatch, step, after=None):
     """Let the checkpoint of a step not be loaded; `after` is waited for before that is known."""
-    load = busy.core.open_chat
+    load = busy.core.chats.open
 
     async def open_chat(subject, *, progress=None):
         if subject.checkpoint != step:
@@ -151,7 +151,7 @@ def refuse_to_load(busy, monkeypatch, step, after=None):
             await asyncio.sleep(0.005)
         raise UserError("alpha has no training environment", "Set it up.")
 
-    monkeypatch.setattr(busy.core, "open_chat", open_chat)
+    monkeypatch.setattr(busy.core.chats, "open", open_chat)
 
 
 def test_a_question_is_not_lost_with_a_model_that_cannot_be_loaded(busy, dialog, monkeypatch):
@@ -187,8 +187,8 @@ def test_answers_are_kept_though_the_last_model_cannot_be_loaded(busy, dialog, m
     others = (dialog.columns[0], dialog.columns[2])
     refuse_to_load(busy, monkeypatch, 400, after=lambda: not any(c.is_busy for c in others))
     ask_all(busy, dialog)
-    busy.wait_for(lambda: bool(busy.core.past))
-    assert [model.title for model in busy.core.past[0].models] == [
+    busy.wait_for(lambda: bool(busy.core.chats.past))
+    assert [model.title for model in busy.core.chats.past[0].models] == [
         *("support-chat, base, on alpha", "support-chat, Q8_0, on alpha"),
     ]
 
@@ -198,8 +198,8 @@ def test_answers_are_kept_when_the_last_column_is_taken_away(busy, dialog, monke
     ask_all(busy, dialog)
     busy.wait_for(lambda: not dialog.columns[0].is_busy and not dialog.columns[2].is_busy)
     dialog.columns[1]._remove.click()
-    busy.wait_for(lambda: bool(busy.core.past))
-    assert len(busy.core.past[0].models) == 2
+    busy.wait_for(lambda: bool(busy.core.chats.past))
+    assert len(busy.core.chats.past[0].models) == 2
 
 
 def test_answers_stay_those_of_the_model_that_gave_them(busy, dialog, monkeypatch):
@@ -210,8 +210,8 @@ def test_answers_stay_those_of_the_model_that_gave_them(busy, dialog, monkeypatc
     first.who.setCurrentIndex(2)
     first.who.activated.emit(2)
     last.stop()
-    busy.wait_for(lambda: bool(busy.core.past))
-    assert busy.core.past[0].models[0].title == "support-chat, base, on alpha"
+    busy.wait_for(lambda: bool(busy.core.chats.past))
+    assert busy.core.chats.past[0].models[0].title == "support-chat, base, on alpha"
 
 
 def test_prompts_beyond_the_most_are_told(busy, dialog):

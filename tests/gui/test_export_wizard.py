@@ -81,7 +81,7 @@ def test_several_formats_are_made_one_after_the_other(busy, wizard):
     assert "--type Q3_K_M --checkpoint 320 --node alpha" in wizard.summary.commands.text()
     press(wizard, "Export")
     busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
-    gguf, awq = busy.called("export_run")
+    gguf, awq = busy.called("artifacts.export")
     assert gguf == (RUN, "gguf", Path("/m/out/gguf"), ("Q8_0", "Q3_K_M"), 320, "alpha", None)
     assert awq == (RUN, "awq", Path("/m/out/awq"), (), 320, "alpha", Path("/data/own.txt"))
     first, second = wizard.batch.rows
@@ -127,7 +127,7 @@ def test_awq_can_be_made_by_the_other_package(busy, wizard):
     assert "--engine" not in gptq
     press(again, "Export")
     busy.wait_for(lambda: again.batch is not None and again.batch.is_over)
-    first, second = busy.called("export_run")
+    first, second = busy.called("artifacts.export")
     assert (first[-1], second[1]) == ("autoawq", "gptq")
     assert "autoawq" not in second
 
@@ -136,7 +136,7 @@ def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy,
     busy.core.delay_s = 30.0
     go_on(busy, wizard, "nf4", "merged")
     press(wizard, "Export")
-    busy.wait_for(lambda: bool(busy.called("export_run")))
+    busy.wait_for(lambda: bool(busy.called("artifacts.export")))
     press(wizard, "Close")
     answer_question(busy, "Cancel")
     busy.window.close()
@@ -145,7 +145,7 @@ def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy,
     assert again.batch.rows[0].state == "now"
     press(again, "Cancel the export")
     assert [row.state for row in again.batch.rows] == ["cancelled", "cancelled"]
-    assert len(busy.called("export_run")) == 1
+    assert len(busy.called("artifacts.export")) == 1
     busy.core.delay_s = 0.0
 
 
@@ -183,7 +183,7 @@ def test_a_plan_that_cannot_be_made_says_why_and_starts_nothing(busy, wizard, mo
     async def fail(*asked, **told):
         raise UserError("the base of this run has moved", "Put it back to /models/llama.")
 
-    monkeypatch.setattr(busy.core, "plan_export", fail)
+    monkeypatch.setattr(busy.core.artifacts, "plan_export", fail)
     go_to_places(busy, wizard)
     busy.wait_for(lambda: "Put it back" in wizard._problem.text())
     assert wizard._problem.isVisible()
@@ -200,7 +200,7 @@ def test_without_a_node_that_can_one_does_not_go_on(busy, wizard, monkeypatch):
         plan = make_export_plan(to, tuple(types))
         return replace(plan, places=plan.places[2:])
 
-    monkeypatch.setattr(busy.core, "plan_export", plan)
+    monkeypatch.setattr(busy.core.artifacts, "plan_export", plan)
     go_to_places(busy, wizard)
     busy.wait_for(lambda: "No node" in wizard._problem.text())
     assert not wizard.forward.isEnabled()
@@ -222,7 +222,7 @@ def test_a_folder_that_is_used_is_told_at_its_field(busy, wizard):
     again = open_wizard(busy)
     assert again.step == "summary"
     busy.wait_for(lambda: not again.forward.isEnabled())
-    assert busy.called("export_run") == []
+    assert busy.called("artifacts.export") == []
 
 
 def test_enter_goes_on_and_a_double_click_or_a_held_key_makes_nothing(busy, wizard):
@@ -236,13 +236,13 @@ def test_enter_goes_on_and_a_double_click_or_a_held_key_makes_nothing(busy, wiza
     QTest.mouseDClick(wizard.forward, Qt.MouseButton.LeftButton)
     QTest.mouseRelease(wizard.forward, Qt.MouseButton.LeftButton)
     busy.settle()
-    assert (wizard.step, busy.called("export_run")) == ("summary", [])
+    assert (wizard.step, busy.called("artifacts.export")) == ("summary", [])
     held = QKeyEvent(
         QEvent.Type.KeyPress, Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier, "\r", True
     )
     busy.application.sendEvent(wizard.forward, held)
     busy.settle()
-    assert busy.called("export_run") == []
+    assert busy.called("artifacts.export") == []
 
 
 def test_answers_are_kept_for_another_export_when_the_window_was_closed_meanwhile(busy, wizard):
@@ -269,7 +269,7 @@ def test_what_was_made_is_asked_and_copied_by_where_it_is(busy, wizard, monkeypa
     async def make(run_id, to="merged", *, out, **asked):
         return Exported(path=Path("/home/anna") / out.relative_to("~"))
 
-    monkeypatch.setattr(busy.core, "export_run", make)
+    monkeypatch.setattr(busy.core.artifacts, "export", make)
     go_on(busy, wizard, "nf4")
     wizard.places.folder.setText("out")
     press(wizard, "Export")
@@ -287,13 +287,13 @@ def test_the_chosen_node_stays_while_nodes_are_looked_at_again(busy, wizard, mon
     busy.wait_for(lambda: "alpha" in wizard.places.nodes)
     wizard.places.nodes["alpha"].click()
     press(wizard, "Back")
-    plan, may_end = busy.core.plan_export, asyncio.Event()
+    plan, may_end = busy.core.artifacts.plan_export, asyncio.Event()
 
     async def wait(*asked, **told):
         await may_end.wait()
         return await plan(*asked, **told)
 
-    monkeypatch.setattr(busy.core, "plan_export", wait)
+    monkeypatch.setattr(busy.core.artifacts, "plan_export", wait)
     press(wizard, "Next")
     assert wizard.answers().node == "alpha"
     busy.core.on_loop(may_end.set)

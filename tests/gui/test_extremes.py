@@ -121,7 +121,7 @@ def test_ten_nodes_fit_the_wizard(many, monkeypatch):
         place = plan.places[0]
         return replace(plan, places=tuple(replace(place, node=name) for name in NAMES))
 
-    monkeypatch.setattr(many.core, "plan_export", plan)
+    monkeypatch.setattr(many.core.artifacts, "plan_export", plan)
     wizard = ExportWizard(many.context, many.window, many.cluster.runs[RUN])
     wizard.show()
     wizard.formats.boxes["nf4"].click()

@@ -81,8 +81,8 @@ def add_nodes(site: Site, stage: RealStage) -> None:
     async def add(core: CoreApi, name: str) -> None:
         server = site.servers[name]
         address = parse_ssh_address(f"{getpass.getuser()}@127.0.0.1:{server['port']}")
-        await core.add_node(name, replace(address, key=site.key), server["fingerprint"])
-        await core.setup_node(name, sys.executable)
+        await core.nodes.add(name, replace(address, key=site.key), server["fingerprint"])
+        await core.nodes.setup(name, sys.executable)
 
     ready: list[str] = []
     for name in NAMES:
@@ -97,7 +97,7 @@ def start_run(site: Site, stage: RealStage) -> str:
     path = site.write_run_file(NUM_STEPS, nodes=list(NAMES))
     started: list[str] = []
     stage.bridge.run(
-        lambda core, report: core.start_run(core.read_run_file(path), report),
+        lambda core, report: core.runs.start(core.library.read_run_file(path), report),
         progress=started.append,
     )
     stage.until(lambda: started, "the run has an id")

@@ -52,7 +52,7 @@ def test_a_pc_over_ssh_is_added_after_its_fingerprint_was_confirmed(empty, dialo
     press(dialog, "The fingerprint is right: add")
     empty.wait_for(dialog.found.isVisible)
     assert "gamer-pc" in empty.cluster.nodes
-    assert empty.called("add_node") == [
+    assert empty.called("nodes.add") == [
         ("gamer-pc", "anna@gamer-pc:2222", None),
         ("gamer-pc", "anna@gamer-pc:2222", FINGERPRINT),
     ]
@@ -65,8 +65,8 @@ def test_a_fingerprint_is_never_taken_over_to_another_address(empty, dialog):
     QTest.keyClicks(dialog.target, "2")
     assert not dialog.confirm.isVisible()
     press(dialog, "Add")
-    empty.wait_for(lambda: len(empty.called("add_node")) == 2)
-    assert empty.called("add_node")[1] == ("one2", "anna@one2:22", None)
+    empty.wait_for(lambda: len(empty.called("nodes.add")) == 2)
+    assert empty.called("nodes.add")[1] == ("one2", "anna@one2:22", None)
 
 
 def test_a_changed_key_is_a_hard_stop(empty, dialog):
@@ -98,7 +98,7 @@ def test_this_pc_is_added_with_one_more_click(empty):
     assert not dialog.target.isVisible()
     press(dialog, "Add")
     empty.wait_for(dialog.found.isVisible)
-    assert empty.called("add_node") == [("this-pc", "this PC", None)]
+    assert empty.called("nodes.add") == [("this-pc", "this PC", None)]
 
 
 def test_what_was_found_leads_to_a_node_that_is_ready_and_to_the_next_pc(empty):
@@ -139,7 +139,7 @@ def test_a_linux_of_this_pc_is_offered_where_there_is_one(empty, dialog):
     dialog.distro.activated.emit(1)
     press(dialog, "Add")
     empty.wait_for(dialog.found.isVisible)
-    assert empty.called("add_node") == [("this-pc", "Debian", None)]
+    assert empty.called("nodes.add") == [("this-pc", "Debian", None)]
     press(dialog, "Done")
 
 
@@ -186,7 +186,7 @@ def test_remove_asks_first_and_cancel_is_safe(busy):
     busy.window.nodes.table.select("delta")
     answer_question(busy, "Cancel")
     press(busy.window.nodes, "Remove")
-    assert busy.called("remove_node") == []
+    assert busy.called("nodes.remove") == []
     answer_question(busy, "Remove")
     press(busy.window.nodes, "Remove")
     busy.wait_for(lambda: "delta" not in busy.cluster.nodes)
@@ -235,7 +235,7 @@ def test_links_are_a_matrix_that_says_what_is_not_measured(busy):
     assert cells["alpha"]["beta"].text == "not measured"
     assert cells["beta"]["alpha"].tone == "warning"
     assert "1 way not measured" in page.links.summary.text()
-    busy.bridge.run(lambda core, report: core.remove_node("gamma"))
+    busy.bridge.run(lambda core, report: core.nodes.remove("gamma"))
     busy.wait_for(lambda: "gamma" not in {row.node for row in page.links.model.rows()})
     assert page.links.table.model().columnCount() == len(names)
 
@@ -245,7 +245,7 @@ def test_the_log_of_a_node_is_read_when_somebody_looks(busy):
     busy.window.go_to("nodes")
     page.table.select("alpha")
     busy.settle(0.05)
-    assert busy.called("node_logs") == []
+    assert busy.called("nodes.logs") == []
     page.tabs.setCurrentWidget(page.log)
     busy.wait_for(lambda: page.log.view.document.num_lines > 60)
     document = page.log.view.document
@@ -260,4 +260,4 @@ def test_the_log_of_a_node_is_read_when_somebody_looks(busy):
     page.table.select("beta")
     busy.wait_for(lambda: "2 logs on beta" in page.log.summary.text())
     press(page.log, "Read again")
-    busy.wait_for(lambda: len(busy.called("node_logs")) == 5)
+    busy.wait_for(lambda: len(busy.called("nodes.logs")) == 5)

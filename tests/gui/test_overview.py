@@ -33,8 +33,8 @@ def test_an_empty_window_says_what_belongs_there_and_offers_it(empty):
     names = {b.accessibleName() for b in empty.window.findChildren(QPushButton) if b.isVisible()}
     assert {"Add this PC", "Add a PC", "New run"} <= names
     assert "Run the demo" not in names, "no dead button: there is no story to tell"
-    assert ("connect", ()) in empty.core.calls or empty.wait_for(
-        lambda: ("connect", ()) in empty.core.calls
+    assert ("nodes.connect", ()) in empty.core.calls or empty.wait_for(
+        lambda: ("nodes.connect", ()) in empty.core.calls
     ) is None
 
 
@@ -99,7 +99,7 @@ def test_a_lost_node_and_a_new_node_change_the_wall(busy):
     wall = busy.window.overview.wall
     busy.wait_for(lambda: len(wall.cards()) == 7)
     assert any("unreachable for 3" in card.accessibleName() for card in wall.cards())
-    busy.core.on_loop(lambda: busy.bridge.run(lambda core, report: core.remove_node("zeta")))
+    busy.core.on_loop(lambda: busy.bridge.run(lambda core, report: core.nodes.remove("zeta")))
     busy.wait_for(lambda: len(wall.cards()) == 6)
 
 

@@ -46,8 +46,8 @@ def test_the_plan_follows_the_answers(busy: Stage, dialog: NewRunDialog) -> None
     bars = dialog.outlook.plan.findChildren(MemoryBar)
     assert [bar.isVisibleTo(dialog.outlook.plan) for bar in bars] == [True] * 4
     assert "activations 5.4 GiB" in bars[0].accessibleName()
-    assert all(look_far is False for _, look_far in busy.called("plan"))
-    asked = busy.called("plan")[-1][0]
+    assert all(look_far is False for _, look_far in busy.called("runs.plan"))
+    asked = busy.called("runs.plan")[-1][0]
     assert (asked.model, asked.data.train) == ("org/m", "the data")  # type: ignore[attr-defined]
 
 
@@ -56,12 +56,12 @@ def test_only_the_newest_question_counts_while_one_is_asked(
 ) -> None:
     gate = busy.core.plan_gate = asyncio.Event()
     QTest.keyClicks(dialog.form.fields["model"].input, "org/model")
-    busy.wait_for(lambda: len(busy.called("plan")) > 0)
+    busy.wait_for(lambda: len(busy.called("runs.plan")) > 0)
     busy.settle(0.05)
-    assert len(busy.called("plan")) == 1
+    assert len(busy.called("runs.plan")) == 1
     busy.core.on_loop(gate.set)
     busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))
-    models = [spec.model for spec, _ in busy.called("plan")]  # type: ignore[attr-defined]
+    models = [spec.model for spec, _ in busy.called("runs.plan")]  # type: ignore[attr-defined]
     assert models == ["o", "org/model"]
 
 
@@ -72,7 +72,7 @@ def test_an_unknown_model_is_looked_up_once_the_hands_rest(
     QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
     busy.wait_for(lambda: headline(dialog) == "The hub gives no config of org/m.")
     assert dialog.outlook.plan.problem.text() == "Give a folder."
-    assert [far for _, far in busy.called("plan")].count(True) == 1
+    assert [far for _, far in busy.called("runs.plan")].count(True) == 1
     busy.core.plan_answer = make_plan_of_all()
     QTest.keyClicks(dialog.form.fields["model"].input, "x")
     busy.wait_for(lambda: headline(dialog).startswith("Data parallel"))

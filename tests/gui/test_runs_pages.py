@@ -108,7 +108,7 @@ def test_start_with_nothing_marks_what_is_missing_and_starts_nothing(busy, new_r
     press(new_run, "Start")
     assert "another look" in new_run.banner.message()
     assert new_run.form.fields["model"]._finding.isVisible()
-    assert busy.called("start_run") == []
+    assert busy.called("runs.start") == []
     new_run.form.fields["model"].set_answer("org/model")
     new_run.form.edited.emit()
     assert "2 answers need" not in new_run.banner.message(), "what is left is counted"
@@ -142,8 +142,8 @@ def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
     QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
     QTest.keyClicks(new_run.form.fields["train"].input, "/data/chats.jsonl")
     press(new_run, "Start")
-    busy.wait_for(lambda: bool(busy.called("start_run")) and open_dialog(NewRunDialog) is None)
-    spec = busy.called("start_run")[0][0]
+    busy.wait_for(lambda: bool(busy.called("runs.start")) and open_dialog(NewRunDialog) is None)
+    spec = busy.called("runs.start")[0][0]
     assert (spec.model, spec.data.train) == ("org/model", "/data/chats.jsonl")
     assert spec.nodes == ("alpha", "beta", "delta", "gamma"), "epsilon does not answer"
     busy.wait_for(lambda: busy.window.run_page().run_id == "run-1-0001")
@@ -170,7 +170,7 @@ def test_a_run_file_fills_the_form_and_keeps_what_is_not_asked(busy, new_run):
     target = Path("/x/copy.yaml")
     shown.save_file(target)
     busy.wait_for(lambda: shown.command.text() == "rackless start /x/copy.yaml")
-    spec, path = busy.called("write_run_file")[0]
+    spec, path = busy.called("library.write_run_file")[0]
     assert path == target
     assert spec == replace(SPEC, name="evening", seed=7, nodes=("alpha",))
 
@@ -212,7 +212,7 @@ def test_a_start_can_be_broken_off(busy, new_run):
         new_run.form.fields[key].set_answer("x")
     busy.core.delay_s = 30.0
     press(new_run, "Start")
-    busy.wait_for(lambda: bool(busy.called("start_run")))
+    busy.wait_for(lambda: bool(busy.called("runs.start")))
     assert not new_run.start.isEnabled()
     press(new_run, "Cancel the start")
     assert "broken off" in new_run.banner.message()
@@ -256,9 +256,11 @@ def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
     new_run.outlook.look.click()
     dialog = open_dialog(DataDialog)
     busy.wait_for(lambda: "learned" in dialog.view.toPlainText())
-    assert [call[2] for call in busy.called("preview")] == [False]
+    assert [call[2] for call in busy.called("library.preview")] == [False]
     press(dialog, "Read all rows")
-    busy.wait_for(lambda: len(busy.called("preview")) == 2 and not dialog.banner.isVisible())
+    busy.wait_for(
+        lambda: len(busy.called("library.preview")) == 2 and not dialog.banner.isVisible()
+    )
     assert not dialog.count_all.isEnabled()
     busy.core.failure = UserError("chats.jsonl, row 3: not valid JSON", "Correct it.")
     dialog._look(whole=True)
@@ -363,14 +365,14 @@ def test_why_a_run_failed_is_told_before_its_loss(busy, page):
 
 
 def test_checkpoints_stay_those_of_the_run_that_is_shown(busy, page, monkeypatch):
-    find, may_end = busy.core.checkpoints, asyncio.Event()
+    find, may_end = busy.core.runs.checkpoints, asyncio.Event()
 
     async def checkpoints(run_id=None, verify=False):
         if run_id == RUN:
             await may_end.wait()
         return await find(run_id, verify)
 
-    monkeypatch.setattr(busy.core, "checkpoints", checkpoints)
+    monkeypatch.setattr(busy.core.runs, "checkpoints", checkpoints)
     page.tabs.setCurrentIndex(3)
     press(page, "Verify all")
     assert "Verifying checkpoints of support-chat" in page.banner.message()
@@ -386,7 +388,7 @@ def test_where_there_is_no_checkpoint_none_is_called_whole(busy, page, monkeypat
     async def find_none(run_id=None, verify=False):
         return ()
 
-    monkeypatch.setattr(busy.core, "checkpoints", find_none)
+    monkeypatch.setattr(busy.core.runs, "checkpoints", find_none)
     page.tabs.setCurrentIndex(3)
     press(page, "Verify all")
     busy.wait_for(lambda: "no node that answers has a checkpoint" in page.banner.message())
@@ -406,7 +408,7 @@ def test_stop_asks_and_tells_the_end(busy, page):
     answer_question(busy, "Stop the run")
     press(page.head, "Stop")
     busy.wait_for(lambda: "has stopped" in page.banner.message())
-    assert busy.called("stop_run") == [(RUN,)]
+    assert busy.called("runs.stop") == [(RUN,)]
     assert page.head.buttons["resume"].isVisible()
     assert not page.head.buttons["stop"].isVisible()
 
@@ -415,7 +417,7 @@ def test_save_now_tells_the_step_and_the_stall(busy, page):
     press(page.head, "Save now")
     busy.wait_for(lambda: "checkpoint of step 412 is saved" in page.banner.message())
     assert "stood still for 18 ms" in page.banner.message()
-    assert busy.called("save_run") == [(RUN,)]
+    assert busy.called("runs.save") == [(RUN,)]
     busy.core.on_loop(busy.core.put_run, replace(running_run(), state="stopped"))
     busy.wait_for(lambda: not page.head.buttons["save"].isVisible())
 
@@ -424,7 +426,7 @@ def test_a_profile_tells_what_took_longest_and_where_it_lies(busy, page, applica
     press(page.head, "Profile")
     busy.wait_for(lambda: "steps 413 to 415 are recorded" in page.banner.message().lower())
     assert "ampere_bf16_gemm 61" in page.banner.message()
-    assert busy.called("trace_run") == [(RUN, 3)]
+    assert busy.called("runs.trace") == [(RUN, 3)]
     press(page.banner, "Copy the paths")
     assert application.clipboard().text() == "/mirror/trace.json.gz"
 
@@ -446,8 +448,8 @@ def test_resume_on_other_nodes_from_an_older_checkpoint(busy):
 
     QTimer.singleShot(50, answer)
     press(page.head, "Resume\u2026")
-    busy.wait_for(lambda: bool(busy.called("resume_run")))
-    assert busy.called("resume_run") == [("poems-11c0", 320, ("alpha", "beta"), None)]
+    busy.wait_for(lambda: bool(busy.called("runs.resume")))
+    assert busy.called("runs.resume") == [("poems-11c0", 320, ("alpha", "beta"), None)]
 
 
 def test_a_verified_resume_chooses_its_checkpoint_by_itself(busy):
@@ -467,8 +469,8 @@ def test_a_verified_resume_chooses_its_checkpoint_by_itself(busy):
 
     QTimer.singleShot(50, answer)
     press(page.head, "Resume\u2026")
-    busy.wait_for(lambda: bool(busy.called("resume_run")))
-    (_, step, _, verify_steps), *_ = busy.called("resume_run")
+    busy.wait_for(lambda: bool(busy.called("runs.resume")))
+    (_, step, _, verify_steps), *_ = busy.called("runs.resume")
     assert (step, verify_steps) == (None, 5)
 
 
@@ -687,14 +689,14 @@ def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
 
 @pytest.mark.parametrize(("num_damaged", "step"), [(1, 320), (3, None)])
 def test_a_damaged_checkpoint_is_shown_and_not_chosen(busy, monkeypatch, num_damaged, step):
-    plain = busy.core.checkpoints
+    plain = busy.core.runs.checkpoints
 
     async def list_damaged(run_id=None, verify=False):
         found = await plain(run_id, verify)
         bad = [replace(one, verified=False, problem="alpha: cut") for one in found[:num_damaged]]
         return (*bad, *found[num_damaged:])
 
-    monkeypatch.setattr(busy.core, "checkpoints", list_damaged)
+    monkeypatch.setattr(busy.core.runs, "checkpoints", list_damaged)
     dialog = ResumeDialog(busy.context, busy.window, busy.cluster.runs[RUN])
     busy.wait_for(lambda: len(dialog.model.rows()) == 3)
     assert dialog.choice().step == step

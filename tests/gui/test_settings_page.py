@@ -75,7 +75,7 @@ def test_a_token_is_given_and_forgotten_and_never_shown(empty, page):
     assert "secret" not in row.field.displayText()
     QTest.keyClick(row.field, Qt.Key.Key_Return)
     empty.wait_for(lambda: "anna" in row.banner.message())
-    assert empty.called("keep_hub_token") == [("hf_secret0123456789",)]
+    assert empty.called("hub.save_token") == [("hf_secret0123456789",)]
     assert row.field.text() == ""
     empty.wait_for(row.forget.isVisible)
     assert "secret" not in "".join(label.text() for label in page.findChildren(QLabel))

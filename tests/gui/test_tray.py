@@ -112,7 +112,7 @@ def test_quit_in_the_menu_ends_it_and_stops_no_run(busy, tray):
     assert not busy.window.is_over
     menu_of(tray)["Quit Rackless"].trigger()
     assert busy.window.is_over
-    assert busy.called("stop_run") == []
+    assert busy.called("runs.stop") == []
 
 
 def test_states_differ_in_shape_and_not_in_colour_alone(theme):

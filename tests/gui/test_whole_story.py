@@ -125,7 +125,7 @@ def adopt_environment(stage: RealStage) -> None:
     ready: list[str] = []
     for name in NAMES:
         stage.bridge.run(
-            lambda core, report, name=name: core.setup_node(name, sys.executable),
+            lambda core, report, name=name: core.nodes.setup(name, sys.executable),
             lambda report, name=name: ready.append(name),
         )
     stage.until(lambda: len(ready) == len(NAMES), "all nodes can train")

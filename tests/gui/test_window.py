@@ -87,7 +87,7 @@ def test_closing_waits_for_the_core_without_stopping_a_run(busy):
     busy.window.finished.connect(busy.bridge.stop)
     busy.window.close()
     busy.wait_for(lambda: closed)
-    assert busy.called("stop_run") == []
+    assert busy.called("runs.stop") == []
 
 
 def test_with_a_tray_closing_hides_and_says_so_once(busy):
@@ -108,7 +108,7 @@ def test_with_a_tray_closing_hides_and_says_so_once(busy):
     busy.window.hide()
     busy.window.quit()
     assert busy.window.is_over
-    assert busy.called("stop_run") == []
+    assert busy.called("runs.stop") == []
 
 
 def test_without_a_tray_closing_ends_whatever_was_chosen(empty):
@@ -171,7 +171,7 @@ def test_a_report_tells_versions_and_no_names(monkeypatch):
 
 def test_an_error_without_a_place_of_its_own_shows_above_the_page(busy):
     busy.core.failure = UserError("The store is full.", "Free some space.")
-    busy.bridge.run(lambda core, report: core.stop_run("support-chat-7f3a"))
+    busy.bridge.run(lambda core, report: core.runs.stop("support-chat-7f3a"))
     busy.wait_for(lambda: "Free some space" in busy.window.banner.message())
 
 

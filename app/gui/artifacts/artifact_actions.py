@@ -43,7 +43,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.copy_artifact(artifact.label, place, report),
+            lambda core, report: core.artifacts.copy(artifact.label, place, report),
             lambda found: self._banner.show_message(
                 "good", f"{artifact.label} is copied", f"It lies whole in {place}."
             ),
@@ -61,7 +61,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.push_artifact(
+            lambda core, report: core.artifacts.push(
                 artifact.label, name, private=private, progress=report
             ),
             lambda found: self._banner.show_message(
@@ -82,7 +82,7 @@ class ArtifactActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.check_artifact(artifact.label, report),
+            lambda core, report: core.artifacts.verify(artifact.label, report),
             self._tell_check,
             title=f"Checking {artifact.label}",
             hint="Every copy is read and compared by its hashes.",
@@ -114,7 +114,7 @@ class ArtifactActions:
         ):
             return
         self._context.bridge.run(
-            lambda core, report: core.delete_artifact(artifact.label, place, even_last=True),
+            lambda core, report: core.artifacts.delete(artifact.label, place, even_last=True),
             success=self._tell_deleted,
             failure=self._banner.show_error,
         )
@@ -130,7 +130,7 @@ class ArtifactActions:
         chosen = QFileDialog.getExistingDirectory(self._parent, "Folder of an artifact")
         if chosen:
             self._context.bridge.run(
-                lambda core, report: core.add_artifact(Path(chosen)),
+                lambda core, report: core.artifacts.add(Path(chosen)),
                 success=lambda found: self._banner.show_message(
                     "good", f"{found.label} is entered", chosen
                 ),
@@ -145,7 +145,7 @@ class ArtifactActions:
         """Put a command on the clipboard, and write the Modelfile that it names."""
         copy_text(command.command)
         self._context.bridge.run(
-            lambda core, report: core.write_modelfile(artifact.label, command),
+            lambda core, report: core.artifacts.write_modelfile(artifact.label, command),
             success=lambda path: self._banner.show_message(
                 "good",
                 f"The command for {command.title} is on the clipboard",

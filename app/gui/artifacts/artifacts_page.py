@@ -79,7 +79,7 @@ class ArtifactsPage(QWidget):
     def refresh(self) -> None:
         """Ask for all of them, and how their copies on this PC stand."""
         self._context.bridge.run(
-            lambda core, report: core.artifacts(), self._show, failure=self.banner.show_error
+            lambda core, report: core.artifacts.all(), self._show, failure=self.banner.show_error
         )
 
     # ------------------------------------------------------------ layout
@@ -174,7 +174,7 @@ class ArtifactsPage(QWidget):
             button.setEnabled(has_folder if name == "push" else artifact is not None)
         if artifact is not None and self.details.show_artifact(artifact):
             self._context.bridge.run(
-                lambda core, report: core.artifact_card(artifact.label),
+                lambda core, report: core.artifacts.card(artifact.label),
                 partial(self._show_card, artifact.label),
                 failure=lambda error: self._show_card(artifact.label, ""),
             )
@@ -202,7 +202,7 @@ class ArtifactsPage(QWidget):
 
     def _load_commands(self, artifact: ArtifactSnapshot) -> None:
         self._context.bridge.run(
-            lambda core, report: core.serve_commands(artifact.label),
+            lambda core, report: core.artifacts.serve_commands(artifact.label),
             partial(self._show_commands, artifact.label),
             failure=partial(self._tell_no_commands, artifact.label),
         )

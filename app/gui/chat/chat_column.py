@@ -99,7 +99,7 @@ class ChatColumn(QWidget):
         subject, loaded = self._subject(), self._loaded
 
         async def work(core: CoreApi, report: Report) -> Answers:
-            held = loaded or await core.open_chat(
+            held = loaded or await core.chats.open(
                 subject, progress=lambda text: report(("note", text))
             )
             report(("loaded", held))
@@ -130,7 +130,7 @@ class ChatColumn(QWidget):
             self._end("Given up.")
             return
         key = self._loaded.key
-        self._context.bridge.run(lambda core, report: core.stop_chat(key))
+        self._context.bridge.run(lambda core, report: core.chats.stop(key))
 
     def forget(self) -> None:
         """Begin a new conversation with the same model."""
@@ -143,7 +143,7 @@ class ChatColumn(QWidget):
             self._op = None
         if self._loaded is not None:
             key = self._loaded.key
-            self._context.bridge.run(lambda core, report: core.close_chat(key))
+            self._context.bridge.run(lambda core, report: core.chats.close(key))
             self._loaded = None
 
     def _lay_out(self) -> None:
@@ -215,7 +215,7 @@ def _describe_place(loaded: Loaded) -> str:
 async def _answer(core: CoreApi, key: int, turn: Any, report: Report) -> ChatAnswer | None:
     """Return the answer to one turn; None: it could not be given, which was reported."""
     try:
-        found = await core.ask_chat(
+        found = await core.chats.ask(
             key,
             turn,
             progress=lambda text: report(("note", text)),

@@ -178,10 +178,10 @@ class ChatDialog(QDialog):
         made: tuple[ArtifactSnapshot, ...] = ()
         what = self._run.run_id if self._run else self._wanted.what if self._wanted else ""
         if self._run is not None:
-            steps = await core.checkpoints(self._run.run_id)
-            made = await core.artifacts(self._run.run_id)
+            steps = await core.runs.checkpoints(self._run.run_id)
+            made = await core.artifacts.all(self._run.run_id)
         elif self._wanted is not None:
-            made = (await core.artifact(self._wanted.what),)
+            made = (await core.artifacts.get(self._wanted.what),)
         return steps, made, find_project(core, what)
 
     def _show_found(self, found: Found) -> None:
@@ -235,7 +235,7 @@ class ChatDialog(QDialog):
             time_s=now_s, prompts=prompts, models=models, system=self.how.settings().system.strip()
         )
         self._context.bridge.run(
-            lambda core, report: _do(core.save_compared, project, kept),
+            lambda core, report: _do(core.chats.save_comparison, project, kept),
             lambda result: self._refresh_project(),
             self.banner.show_error,
         )
@@ -244,7 +244,7 @@ class ChatDialog(QDialog):
         project = self._project
         if project is not None:
             self._context.bridge.run(
-                lambda core, report: _do(core.save_prompts, project, prompts),
+                lambda core, report: _do(core.chats.save_prompts, project, prompts),
                 failure=self.banner.show_error,
             )
 
@@ -252,7 +252,7 @@ class ChatDialog(QDialog):
         project = self._project
         assert project is not None, "only a project has answers"
         self._context.bridge.run(
-            lambda core, report: _do(core.write_compared, project, found, Path(path)),
+            lambda core, report: _do(core.chats.write_comparison, project, found, Path(path)),
             lambda result: self.banner.show_message("good", "The answers are saved", path),
             self.banner.show_error,
         )
@@ -296,14 +296,14 @@ class ChatDialog(QDialog):
 def find_project(core: CoreApi, what: str) -> Project | None:
     """Return the project of a run or an artifact; None: it has none."""
     try:
-        return core.project_of(what)
+        return core.chats.project_of(what)
     except UserError:
         return None
 
 
 async def read_project(core: CoreApi, project: Project) -> Kept:
     """Return the prompts of a project, and what was answered to them before."""
-    return core.prompts(project), core.compared_answers(project)
+    return core.chats.prompts(project), core.chats.comparisons(project)
 
 
 async def _do(deed: Callable[..., None], *given: object) -> None:

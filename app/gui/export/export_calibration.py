@@ -102,7 +102,9 @@ class CalibrationPage(QWidget):
             self.edited.emit()
             return
         self._op = self._context.bridge.run(
-            lambda core, report: core.check_calibration(Path(path)), self._show, self._fail
+            lambda core, report: core.artifacts.check_calibration(Path(path)),
+            self._show,
+            self._fail,
         )
 
     def _show(self, num_words: int) -> None:

@@ -105,7 +105,7 @@ class PlacesPage(QWidget):
 
         async def plan(core: CoreApi, report: Report) -> list[ExportPlan]:
             return [
-                await core.plan_export(
+                await core.artifacts.plan_export(
                     run_id,
                     job.to,
                     types=job.types,
@@ -125,7 +125,9 @@ class PlacesPage(QWidget):
         self._ask(
             "folder",
             self._context.bridge.run(
-                lambda core, report: core.check_export_folders(folders if answers.folder else []),
+                lambda core, report: core.artifacts.check_export_folders(
+                    folders if answers.folder else []
+                ),
                 lambda result: self._tell_folder(""),
                 lambda error: self._tell_folder(describe_error(error)),
             ),

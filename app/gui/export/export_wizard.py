@@ -81,7 +81,7 @@ class ExportWizard(QDialog):
         self._tick.timeout.connect(self._count_time)
         self._ops = [
             context.bridge.run(
-                lambda core, report: core.checkpoints(run.run_id),
+                lambda core, report: core.runs.checkpoints(run.run_id),
                 self._show_checkpoints,
                 self._fail_checkpoints,
             ),
@@ -303,4 +303,4 @@ async def foretell(core: CoreApi, report: Report, run_id: str) -> None:
         groups = [targets] if one.key == "gguf" else [[target] for target in targets]
         for group in groups:
             types = tuple(kind for target in group for kind in split_target(target)[1])
-            report((group, await core.plan_export(run_id, one.key, types=types)))
+            report((group, await core.artifacts.plan_export(run_id, one.key, types=types)))

@@ -50,7 +50,7 @@ class DataDialog(QDialog):
         what = "Reading all rows" if whole else "Looking at the first rows"
         self.banner.show_message("busy", what)
         self._op = self._context.bridge.run(
-            lambda core, report: core.preview(self._spec, whole=whole, progress=report),
+            lambda core, report: core.library.preview(self._spec, whole=whole, progress=report),
             success=self._show,
             failure=self._fail,
             progress=lambda text: self.banner.show_message("busy", what, str(text)),

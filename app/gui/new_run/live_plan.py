@@ -55,7 +55,7 @@ class LivePlan(QObject):
             return
         self._asked = spec, look_far
         self._bridge.run(
-            lambda core, report: core.plan(spec, look_far=look_far), self._take, self._fail
+            lambda core, report: core.runs.plan(spec, look_far=look_far), self._take, self._fail
         )
 
     def _take(self, plan: Plan) -> None:

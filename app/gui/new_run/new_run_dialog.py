@@ -48,15 +48,15 @@ from app.text import capitalize, free_name
 
 
 async def read_file(core: CoreApi, path: Path) -> RunSpec:
-    return core.read_run_file(path)
+    return core.library.read_run_file(path)
 
 
 async def read_recipes(core: CoreApi) -> Sequence[RecipeRow]:
-    return core.recipes()
+    return core.library.recipes()
 
 
 async def drop_recipe(core: CoreApi, name: str) -> RecipeRow:
-    return core.delete_recipe(name)
+    return core.library.delete_recipe(name)
 
 
 def may_delete_recipe(parent: QWidget, theme: Theme) -> bool:
@@ -289,7 +289,7 @@ class NewRunDialog(QDialog):
         self.start.setEnabled(False)
         self._show_start("Copying what the nodes do not have yet.")
         self._op = self._context.bridge.run(
-            lambda core, report: core.start_run(spec, progress=report),
+            lambda core, report: core.runs.start(spec, progress=report),
             success=self._started,
             failure=self._failed,
             progress=lambda line: self._show_start(capitalize(str(line))),

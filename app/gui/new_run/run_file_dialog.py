@@ -28,16 +28,16 @@ RUN_FILES = "Run files (*.yaml *.yml);;All files (*)"
 
 
 async def format_spec(core: CoreApi, spec: RunSpec) -> str:
-    return core.run_file_text(spec)
+    return core.library.run_file_text(spec)
 
 
 async def write_file(core: CoreApi, spec: RunSpec, path: Path) -> Path:
-    core.write_run_file(spec, path)
+    core.library.write_run_file(spec, path)
     return path
 
 
 async def keep_recipe(core: CoreApi, title: str, spec: RunSpec) -> RecipeRow:
-    return core.save_recipe(title, spec)
+    return core.library.save_recipe(title, spec)
 
 
 def describe_start(path: str) -> str:

@@ -97,7 +97,7 @@ class AddNodeDialog(QDialog):
         self.found.changed.connect(lambda: QTimer.singleShot(0, self, self._fit))
         self._show_distros(())
         context.bridge.run(
-            lambda core, report: core.wsl_distros(), self._show_distros, lambda error: None
+            lambda core, report: core.nodes.wsl_distros(), self._show_distros, lambda error: None
         )
         self.finished.connect(lambda code: self._op.cancel() if self._op else None)
         self._ask_again()
@@ -226,7 +226,7 @@ class AddNodeDialog(QDialog):
             "busy", f"Reaching {address}", "Logging in, then sending the agent (0.1 MB)."
         )
         self._op = self._context.bridge.run(
-            lambda core, report: core.add_node(name, address, accepted), self._added, self._failed
+            lambda core, report: core.nodes.add(name, address, accepted), self._added, self._failed
         )
 
     def _set_busy(self, is_busy: bool) -> None:

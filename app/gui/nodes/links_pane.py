@@ -21,7 +21,7 @@ NAME_PX, CELL_PX = 128, 176
 
 async def load_links(core: CoreApi) -> tuple[LinkSnapshot, ...]:
     """Return what the last checks measured."""
-    return core.links()
+    return core.nodes.links()
 
 
 class LinksPane(QWidget):

@@ -66,7 +66,7 @@ class NodeLogPane(QWidget):
         self.summary.setText(f"Reading from {name}\u2026" if name else "Select a node.")
         if name:
             self._op = self._context.bridge.run(
-                lambda core, report: core.node_logs(name), self._take, self._fail
+                lambda core, report: core.nodes.logs(name), self._take, self._fail
             )
 
     def showEvent(self, event: QShowEvent) -> None:

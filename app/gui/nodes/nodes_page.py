@@ -37,7 +37,7 @@ from app.presentation.plan_text import describe_calibration
 
 async def load_calibrations(core: CoreApi, name: str) -> dict[str, Calibration]:
     """Return what was measured of a node's GPUs."""
-    return core.calibrations(name)
+    return core.nodes.calibrations(name)
 
 
 class NodesPage(QWidget):
@@ -89,7 +89,7 @@ class NodesPage(QWidget):
 
     def _refresh_node(self, name: str) -> None:
         self._context.bridge.run(
-            lambda core, report: core.node(name),
+            lambda core, report: core.nodes.refresh(name),
             failure=lambda error: None,  # its state says so already
         )
 
@@ -106,7 +106,7 @@ class NodesPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.check(),
+            lambda core, report: core.nodes.check(),
             self._show_results,
             title="Checking the nodes",
             hint="Versions, clocks, every connection, a small sum.",
@@ -215,7 +215,7 @@ class NodesPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.calibrate_node(node.name, report),
+            lambda core, report: core.nodes.calibrate(node.name, report),
             lambda found: self._show_measured(node.name, found),
             title=f"Measuring {node.name}",
             hint="About 20 seconds for each GPU.",
@@ -246,7 +246,7 @@ class NodesPage(QWidget):
         ):
             return
         self._context.bridge.run(
-            lambda core, report: core.remove_node(node.name), failure=self.banner.show_error
+            lambda core, report: core.nodes.remove(node.name), failure=self.banner.show_error
         )
 
     def _show_results(self, rows: tuple[Any, ...]) -> None:

@@ -157,7 +157,7 @@ class ComparePage(QWidget):
 
 
 async def _read(core: CoreApi, ids: Sequence[str]) -> dict[str, list[StepRecord]]:
-    return {run_id: core.steps(run_id) for run_id in ids}
+    return {run_id: core.runs.steps(run_id) for run_id in ids}
 
 
 def _columns(runs: Sequence[RunSnapshot]) -> list[Column[CompareRow]]:

@@ -23,7 +23,7 @@ _NOTHING = (
 
 async def load_comparison(core: CoreApi, run_id: str) -> ForecastComparison | None:
     """Return what was foretold of a run beside what it has measured so far."""
-    return core.comparison(run_id)
+    return core.runs.forecast_comparison(run_id)
 
 
 class ForecastPane(QWidget):

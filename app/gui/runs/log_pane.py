@@ -26,7 +26,7 @@ async def read_log(core: CoreApi, report: Report, run_id: str, rank: int, attemp
 
     def pieces() -> Iterator[bytes]:
         nonlocal size_bytes
-        for file in core.logs(run_id, rank, attempt):
+        for file in core.runs.logs(run_id, rank, attempt):
             for offset, data in file.pieces():
                 size_bytes = offset + len(data)
                 yield data

@@ -106,7 +106,7 @@ class ResumeDialog(QDialog):
         self.table.chosen.connect(self._review)
         self.verify.toggled.connect(lambda checked: self._review())
         self._op = context.bridge.run(
-            lambda core, report: core.checkpoints(run.run_id),
+            lambda core, report: core.runs.checkpoints(run.run_id),
             self._show_checkpoints,
             lambda error: self._note.setText(str(error)),
         )

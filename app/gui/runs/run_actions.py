@@ -51,7 +51,7 @@ class RunActions:
         title = f"Saving {run.name}"
         self._banner.show_message("busy", title, "At the end of the present step; it trains on.")
         self._context.bridge.run(
-            lambda core, report: core.save_run(run.run_id),
+            lambda core, report: core.runs.save(run.run_id),
             success=lambda saved: self._banner.show_message(
                 "good", run.name, describe_saved(saved)
             ),
@@ -62,7 +62,7 @@ class RunActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.trace_run(run.run_id, TRACED_STEPS),
+            lambda core, report: core.runs.trace(run.run_id, TRACED_STEPS),
             lambda made: self._show_trace(run, made),
             title=f"Recording {run.name}",
             hint=f"The next {TRACED_STEPS} steps, on every rank.",
@@ -92,7 +92,7 @@ class RunActions:
             return
         self._banner.show_message("busy", f"Stopping {run.name}", "Waiting for its checkpoint.")
         self._context.bridge.run(
-            lambda core, report: core.stop_run(run.run_id),
+            lambda core, report: core.runs.stop(run.run_id),
             success=lambda result: self._banner.show_message(
                 "good", f"{run.name} has stopped", "No process of it is left on any node."
             ),
@@ -108,7 +108,7 @@ class RunActions:
         run_in_banner(
             self._context.bridge,
             self._banner,
-            lambda core, report: core.resume_run(run.run_id, step, nodes, verify_steps, report),
+            lambda core, report: core.runs.resume(run.run_id, step, nodes, verify_steps, report),
             lambda result: self._banner.hide(),
             title=f"Resuming {run.name}",
             hint=f"On {', '.join(nodes)}.",
@@ -126,7 +126,7 @@ class RunActions:
         ):
             return
         self._context.bridge.run(
-            lambda core, report: core.delete_run(run.run_id), failure=self._banner.show_error
+            lambda core, report: core.runs.delete(run.run_id), failure=self._banner.show_error
         )
 
     def chat(self, run: RunSnapshot, step: int | None = None) -> None:

@@ -56,18 +56,18 @@ Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[Evalua
 
 async def load_run(core: CoreApi, run_id: str) -> Loaded:
     """Return what the core has of a run: its steps, its events, and what it learns."""
-    events, data = core.run_events(run_id), core.run_preview(run_id)
-    return core.steps(run_id), events, data, core.evaluations(run_id)
+    events, data = core.runs.events(run_id), core.runs.data_preview(run_id)
+    return core.runs.steps(run_id), events, data, core.runs.evaluations(run_id)
 
 
 async def load_data(core: CoreApi, run_id: str) -> DataPreview | None:
     """Return what a run learns, once that is known."""
-    return core.run_preview(run_id)
+    return core.runs.data_preview(run_id)
 
 
 async def load_evaluations(core: CoreApi, run_id: str) -> list[EvaluationRecord]:
     """Return what evaluations found until now."""
-    return core.evaluations(run_id)
+    return core.runs.evaluations(run_id)
 
 
 def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
@@ -162,7 +162,7 @@ class RunPage(QWidget):
         self._ops = [
             bridge.run(lambda core, report: load_run(core, run_id), self._fill),
             bridge.run(
-                lambda core, report: core.checkpoints(run_id),
+                lambda core, report: core.runs.checkpoints(run_id),
                 partial(self._show_checkpoints, run_id),
                 failure=lambda error: None,  # no node answers: the table keeps what it has
             ),
@@ -293,7 +293,7 @@ class RunPage(QWidget):
                 )
             if "heckpoint" in event.text:
                 self._context.bridge.run(
-                    lambda core, report: core.checkpoints(event.run_id),
+                    lambda core, report: core.runs.checkpoints(event.run_id),
                     partial(self._show_checkpoints, event.run_id),
                     failure=lambda error: None,
                 )
@@ -325,7 +325,7 @@ class RunPage(QWidget):
         run_in_banner(
             self._context.bridge,
             self.banner,
-            lambda core, report: core.checkpoints(run_id, verify=True),
+            lambda core, report: core.runs.checkpoints(run_id, verify=True),
             partial(self._show_verified, run),
             title=f"Verifying checkpoints of {run.name}",
             hint="Every copy is read whole.",

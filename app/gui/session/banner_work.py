@@ -53,7 +53,7 @@ def set_up_in_banner(
     run_in_banner(
         bridge,
         banner,
-        lambda core, report: core.setup_node(name, progress=report),
+        lambda core, report: core.nodes.setup(name, progress=report),
         success,
         title=f"Setting up {name}",
         hint="This takes some minutes the first time.",

@@ -245,7 +245,7 @@ class Bridge(QObject):
                 loop.call_soon(self._waiting.pop(0))
         async with self._open_core() as core:
             with core.events.listening(self._take):
-                nodes, runs = core.nodes(), core.runs()
+                nodes, runs = core.nodes.all(), core.runs.all()
                 self._post(lambda: self.opened.emit(nodes, runs))
                 self._core.set_result(core)
                 await self._stop.wait()

@@ -73,7 +73,7 @@ class ExportBatch(QObject):
         asked, job = self.answers, row.job
         own = asked.calibration.strip() if job.to in ("awq", "gptq") else ""
         self._op = self._bridge.run(
-            lambda core, report: core.export_run(
+            lambda core, report: core.artifacts.export(
                 self.run_id,
                 job.to,
                 out=Path(job.folder),

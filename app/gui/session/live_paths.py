@@ -39,7 +39,9 @@ class LivePaths(QObject):
         if self._op is not None:
             self._op.cancel()
         names = dict(self._names)
-        self._op = self._bridge.run(lambda core, report: core.find_missing(names), self._take)
+        self._op = self._bridge.run(
+            lambda core, report: core.library.find_missing(names), self._take
+        )
 
     def _take(self, missing: dict[str, str]) -> None:
         if not self._rest.isActive() and missing != self.missing:

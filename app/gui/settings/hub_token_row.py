@@ -69,7 +69,7 @@ class HubTokenRow(QWidget):
 
     def refresh(self) -> None:
         """Look again whether there is a token."""
-        self._bridge.run(lambda core, report: core.find_hub_token(), self._show_place)
+        self._bridge.run(lambda core, report: core.hub.find_token(), self._show_place)
 
     def _show_place(self, place: TokenPlace) -> None:
         self.state.setText(_WORDS[place])
@@ -78,7 +78,7 @@ class HubTokenRow(QWidget):
             self._show_nodes(())
         else:
             self._bridge.run(
-                lambda core, report: core.node_tokens(), self._show_nodes, self._show_error
+                lambda core, report: core.hub.node_tokens(), self._show_nodes, self._show_error
             )
 
     def _show_nodes(self, found: tuple[NodeToken, ...]) -> None:
@@ -97,7 +97,7 @@ class HubTokenRow(QWidget):
         self.keep.setEnabled(False)
         self.banner.show_message("busy", "The hub checks the token.")
         self._bridge.run(
-            lambda core, report: core.keep_hub_token(token), self._show_kept, self._show_error
+            lambda core, report: core.hub.save_token(token), self._show_kept, self._show_error
         )
 
     def _show_kept(self, owner: str) -> None:
@@ -107,7 +107,7 @@ class HubTokenRow(QWidget):
 
     def _forget(self) -> None:
         self._bridge.run(
-            lambda core, report: core.forget_hub_token(), self._show_forgotten, self._show_error
+            lambda core, report: core.hub.delete_token(), self._show_forgotten, self._show_error
         )
 
     def _show_forgotten(self, found: tuple[NodeToken, ...]) -> None:
@@ -121,12 +121,12 @@ class HubTokenRow(QWidget):
 
     def _give(self) -> None:
         self._bridge.run(
-            lambda core, report: core.give_hub_token(), self._show_nodes, self._show_error
+            lambda core, report: core.hub.send_token(), self._show_nodes, self._show_error
         )
 
     def _take(self) -> None:
         self._bridge.run(
-            lambda core, report: core.take_hub_token(), self._show_taken, self._show_error
+            lambda core, report: core.hub.remove_token(), self._show_taken, self._show_error
         )
 
     def _show_taken(self, found: tuple[NodeToken, ...]) -> None:

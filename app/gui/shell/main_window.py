@@ -253,7 +253,7 @@ class MainWindow(QMainWindow):
         self.banner.show_error(error)
 
     def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
-        self._context.bridge.run(lambda core, report: core.connect())
+        self._context.bridge.run(lambda core, report: core.nodes.connect())
         self._context.bridge.run(lambda core, report: read_notice(core), self._show_notice)
         self._context.bridge.run(lambda core, report: asyncio.to_thread(import_the_rest))
 

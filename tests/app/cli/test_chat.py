@@ -20,16 +20,17 @@ class Core:
     """Answers with how many messages it was sent."""
 
     def __init__(self) -> None:
+        self.chats = self
         self.turns: list[ChatTurn] = []
         self.subject: Subject | None = None
         self.is_closed = False
 
-    async def open_chat(self, subject: Subject, **more: Any) -> Loaded:
+    async def open(self, subject: Subject, **more: Any) -> Loaded:
         self.subject = subject
         opened = ChatOpened(load_s=1.0, runtime="fake", device="cpu")
         return Loaded(key=7, chat="c", title="demo, step 10", node="alpha", opened=opened)
 
-    async def ask_chat(self, key: int, turn: ChatTurn, *, piece: Any, **more: Any) -> ChatAnswer:
+    async def ask(self, key: int, turn: ChatTurn, *, piece: Any, **more: Any) -> ChatAnswer:
         self.turns.append(turn)
         text = f"heard {len(turn.messages)}"
         if turn.messages[-1].content == "fail":
@@ -39,7 +40,7 @@ class Core:
             text=text, num_tokens=2, first_token_s=0.1, tokens_per_s=9.0, runtime="fake", cut=False
         )
 
-    async def close_chat(self, key: int) -> None:
+    async def close(self, key: int) -> None:
         self.is_closed = True
 
 

@@ -21,6 +21,7 @@ ANSWER = ChatAnswer(
 
 class Core:
     def __init__(self, *models: Compared) -> None:
+        self.chats = self
         self.found = AnswerComparison(time_s=1.0, prompts=("Who?",), models=models)
 
     def project_of(self, what: str) -> Project:

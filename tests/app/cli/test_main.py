@@ -309,7 +309,7 @@ def test_the_run_file_of_a_run_can_be_kept(capsys: pytest.CaptureFixture[str]) -
     core = FakeCore(run_map={"r-1": make_run("r-1", "r", "done")})
     args = build_parser().parse_args(["runs", "show", "r-1", "--run-file", "again.yaml"])
     assert asyncio.run(runs._show(core, args, Output(False))) == 0  # type: ignore[arg-type]
-    assert core.calls == [("write_run_file", core.run_map["r-1"].spec, Path("again.yaml"))]
+    assert core.calls == [("library.write_run_file", core.run_map["r-1"].spec, Path("again.yaml"))]
 
 
 def test_the_hubs_token_is_given_to_nodes_and_taken_back(
@@ -326,7 +326,7 @@ def test_the_hubs_token_is_given_to_nodes_and_taken_back(
     assert ask() == (0, "Not on alpha.")
     assert ask("alpha", "--give") == (0, "On alpha.")
     assert ask("--take-back") == (0, "Not on alpha.")
-    assert [call[0] for call in core.calls] == ["give_hub_token", "take_hub_token"]
+    assert [call[0] for call in core.calls] == ["hub.send_token", "hub.remove_token"]
     away = NodeToken(node="beta", place="unknown", problem="beta cannot be reached: it is off")
     core.node_token_map["beta"] = away
     assert ask() == (1, "Not on alpha. beta cannot be asked.")
@@ -367,7 +367,7 @@ def test_a_preview_shows_figures_samples_and_the_evaluation(
     core = FakeCore()
     args = build_parser().parse_args(["preview", str(tmp_path / "again.yaml"), "--quick"])
     both = replace(SPEC, data=replace(SPEC.data, eval="held-out.jsonl"))
-    monkeypatch.setattr(FakeCore, "read_run_file", lambda self, path: both)
+    monkeypatch.setattr(core.library, "read_run_file", lambda path: both)
     assert asyncio.run(preview._preview(core, args, Output(False))) == 0  # type: ignore[arg-type]
     told = capsys.readouterr().out
     assert "left out      row 2: not valid JSON" in told

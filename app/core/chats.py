@@ -1,0 +1,144 @@
+"""What a person does with a loaded model: talk with it, and compare its answers with others'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.contract.artifacts import ChatAnswer, ChatTurn
+from app.conversation import AnswerComparison, Loaded, Project, Subject
+from app.runs.services import Services
+
+if TYPE_CHECKING:
+    from app.chats.chat import Chats
+    from app.core.api import Progress
+
+
+class CoreChats:
+    """Part of `app.core.core.Core`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._chats_made: Chats | None = None
+
+    @property
+    def _chats(self) -> Chats:
+        """What talks with models; made when it is first wanted, since most commands never do."""
+        if self._chats_made is None:
+            from app.chats.chat import Chats
+
+            self._chats_made = Chats(self._services)
+        return self._chats_made
+
+    async def open(self, subject: Subject, *, progress: Progress | None = None) -> Loaded:
+        """Load a run's model, the one before it, or an artifact, to talk with it.
+
+        It stays loaded until `close`; a model that its node let go of meanwhile is loaded
+        anew at the next question.
+
+        Raises:
+            UserError: there is no such run, artifact or node, or it cannot be loaded.
+        """
+        return await self._chats.open(subject, progress or (lambda text: None))
+
+    async def ask(
+        self,
+        key: int,
+        turn: ChatTurn,
+        *,
+        progress: Progress | None = None,
+        piece: Progress | None = None,
+    ) -> ChatAnswer:
+        """Return a loaded model's next message.
+
+        Args:
+            key: of `open`.
+            turn: the whole conversation so far, and how the answer is made.
+            progress: hears what happens before the answer.
+            piece: hears the answer as it is made.
+
+        Raises:
+            UserError: the conversation is closed or too long, or the node cannot be asked.
+        """
+        tell, say = (told or (lambda text: None) for told in (progress, piece))
+        return await self._chats.ask(key, turn, tell, say)
+
+    async def stop(self, key: int) -> None:
+        """End the answer that a loaded model gives, where it is."""
+        await self._chats.stop(key)
+
+    async def close(self, key: int) -> None:
+        """Let a loaded model go."""
+        await self._chats.close(key)
+
+    def project_of(self, what: str) -> Project:
+        """Return the base and data that a run or an artifact belongs to.
+
+        Raises:
+            UserError: there is no such run or artifact.
+        """
+        from app.chats.chat import find_project
+
+        return find_project(self._services, what)
+
+    def prompts(self, project: Project) -> tuple[str, ...]:
+        """Return the prompts that a project's models are compared by."""
+        return self._services.prompts.prompts(project)
+
+    def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
+        """Keep them."""
+        self._services.prompts.save_prompts(project, prompts)
+
+    def read_prompt_file(self, path: Path) -> tuple[str, ...]:
+        """Return the prompts in a file, one per line.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        from app.chats.chat import read_prompt_file
+
+        return read_prompt_file(path)
+
+    async def compare(
+        self,
+        project: Project,
+        subjects: Sequence[Subject],
+        *,
+        max_tokens: int = 256,
+        progress: Progress | None = None,
+    ) -> AnswerComparison:
+        """Ask models the prompts that are kept for their project, and keep what they answer.
+
+        Raises:
+            UserError: there are no prompts, or no model can be loaded.
+        """
+        from app.chats.comparison import compare_models
+
+        found = await compare_models(
+            self._chats,
+            subjects,
+            self.prompts(project),
+            progress or (lambda text: None),
+            max_tokens=max_tokens,
+        )
+        self.save_comparison(project, found)
+        return found
+
+    def comparisons(self, project: Project) -> tuple[AnswerComparison, ...]:
+        """Return what models answered to the project's prompts, newest first."""
+        return self._services.prompts.comparisons(project)
+
+    def save_comparison(self, project: Project, found: AnswerComparison) -> None:
+        """Keep what models answered."""
+        self._services.prompts.add_comparison(project, found)
+
+    def write_comparison(self, project: Project, found: AnswerComparison, path: Path) -> None:
+        """Write it as Markdown.
+
+        Raises:
+            UserError: the place cannot be written.
+        """
+        from app.chats.chat import write_comparison
+
+        write_comparison(project, found, path)

@@ -1,0 +1,166 @@
+"""What a person does with nodes: add, check, measure and watch them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from agents.contract.node import Calibration, EnvironmentReport, LogTail
+from app.events import EventHub, LinkSnapshot, NodeSnapshot, SampleArrived
+from app.nodes.fleet import Fleet
+from app.nodes.node import Node, NodeAddress, address_to_json
+from app.runs.lifecycle import reconcile, stop
+from app.runs.lifecycle.background_tasks import Upkeep
+from app.runs.services import Services
+from app.storage.nodes import NodeStore
+
+if TYPE_CHECKING:
+    from app.core.api import Progress
+    from app.provisioning.check_rules import CheckRow
+
+
+class CoreNodes:
+    """Part of `app.core.core.Core`."""
+
+    def __init__(
+        self,
+        services: Services,
+        fleet: Fleet,
+        store: NodeStore,
+        upkeep: Upkeep,
+        events: EventHub,
+    ) -> None:
+        self._services = services
+        self._fleet = fleet
+        self._store = store
+        self._upkeep = upkeep
+        self._events = events
+
+    async def wsl_distros(self) -> tuple[str, ...]:
+        """Return the names of the WSL distros of this PC; none where there is no WSL."""
+        from app.nodes.transport.local import list_distros
+
+        return await list_distros()
+
+    async def add(
+        self, name: str, address: NodeAddress, accept_host_key: str | None = None
+    ) -> NodeSnapshot:
+        """Reach a node, start the agent there, and remember it.
+
+        Raises:
+            HostKeyUnknown: first contact; ask, and call again with its fingerprint.
+            UserError: it cannot be added; nothing is remembered.
+        """
+        await self._fleet.join(Node(name=name, address=address), accept_host_key)
+        self._store.save(name, address_to_json(address))
+        if self._upkeep.is_on:
+            await self._fleet.connect((name,))
+        await reconcile.search_nodes(self._services, (name,))
+        return await self._fleet.refresh(name)
+
+    def all(self) -> tuple[NodeSnapshot, ...]:
+        return self._fleet.snapshots()
+
+    async def refresh(self, name: str) -> NodeSnapshot:
+        """Return the node with fresh facts.
+
+        Raises:
+            UserError: it cannot be asked.
+        """
+        return await self._fleet.refresh(name)
+
+    async def reach(self) -> tuple[NodeSnapshot, ...]:
+        """Try to reach every node and return how each stands; a dead one is no error."""
+        return await self._fleet.reach()
+
+    async def logs(self, name: str) -> tuple[LogTail, ...]:
+        """Return what ranks and supervisors on a node wrote last, the newest log first.
+
+        Raises:
+            UserError: it cannot be asked.
+        """
+        return (await self._fleet.client(name).log_tails()).tails
+
+    async def remove(self, name: str) -> None:
+        """Forget a node. Nothing is deleted on it.
+
+        Raises:
+            UserError: there is no such node, or an active run needs it.
+        """
+        self._fleet.node(name)
+        stop.expect_unused(self._services, name)
+        await self._fleet.remove(name)
+        self._store.remove(name)
+        self._services.planning.forget_node(name)
+
+    async def connect(self, names: tuple[str, ...] = ()) -> None:
+        """Keep nodes (empty: all) connected from now on, and everything shown up to date."""
+        await self._fleet.connect(names)
+        self._upkeep.begin()
+
+    async def setup(
+        self, name: str, python: str | None = None, progress: Progress | None = None
+    ) -> EnvironmentReport:
+        """Build the training environment on a node from the lock file, or adopt `python`.
+
+        Raises:
+            UserError: it cannot be built there, or `python` does not fit.
+        """
+        from app.provisioning.environment import setup_environment
+
+        report = await setup_environment(self._fleet.client(name), python, progress)
+        await self._fleet.refresh(name)
+        return report
+
+    async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
+        """Look nodes (empty: all) over before a run; return the rows of the check.
+
+        What it measures of the ways between nodes is kept for plans.
+        """
+        from app.forecasts.learning import keep_links
+        from app.provisioning.check import check_nodes
+
+        rows = await check_nodes(self._fleet, names or self._fleet.names())
+        keep_links(self._services.planning, rows)
+        return rows
+
+    def links(self) -> tuple[LinkSnapshot, ...]:
+        """Return what the last checks measured of the ways between nodes, each direction apart."""
+        return tuple(
+            LinkSnapshot(
+                node=link.node,
+                peer=link.peer,
+                round_trip_s=link.round_trip_s,
+                bytes_per_s=link.bytes_per_s,
+                measured_s=link.measured_s,
+            )
+            for link in self._services.planning.links()
+        )
+
+    async def calibrate(
+        self, name: str, progress: Progress | None = None
+    ) -> tuple[Calibration, ...]:
+        """Measure the GPUs of a node (else its CPU), 20 seconds each; plans use it from then on.
+
+        Raises:
+            UserError: it has no training environment, or a run uses a GPU.
+        """
+        from app.provisioning.calibrate import calibrate_node
+
+        found = await calibrate_node(self._fleet.client(name), progress)
+        for device_id, calibration in found.items():
+            self._services.planning.save_calibration(name, device_id, calibration)
+        return tuple(found.values())
+
+    def calibrations(self, name: str) -> dict[str, Calibration]:
+        """Return what was measured of a node's GPUs, by their uuids."""
+        known = self._services.planning.calibrations()
+        return {device_id: found for (node, device_id), found in known.items() if node == name}
+
+    async def monitor(self) -> AsyncIterator[SampleArrived]:
+        """Yield the samples of all nodes as they come."""
+        stream = self._events.stream()
+        await self.connect()
+        async for event in stream:
+            if isinstance(event, SampleArrived) and not event.replayed:
+                yield event
