@@ -48,6 +48,8 @@ class Story:
 
     steps: tuple[tuple[str, StepState], ...]
     note: str = ""
+    counts_steps: bool = False
+    """Whether `note` repeats the run's step and loss, which a progress bar shows as well."""
     run: RunSnapshot | None = None
     """The run as it stands, once there is one."""
 
@@ -260,7 +262,9 @@ class Demo:
                 if run is not None and run.state not in ACTIVE_STATES:
                     raise UserError(f"the run is {run.state}: {run.message}", run.hint)
                 if run is not None:
-                    self._note(_progress_text(run))
+                    is_loading = run.state in ACTIVE_STATES and run.phase in _BEFORE_TRAINING
+                    note = "the ranks load the model" if is_loading else _progress_text(run)
+                    self._say("now", note, counts_steps=not is_loading)
                 await changed.wait()
                 changed.clear()
 
@@ -291,19 +295,17 @@ class Demo:
     def _note(self, text: str) -> None:
         self._say("now", text)
 
-    def _say(self, state: StepState, note: str) -> None:
+    def _say(self, state: StepState, note: str, *, counts_steps: bool = False) -> None:
         def state_of(number: int) -> StepState:
             return (
                 state if number == self._current else "todo" if number > self._current else "done"
             )
 
         steps = tuple((title, state_of(number)) for number, title in enumerate(self.TITLES))
-        self._report(Story(steps=steps, note=note, run=self._run))
+        self._report(Story(steps=steps, note=note, counts_steps=counts_steps, run=self._run))
 
 
 def _progress_text(run: RunSnapshot) -> str:
-    if run.state in ACTIVE_STATES and run.phase in _BEFORE_TRAINING:
-        return "the ranks load the model"
     if run.loss is None:
         return f"step {run.step or 0} of {run.total_steps}"
     return f"step {run.step} of {run.total_steps}, loss {show_loss(run.loss)}"

@@ -23,6 +23,8 @@ NodeState = Literal["connecting", "online", "unreachable", "refused"]
 RunState = Literal[
     "created", "launching", "running", "stopping", "stopped", "interrupted", "failed", "done"
 ]
+ACTIVE_STATES: frozenset[RunState] = frozenset({"created", "launching", "running", "stopping"})
+RESUMABLE_STATES: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed"})
 TransportKind = Literal["ssh", "local", "wsl"]
 
 
@@ -242,14 +244,49 @@ class TraceMade:
     """All ranks have told, and every trace lies on this PC."""
 
 
+Severity = Literal["info", "warning", "error"]
+RunEventKind = Literal[
+    "note",
+    "requested",
+    "launched",
+    "found",
+    "advice",
+    "started",
+    "data_read",
+    "setting",
+    "evaluated",
+    "checkpoint",
+    "checkpoint_copied",
+    "checkpoint_damaged",
+    "checkpoint_failed",
+    "certificate",
+    "trace",
+    "trace_failed",
+    "warning",
+    "finished",
+    "interrupted",
+    "failed",
+    "stalled",
+    "rank_exited",
+    "exported",
+]
+CHECKPOINT_KINDS: frozenset[RunEventKind] = frozenset(
+    {"checkpoint", "checkpoint_copied", "checkpoint_damaged", "checkpoint_failed"}
+)
+"""Kinds after which a run's list of checkpoints may have changed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEvent:
-    """Something that happened to a run, in plain words."""
+    """One entry of a run's event log."""
 
     run_id: str
     time_s: float
-    severity: Literal["info", "warning", "error"]
+    severity: Severity
     text: str
+    """Sentence for people. Programs decide by `kind`: the wording changes between versions."""
+    kind: RunEventKind = "note"
+    """What happened. `note` for events read back from the database, which has no column for it."""
 
 
 # ---------------------------------------------------------------- what is published
@@ -392,12 +429,3 @@ __all__ = [
     "TraceRow",
     "TransportKind",
 ]
-
-
-Severity = Literal["info", "warning", "error"]
-
-
-ACTIVE_STATES: frozenset[RunState] = frozenset({"created", "launching", "running", "stopping"})
-
-
-RESUMABLE_STATES: frozenset[RunState] = frozenset({"stopped", "interrupted", "failed"})

@@ -105,7 +105,7 @@ class _Teller:
         self._title = ""
         self._began_s = 0.0
         self._printed_s = 0.0
-        self._last_note = ""
+        self._last_story: Story | None = None
         self._printed_note = ""
         self._bar: _Bar | None = None
 
@@ -129,8 +129,8 @@ class _Teller:
             self._print(f"{title}: {story.note}")
             self._printed_note = story.note
         elif state == "now" and time.monotonic() - self._printed_s >= PLAIN_EVERY_S:
-            self._print_note(story.note)
-        self._last_note = story.note
+            self._print_note(story)
+        self._last_story = story
         if self._bar is not None:
             self._bar.show(story, title)
         if state == "failed":
@@ -139,15 +139,16 @@ class _Teller:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        if self._title:
-            self._print_note(self._last_note)
+        if self._title and self._last_story is not None:
+            self._print_note(self._last_story)
             self._print(f"  ok, {show_duration(time.monotonic() - self._began_s)}")
         self._title = ""
 
-    def _print_note(self, note: str) -> None:
-        if note != self._printed_note and (self._bar is None or not note.startswith("step ")):
-            self._print(f"  {note}")
-        self._printed_note = note
+    def _print_note(self, story: Story) -> None:
+        is_shown = story.counts_steps and self._bar is not None
+        if story.note != self._printed_note and not is_shown:
+            self._print(f"  {story.note}")
+        self._printed_note = story.note
 
     def _print(self, text: str) -> None:
         self._printed_s = time.monotonic()

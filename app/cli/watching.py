@@ -84,7 +84,7 @@ class Watching:
                 for step in steps:
                     self._out.line({"kind": "step", **plain(step)})
             case RunHappened(event=happened) if happened.run_id == self.run_id:
-                self._out.line({"kind": "event", **plain(happened)})
+                self._out.line({**plain(happened), "kind": "event", "event": happened.kind})
                 self._wipe()
                 self._out.text(happened.text)
             case RunChanged(run=run) if run.run_id == self.run_id:

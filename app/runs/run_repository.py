@@ -18,6 +18,7 @@ from app.events import (
     RunChanged,
     RunDeleted,
     RunEvent,
+    RunEventKind,
     RunHappened,
     RunSnapshot,
     RunState,
@@ -30,6 +31,16 @@ from app.runs.journals.mirror import Mirror
 from app.runs.run import may_move
 from app.runs.snapshot import make_progress, make_snapshot
 from app.storage.runs import RunRecord, RunStore
+
+_SEVERITIES: dict[RunEventKind, Severity] = {
+    "advice": "warning",
+    "warning": "warning",
+    "checkpoint_damaged": "warning",
+    "checkpoint_failed": "warning",
+    "interrupted": "error",
+    "failed": "error",
+}
+"""Severity of the master's own events by kind; others are `info`."""
 
 
 class RunRepository:
@@ -155,9 +166,10 @@ class RunRepository:
             run_id, lambda run: replace(run, progress=make_progress(history, run.attempt))
         )
 
-    def tell(self, run_id: str, severity: Severity, text: str) -> None:
-        """Note in the run's story something that the master did or saw."""
-        event = RunEvent(run_id=run_id, time_s=time.time(), severity=severity, text=text)
+    def add_event(self, run_id: str, kind: RunEventKind, text: str) -> None:
+        """Store and publish an event that the master caused or noticed."""
+        severity = _SEVERITIES.get(kind, "info")
+        event = RunEvent(run_id=run_id, time_s=time.time(), kind=kind, severity=severity, text=text)
         self.store.add_event(event)
         self._events.publish(RunHappened(event))
 

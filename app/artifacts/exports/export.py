@@ -130,7 +130,7 @@ async def _export(
             if made != exported.path:  # the merged model stays, for the next format
                 with suppress(RacklessError):
                     await agent.delete_artifact(made)
-    services.book.tell(run_id, "info", f"step {copy.info.step} exported to {out} as {to}")
+    services.book.add_event(run_id, "exported", f"step {copy.info.step} exported to {out} as {to}")
     chosen = next(place for place in plan.places if place.node == copy.node)
     measured = keep_forecast(chosen, maker_of(to, engine))
     made_of = await asyncio.to_thread(record_export, services, out, to, types, origin, measured)

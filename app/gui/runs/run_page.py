@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, Q
 from agents.contract.data import DataPreview
 from app.core.api import CoreApi
 from app.events import (
+    CHECKPOINT_KINDS,
     CheckpointSnapshot,
     EvaluationRecord,
     RankProgress,
@@ -281,17 +282,17 @@ class RunPage(QWidget):
     def _take_event(self, event: RunEvent) -> None:
         if event.run_id == self.run_id:
             self.events.put(event)
-            if event.text.startswith("training began"):
+            if event.kind == "started":
                 self._context.bridge.run(
                     lambda core, report: load_data(core, event.run_id),
                     partial(self._show_data, event.run_id),
                 )
-            if event.text.startswith("evaluation after"):
+            if event.kind == "evaluated":
                 self._context.bridge.run(
                     lambda core, report: load_evaluations(core, event.run_id),
                     lambda found: self._show_evaluations(event.run_id, found),
                 )
-            if "heckpoint" in event.text:
+            if event.kind in CHECKPOINT_KINDS:
                 self._context.bridge.run(
                     lambda core, report: core.runs.checkpoints(event.run_id),
                     partial(self._show_checkpoints, event.run_id),

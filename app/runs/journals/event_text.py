@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.events import RunEvent, Severity
+from app.events import RunEvent, RunEventKind, Severity
 from app.presentation.result_text import describe_certificate
 from app.runs.journals.journal import (
     Line,
@@ -22,25 +23,24 @@ class Happening:
     """An event with what makes it the same event in another rank's journal."""
 
     key: tuple[object, ...]
-    severity: Severity
-    time_s: float
-    text: str
-
-    def event(self, run_id: str) -> RunEvent:
-        return RunEvent(run_id=run_id, time_s=self.time_s, severity=self.severity, text=self.text)
+    event: RunEvent
 
 
-def happening(line: Line, attempt: int, node: str, rank: int | None) -> Happening | None:
+def happening(
+    line: Line, run_id: str, attempt: int, node: str, rank: int | None
+) -> Happening | None:
     """Return what a journal line tells a person; None: nothing worth a sentence."""
-    kind = text_of(line, "kind")
-    time_s = number_of(line, "time_s") or 0.0
-    teller = _RANK_TELLERS.get(kind) if rank is not None else _SUPERVISOR_TELLERS.get(kind)
-    told = teller(line, node, rank) if teller else None
+    line_kind = text_of(line, "kind")
+    tellers = _SUPERVISOR_TELLERS if rank is None else _RANK_TELLERS
+    kind, teller = tellers.get(line_kind, ("note", _tell_nothing))
+    told = teller(line, node, rank)
     if told is None:
         return None
     severity, text, own = told
-    key = (attempt, kind, whole_of(line, "step"), *((text,) if own else ()))
-    return Happening(key, severity, time_s, text)
+    key = (attempt, line_kind, whole_of(line, "step"), *((text,) if own else ()))
+    time_s = number_of(line, "time_s") or 0.0
+    event = RunEvent(run_id=run_id, time_s=time_s, kind=kind, severity=severity, text=text)
+    return Happening(key, event)
 
 
 Told = tuple[Severity, str, bool] | None
@@ -171,18 +171,26 @@ def _tell_exit(line: Line, node: str, rank: int | None) -> Told:
     return "warning", f"{who} {how}", True
 
 
-_RANK_TELLERS = {
-    "started": _tell_started,
-    "preview": _tell_preview,
-    "setting": _tell_setting,
-    "checkpoint": _tell_checkpoint,
-    "checkpoint_failed": _tell_checkpoint_failed,
-    "certificate": _tell_certificate,
-    "trace": _tell_trace,
-    "trace_failed": _tell_trace_failed,
-    "warning": _tell_warning,
-    "eval": _tell_eval,
-    "finished": _tell_finished,
-    "failed": _tell_failed,
+def _tell_nothing(line: Line, node: str, rank: int | None) -> Told:
+    return None
+
+
+Teller = Callable[[Line, str, int | None], Told]
+_RANK_TELLERS: dict[str, tuple[RunEventKind, Teller]] = {
+    "started": ("started", _tell_started),
+    "preview": ("data_read", _tell_preview),
+    "setting": ("setting", _tell_setting),
+    "checkpoint": ("checkpoint", _tell_checkpoint),
+    "checkpoint_failed": ("checkpoint_failed", _tell_checkpoint_failed),
+    "certificate": ("certificate", _tell_certificate),
+    "trace": ("trace", _tell_trace),
+    "trace_failed": ("trace_failed", _tell_trace_failed),
+    "warning": ("warning", _tell_warning),
+    "eval": ("evaluated", _tell_eval),
+    "finished": ("finished", _tell_finished),
+    "failed": ("failed", _tell_failed),
 }
-_SUPERVISOR_TELLERS = {"stalled": _tell_stalled, "rank_exited": _tell_exit}
+_SUPERVISOR_TELLERS: dict[str, tuple[RunEventKind, Teller]] = {
+    "stalled": ("stalled", _tell_stalled),
+    "rank_exited": ("rank_exited", _tell_exit),
+}

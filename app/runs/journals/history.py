@@ -230,10 +230,10 @@ class RunHistory:
         if line["kind"] == "preview":
             with contextlib.suppress(WireError):  # another version wrote it
                 self.data = from_wire(DataPreview, line)
-        told = happening(line, number, node, rank)
+        told = happening(line, self._run_id, number, node, rank)
         if told is not None and told.key not in self._told:
             self._told.add(told.key)
-            self.events.append(told.event(self._run_id))
+            self.events.append(told.event)
 
 
 def _take_rank_line(

@@ -34,7 +34,7 @@ async def save_now(services: Services, run_id: str) -> SavedNow:
     """
     run = await _expect_running(services, run_id, "save a checkpoint")
     wish_id = await _leave(services, run, ControlRequest(wish_id=_make_id(), kind="save"))
-    services.book.tell(run_id, "info", "asked to save a checkpoint now")
+    services.book.add_event(run_id, "requested", "asked to save a checkpoint now")
 
     def find(attempt: AttemptHistory) -> SavedNow | None:
         step = attempt.wishes.get(wish_id)
@@ -69,7 +69,7 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
     run = await _expect_running(services, run_id, "record a trace")
     wish = ControlRequest(wish_id=_make_id(), kind="trace", num_steps=num_steps)
     wish_id = await _leave(services, run, wish)
-    services.book.tell(run_id, "info", f"asked to record {count_of(num_steps, 'step')}")
+    services.book.add_event(run_id, "requested", f"asked to record {count_of(num_steps, 'step')}")
     num_ranks = len(services.book.placements(run))
 
     def find(attempt: AttemptHistory) -> TraceMade | None:

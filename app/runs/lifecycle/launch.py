@@ -137,11 +137,11 @@ def record_intent(
     )
     services.book.move(run.run_id, run.attempt, "launching", "", "")
     at = f" from step {resume_step}" if resume_step else ""
-    services.book.tell(
-        run.run_id, "info", f"attempt {run.attempt} is launched on {show_list(plan.nodes)}{at}"
+    services.book.add_event(
+        run.run_id, "launched", f"attempt {run.attempt} is launched on {show_list(plan.nodes)}{at}"
     )
     for advice in advise(run.spec, [place.device for place in plan.ranks]):
-        services.book.tell(run.run_id, "warning", f"{advice.key}: {advice.text}")
+        services.book.add_event(run.run_id, "advice", f"{advice.key}: {advice.text}")
 
 
 async def _store_forecast(services: Services, run: RunRecord, plan: LaunchPlan) -> None:
@@ -160,7 +160,7 @@ async def _store_forecast(services: Services, run: RunRecord, plan: LaunchPlan) 
     if forecast is not None:
         services.planning.save_forecast(run.run_id, run.attempt, to_wire(forecast))
     for text in faster:
-        services.book.tell(run.run_id, "warning", f"nodes: {text}")
+        services.book.add_event(run.run_id, "advice", f"nodes: {text}")
 
 
 def _intent(
@@ -222,9 +222,9 @@ async def _give_up(
     else:
         message, hint = "the launch was broken off", f"rackless runs resume {run.run_id}"
     services.book.move(run.run_id, run.attempt, "failed", message, hint)
-    services.book.tell(run.run_id, "error", message)
+    services.book.add_event(run.run_id, "failed", message)
     silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]
     if silent:
-        services.book.tell(
+        services.book.add_event(
             run.run_id, "warning", f"{show_list(silent)} could not be asked to stop its part"
         )

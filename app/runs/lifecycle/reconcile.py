@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from agents.contract.run import AttemptStatus
 from app.errors import NodeUnreachable, RacklessError
-from app.events import ACTIVE_STATES, RunState, Severity
+from app.events import ACTIVE_STATES, RunEventKind, RunState
 from app.runs.attempt_status import active_of, ask_parts, newest_step, standing_s, stop_parts
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
@@ -23,6 +23,7 @@ from app.storage.runs import AttemptRecord, RunRecord
 
 ZOMBIE_GRACE_S = 5.0
 STOP_REQUEST_S = 2.0
+_EVENT_KINDS: dict[RunState, RunEventKind] = {"failed": "failed", "interrupted": "interrupted"}
 
 
 async def reconcile_run(services: Services, run_id: str) -> None:
@@ -119,8 +120,8 @@ async def _close(
 
         learn_from_run(services, services.book.get(run.run_id))
     if moved and verdict.message:
-        severity: Severity = "error" if verdict.state in ("failed", "interrupted") else "warning"
-        services.book.tell(run.run_id, severity, verdict.message)
+        kind = _EVENT_KINDS.get(verdict.state, "warning")
+        services.book.add_event(run.run_id, kind, verdict.message)
 
 
 # ---------------------------------------------------------------- runs that this book lost
@@ -185,7 +186,7 @@ def _enter(services: Services, run_id: str, newest: list[AttemptStatus]) -> RunR
     )
     services.book.add(run)
     _save_attempt(services, run, newest)
-    services.book.tell(run_id, "info", f"found again on {', '.join(s.node for s in newest)}")
+    services.book.add_event(run_id, "found", f"found again on {', '.join(s.node for s in newest)}")
     return run
 
 
@@ -235,7 +236,7 @@ async def _end_zombies(
     for status in active_of(statuses):
         if status.attempt == run.attempt and run.state in ACTIVE_STATES:
             continue
-        services.book.tell(
+        services.book.add_event(
             run.run_id,
             "warning",
             f"attempt {status.attempt} was still running on {status.node}; it is stopped",

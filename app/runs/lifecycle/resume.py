@@ -169,7 +169,7 @@ async def _prepare_checkpoint(
     good = await choose_checkpoint(services, run_id, fitting, wanted)
     if not good:
         expect_no_checkpoint(services, run_id, fitting, answering, verify_steps)
-        services.book.tell(
+        services.book.add_event(
             run_id, "warning", "there is no checkpoint yet: it starts from the beginning"
         )
         return None, []
@@ -181,8 +181,10 @@ async def _prepare_checkpoint(
     await _delete_all(services, damaged)
     for node in nodes:
         if node not in holders:
-            services.book.tell(
-                run_id, "info", f"checkpoint of step {step} is copied from {good[0].node} to {node}"
+            services.book.add_event(
+                run_id,
+                "checkpoint_copied",
+                f"checkpoint of step {step} is copied from {good[0].node} to {node}",
             )
             await services.cluster.copy(good[0].node, node, good[0].info.path)
     return step, [copy for copy in copies if copy.info.step > step]
@@ -208,9 +210,9 @@ async def choose_checkpoint(
         checked = await verify(services.cluster, [c for c in copies if c.info.step == step])
         for copy in checked:
             if not copy.info.verified:
-                services.book.tell(
+                services.book.add_event(
                     run_id,
-                    "warning",
+                    "checkpoint_damaged",
                     f"the checkpoint of step {step} on {copy.node} is not whole: "
                     f"{copy.info.problem or 'its files do not match their hashes'}",
                 )
@@ -238,8 +240,8 @@ async def _delete(services: Services, copy: Copy) -> None:
     try:
         await services.cluster.agent(copy.node).checkpoint_delete(copy.info.run_id, copy.info.step)
     except RacklessError as error:
-        services.book.tell(
+        services.book.add_event(
             copy.info.run_id,
-            "warning",
+            "checkpoint_failed",
             f"the checkpoint of step {copy.info.step} on {copy.node} could not be removed: {error}",
         )

@@ -83,7 +83,7 @@ def expect_newest(services: Services, run_id: str, step: int, answering: Collect
     newest = max(away)
     silent = away[newest]
     if len(away) == 1:
-        services.book.tell(
+        services.book.add_event(
             run_id,
             "warning",
             f"it goes on from step {step}: the checkpoint of step {newest} is on "

@@ -33,7 +33,9 @@ async def stop_run(services: Services, run_id: str) -> None:
         )
     again = run.stop_asked
     services.book.change(run_id, lambda old: replace(old, stop_asked=True))
-    services.book.tell(run_id, "info", "stopped at once" if again else "asked to stop and save")
+    services.book.add_event(
+        run_id, "requested", "stopped at once" if again else "asked to stop and save"
+    )
     await _launch_ended(services, run_id)
     run = services.book.get(run_id)
     services.book.move(run_id, run.attempt, "stopping", "", "")

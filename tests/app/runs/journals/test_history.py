@@ -166,9 +166,11 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
 def test_what_a_line_tells_in_plain_words(
     line: dict[str, Any], rank: int | None, severity: str, text: str
 ) -> None:
-    told = happening(line, 1, "alpha", rank)
+    told = happening(line, "run", 1, "alpha", rank)
     assert told is not None
-    assert (told.severity, told.text) == (severity, text)
+    assert (told.event.severity, told.event.text) == (severity, text)
+    kind = {"eval": "evaluated", "preview": "data_read"}.get(line["kind"], line["kind"])
+    assert told.event.kind == kind
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_what_a_line_tells_in_plain_words(
     ],
 )
 def test_lines_that_need_no_sentence(line: dict[str, Any], rank: int | None) -> None:
-    assert happening(line, 1, "alpha", rank) is None
+    assert happening(line, "run", 1, "alpha", rank) is None
 
 
 def test_steps_of_all_ranks_are_told_once(history: RunHistory, journals: Journals) -> None:
@@ -292,13 +294,15 @@ def test_other_files_in_the_folder_are_left_alone(history: RunHistory, journals:
 
 
 def test_an_evaluation_tells_what_its_loss_means() -> None:
-    told = happening({"kind": "eval", "step": 8, "loss": 1.5, "perplexity": 4.4817}, 1, "a", 0)
+    told = happening(
+        {"kind": "eval", "step": 8, "loss": 1.5, "perplexity": 4.4817}, "run", 1, "a", 0
+    )
     assert told is not None
-    assert told.text == "evaluation after step 8: loss 1.500, perplexity 4.482"
+    assert told.event.text == "evaluation after step 8: loss 1.500, perplexity 4.482"
     line = {"kind": "eval", "step": 8, "loss": 0.6, "reward_accuracy": 0.75}
-    told = happening(line, 1, "a", 0)
+    told = happening(line, "run", 1, "a", 0)
     assert told is not None
-    assert told.text == "evaluation after step 8: loss 0.600, 75 % of pairs ranked rightly"
+    assert told.event.text == "evaluation after step 8: loss 0.600, 75 % of pairs ranked rightly"
 
 
 def test_figures_of_all_ranks_become_those_of_the_cluster(
