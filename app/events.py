@@ -340,7 +340,7 @@ class LogArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class RunHappened:
+class RunEventArrived:
     event: RunEvent
 
 
@@ -353,7 +353,7 @@ Event = (
     | ArtifactsChanged
     | StepsArrived
     | LogArrived
-    | RunHappened
+    | RunEventArrived
 )
 Listener = Callable[[Event], None]
 
@@ -418,7 +418,7 @@ __all__ = [
     "RunChanged",
     "RunDeleted",
     "RunEvent",
-    "RunHappened",
+    "RunEventArrived",
     "RunSnapshot",
     "RunState",
     "SampleArrived",

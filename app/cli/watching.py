@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from app.cli.output import Output, plain
-from app.events import Event, Listener, RunChanged, RunHappened, RunSnapshot, StepsArrived
+from app.events import Event, Listener, RunChanged, RunEventArrived, RunSnapshot, StepsArrived
 from app.text import show_duration, show_loss, show_rate, show_share
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ class Watching:
             case StepsArrived(run_id=self.run_id, steps=steps):
                 for step in steps:
                     self._out.line({"kind": "step", **plain(step)})
-            case RunHappened(event=happened) if happened.run_id == self.run_id:
-                self._out.line({**plain(happened), "kind": "event", "event": happened.kind})
+            case RunEventArrived(event=run_event) if run_event.run_id == self.run_id:
+                self._out.line({**plain(run_event), "kind": "event", "event": run_event.kind})
                 self._wipe()
-                self._out.text(happened.text)
+                self._out.text(run_event.text)
             case RunChanged(run=run) if run.run_id == self.run_id:
                 self._show(run)
 

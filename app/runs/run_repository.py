@@ -18,8 +18,8 @@ from app.events import (
     RunChanged,
     RunDeleted,
     RunEvent,
+    RunEventArrived,
     RunEventKind,
-    RunHappened,
     RunSnapshot,
     RunState,
     Severity,
@@ -155,7 +155,7 @@ class RunRepository:
         if news.steps:
             self._events.publish(StepsArrived(run_id, news.steps))
         for event in news.events:
-            self._events.publish(RunHappened(event))
+            self._events.publish(RunEventArrived(event))
         if news.changed:
             self._publish(run_id)
 
@@ -171,7 +171,7 @@ class RunRepository:
         severity = _SEVERITIES.get(kind, "info")
         event = RunEvent(run_id=run_id, time_s=time.time(), kind=kind, severity=severity, text=text)
         self.store.add_event(event)
-        self._events.publish(RunHappened(event))
+        self._events.publish(RunEventArrived(event))
 
     def forget(self, run_id: str) -> None:
         """Take a run out of the book."""

@@ -48,7 +48,7 @@ from app.events import (
     RunChanged,
     RunDeleted,
     RunEvent,
-    RunHappened,
+    RunEventArrived,
     RunSnapshot,
     SampleArrived,
     SavedNow,
@@ -873,7 +873,7 @@ class FakeCore:
 
     def put_event(self, event: RunEvent) -> None:
         self.event_map.setdefault(event.run_id, []).append(event)
-        self.events.publish(RunHappened(event))
+        self.events.publish(RunEventArrived(event))
 
     async def act(self, *call: Any) -> None:
         self.calls.append(call)

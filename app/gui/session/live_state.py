@@ -19,7 +19,7 @@ from app.events import (
     NodeSnapshot,
     RunChanged,
     RunDeleted,
-    RunHappened,
+    RunEventArrived,
     RunSnapshot,
     SampleArrived,
     StepsArrived,
@@ -103,8 +103,8 @@ class LiveState(QObject):
                 self.steps_arrived.emit(run_id, steps)
             case LogArrived():
                 self.log_arrived.emit(event)
-            case RunHappened(happening):
-                self.run_happened.emit(happening)
+            case RunEventArrived(run_event):
+                self.run_happened.emit(run_event)
 
     def _take_samples(self, events: list[SampleArrived]) -> None:
         changed = set()
