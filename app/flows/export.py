@@ -120,7 +120,7 @@ class ExportEstimate:
     def label(self) -> str:
         """What it makes, for a person.
 
-        >>> Job(to="gguf", types=("Q8_0", "Q4_K_M"), folder="x").label
+        >>> ExportEstimate(to="gguf", types=("Q8_0", "Q4_K_M"), folder="x").label
         'GGUF Q8_0 and Q4_K_M'
         """
         name = "Whole model" if self.to == "merged" else self.to.upper()
@@ -238,7 +238,7 @@ def next_step(step: Step, answers: ExportAnswers, by: int) -> Step:
 def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
     """Return the commands that do the same.
 
-    >>> describe_commands("r-1", Answers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc"))
+    >>> describe_commands("r-1", ExportAnswers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc"))
     ("rackless export r-1 --to gguf --type Q8_0 --node pc --out '/m/my model'",)
     """
     commands = []

@@ -98,7 +98,7 @@ def review(
 def name_paths(answers: RunAnswers) -> dict[str, str]:
     """Return what the answers name of model and data: field key -> path or hub id.
 
-    >>> name_paths(Answers(model=" m ", train="t.jsonl"))
+    >>> name_paths(RunAnswers(model=" m ", train="t.jsonl"))
     {'model': 'm', 'train': 't.jsonl'}
     """
     named = {key: getattr(answers, key).strip() for key in ("model", "train", "eval")}
@@ -129,7 +129,7 @@ def plan_spec(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[Run
 def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers:
     """Return the answers with a plan's advice followed.
 
-    >>> answers = Answers(model="m", sequence_tokens="2048")
+    >>> answers = RunAnswers(model="m", sequence_tokens="2048")
     >>> take_advice(answers, {"sequence_tokens": 1024, "adapter.kind": "qlora"}).adapter
     'qlora'
     """

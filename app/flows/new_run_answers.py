@@ -296,7 +296,7 @@ def _adapter(answers: RunAnswers) -> AdapterSpec:
 def to_draft(answers: RunAnswers, untouched: RunAnswers) -> dict[str, str]:
     """Return the answers in which a form that was left differs from what it began with.
 
-    >>> to_draft(Answers(name="a", rank="8"), Answers(name="a"))
+    >>> to_draft(RunAnswers(name="a", rank="8"), RunAnswers(name="a"))
     {'rank': '8'}
     """
     plain, before = asdict(answers), asdict(untouched)
@@ -306,7 +306,7 @@ def to_draft(answers: RunAnswers, untouched: RunAnswers) -> dict[str, str]:
 def take_up(draft: Mapping[str, object], untouched: RunAnswers) -> RunAnswers:
     """Return the answers of a draft; what another version wrote and none asks is left out.
 
-    >>> take_up({"rank": "8", "gone": "1", "alpha": 3}, Answers(name="a")).rank
+    >>> take_up({"rank": "8", "gone": "1", "alpha": 3}, RunAnswers(name="a")).rank
     '8'
     """
     known = {one.name for one in fields(RunAnswers)}

@@ -83,7 +83,7 @@ class Corrections:
         A GPU that was measured meanwhile has another forecast of speed than one that was not, so
         that only outcomes of its own kind say by how much that is off.
 
-        >>> runs = [Outcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=t,
+        >>> runs = [RunOutcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=t,
         ...                 speed_ratio=r) for t, r in enumerate((0.8, 0.82, 5.0))]
         >>> found = Corrections(outcomes=tuple(runs)).find("RTX 3090", "llama", "qlora")
         >>> round(found.speed.value, 3), found.speed.reason

@@ -43,7 +43,7 @@ GEMMA = {
 def write_alone(model, file):
     """Convert without looking after the vocabulary."""
     code = (
-        "import contextlib, sys; from agents.quantizers import gguf;"
+        "import contextlib, sys; from agents.quantizers.formats import gguf;"
         "gguf.with_pieces = lambda model, folder: contextlib.nullcontext(model);"
         "gguf.main([sys.argv[1], sys.argv[2], 'f16'])"
     )

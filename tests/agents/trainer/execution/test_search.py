@@ -11,6 +11,7 @@ import torch
 
 from agents.contract.layer_plan import MEMORY_SHARE, LayerPlan
 from agents.trainer.data.examples import Part
+from agents.trainer.execution import setting as setting_module
 from agents.trainer.execution import tuner
 from agents.trainer.execution.setting import fill
 from agents.trainer.execution.tuner import Tuner
@@ -143,7 +144,7 @@ class Card:
 
     def rate(self, setting, part):
         """Return the tokens per second that the setting really reaches, and retries on the way."""
-        tuner.apply(self, setting)
+        setting_module.apply(self, setting)
         self.try_gradients(part)
         fill(self, "cuda", part, self.reserve)
         self.try_gradients(part)
@@ -157,7 +158,7 @@ class Card:
 
     def sustained_rate(self, setting, step):
         """Return the tokens per second of steps when the card has worked for long."""
-        tuner.apply(self, setting)
+        setting_module.apply(self, setting)
         self.try_gradients(step)
         fill(self, "cuda", step, self.reserve)
         for _ in range(3):
@@ -184,7 +185,7 @@ def play(monkeypatch):
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(tuner.gc, "collect", lambda: 0)  # of all the tests before
-        monkeypatch.setattr(tuner, "read_most_bytes", lambda device: card.limit_bytes)
+        monkeypatch.setattr(setting_module, "read_most_bytes", lambda device: card.limit_bytes)
         monkeypatch.setattr(tuner, "measure_bus", lambda device: 40e9)
         monkeypatch.setattr(tuner.time, "perf_counter", lambda: card.clock_s)
         monkeypatch.setattr(tuner.time, "monotonic", lambda: card.clock_s)
