@@ -238,7 +238,8 @@ def next_step(step: Step, answers: ExportAnswers, by: int) -> Step:
 def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
     """Return the commands that do the same.
 
-    >>> describe_commands("r-1", ExportAnswers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc"))
+    >>> answers = ExportAnswers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc")
+    >>> describe_commands("r-1", answers)
     ("rackless export r-1 --to gguf --type Q8_0 --node pc --out '/m/my model'",)
     """
     commands = []

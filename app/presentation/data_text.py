@@ -89,7 +89,7 @@ def title_of(row: ShownRow, conversation: ShownConversation) -> str:
 def mark_learned(conversation: ShownConversation, marks: tuple[str, str] = LEARNED) -> str:
     """Return the text with marks around what is learned; control characters are spelled out.
 
-    >>> from agents.contract.messages import ShownPart
+    >>> from agents.contract.data import ShownPart
     >>> parts = (ShownPart(text="Hi", learned=False), ShownPart(text="Ho", learned=True))
     >>> mark_learned(ShownConversation(num_tokens=2, num_targets=1, parts=parts))
     'Hi[[Ho]]'

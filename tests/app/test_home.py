@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import json
 import os
 import subprocess
@@ -26,15 +24,6 @@ with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
-
-
-@pytest.mark.parametrize(
-    "module", ["app.text", "app.library.bundles", "app.cli.output", "app.cli.command"]
-)
-def test_examples_in_docstrings_hold(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted
-    assert not result.failed
 
 
 def test_home_is_the_variable_or_the_systems_own_place(monkeypatch: pytest.MonkeyPatch) -> None:

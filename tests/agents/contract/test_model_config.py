@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
 import pytest
 
-from agents.contract import model_config
 from agents.contract.model_config import find_config
-
-
-def test_examples() -> None:
-    assert doctest.testmod(model_config).failed == 0
 
 
 def test_config_of_a_hub_id_that_was_fetched_before(tmp_path: Path) -> None:

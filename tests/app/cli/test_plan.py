@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import io
 import json
 
@@ -21,10 +20,6 @@ def printed(plan: Plan) -> str:
     out = io.StringIO()
     print_plan(plan, SPEC, Output(as_json=False, out=out))
     return out.getvalue()
-
-
-def test_examples() -> None:
-    assert doctest.testmod(plan_text).failed == 0
 
 
 def test_a_plan_reads_as_sentences_and_tables() -> None:

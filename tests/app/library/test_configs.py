@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import urllib.error
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from app.errors import UserError
-from app.library import configs
 from app.library.configs import ConfigLibrary, read_known
 from app.planning.model_shape import read_shape
 
@@ -33,10 +31,6 @@ class Hub:
 
 def library(tmp_path: Path, hub: Hub, **environ: str) -> ConfigLibrary:
     return ConfigLibrary(tmp_path / "configs", {"HF_HOME": str(tmp_path / "hf"), **environ}, hub)
-
-
-def test_examples() -> None:
-    assert doctest.testmod(configs).failed == 0
 
 
 @pytest.mark.parametrize("entry", read_known(), ids=lambda entry: entry["names"][0])

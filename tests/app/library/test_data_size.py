@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import time
 from dataclasses import replace
@@ -12,15 +11,10 @@ import pytest
 
 from agents.contract.model_config import find_config
 from agents.contract.spec import DataSpec, RunSpec
-from app.library import data_size
 from app.library.data_key import make_data_key
 from app.library.data_size import NOTHING, cut_and_pack, guess_data, list_files
 
 ROW = {"messages": [{"role": "user", "content": "x" * 400}, {"role": "a", "content": "y" * 800}]}
-
-
-def test_examples() -> None:
-    assert doctest.testmod(data_size).failed == 0
 
 
 def test_rows_of_a_large_file_are_guessed_from_its_beginning(tmp_path: Path) -> None:

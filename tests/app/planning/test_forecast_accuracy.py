@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import pytest
 
-from app.planning import forecast_accuracy
 from app.planning.forecast_accuracy import Forecast, Measured, RankForecast, RankMeasured, learn
 from app.planning.memory.forecast import MemorySetting
 from app.planning.memory.gpu import GpuMemory
@@ -33,10 +31,6 @@ SEEN = Measured(
 def thousand(gpu: GpuMemory, setting: MemorySetting) -> int:
     assert (gpu, setting) == (CARD, SETTING)
     return 1000
-
-
-def test_examples() -> None:
-    assert doctest.testmod(forecast_accuracy).failed == 0
 
 
 def test_memory_is_held_against_the_setting_that_was_used() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import pytest
 
-from app.planning import learning
 from app.planning.learning import (
     MEMORY_LIMITS,
     NEWEST,
@@ -22,10 +20,6 @@ RUN = RunOutcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=1.0)
 
 def corrections(*outcomes: RunOutcome) -> Corrections:
     return Corrections(outcomes=outcomes)
-
-
-def test_examples() -> None:
-    assert doctest.testmod(learning).failed == 0
 
 
 def test_nothing_known_changes_nothing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import hashlib
 import json
 import os
@@ -11,8 +10,7 @@ import shutil
 import pytest
 
 from agents.contract.spec import AdapterSpec
-from agents.trainer.optim import loss_scale
-from agents.trainer.optim.loss_scale import LossScale, begin_scaling
+from agents.trainer.optim.loss_scale import LossScale
 from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank
 
 
@@ -38,13 +36,6 @@ def train_unlike(run: Run, old_cards: set[int], **changes) -> None:
         for rank in range(run.num_ranks)
     ]
     assert finish(ranks) == [0] * run.num_ranks, run.read_log(0)
-
-
-def test_a_scale_begins_where_none_was_and_goes_on_where_one_was():
-    assert doctest.testmod(loss_scale).failed == 0
-    assert begin_scaling(LossScale()).factor == 65536
-    halved = LossScale(factor=1.0, num_skipped=16)
-    assert begin_scaling(halved) == halved
 
 
 def test_the_factor_falls_at_once_and_rises_slowly():
