@@ -45,7 +45,7 @@ def find_entries(entries: Sequence[Entry], query: str) -> list[PaletteMatch]:
 
     >>> entries = [Entry(title="Add a PC", group="action"), Entry(title="New run", group="action")]
     >>> find_entries(entries, "nr")
-    [Found(index=1, places=(0, 4))]
+    [PaletteMatch(index=1, places=(0, 4))]
     """
     words = query.lower().split()
     if not words:

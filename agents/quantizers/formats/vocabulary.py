@@ -96,7 +96,7 @@ def _score(merges: Any) -> dict[str, float]:
     """Return the score of each piece that is joined: the earlier its first merge, the higher.
 
     >>> _score([["a", "b"], "ab c", ["a", "bc"]])
-    {'ab': 0.0, 'abc': -1.0}
+    {'ab': -0.0, 'abc': -1.0}
     """
     scores: dict[str, float] = {}
     for place, merge in enumerate(merges):

@@ -54,7 +54,7 @@ def choose_place(
     CPU. Else it runs on the CPU, in float32 where the memory is there, which is no slower.
 
     >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30)
-    Place(device='cpu', is_wide=False, resident_bytes=None)
+    LayerPlace(device='cpu', is_wide=False, resident_bytes=None)
     >>> choose_place(4 << 30, "cuda:0", 11 << 30, 20 << 30).device
     'cuda:0'
     >>> choose_place(13 << 30, "cuda:0", 11 << 30, 20 << 30, may_stream=True).resident_bytes / 2**30

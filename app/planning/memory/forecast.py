@@ -159,7 +159,7 @@ def estimate_memory(
     >>> adapter = AdapterSpec(kind="qlora", dropout=0.0,
     ...                       targets=("q_proj", "k_proj", "v_proj", "o_proj"))
     >>> memory = estimate_memory(shape, RunSpec(model="m", data=DataSpec(train="d"),
-    ...     adapter=adapter), setting=Setting(micro_tokens=2048), longest_tokens=2048,
+    ...     adapter=adapter), setting=MemorySetting(micro_tokens=2048), longest_tokens=2048,
     ...     gpu=GpuMemory(total_bytes=24 * GIB, num_multiprocessors=132))
     >>> round(memory.allocated_bytes / GIB, 2)
     10.46
