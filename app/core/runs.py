@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.contract.data import DataPreview
-from agents.contract.node import Sample
+from agents.contract.node import NodeFacts, Sample
+from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.events import (
@@ -30,7 +31,8 @@ from app.runs.journals.logs import LogFile, find_logs
 from app.runs.lifecycle import control_requests, launch, reconcile, resume, stop, waiting
 from app.runs.lifecycle.background_tasks import Upkeep
 from app.runs.preflight import choose_nodes
-from app.runs.services import Services
+from app.runs.services import LaunchForecast, Services
+from app.storage.runs import RunRecord
 from app.text import show_list
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class CoreRuns:
         self._upkeep = upkeep
         self._planner: Planner | None = None
         """Made at the first plan: it costs each other command a tenth of a second."""
+        services.hooks.forecast = self._forecast
+        services.hooks.learn = self._learn
         self._samples: dict[str, Sample] = {}
         """Newest sample of each node: a plan reads from it how much of a GPU others hold."""
 
@@ -71,15 +75,15 @@ class CoreRuns:
             UserError: the model's sizes cannot be found out, there are no nodes, or the file is
                 of no use.
         """
-        from app.forecasts.planner import Planner, know_nodes
+        from app.forecasts.planner import know_nodes
 
-        self._planner = self._planner or Planner(self._services)
+        planner = self._find_planner()
         if cluster is not None:
             from app.library.cluster_file import read_cluster_file
 
             described = await asyncio.to_thread(read_cluster_file, cluster)
             choose_nodes(spec, [node.name for node in described.nodes])
-            return await self._planner.plan(spec, described, look_far=look_far)
+            return await planner.plan(spec, described, look_far=look_far)
         names = choose_nodes(spec, self._fleet.names())
         known = {node.name: node for node in self._fleet.snapshots()}
         if look_far and any(known[name].facts is None for name in names):
@@ -90,7 +94,7 @@ class CoreRuns:
                 f"{show_list(list(names))} cannot be reached, so their GPUs are not known",
                 "Turn one on, or describe PCs in a file: rackless plan RUN.yaml --cluster FILE",
             )
-        return await self._planner.plan(
+        return await planner.plan(
             spec,
             know_nodes(self._services.planning, facts, self._samples),
             online=tuple(name for name in names if known[name].state == "online"),
@@ -274,3 +278,19 @@ class CoreRuns:
     def take_sample(self, event: Event) -> None:
         if isinstance(event, SampleArrived) and not event.replayed:
             self._samples[event.node] = event.sample
+
+    def _find_planner(self) -> Planner:
+        from app.forecasts.planner import Planner
+
+        self._planner = self._planner or Planner(self._services)
+        return self._planner
+
+    async def _forecast(
+        self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
+    ) -> LaunchForecast:
+        return await self._find_planner().forecast(spec, facts, ranks)
+
+    def _learn(self, run: RunRecord) -> None:
+        from app.forecasts.learning import learn_from_run
+
+        learn_from_run(self._services, run)

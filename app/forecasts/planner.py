@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from agents.contract.node import NodeFacts, Sample
 from agents.contract.run import RankPlacement
@@ -24,12 +23,11 @@ from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_key import make_data_key
 from app.library.data_size import cut_and_pack, guess_data
 from app.nodes.endpoints import choose_endpoints
-from app.planning.candidate import RUNNABLE, Advice, DataSize, Plan, PlanRequest
+from app.planning.candidate import RUNNABLE, Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
-from app.planning.forecast_accuracy import Forecast
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import make_plan
-from app.runs.services import Services
+from app.runs.services import LaunchForecast, Services
 from app.storage.planning import PlanningStore
 from app.text import show_list
 
@@ -100,37 +98,29 @@ class Planner:
 
     async def forecast(
         self, spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
-    ) -> Forecast | None:
-        """Return what is foretold of exactly these ranks; None: nothing can be.
+    ) -> LaunchForecast:
+        """Return the forecast of exactly these ranks, and which nodes slow the run down.
 
-        Raises:
-            UserError: the model's sizes cannot be found out.
+        One plan answers both: its candidates include all GPUs of the nodes, whether it chooses
+        them or not.
         """
         cluster = know_nodes(self._services.planning, facts)
-        mode: Literal["data", "single"] = "data" if len(ranks) > 1 else "single"
-        asked = replace(spec, nodes=tuple(facts), parallel=mode)
-        question, _ = await self.ask(asked, cluster, look_far=False)
+        # A resume may run on other nodes than the run file names.
+        asked = spec if spec.nodes == "all" else replace(spec, nodes=tuple(facts))
+        try:
+            question, _ = await self.ask(asked, cluster, look_far=False)
+        except UserError:  # the model's sizes are not known here
+            return LaunchForecast()
         plan = await asyncio.to_thread(make_plan, question)
-        wanted = {(place.node, place.device) for place in ranks}
-        for candidate in (plan.chosen, *plan.others):
-            if candidate is None or candidate.mode != mode:
-                continue
-            if {(gpu.node, gpu.device) for gpu in candidate.gpus} == wanted:
-                return make_forecast(candidate, question, ranks, plan.assumptions)
-        return None
-
-    async def find_faster(self, spec: RunSpec, facts: Mapping[str, NodeFacts]) -> tuple[str, ...]:
-        """Return what a start with `nodes: all` had better leave out, in words; mostly nothing.
-
-        Raises:
-            UserError: the model's sizes cannot be found out.
-        """
-        if spec.nodes != "all" or spec.parallel != "auto":
-            return ()  # it was chosen like that
-        cluster = know_nodes(self._services.planning, facts)
-        question, _ = await self.ask(spec, cluster, look_far=False)
-        plan = await asyncio.to_thread(make_plan, question)
-        return tuple(advice.text for advice in plan.advice if "nodes" in advice.change)
+        candidate = _find_candidate(plan, ranks)
+        is_free = spec.nodes == "all" and spec.parallel == "auto"
+        forecast = None
+        if candidate is not None:
+            forecast = make_forecast(candidate, question, ranks, plan.assumptions)
+        return LaunchForecast(
+            forecast=forecast,
+            advice=tuple(one.text for one in plan.advice if is_free and "nodes" in one.change),
+        )
 
     async def _find_shape(
         self, model: str, online: Sequence[str], look_far: bool
@@ -171,6 +161,18 @@ class Planner:
                 "Give the path of a folder with config.json, or a hub id such as org/name.",
             )
         return await asyncio.to_thread(self._services.configs.fetch, model)
+
+
+def _find_candidate(plan: Plan, ranks: Sequence[RankPlacement]) -> Candidate | None:
+    """Return the plan's candidate that trains on exactly these ranks."""
+    mode = "data" if len(ranks) > 1 else "single"
+    wanted = {(place.node, place.device) for place in ranks}
+    for candidate in (plan.chosen, *plan.others):
+        if candidate is None or candidate.mode != mode:
+            continue
+        if {(gpu.node, gpu.device) for gpu in candidate.gpus} == wanted:
+            return candidate
+    return None
 
 
 def know_nodes(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from agents.contract.node import NodeFacts
 from agents.contract.run import RankPlacement
@@ -17,7 +17,7 @@ from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.provisioning.environment import python_of
 from app.runs.attempt_status import active_of
 from app.runs.placement import keep_single, place_ranks
-from app.runs.services import Services
+from app.runs.services import LaunchForecast, Services
 from app.text import show_list
 
 
@@ -29,6 +29,7 @@ class LaunchPlan:
     endpoints: dict[str, Endpoint]
     pythons: dict[str, str]
     facts: dict[str, NodeFacts]
+    forecast: LaunchForecast = field(default_factory=LaunchForecast)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -97,6 +98,11 @@ async def look_over(services: Services, spec: RunSpec, nodes: Sequence[str]) -> 
         pythons={name: python_of(name, known) for name, known in facts.items()},
         facts=facts,
     )
+
+
+async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan with the forecast of its ranks, made before anything is recorded."""
+    return replace(plan, forecast=await services.hooks.forecast(spec, plan.facts, plan.ranks))
 
 
 async def _look_at(services: Services, node: str) -> NodeFacts:

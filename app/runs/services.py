@@ -6,9 +6,13 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from agents.contract.node import NodeFacts
+from agents.contract.run import RankPlacement
+from agents.contract.spec import RunSpec
 from app.errors import UserError
 from app.filelock import try_locked
 from app.library.configs import ConfigLibrary
@@ -20,10 +24,45 @@ from app.storage.artifacts import ArtifactStore
 from app.storage.hashes import HashStore
 from app.storage.planning import PlanningStore
 from app.storage.prompts import PromptStore
+from app.storage.runs import RunRecord
+
+if TYPE_CHECKING:
+    from app.planning.forecast_accuracy import Forecast
 
 _LAUNCH_LOCK = "launch.lock"
 _LOOKS = 10
 _LOOK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchForecast:
+    """Result of planning an attempt just before its launch."""
+
+    forecast: Forecast | None = None
+    """None when the model's sizes are not known here: it trains all the same."""
+    advice: tuple[str, ...] = ()
+    """Sentences on nodes that a faster run would leave out."""
+
+
+async def _forecast_nothing(
+    spec: RunSpec, facts: Mapping[str, NodeFacts], ranks: Sequence[RankPlacement]
+) -> LaunchForecast:
+    return LaunchForecast()
+
+
+@dataclass(slots=True)
+class RunHooks:
+    """Calls to packages above this one, set by `app.core`.
+
+    Forecasts read the journals of runs, so `app.runs` cannot import them in turn.
+    """
+
+    forecast: Callable[
+        [RunSpec, Mapping[str, NodeFacts], Sequence[RankPlacement]], Awaitable[LaunchForecast]
+    ] = _forecast_nothing
+    """Called before an attempt is launched."""
+    learn: Callable[[RunRecord], None] = lambda run: None
+    """Called once an attempt has ended and its journals are complete here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +76,7 @@ class Services:
     configs: ConfigLibrary
     artifacts: ArtifactStore
     prompts: PromptStore
+    hooks: RunHooks = field(default_factory=RunHooks)
 
     @contextlib.contextmanager
     def launching(self, run_id: str) -> Iterator[None]:

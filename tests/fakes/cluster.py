@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ from agents.contract.run import (
 )
 from app.errors import NodeUnreachable, UserError
 from app.events import EventHub
+from app.forecasts.learning import learn_from_run
+from app.forecasts.planner import Planner
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
@@ -414,7 +417,7 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
     """Return services with a real store below `home` and the fake nodes."""
     paths = Paths(home)
     database = open_database(paths.database)
-    return Services(
+    services = Services(
         paths=paths,
         book=RunRepository(paths, RunStore(database), EventHub()),
         hashes=HashStore(database),
@@ -425,3 +428,6 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
         artifacts=ArtifactStore(database),
         prompts=PromptStore(database),
     )
+    services.hooks.forecast = Planner(services).forecast
+    services.hooks.learn = functools.partial(learn_from_run, services)
+    return services

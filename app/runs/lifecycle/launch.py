@@ -22,8 +22,8 @@ from app.runs.attempt_status import stop_parts
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
 from app.runs.node_pool import Progress
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
-from app.runs.preflight import LaunchPlan, choose_nodes, expect_supported, look_over
-from app.runs.services import Services
+from app.runs.preflight import LaunchPlan, add_forecast, choose_nodes, expect_supported, look_over
+from app.runs.services import LaunchForecast, Services
 from app.storage.runs import AttemptRecord, RunRecord
 from app.text import show_list
 
@@ -71,6 +71,7 @@ async def start_run(
         try:
             tell(f"looking at {show_list(nodes)}")
             plan = await look_over(services, spec, nodes)
+            plan = await add_forecast(services, spec, plan)
             folders = await send_inputs(services, plan.nodes, inputs, tell)
         except BaseException:
             services.book.discard(run_id)
@@ -99,8 +100,8 @@ async def launch(
     master = plan.endpoints[plan.nodes[0]]
     port = await services.cluster.agent(plan.nodes[0]).port_choose(master.address)
     record_intent(services, run, plan, inputs, resume_step)
+    _store_forecast(services, run, plan.forecast)
     try:
-        await _store_forecast(services, run, plan)
         intents = [
             replace(
                 _intent(run, plan, node, folders[node], master.address, port, resume_step),
@@ -144,22 +145,14 @@ def record_intent(
         services.book.add_event(run.run_id, "advice", f"{advice.key}: {advice.text}")
 
 
-async def _store_forecast(services: Services, run: RunRecord, plan: LaunchPlan) -> None:
-    """Keep what is foretold of this attempt, to hold it against what it measures.
+def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -> None:
+    """Keep the forecast of this attempt, to be compared with what it measures.
 
     A start takes every node that the run file allows. Where fewer would be faster, it says so.
     """
-    from app.forecasts.planner import Planner
-
-    planner = Planner(services)
-    try:
-        forecast = await planner.forecast(run.spec, plan.facts, plan.ranks)
-        faster = await planner.find_faster(run.spec, plan.facts)
-    except UserError:  # the model's sizes are not known here; it trains all the same
-        return
-    if forecast is not None:
-        services.planning.save_forecast(run.run_id, run.attempt, to_wire(forecast))
-    for text in faster:
+    if found.forecast is not None:
+        services.planning.save_forecast(run.run_id, run.attempt, to_wire(found.forecast))
+    for text in found.advice:
         services.book.add_event(run.run_id, "advice", f"nodes: {text}")
 
 

@@ -116,9 +116,7 @@ async def _close(
         run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint
     )
     if moved:
-        from app.forecasts.learning import learn_from_run
-
-        learn_from_run(services, services.book.get(run.run_id))
+        services.hooks.learn(services.book.get(run.run_id))
     if moved and verdict.message:
         kind = _EVENT_KINDS.get(verdict.state, "warning")
         services.book.add_event(run.run_id, kind, verdict.message)

@@ -21,7 +21,7 @@ from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.resume_verification import choose_starts, expect_possible, read_replay
 from app.runs.lifecycle.rollback_guard import expect_newest, expect_no_checkpoint
 from app.runs.node_pool import Progress
-from app.runs.preflight import choose_nodes, look_over
+from app.runs.preflight import add_forecast, choose_nodes, look_over
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
@@ -65,6 +65,7 @@ async def resume_run(
         plan = await look_over(services, replace(run.spec, shares=None), chosen)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
+        plan = await add_forecast(services, spec, plan)
         tell("reading the checkpoints, and bringing one to every node")
         step, void = await _prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps

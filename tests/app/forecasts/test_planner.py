@@ -15,9 +15,11 @@ from app.errors import UserError
 from app.forecasts.learning import compare_run
 from app.forecasts.planner import Planner, know_nodes
 from app.library.data_key import make_data_key
-from app.planning.candidate import Plan
+from app.planning.candidate import Plan, PlanRequest
 from app.planning.cluster import Cluster
+from app.planning.plan import make_plan
 from app.runs.lifecycle.launch import start_run
+from app.runs.placement import place_ranks
 from app.runs.services import Services
 from app.storage.planning import CountedData, LinkRecord
 from tests.app.forecasts.test_learning import CONFIG
@@ -180,4 +182,21 @@ def test_a_start_on_more_nodes_than_help_says_so(
     facts = {name: node.facts_now for name, node in cluster.nodes.items()}
     for chosen in ({"nodes": ("alpha", "beta", "gamma")}, {"parallel": "data"}):
         asked = replace(everywhere, **chosen)  # type: ignore[arg-type]
-        assert asyncio.run(Planner(services).find_faster(asked, facts)) == ()
+        found = asyncio.run(Planner(services).forecast(asked, facts, place_ranks(facts)))
+        assert found.advice == ()
+        assert found.forecast is not None
+
+
+def test_a_start_is_planned_once_and_before_it_is_recorded(
+    services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
+    states: list[str] = []
+
+    def count(question: PlanRequest) -> Plan:
+        states.extend(run.state for run in services.book.store.all())
+        return make_plan(question)
+
+    monkeypatch.setattr("app.forecasts.planner.make_plan", count)
+    asyncio.run(start_run(services, replace(spec, nodes="all", parallel="auto")))
+    assert states == ["created"]

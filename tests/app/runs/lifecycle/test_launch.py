@@ -259,7 +259,7 @@ def test_a_launch_cancelled_before_it_is_asked_for_is_no_run_at_work(
     async def cancelled(*args: object) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr("app.runs.lifecycle.launch._store_forecast", cancelled)
+    monkeypatch.setattr("app.runs.lifecycle.launch._launch_everywhere", cancelled)
     with pytest.raises(asyncio.CancelledError):
         start(services, spec)
     assert services.book.store.all()[0].state == "failed"
