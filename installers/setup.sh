@@ -1,8 +1,9 @@
 #!/bin/sh
-# Set Rackless up on this PC, then run its demo or its tests.
+# Set Rackless up on this PC, then run its demo, its tests, or a quick check of a change.
 #
 #   sh installers/setup.sh demo [arguments of `rackless demo`]
 #   sh installers/setup.sh test [arguments of pytest]
+#   sh installers/setup.sh check [commit to compare with]
 #
 # Wants Debian or Ubuntu (WSL too) with python3 3.11 or newer. What it needs of the system comes from
 # apt-get (as root, or through `sudo -n`, which never asks for a password), the rest from pip into one
@@ -36,6 +37,7 @@ fail() { # what and where, then what to do next
 usage() {
     say "usage: sh installers/setup.sh demo [arguments of rackless demo]"
     say "       sh installers/setup.sh test [arguments of pytest]"
+    say "       sh installers/setup.sh check [commit to compare with]"
     exit 2
 }
 
@@ -314,6 +316,32 @@ run_tests() {
     say "All checks passed in $(($(date +%s) - began)) s."
 }
 
+# Format, lint, types and the tests near what changed, for before a commit. Slow tests are left to
+# `test`, and so is what does not fit the time: pytest ends after $CHECK_TESTS_S and says so.
+CHECK_TESTS_S=35
+run_quick_check() { # $1: the commit to compare with; none: where this branch left origin/main
+    cd "$project"
+    failed=
+    near_said=$(mktemp)
+    trap 'rm -f "$near_said"' EXIT
+    run_check "format" -m ruff format --check .
+    run_check "lint" -m ruff check .
+    run_check "types" -m mypy
+    say ""
+    say "== tests near the change"
+    near=$("$python" installers/near_tests.py "$@")
+    # shellcheck disable=SC2086  # a list of names
+    if ! "$python" -m pytest --session-timeout "$CHECK_TESTS_S" \
+        -m 'not campaign and not alone and not slow and not netns' $near >"$near_said" 2>&1; then
+        grep -q 'session-timeout' "$near_said" && ! grep -qE '^(FAILED|ERROR)' "$near_said" ||
+            failed="$failed tests"
+    fi
+    tail -n 25 "$near_said"
+    say ""
+    [ -z "$failed" ] || { say "Failed:$failed"; exit 1; }
+    say "Quick check passed in $(($(date +%s) - began)) s; 'sh installers/setup.sh test' runs every test."
+}
+
 began=$(date +%s)
 [ "$(uname -s)" = Linux ] || fail "this script is for Linux and WSL; this is $(uname -s)."
 [ $# -ge 1 ] || usage
@@ -331,6 +359,12 @@ case $job in
         provide_test_tools
         provide_environment test
         run_tests "$@"
+        ;;
+    check)
+        say "Rackless: setting up for the check"
+        provide_test_tools
+        provide_environment test
+        run_quick_check "$@"
         ;;
     *) usage ;;
 esac

@@ -12,13 +12,13 @@ from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
-    "README.md",
-    "ARCHITECTURE.md",
-    "docs/training.md",
-    "docs/planning.md",
-    "tests/bench/README.md",
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/bench/README.md"),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
 )
-_LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
+MAX_README_LINES = 150
+MAX_GUIDE_WORDS = 1200
+"""Five minutes of reading, at 240 words a minute."""
+_LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -40,3 +40,12 @@ def test_every_benchmark_is_listed() -> None:
     text = (ROOT / "tests/bench/README.md").read_text(encoding="utf-8")
     for path in (ROOT / "tests/bench").glob("bench_*.py"):
         assert re.search(rf"tests\.bench\.{path.stem}\b", text), path.name
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < MAX_README_LINES
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.startswith("docs/") and "measure" not in p])
+def test_every_guide_reads_in_five_minutes(page: str) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").split()) <= MAX_GUIDE_WORDS

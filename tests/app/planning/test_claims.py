@@ -1,4 +1,4 @@
-"""What people claim of home clusters, held against the planner; docs/planning.md tells the figures.
+"""Common claims about home clusters beside the planner; docs/measurements.md has the figures.
 
 Where a claim is wrong the test says by how much. Speeds are by data sheets: of none of these cards
 there is a measurement here.
@@ -159,7 +159,7 @@ def test_70b_fits_seven_4070_as_a_pipeline_and_not_otherwise() -> None:
 
 def test_the_page_tells_the_figures_of_today() -> None:
     """A figure in the page's table that has moved by more than a tenth is out of date."""
-    page = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "measurements.md").read_text(encoding="utf-8")
     three, one = best(plan("7b", *THREE)), best(plan("7b", THREE[0]))
     told = {
         "GiB with every layer recomputing": memory(32).allocated_bytes / GIB,
