@@ -96,8 +96,8 @@ SETTINGS = (
         key="notify_problems",
         kind="switch",
         default=True,
-        title="Tell when a run has failed or was interrupted",
-        description="With the reason; a click opens the run.",
+        title="Notify when a run fails or is interrupted, or a disk is nearly full",
+        description="With the reason; a click opens the run or the node.",
         section="Window and notifications",
     ),
     Setting(

@@ -13,9 +13,7 @@ from typing import Literal
 from app.events import RunSnapshot
 from app.text import show_celsius, show_duration, show_share
 
-AlertKind = Literal[
-    "hot", "throttled", "memory_full", "disk_full", "silent", "stalled", "loss_not_finite"
-]
+AlertKind = Literal["hot", "throttled", "memory_full", "disk_full", "stalled", "loss_not_finite"]
 
 GPU_HOT_CELSIUS = 85.0
 """GeForce cards begin to slow themselves down a little below 90."""
@@ -101,13 +99,6 @@ def check_disk(
     return Alert(
         kind="disk_full", severity="warning", text=f"disk nearly full: {show_share(share)}"
     )
-
-
-def check_silence(age_s: float | None) -> Alert | None:
-    """Return an alert when a node has sent nothing for a while; None: it never did."""
-    if age_s is None or age_s < SILENT_AFTER_S:
-        return None
-    return Alert(kind="silent", severity="error", text=f"silent for {show_duration(age_s)}")
 
 
 def check_run(run: RunSnapshot, last_step_age_s: float | None) -> tuple[Alert, ...]:

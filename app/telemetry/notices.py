@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from app.events import RunSnapshot, RunState
+from app.events import ACTIVE_STATES, RunSnapshot, RunState
 from app.telemetry.state import Tone
-from app.telemetry.stream import ACTIVE_STATES, Device
+from app.telemetry.stream import Device
 from app.text import show_duration, show_loss, show_moment
 
-NoticeKind = Literal["finished", "failed", "interrupted", "hot"]
+NoticeKind = Literal["finished", "failed", "interrupted", "hot", "disk_full"]
 REPEAT_S = 600.0
 OLD_AFTER_S = 120.0
 """What ended longer ago is told with its time: Rackless was not there to see it."""
@@ -25,6 +25,7 @@ SETTING_OF: dict[NoticeKind, str] = {
     "failed": "notify_problems",
     "interrupted": "notify_problems",
     "hot": "notify_hot",
+    "disk_full": "notify_problems",
 }
 """Which setting switches a kind off."""
 
@@ -52,6 +53,7 @@ class Notices:
     def __init__(self) -> None:
         self._states: dict[str, RunState] = {}
         self._hot_s: dict[object, float] = {}
+        self._full_disks: set[str] = set()
 
     def take_run(self, run: RunSnapshot, now_s: float) -> Notice | None:
         """Return what is to be told of a run's new snapshot."""
@@ -75,21 +77,40 @@ class Notices:
         """Return what is to be told of devices with new figures."""
         found = []
         for device in devices:
-            hot = next((alert for alert in device.alerts if alert.kind == "hot"), None)
-            last_s = self._hot_s.get(device.key)
-            if hot is None or (last_s is not None and now_s - last_s < REPEAT_S):
-                continue
-            self._hot_s[device.key] = now_s
-            work = f"It trains {device.run.name}. " if device.run is not None else ""
-            notice = Notice(
-                kind="hot",
-                tone="warning",
-                title=f"{device.reading.name} in {device.key.node} is {hot.text}",
-                text=f"{work}Look after its fans and the air around it; it will slow itself down.",
-                node=device.key.node,
-            )
-            found.append(notice)
-        return tuple(found)
+            found += [self._take_heat(device, now_s), self._take_disk(device)]
+        return tuple(notice for notice in found if notice is not None)
+
+    def _take_heat(self, device: Device, now_s: float) -> Notice | None:
+        hot = next((alert for alert in device.alerts if alert.kind == "hot"), None)
+        last_s = self._hot_s.get(device.key)
+        if hot is None or (last_s is not None and now_s - last_s < REPEAT_S):
+            return None
+        self._hot_s[device.key] = now_s
+        work = f"It trains {device.run.name}. " if device.run is not None else ""
+        return Notice(
+            kind="hot",
+            tone="warning",
+            title=f"{device.reading.name} in {device.key.node} is {hot.text}",
+            text=f"{work}Look after its fans and the air around it; it will slow itself down.",
+            node=device.key.node,
+        )
+
+    def _take_disk(self, device: Device) -> Notice | None:
+        """A disk stays full for days, unlike a hot device: it is reported once, until freed."""
+        node = device.key.node
+        full = next((alert for alert in device.node_alerts if alert.kind == "disk_full"), None)
+        if full is None or node in self._full_disks:
+            if full is None:
+                self._full_disks.discard(node)
+            return None
+        self._full_disks.add(node)
+        return Notice(
+            kind="disk_full",
+            tone="warning",
+            title=f"{node}: {full.text}",
+            text="Checkpoints cannot be saved once it is full. Delete old runs or other files.",
+            node=node,
+        )
 
 
 def _describe_end(run: RunSnapshot, now_s: float) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from app.events import NodeSnapshot, RunSnapshot, RunState
+from app.events import ACTIVE_STATES, NodeSnapshot, RunSnapshot, RunState
 from app.telemetry.alerts import SILENT_AFTER_S
-from app.telemetry.stream import ACTIVE_STATES, Device
+from app.telemetry.stream import Device
 from app.text import show_duration
 
 Tone = Literal["good", "busy", "calm", "warning", "error"]
@@ -42,8 +42,9 @@ def describe_device(device: Device, node: NodeSnapshot, now_s: float) -> Status:
         return describe_node(node, now_s)
     if node.last_seen_s is not None and now_s - node.last_seen_s > SILENT_AFTER_S:
         return Status("warning", f"silent for {show_duration(now_s - node.last_seen_s)}")
-    if device.alerts:
-        worst = min(device.alerts, key=lambda alert: alert.severity != "error")
+    alerts = (*device.alerts, *device.node_alerts)
+    if alerts:
+        worst = min(alerts, key=lambda alert: alert.severity != "error")
         doing = f" \u00b7 {device.run.name}" if device.run is not None else ""
         return Status(worst.severity, worst.text + doing)
     return _describe_work(device)

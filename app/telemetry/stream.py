@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from agents.contract.node import GpuFacts, GpuSample, Sample
-from app.events import NodeSnapshot, RankProgress, RunSnapshot
+from app.events import ACTIVE_STATES, NodeSnapshot, RankProgress, RunSnapshot
 from app.telemetry.alerts import (
     Alert,
     AlertKind,
@@ -30,9 +30,6 @@ CLOCK_SAMPLES = 20
 
 TIME, UTILISATION, MEMORY, TEMPERATURE, POWER, TOKENS = range(6)
 """Rows of a device's history."""
-
-ACTIVE_STATES = frozenset({"launching", "running", "stopping"})
-"""States of a run that holds its devices."""
 
 _TRAINING_PHASES = (None, "training", "saving")
 """Phases in which a rank's speed holds; a checkpoint is but a moment between two steps."""
@@ -72,6 +69,8 @@ class Device:
     reading: StreamReading
     history: Ring = field(default_factory=lambda: Ring(6, HISTORY_SAMPLES))
     alerts: tuple[Alert, ...] = ()
+    node_alerts: tuple[Alert, ...] = ()
+    """What is wrong with the whole node, such as a full disk; all its devices carry the same."""
     rank: RankProgress | None = None
     run: RunSnapshot | None = None
     """The run that holds the device now."""
@@ -95,6 +94,7 @@ class Telemetry:
     def __init__(self) -> None:
         self._devices: dict[DeviceKey, Device] = {}
         self._samples: dict[str, Sample] = {}
+        self._node_alerts: dict[str, tuple[Alert, ...]] = {}
         self._offsets: dict[str, deque[float]] = {}
 
     def __iter__(self) -> Iterator[Device]:
@@ -106,10 +106,6 @@ class Telemetry:
     def of_node(self, node: str) -> list[Device]:
         """Return the node's devices, GPUs in their order."""
         return sorted((d for d in self if d.key.node == node), key=_device_order)
-
-    def sample_of(self, node: str) -> Sample | None:
-        """Return the newest sample of a node."""
-        return self._samples.get(node)
 
     def expect(self, node: NodeSnapshot) -> bool:
         """Make room for the devices that a node says it has; tell whether any is new.
@@ -145,6 +141,7 @@ class Telemetry:
         for device in self.of_node(node):
             del self._devices[device.key]
         self._samples.pop(node, None)
+        self._node_alerts.pop(node, None)
         self._offsets.pop(node, None)
 
     def clock_offset(self, node: str) -> float | None:
@@ -169,6 +166,7 @@ class Telemetry:
         if newest is not None and sample.time_s <= newest.time_s:
             return []
         self._samples[node] = sample
+        self._check_node(node, sample)
         if sample.gpus:
             return [self._add(node, f"cuda:{gpu.index}", _gpu(gpu), sample) for gpu in sample.gpus]
         known = self.of_node(node)
@@ -197,14 +195,6 @@ class Telemetry:
             device.reading = replace(device.reading, tokens_per_s=tokens)
         return changed
 
-    def node_alerts(self, node: str, active: frozenset[AlertKind] = frozenset()) -> list[Alert]:
-        """Return what is wrong with the node itself rather than with a device."""
-        sample = self._samples.get(node)
-        if sample is None:
-            return []
-        disk = check_disk(sample.disk_used_bytes, sample.disk_total_bytes, active)
-        return [disk] if disk else []
-
     def totals(self, nodes: frozenset[str]) -> Totals:
         """Sum over the devices of `nodes` (the ones that are online)."""
         readings = [d.reading for d in self if d.key.node in nodes]
@@ -220,6 +210,12 @@ class Telemetry:
             power_w=sum(power) if power else None,
             tokens_per_s=sum(tokens) if tokens else None,
         )
+
+    def _check_node(self, node: str, sample: Sample) -> None:
+        """Raise or clear what is wrong with the node itself rather than with a device."""
+        active = frozenset(alert.kind for alert in self._node_alerts.get(node, ()))
+        disk = check_disk(sample.disk_used_bytes, sample.disk_total_bytes, active)
+        self._node_alerts[node] = (disk,) if disk else ()
 
     def _add(self, node: str, name: str, reading: StreamReading, sample: Sample) -> DeviceKey:
         key = DeviceKey(node, name)
@@ -240,6 +236,7 @@ class Telemetry:
         )
         active = frozenset(alert.kind for alert in device.alerts)
         device.alerts = tuple(alert for alert in _device_alerts(reading, active) if alert)
+        device.node_alerts = self._node_alerts[node]
         return key
 
 

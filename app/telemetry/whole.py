@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.events import NodeSnapshot, RunSnapshot
+from app.events import ACTIVE_STATES, NodeSnapshot, RunSnapshot
+from app.telemetry.alerts import Alert
 from app.telemetry.state import Tone, progress_share
-from app.telemetry.stream import ACTIVE_STATES, Device
+from app.telemetry.stream import Device
 from app.text import count_of, show_duration, show_share
 
 
@@ -32,13 +33,21 @@ def describe_whole(
     if needed:
         text = f"{needed[0]} is not reached, and {doing}"
         return Whole(tone="error", share=share, text=text)
-    alerts = [(d, alert) for d in devices if d.key.node not in lost for alert in d.alerts]
+    alerts = [found for d in devices if d.key.node not in lost for found in _list_alerts(d)]
     alerts.sort(key=lambda pair: pair[1].severity != "error")
     if alerts:
-        device, alert = alerts[0]
-        text = f"{device.key.node}: {device.reading.name} {alert.text}"
-        return Whole(tone=alert.severity, share=share, text=text)
+        subject, alert = alerts[0]
+        return Whole(tone=alert.severity, share=share, text=f"{subject} {alert.text}")
     return Whole(tone="busy" if active else "calm", share=share, text=doing)
+
+
+def _list_alerts(device: Device) -> list[tuple[str, Alert]]:
+    """Return the alerts of a device and of its node, each with what it is about."""
+    node = f"{device.key.node}:"
+    return [
+        *((f"{node} {device.reading.name}", alert) for alert in device.alerts),
+        *((node, alert) for alert in device.node_alerts),
+    ]
 
 
 def describe_work(active: Sequence[RunSnapshot]) -> str:

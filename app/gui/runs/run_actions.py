@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.conversation import Subject
-from app.events import RunSnapshot, TraceMade
+from app.events import ACTIVE_STATES, RunSnapshot, TraceMade
 from app.gui.chat.chat_dialog import open_chat
 from app.gui.export.export_wizard import ExportWizard
 from app.gui.kit.ask import ask
@@ -15,7 +15,6 @@ from app.gui.runs.resume_dialog import ResumeDialog
 from app.gui.session.banner_work import run_in_banner
 from app.gui.session.context import Context
 from app.presentation.result_text import describe_saved, describe_trace
-from app.telemetry.stream import ACTIVE_STATES
 from app.text import show_share
 
 TRACED_STEPS = 3

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QTabWidget, QVBoxLayout, Q
 from agents.contract.data import DataPreview
 from app.core.api import CoreApi
 from app.events import (
+    ACTIVE_STATES,
     CHECKPOINT_KINDS,
     CheckpointSnapshot,
     EvaluationRecord,
@@ -41,7 +42,6 @@ from app.gui.tables.view import TableView
 from app.presentation.result_text import describe_certificate
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
-from app.telemetry.stream import ACTIVE_STATES
 
 WATCH_MS = 5000
 """How often a run is looked over for a stall."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Signal
 
 from app.events import (
+    ACTIVE_STATES,
     ArtifactsChanged,
     Event,
     LogArrived,
@@ -25,7 +26,7 @@ from app.events import (
     StepsArrived,
 )
 from app.gui.session.bridge import Bridge
-from app.telemetry.stream import ACTIVE_STATES, Telemetry
+from app.telemetry.stream import Telemetry
 
 
 class LiveState(QObject):

@@ -61,25 +61,6 @@ async def push(
         return await receiver.finish()
 
 
-async def push_to_all(
-    clients: Iterable[NodeClient],
-    destination: str,
-    root: Path,
-    files: Sequence[FileEntry],
-) -> dict[str, str | RacklessError]:
-    """Push to all nodes at once; returns the folder, or what went wrong, by node name."""
-
-    async def push_to(client: NodeClient) -> str | RacklessError:
-        try:
-            return await push(client, destination, root, files)
-        except RacklessError as error:
-            return error
-
-    chosen = tuple(clients)
-    outcomes = await asyncio.gather(*(push_to(client) for client in chosen))
-    return {client.name: outcome for client, outcome in zip(chosen, outcomes, strict=True)}
-
-
 async def fetch(
     client: NodeClient, path: str, target: Path, progress: BytesProgress | None = None
 ) -> None:

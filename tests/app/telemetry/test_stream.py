@@ -10,11 +10,12 @@ from app.telemetry.alerts import (
     check_heat,
     check_memory,
     check_run,
-    check_silence,
     check_throttle,
 )
+from app.telemetry.notices import Notices
 from app.telemetry.state import describe_device, describe_node, describe_run
 from app.telemetry.stream import MEMORY, TOKENS, DeviceKey, Telemetry
+from app.telemetry.whole import describe_whole
 
 GIB = 1024**3
 
@@ -144,16 +145,35 @@ def test_only_throttling_that_costs_speed_is_told(reasons, text):
     assert (alert.text if alert else None) == text
 
 
-def test_nearly_full_memory_and_disk_and_silence():
+def test_nearly_full_memory_and_disk():
     assert check_memory(98, 100)
     assert not check_memory(90, 100)
     assert not check_memory(None, 100)
     assert check_memory(96, 100, frozenset({"memory_full"}))
     assert check_disk(96, 100)
     assert not check_disk(96, None)
-    assert check_silence(6.0)
-    assert not check_silence(1.0)
-    assert not check_silence(None)
+
+
+def test_samples_of_a_nearly_full_disk_raise_an_alert_until_it_is_freed():
+    telemetry, notices = Telemetry(), Notices()
+    telemetry.expect(node())
+    seen = []
+    for second, used in enumerate((90, 96, 94, 92, 96), 1):
+        sample = Sample(time_s=second, seq=second, disk_used_bytes=used, disk_total_bytes=100)
+        devices = [telemetry[key] for key in telemetry.take("alpha", sample)]
+        status = describe_device(devices[0], node(), 100.0)
+        whole = describe_whole([node()], [], devices)
+        titles = [notice.title for notice in notices.take_devices(devices, 100.0)]
+        seen.append((status.tone, status.text, whole.text, titles))
+    assert seen == [
+        ("calm", "idle", "nothing runs", []),
+        ("warning", "disk nearly full: 96 %", "alpha: disk nearly full: 96 %",
+         ["alpha: disk nearly full: 96 %"]),
+        ("warning", "disk nearly full: 94 %", "alpha: disk nearly full: 94 %", []),
+        ("calm", "idle", "nothing runs", []),
+        ("warning", "disk nearly full: 96 %", "alpha: disk nearly full: 96 %",
+         ["alpha: disk nearly full: 96 %"]),
+    ]  # fmt: skip
 
 
 def test_a_loss_that_is_no_number_and_a_stall_are_told():

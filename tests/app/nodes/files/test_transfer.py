@@ -112,19 +112,6 @@ def test_a_place_outside_of_the_agents_home_is_refused(tmp_path: Path, destinati
     asyncio.run(run())
 
 
-def test_pushing_to_all_tells_the_outcome_of_each(tmp_path: Path) -> None:
-    async def run() -> None:
-        root = tmp_path / "data"
-        files = make_files(root, rows=10)
-        async with nodes(tmp_path, 2) as (one, two):
-            (tmp_path / "pc-1" / HOME / "data").write_text("a file in the way")
-            outcomes = await transfer.push_to_all((one, two), "data/d", root, files)
-            assert str(outcomes["pc-0"]).endswith("data/d")
-            assert isinstance(outcomes["pc-1"], UserError)
-
-    asyncio.run(run())
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can only be mounted by root")
 def test_a_disk_that_fills_up_on_the_node(tmp_path: Path) -> None:
     async def run() -> None:
