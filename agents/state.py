@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.run_layout import CHECKPOINTS, RUNS, attempt_folder
 from agents.errors import ExpectedError, explain_os_error
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -77,16 +78,16 @@ class Home:
 
     @property
     def runs(self) -> Path:
-        return self.path / "runs"
+        return self.path / RUNS
 
     def run(self, run_id: str) -> Path:
         return self.runs / require_name(run_id, "The run id")
 
     def attempt(self, run_id: str, attempt: int) -> Path:
-        return self.run(run_id) / "attempts" / str(attempt)
+        return attempt_folder(self.run(run_id), attempt)
 
     def checkpoints(self, run_id: str) -> Path:
-        return self.run(run_id) / "checkpoints"
+        return self.run(run_id) / CHECKPOINTS
 
 
 def open_home() -> Home:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from agents.contract.artifacts import Origin
 from agents.contract.run import FileEntry
+from agents.contract.run_layout import checkpoint_path
 from app.text import count_of, show_list
 
 CopyKind = Literal["folder", "node", "hub"]
@@ -96,7 +97,7 @@ class ArtifactSnapshot:
         """The checkpoint that it was made of, below an agent's home."""
         if self.origin is None:
             return None
-        return f"runs/{self.origin.run_id}/checkpoints/step-{self.origin.step:08d}"
+        return checkpoint_path(self.origin.run_id, self.origin.step)
 
     def folder(self) -> str | None:
         """Return a folder on this PC that holds it; None: there is none."""

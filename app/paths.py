@@ -12,6 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.contract.run_layout import RUNS, attempt_folder
+
 HOME_VARIABLE = "RACKLESS_HOME"
 
 
@@ -72,7 +74,7 @@ class Paths:
 
     @property
     def runs(self) -> Path:
-        return self.home / "runs"
+        return self.home / RUNS
 
     @property
     def configs(self) -> Path:
@@ -92,7 +94,7 @@ class Paths:
         return self.runs / run_id
 
     def attempt(self, run_id: str, attempt: int) -> Path:
-        return self.run(run_id) / "attempts" / str(attempt)
+        return attempt_folder(self.run(run_id), attempt)
 
     def stream(self, run_id: str, attempt: int, node: str, stream: str) -> Path:
         """Return the mirror of one node's log or journal."""

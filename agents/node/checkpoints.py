@@ -10,49 +10,51 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agents.contract.run import CheckpointInfo, FileEntry
+from agents.contract.run_layout import (
+    CHECKPOINTS,
+    MANIFEST_FILE,
+    checkpoint_name,
+    step_of_checkpoint,
+)
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.node.files import describe_file, split_path
 from agents.state import Home, fsync_folder, read_json
 
-FOLDER_NAME = re.compile(r"step-(\d{8,12})\Z")
-
 
 def list_checkpoints(home: Home, run_id: str | None = None) -> list[CheckpointInfo]:
     """Return the checkpoints of one run, or of all, by run and step."""
     if run_id is not None:
-        folders = list(home.checkpoints(run_id).glob("step-*"))
+        folders = home.checkpoints(run_id).glob("*")
     else:
-        folders = list(home.runs.glob("[!.]*/checkpoints/step-*"))
-    found = [describe(home, f) for f in folders if FOLDER_NAME.match(f.name) and f.is_dir()]
+        folders = home.runs.glob(f"[!.]*/{CHECKPOINTS}/*")
+    steps = ((folder, step_of_checkpoint(folder.name)) for folder in folders)
+    found = [_describe(home, f, step) for f, step in steps if step is not None and f.is_dir()]
     return sorted(found, key=lambda info: (info.run_id, info.step))
 
 
-def describe(home: Home, folder: Path) -> CheckpointInfo:
+def _describe(home: Home, folder: Path, step: int) -> CheckpointInfo:
     """Return what the manifest of one checkpoint says; `problem` when it says nothing."""
-    match = FOLDER_NAME.match(folder.name)
-    assert match is not None
-    manifest = read_json(folder / "manifest.json")
+    manifest = read_json(folder / MANIFEST_FILE)
     entries: list[FileEntry] = []
     problem = ""
     try:
         entries = read_entries(manifest)
     except WireError as error:
-        problem = f"manifest.json cannot be used: {error}"
+        problem = f"{MANIFEST_FILE} cannot be used: {error}"
     manifest = manifest or {}
     attempt = _number(manifest.get("attempt"), int, 0)
     if not problem and attempt < 1:
-        problem = "manifest.json cannot be used: it tells no attempt"
+        problem = f"{MANIFEST_FILE} cannot be used: it names no attempt"
     return CheckpointInfo(
         run_id=folder.parent.parent.name,
-        step=int(match[1]),
+        step=step,
         attempt=attempt,
         path=folder.relative_to(home.path).as_posix(),
         size_bytes=sum(entry.size_bytes for entry in entries) or _weigh(folder),
@@ -103,10 +105,10 @@ def verify(home: Home, run_id: str, step: int) -> CheckpointInfo:
         ExpectedError: there is no such checkpoint here.
     """
     folder = _require(home, run_id, step)
-    info = describe(home, folder)
+    info = _describe(home, folder, step)
     if info.problem:
         return info
-    problem = _find_damage(folder, read_entries(read_json(folder / "manifest.json")))
+    problem = _find_damage(folder, read_entries(read_json(folder / MANIFEST_FILE)))
     return replace(info, verified=not problem, problem=problem)
 
 
@@ -127,7 +129,7 @@ def delete(home: Home, run_id: str, step: int) -> None:
 
 
 def _require(home: Home, run_id: str, step: int) -> Path:
-    folder = home.checkpoints(run_id) / f"step-{step:08d}"
+    folder = home.checkpoints(run_id) / checkpoint_name(step)
     if not folder.is_dir() or folder.is_symlink():
         raise ExpectedError(f"This node has no checkpoint of run {run_id} at step {step}.")
     return folder

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.contract.run_layout import MANIFEST_FILE, STATE_FILE, checkpoint_path
 from agents.errors import ExpectedError
 from agents.quantizers.job.job import (
     JobProgress,
@@ -59,7 +60,7 @@ def read_job(path: Path) -> MergeInputs:
     try:
         checkpoint = plain.get("checkpoint")
         if checkpoint is None:
-            checkpoint = f"runs/{plain['run_id']}/checkpoints/step-{plain['step']:08d}"
+            checkpoint = checkpoint_path(plain["run_id"], plain["step"])
         return MergeInputs(
             model=locate(home, plain["model_path"]),
             checkpoint=home / checkpoint,
@@ -218,7 +219,7 @@ def _copy_rest(
     base: Path, checkpoint: Checkpoint, folder: Path, content: str, measured: Sequence[Phase]
 ) -> None:
     """Copy tokenizer, chat template and adapter as they are, and write what the merge is of."""
-    copy_companions(base, folder, leave=("config.json", "manifest.json"))
+    copy_companions(base, folder, leave=("config.json", MANIFEST_FILE))
     manifest = checkpoint.manifest
     lineage = {
         "content": content,
@@ -228,7 +229,7 @@ def _copy_rest(
         "measured": {"phases": [asdict(phase) for phase in measured]},
     }
     (folder / LINEAGE_FILE).write_text(json.dumps(lineage, indent=1), encoding="ascii")
-    state = json.loads((checkpoint.path / "state.json").read_bytes())
+    state = json.loads((checkpoint.path / STATE_FILE).read_bytes())
     if state.get("plain_template"):
         from agents.trainer.data.tokens import PLAIN_TEMPLATE
 

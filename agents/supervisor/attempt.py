@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,14 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.run import AttemptIntent, AttemptState, AttemptStatus, RankStatus
+from agents.contract.run_layout import (
+    ATTEMPTS,
+    EXIT_FILE,
+    INTENT_FILE,
+    STARTED_FILE,
+    STOP_FILE,
+    SUPERVISOR_JOURNAL,
+    rank_heartbeat,
+)
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
 from agents.state import SAFE_NAME, Home, Identity, identity_from, read_json
 from agents.supervisor.sweep import Tag, Tagged, find_processes
 
-STREAM_NAME = re.compile(
-    r"supervisor\.jsonl\Z|rank-\d{1,5}\.(jsonl|log)\Z|trace-\d{8,12}-rank-\d{1,5}\.json\.gz\Z"
-)
 STATES = ("stopped", "done", "failed")
 
 
@@ -50,25 +55,25 @@ class AttemptFolder:
 
     def read_intent(self) -> AttemptIntent | None:
         """Return what the attempt was launched with; None when there is none."""
-        value = read_json(self.file("intent.json"))
+        value = read_json(self.file(INTENT_FILE))
         try:
             return None if value is None else from_wire(AttemptIntent, value)
         except WireError:
             return None
 
     def read_supervisor(self) -> Identity | None:
-        return identity_from(read_json(self.file("started.json")))
+        return identity_from(read_json(self.file(STARTED_FILE)))
 
     def require(self) -> None:
         """Raises: ExpectedError when this node has never heard of the attempt."""
-        if not self.file("intent.json").exists():
+        if not self.file(INTENT_FILE).exists():
             raise ExpectedError(f"This node has no attempt {self.number} of run {self.run_id}.")
 
 
 def find_attempts(home: Home) -> list[AttemptFolder]:
     """Return every attempt on this node, by run and number."""
     found = []
-    for path in home.runs.glob("*/attempts/*/intent.json"):
+    for path in home.runs.glob(f"*/{ATTEMPTS}/*/{INTENT_FILE}"):
         number, run_id = path.parent.name, path.parents[2].name
         if number.isdigit() and SAFE_NAME.match(run_id):
             found.append(AttemptFolder(home, run_id, int(number)))
@@ -85,11 +90,11 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     """
     attempt.require()
     intent = attempt.read_intent()
-    started = read_json(attempt.file("started.json")) or {}
-    ended = read_json(attempt.file("exit.json"))
+    started = read_json(attempt.file(STARTED_FILE)) or {}
+    ended = read_json(attempt.file(EXIT_FILE))
     supervisor = identity_from(started)
     if ended is None and not (supervisor and supervisor.is_alive()):
-        ended = read_json(attempt.file("exit.json"))  # it may have ended between the two looks
+        ended = read_json(attempt.file(EXIT_FILE))  # it may have ended between the two looks
     state, message, hint = _judge(attempt, supervisor, ended)
     status = AttemptStatus(
         run_id=attempt.run_id,
@@ -110,7 +115,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
 
 def is_over(attempt: AttemptFolder) -> bool:
     """Tell whether the attempt has ended or was lost, reading as little as possible."""
-    if attempt.file("exit.json").exists():
+    if attempt.file(EXIT_FILE).exists():
         return True
     supervisor = attempt.read_supervisor()
     return not (supervisor.is_alive() if supervisor else _is_launching(attempt))
@@ -124,9 +129,9 @@ def _judge(
         known: AttemptState = state if state in STATES else "failed"
         return known, str(ended.get("message", "")), str(ended.get("hint", ""))
     if supervisor is not None and supervisor.is_alive():
-        if attempt.file("stop.json").exists():
+        if attempt.file(STOP_FILE).exists():
             return "stopping", "", ""
-        ranks = (read_json(attempt.file("started.json")) or {}).get("ranks")
+        ranks = (read_json(attempt.file(STARTED_FILE)) or {}).get("ranks")
         return ("running" if ranks else "starting"), "", ""
     if supervisor is None and _is_launching(attempt):
         return "starting", "", ""
@@ -157,7 +162,7 @@ def _read_ranks(
     attempt: AttemptFolder, started: dict[str, Any], ended: dict[str, Any] | None, state: str
 ) -> tuple[RankStatus, ...]:
     rows = (ended or {}).get("ranks") or started.get("ranks") or []
-    codes = {} if ended else _read_exit_codes(attempt.file("supervisor.jsonl"))
+    codes = {} if ended else _read_exit_codes(attempt.file(SUPERVISOR_JOURNAL))
     alive = state in ("starting", "running", "stopping")
     return tuple(_read_rank(attempt, row, codes, alive) for row in rows if isinstance(row, dict))
 
@@ -166,7 +171,7 @@ def _read_rank(
     attempt: AttemptFolder, row: dict[str, Any], codes: dict[int, int], alive: bool
 ) -> RankStatus:
     rank = int(row["rank"])
-    beat = read_json(attempt.file(f"rank-{rank}.heartbeat")) or {}
+    beat = read_json(attempt.file(rank_heartbeat(rank))) or {}
     exit_code = row.get("exit_code", codes.get(rank))
     age_s = None
     if alive and exit_code is None and isinstance(beat.get("monotonic_s"), (int, float)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
+from agents.contract.run_layout import FENCE
 from agents.errors import explain_os_error
 from agents.state import Home, locked, write_bytes
 
@@ -14,7 +15,7 @@ from agents.state import Home, locked, write_bytes
 def read_fence(home: Home, run_id: str) -> int:
     """Return the newest attempt number, 0 when there was none yet."""
     with contextlib.suppress(OSError, ValueError):
-        return int((home.run(run_id) / "fence").read_text(encoding="ascii"))
+        return int((home.run(run_id) / FENCE).read_text(encoding="ascii"))
     return 0
 
 
@@ -32,5 +33,5 @@ def raise_fence(home: Home, run_id: str, attempt: int) -> int:
     with locked(run / "fence.lock", 10.0, f"The fence of run {run_id} is being written."):
         newest = read_fence(home, run_id)
         if attempt > newest:
-            write_bytes(run / "fence", f"{attempt}\n".encode("ascii"))
+            write_bytes(run / FENCE, f"{attempt}\n".encode("ascii"))
         return max(newest, attempt)

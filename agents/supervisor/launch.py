@@ -15,6 +15,15 @@ import time
 from pathlib import Path
 
 from agents.contract.run import AttemptIntent, AttemptStatus
+from agents.contract.run_layout import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    EXIT_FILE,
+    INTENT_FILE,
+    STARTED_FILE,
+    SUPERVISOR_LOG,
+    checkpoint_name,
+)
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError, explain_os_error
 from agents.state import Home, agent_command, archive_path, locked, require_name, write_json
@@ -56,7 +65,7 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         raise explain_os_error(error, f"making the folder {run}") from error
     with locked(run / "launch.lock", LOCK_TIMEOUT_S, f"Run {intent.run_id} is being launched."):
         _refuse_older(attempt, intent)
-        if any(attempt.file(name).exists() for name in ("started.json", "exit.json")):
+        if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
             return
         devices = [r.device_id for r in intent.ranks if r.node == intent.node]
         held = lease_devices(attempt.home, attempt.tag, devices, intent.node)
@@ -86,7 +95,7 @@ def _check(home: Home, intent: AttemptIntent) -> None:
         if os.path.isabs(path) and not os.path.exists(path):
             raise ExpectedError(f"The {what} is missing on node {node}: {path} does not exist.")
     if intent.resume_step is not None:
-        folder = home.checkpoints(intent.run_id) / f"step-{intent.resume_step:08d}"
+        folder = home.checkpoints(intent.run_id) / checkpoint_name(intent.resume_step)
         if not folder.is_dir():
             raise ExpectedError(
                 f"Node {node} has no checkpoint of step {intent.resume_step}: {folder}"
@@ -109,7 +118,7 @@ def _write_intent(attempt: AttemptFolder, intent: AttemptIntent) -> None:
     is_new = not attempt.folder.exists()
     try:
         attempt.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(attempt.file("intent.json"), to_wire(intent))
+        write_json(attempt.file(INTENT_FILE), to_wire(intent))
     except OSError as error:
         raise explain_os_error(error, f"making the folder {attempt.folder}") from error
     except ExpectedError:
@@ -122,7 +131,7 @@ def _start_supervisor(attempt: AttemptFolder, held: list[int]) -> None:
     """Start `supervise`; it forks once more and its first process ends at once."""
     command = [*agent_command(), "supervise", str(attempt.folder), ",".join(map(str, held))]
     try:
-        with open(attempt.file("supervisor.log"), "ab") as log:
+        with open(attempt.file(SUPERVISOR_LOG), "ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -152,13 +161,13 @@ def _wait_for_start(attempt: AttemptFolder) -> None:
     """Wait until the supervisor has told about itself or has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if any(attempt.file(name).exists() for name in ("started.json", "exit.json")):
+        if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
             return
         if not find_processes(attempt.tag):
             break
         time.sleep(0.02)
-    said = attempt.file("supervisor.log").read_bytes()[-500:].decode("utf-8", "replace").strip()
-    if not any(attempt.file(name).exists() for name in ("started.json", "exit.json")):
+    said = attempt.file(SUPERVISOR_LOG).read_bytes()[-500:].decode("utf-8", "replace").strip()
+    if not any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
         raise ExpectedError(
             f"The supervisor of run {attempt.run_id} did not start; it said: {said or 'nothing'}"
         )
@@ -166,5 +175,5 @@ def _wait_for_start(attempt: AttemptFolder) -> None:
 
 def _remove_empty(run: Path) -> None:
     """Take away the folder of a run that was never launched here."""
-    if not (run / "attempts").exists() and not (run / "checkpoints").exists():
+    if not (run / ATTEMPTS).exists() and not (run / CHECKPOINTS).exists():
         shutil.rmtree(run, ignore_errors=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.run import AttemptIntent, RankPlacement
+from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
 from agents.state import archive_path, read_json
 from agents.supervisor.attempt import AttemptFolder, read_journal
 
@@ -44,7 +45,7 @@ class RankProcess:
 
     @property
     def log_path(self) -> Path:
-        return self.folder / f"rank-{self.rank}.log"
+        return self.folder / rank_log(self.rank)
 
     def send_signal(self, number: int) -> None:
         """Signal the rank; its pid cannot be another's as long as we have not waited for it."""
@@ -53,11 +54,11 @@ class RankProcess:
                 os.kill(self.pid, number)
 
     def read_heartbeat(self) -> dict[str, Any]:
-        return read_json(self.folder / f"rank-{self.rank}.heartbeat") or {}
+        return read_json(self.folder / rank_heartbeat(self.rank)) or {}
 
     def read_last(self, kind: str) -> dict[str, Any]:
         """Return the newest journal line of this kind, empty when there is none."""
-        lines = read_journal(self.folder / f"rank-{self.rank}.jsonl")
+        lines = read_journal(self.folder / rank_journal(self.rank))
         return next((line for line in reversed(lines) if line.get("kind") == kind), {})
 
     def read_log_tail(self) -> list[str]:
@@ -91,7 +92,7 @@ def start_rank(
     Raises:
         OSError: the interpreter cannot be started, or the log cannot be made.
     """
-    log_path = attempt.file(f"rank-{placement.rank}.log")
+    log_path = attempt.file(rank_log(placement.rank))
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(

@@ -12,6 +12,7 @@ import signal
 import time
 
 from agents.contract.run import AttemptStatus
+from agents.contract.run_layout import EXIT_FILE, STOP_FILE
 from agents.errors import ExpectedError
 from agents.state import take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder, read_status
@@ -50,7 +51,7 @@ def stop(attempt: AttemptFolder, grace_s: float) -> AttemptStatus:
 
 def _ask(attempt: AttemptFolder, grace_s: float) -> None:
     with contextlib.suppress(ExpectedError):  # on a full disk the signal alone must do
-        write_json(attempt.file("stop.json"), {"grace_s": grace_s, "requested_s": time.time()})
+        write_json(attempt.file(STOP_FILE), {"grace_s": grace_s, "requested_s": time.time()})
     supervisor = attempt.read_supervisor()
     if supervisor is not None and supervisor.is_alive():
         send_signal(attempt.tag, supervisor.pid, signal.SIGTERM)
@@ -69,7 +70,7 @@ def _wait_for_supervisor(attempt: AttemptFolder, patience_s: float) -> None:
 
 
 def _is_recorded(attempt: AttemptFolder) -> bool:
-    return attempt.file("exit.json").exists()
+    return attempt.file(EXIT_FILE).exists()
 
 
 def _record(attempt: AttemptFolder) -> None:
@@ -80,6 +81,6 @@ def _record(attempt: AttemptFolder) -> None:
             return
         message = "Its supervisor was gone; what was left of it was ended."
         value = {"state": "stopped", "message": message, "hint": "", "ended_s": time.time()}
-        write_json(attempt.file("exit.json"), value)
+        write_json(attempt.file(EXIT_FILE), value)
     finally:
         os.close(lock)

@@ -17,8 +17,9 @@ from threading import Event as Flag
 from agents.contract.logcap import read_kept
 from agents.contract.messages import STREAM_CHUNK_BYTES
 from agents.contract.run import StreamChunk
+from agents.contract.run_layout import is_stream
 from agents.errors import ExpectedError
-from agents.supervisor.attempt import STREAM_NAME, AttemptFolder, is_over
+from agents.supervisor.attempt import AttemptFolder, is_over
 
 POLL_S = 0.2
 MAX_BYTES_PER_S = 8 << 20
@@ -34,7 +35,7 @@ def list_streams(attempt: AttemptFolder) -> dict[str, int]:
     try:
         with os.scandir(attempt.folder) as entries:
             for entry in entries:
-                if STREAM_NAME.match(entry.name) and entry.is_file(follow_symlinks=False):
+                if is_stream(entry.name) and entry.is_file(follow_symlinks=False):
                     sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
     except OSError as error:
         raise ExpectedError(
@@ -53,7 +54,7 @@ def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int)
     Raises:
         ExpectedError: no such stream, or it is shorter than `offset`.
     """
-    if not STREAM_NAME.match(stream):
+    if not is_stream(stream):
         raise ExpectedError(f"{stream[:80]!r} is not a stream of an attempt.")
     path = attempt.file(stream)
     try:

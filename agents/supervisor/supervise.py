@@ -22,6 +22,14 @@ from typing import Any
 
 from agents.contract.logcap import cap_log
 from agents.contract.run import AttemptIntent
+from agents.contract.run_layout import (
+    EXIT_FILE,
+    INTENT_FILE,
+    STARTED_FILE,
+    STOP_FILE,
+    SUPERVISOR_JOURNAL,
+    SUPERVISOR_LOG,
+)
 from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
@@ -53,12 +61,12 @@ def supervise(folder: str, lease_fds: str = "") -> int:
     path = Path(folder)
     attempt = AttemptFolder(Home(path.parents[3]), path.parents[1].name, int(path.name))
     lock = os.open(path / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not take_lock(lock, 0.0) or attempt.file("exit.json").exists():
+    if not take_lock(lock, 0.0) or attempt.file(EXIT_FILE).exists():
         return 0
     intent = attempt.read_intent()
     identity = identify(os.getpid())
     if intent is None or identity is None:
-        raise SystemExit(f"{folder}: intent.json or /proc cannot be read")
+        raise SystemExit(f"{folder}: {INTENT_FILE} or /proc cannot be read")
     for number in leases:
         os.set_inheritable(number, False)
     sign(leases, attempt.tag, identity.to_json())
@@ -78,7 +86,7 @@ class Supervisor:
         self._attempt = attempt
         self._intent = intent
         self._identity = identity
-        self._journal = AttemptJournal(attempt.file("supervisor.jsonl"))
+        self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
         self._ranks: list[RankProcess] = []
         self._stop_asked = False
         self._can_cap_logs = True
@@ -109,7 +117,7 @@ class Supervisor:
             state="failed",
             message=f"A fault in the supervisor on node {self._intent.node}: "
             f"{type(bug).__name__}: {bug}.",
-            hint=f"Please report it with the file {self._attempt.file('supervisor.log')}",
+            hint=f"Please report it with the file {self._attempt.file(SUPERVISOR_LOG)}",
         )
 
     # ------------------------------------------------------------ start
@@ -117,7 +125,7 @@ class Supervisor:
     def _write_started(self) -> None:
         rows = [{"rank": r.rank, "pid": r.pid} for r in self._ranks]
         started = {**self._identity.to_json(), "started_s": time.time(), "ranks": rows}
-        write_json(self._attempt.file("started.json"), started)
+        write_json(self._attempt.file(STARTED_FILE), started)
 
     def _start_ranks(self) -> AttemptOutcome | None:
         """Start this node's ranks; return why not when that fails."""
@@ -184,14 +192,14 @@ class Supervisor:
         return AttemptOutcome(state="stopped", message=message)
 
     def _read_grace_s(self) -> float:
-        value = (read_json(self._attempt.file("stop.json")) or {}).get("grace_s")
+        value = (read_json(self._attempt.file(STOP_FILE)) or {}).get("grace_s")
         return float(value) if isinstance(value, (int, float)) else GRACE_S
 
     def _ask_stop(self) -> None:
         self._stop_asked = True
 
     def _is_stop_asked(self) -> bool:
-        return self._stop_asked or self._attempt.file("stop.json").exists()
+        return self._stop_asked or self._attempt.file(STOP_FILE).exists()
 
     def _is_any_alive(self) -> bool:
         return any(rank.exit_code is None for rank in self._ranks)
@@ -275,7 +283,7 @@ class Supervisor:
         self._journal.write("ended", state=verdict.state, message=verdict.message)
         for _ in range(20):
             try:
-                write_json(self._attempt.file("exit.json"), value)
+                write_json(self._attempt.file(EXIT_FILE), value)
                 return
             except ExpectedError:
                 time.sleep(1.0)

@@ -17,6 +17,7 @@ import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from agents.contract.run_layout import rank_heartbeat, rank_journal, rank_log
 from agents.errors import ExpectedError
 from agents.program import imports_that_stay
 from agents.trainer.rank.attempt import RankAttempt, read_attempt, redirect_output
@@ -40,11 +41,11 @@ def main() -> int:
     if not folder.is_dir():
         sys.stderr.write(f"RACKLESS_ATTEMPT_DIR: {folder} does not exist\n")
         return EXIT_USER_ERROR
-    redirect_output(folder / f"rank-{rank}.log")
+    redirect_output(folder / rank_log(rank))
     wishes = RankControl(folder, rank)
     wishes.listen()
-    journal = RankJournal(folder / f"rank-{rank}.jsonl")
-    heartbeat = Heartbeat(folder / f"rank-{rank}.heartbeat")
+    journal = RankJournal(folder / rank_journal(rank))
+    heartbeat = Heartbeat(folder / rank_heartbeat(rank))
     try:
         return _run(folder, rank, journal, heartbeat, wishes)
     finally:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agents.contract.run_layout import CHECKPOINTS, FENCE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.trainer.autotune import describe_setting, fit, make_layers
@@ -255,10 +256,10 @@ def _make_saver(
     attempt: RankAttempt, prepared: TrainingState, group: Group, journal: RankJournal
 ) -> Saver:
     folder = CheckpointFolder(
-        attempt.run_folder / "checkpoints",
+        attempt.run_folder / CHECKPOINTS,
         run_id=attempt.intent.run_id,
         attempt=attempt.intent.attempt,
-        fence=attempt.run_folder / "fence",
+        fence=attempt.run_folder / FENCE,
         failpoints=failpoints_from_environment(),
     )
     return Saver(attempt, prepared, group=group, folder=folder, journal=journal)

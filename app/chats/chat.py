@@ -18,6 +18,7 @@ from pathlib import Path
 
 from agents.contract.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatTurn
 from agents.contract.node import NodeFacts
+from agents.contract.run_layout import checkpoint_path
 from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
 from app.artifacts.exports.export import bring_packages, find_whole
 from app.artifacts.record import find_artifact, folder_here, look_at_folders
@@ -192,7 +193,7 @@ async def _load_run(
     nodes = services.cluster.names() if subject.node is None else (subject.node,)
     copy = (await find_whole(services, run.run_id, nodes, subject.checkpoint))[0]
     model = await send(services, copy.node, inputs.model)
-    checkpoint = f"runs/{run.run_id}/checkpoints/step-{copy.info.step:08d}"
+    checkpoint = checkpoint_path(run.run_id, copy.info.step)
     what = "base" if subject.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")
     facts = await services.cluster.agent(copy.node).facts()

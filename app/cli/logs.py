@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING
 
+from agents.contract.run_layout import rank_of_log
 from app.cli.output import Output
 from app.cli.watching import while_read
 from app.errors import UserError
@@ -14,8 +14,6 @@ from app.events import Event, LogArrived
 if TYPE_CHECKING:
     from app.core.core import Core
     from app.runs.journals.logs import LogFile
-
-_STREAM = re.compile(r"rank-(\d+)\.log")
 
 
 async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
@@ -46,15 +44,15 @@ async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) ->
     printed: dict[tuple[int, str], int] = {}
 
     def show(attempt: int, stream: str, offset: int, data: bytes) -> None:
-        match = _STREAM.fullmatch(stream)
+        of_rank = rank_of_log(stream)
         key = (attempt, stream)
         done = printed.get(key, 0)
-        if match is None or rank not in (None, int(match.group(1))) or offset + len(data) <= done:
+        if of_rank is None or rank not in (None, of_rank) or offset + len(data) <= done:
             return
         data = data[max(0, done - offset) :]
         printed[key] = max(done, offset) + len(data)
         text = data.decode("utf-8", "replace")
-        out.line({"rank": int(match.group(1)), "attempt": attempt, "offset": offset, "text": text})
+        out.line({"rank": of_rank, "attempt": attempt, "offset": offset, "text": text})
         out.raw(data)
 
     def take(event: Event) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from agents.contract.artifacts import MakeJob, MergeJob
 from agents.contract.data import PreviewJob
 from agents.contract.node import CalibrationJob
+from agents.contract.run_layout import checkpoint_name
 from agents.contract.wire import from_wire, read_said, to_wire
 from agents.errors import ExpectedError
 from agents.node.files import (
@@ -43,7 +44,7 @@ def export_merged(call: Call) -> dict[str, Any]:
     job = from_wire(MergeJob, call.args, "job")
     require_name(job.run_id, "The run id")
     destination = call.home.path.joinpath(*split_destination(job.destination))
-    checkpoint = call.home.checkpoints(job.run_id) / f"step-{job.step:08d}"
+    checkpoint = call.home.checkpoints(job.run_id) / checkpoint_name(job.step)
     if not checkpoint.is_dir():
         raise ExpectedError(f"This node has no checkpoint of run {job.run_id} at step {job.step}.")
     told = {**to_wire(job), "destination": str(destination), "checkpoint": str(checkpoint)}

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from agents.contract.node import LogTail, NodeLogs
+from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX
 from agents.serve.channel import Call
 
 MOST_LOGS = 6
@@ -17,7 +18,7 @@ TAIL_BYTES = 16 << 10
 def read_tails(call: Call) -> NodeLogs:
     """Return the ends of the newest logs that are not empty."""
     found: list[tuple[float, Path]] = []
-    for path in call.home.runs.glob("*/attempts/*/*.log"):
+    for path in call.home.runs.glob(f"*/{ATTEMPTS}/*/*{LOG_SUFFIX}"):
         with contextlib.suppress(OSError):  # it may be deleted meanwhile
             status = path.stat()
             if status.st_size:

@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from agents.contract.run_layout import MANIFEST_FILE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import to_wire
 from agents.errors import ExpectedError
 from agents.trainer.data.file_hashes import hash_cached
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
-_NOT_THE_MODEL = ("README", "LICENSE", "manifest.json", "generation_config.json")
+_NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
 _FREE_TO_CHANGE = (
     "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
     "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps",

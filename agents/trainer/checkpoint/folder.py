@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.run import FileEntry
+from agents.contract.run_layout import MANIFEST_FILE, checkpoint_name, step_of_checkpoint
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
-from agents.node.checkpoints import FOLDER_NAME
 from agents.node.files import describe_file
 from agents.state import fsync_folder, sync_file, tells_full_disk
 from agents.trainer.rank.failpoints import Failpoints
 
-MANIFEST = "manifest.json"
 _DISCARDED = ".deleted-"
 _PARTIAL = ".partial-"
 
@@ -88,7 +87,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ExpectedError: it has no manifest that can be read.
     """
     try:
-        manifest = from_wire(Manifest, json.loads((path / MANIFEST).read_bytes()))
+        manifest = from_wire(Manifest, json.loads((path / MANIFEST_FILE).read_bytes()))
     except (OSError, ValueError, WireError) as error:
         raise ExpectedError(
             f"{path} is not a complete checkpoint: {error}.",
@@ -111,7 +110,7 @@ class CheckpointFolder:
 
     def path_of(self, step: int) -> Path:
         """Return where the checkpoint of a step lies, or would lie."""
-        return self.path / f"step-{step:08d}"
+        return self.path / checkpoint_name(step)
 
     def find_all(self) -> list[Checkpoint]:
         """Return what can be resumed from, oldest first."""
@@ -121,7 +120,7 @@ class CheckpointFolder:
         if not self.path.is_dir():
             return
         for entry in self.path.iterdir():
-            if FOLDER_NAME.match(entry.name):
+            if step_of_checkpoint(entry.name) is not None:
                 with contextlib.suppress(ExpectedError):
                     yield read_checkpoint(entry)
 
@@ -179,7 +178,7 @@ class CheckpointFolder:
             files=tuple(entries),
             **about,
         )
-        path = partial / MANIFEST
+        path = partial / MANIFEST_FILE
         path.write_text(json.dumps(to_wire(manifest), indent=1), encoding="ascii")
         sync_file(path)
         fsync_folder(partial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agents.contract.run_layout import CHECKPOINTS, checkpoint_name
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.fingerprint import fixed_part, name_differences
@@ -14,7 +15,7 @@ def find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
     step = attempt.intent.resume_step
     if step is None:
         return None
-    checkpoint = read_checkpoint(attempt.run_folder / "checkpoints" / f"step-{step:08d}")
+    checkpoint = read_checkpoint(attempt.run_folder / CHECKPOINTS / checkpoint_name(step))
     problem = checkpoint.verify()
     if problem:
         raise ExpectedError(

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from agents.contract.run_layout import STATE_FILE
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
@@ -41,7 +42,6 @@ FULL_STEM = "model"
 FULL_CONFIG = "config.json"
 OPTIMIZER_STEM = "optimizer"
 CARRIED_FILE = "carried.safetensors"
-STATE_FILE = "state.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,6 +25,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from agents.contract.run_layout import trace_name
 from agents.state import tells_full_disk
 from agents.trainer.rank.journal import RankJournal
 
@@ -95,7 +96,7 @@ class TraceRecorder:
             made.stop()
             if step < first_step:
                 raise RuntimeError("the run ended before a step could be recorded")
-            name = f"trace-{first_step:08d}-rank-{self._rank}.json.gz"
+            name = trace_name(first_step, self._rank)
             size_bytes = write_trace(made, self._folder / name)
             rows = summarise(made)
         except Exception as error:  # noqa: BLE001 - a trace must never end a training

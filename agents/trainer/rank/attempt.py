@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.contract.run import AttemptIntent, RankPlacement
+from agents.contract.run_layout import INTENT_FILE, RUNS
 from agents.contract.wire import WireError, from_wire
 from agents.errors import ExpectedError
-
-INTENT_FILE = "intent.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +34,13 @@ class RankAttempt:
     def hashes_folder(self) -> Path | None:
         """Where hashes of big files are remembered; None outside an agent's home."""
         runs = self.run_folder.parent
-        return runs.parent / "hashes" if runs.name == "runs" else None
+        return runs.parent / "hashes" if runs.name == RUNS else None
 
     @property
     def tokens_folder(self) -> Path:
         """Where tokenized data is kept: in the agent's home, else beside the run."""
         runs = self.run_folder.parent
-        home = runs.parent if runs.name == "runs" else self.run_folder
+        home = runs.parent if runs.name == RUNS else self.run_folder
         return home / "cache" / "tokens"
 
     @property

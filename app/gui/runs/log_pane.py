@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QCheckBox, QComboBox, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
+from agents.contract.run_layout import rank_log
 from app.core.api import CoreApi
 from app.events import LogArrived
 from app.gui.kit.primitives import IconButton, make_label, make_panel
@@ -165,7 +166,7 @@ class LogPane(QWidget):
             self._take(event)
 
     def _take(self, event: LogArrived) -> None:
-        stream = f"rank-{int(self.ranks.currentData() or 0)}.log"
+        stream = rank_log(int(self.ranks.currentData() or 0))
         if (event.run_id, event.attempt, event.stream) != (self._run_id, self._attempt, stream):
             return
         if self._size_bytes is None:

@@ -8,7 +8,6 @@ checkpoint of older attempts are void; `steps` leaves them out.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from agents.contract.data import DataPreview
 from agents.contract.messages import WireError, from_wire
+from agents.contract.run_layout import ATTEMPTS, SUPERVISOR_JOURNAL, attempt_folder, rank_of_journal
 from app.events import Certificate, EvaluationRecord, RankTrace, RunEvent, StepRecord
 from app.runs.journals.event_text import happening
 from app.runs.journals.journal import (
@@ -30,10 +30,7 @@ from app.runs.journals.journal import (
     whole_of,
 )
 
-_RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
-
 PACE_STEPS = 20
-_SUPERVISOR_JOURNAL = "supervisor.jsonl"
 
 
 T = TypeVar("T")
@@ -200,11 +197,9 @@ class RunHistory:
 
     def _journals(self) -> list[tuple[Path, int, str, int | None]]:
         found = []
-        for path in sorted(self._folder.glob("attempts/*/*/*.jsonl")):
-            match = _RANK_JOURNAL.fullmatch(path.name)
-            number = path.parts[-3]
-            if number.isdigit() and (match or path.name == _SUPERVISOR_JOURNAL):
-                rank = int(match.group(1)) if match else None
+        for path in sorted(self._folder.glob(f"{ATTEMPTS}/*/*/*.jsonl")):
+            rank, number = rank_of_journal(path.name), path.parts[-3]
+            if number.isdigit() and (rank is not None or path.name == SUPERVISOR_JOURNAL):
                 found.append((path, int(number), path.parts[-2], rank))
         return found
 
@@ -221,7 +216,7 @@ class RunHistory:
             known = attempt.ranks.setdefault(rank, RankHistory())
             _take_rank_line(line, attempt, known, number)
             _take_holder(line, attempt, node)
-            trace = read_trace(line, rank, self._folder / "attempts" / str(number) / node)
+            trace = read_trace(line, rank, attempt_folder(self._folder, number) / node)
             if trace is not None:
                 attempt.traces.append(trace)
             record = step_record(line, number)

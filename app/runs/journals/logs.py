@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from agents.contract.logcap import read_pieces
+from agents.contract.run_layout import ATTEMPTS, LOG_SUFFIX, rank_of_log
 from app.paths import Paths
-
-_RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +34,10 @@ def find_logs(
 ) -> tuple[LogFile, ...]:
     """Return the logs of a run (rank and attempt None: all), in the order of attempts."""
     found = []
-    for path in paths.run(run_id).glob("attempts/*/*/rank-*.log"):
-        match, number = _RANK_LOG.fullmatch(path.name), path.parts[-3]
-        if match and number.isdigit():
-            file = LogFile(
-                rank=int(match.group(1)), node=path.parts[-2], attempt=int(number), path=path
-            )
+    for path in paths.run(run_id).glob(f"{ATTEMPTS}/*/*/*{LOG_SUFFIX}"):
+        of_rank, number = rank_of_log(path.name), path.parts[-3]
+        if of_rank is not None and number.isdigit():
+            file = LogFile(rank=of_rank, node=path.parts[-2], attempt=int(number), path=path)
             if rank in (None, file.rank) and attempt in (None, file.attempt):
                 found.append(file)
     return tuple(sorted(found, key=lambda file: (file.attempt, file.rank, file.node)))

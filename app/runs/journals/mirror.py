@@ -13,11 +13,11 @@ import re
 from pathlib import Path
 
 from agents.contract.logcap import cap_log
+from agents.contract.run_layout import LOG_SUFFIX
 from app.errors import UserError
 from app.filelock import locked
 from app.paths import private_folder
 
-LOG_SUFFIX = ".log"
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 
 

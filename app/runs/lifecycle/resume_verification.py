@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.run import LoggedStep, Replay
+from agents.contract.run_layout import rank_of_journal
 from app.errors import UsageError, UserError
 from app.runs.journals.journal import JournalTail, Line, text_of, whole_of
 from app.runs.services import Services
@@ -91,7 +92,9 @@ def read_logged(folder: Path, wanted: Collection[int]) -> list[LoggedStep]:
     """Return what the mirrored journals of an attempt tell of some steps."""
     found: dict[int, LoggedStep] = {}
     saved: set[int] = set()
-    for path in sorted(folder.glob("*/rank-*.jsonl")):
+    for path in sorted(folder.glob("*/*")):
+        if rank_of_journal(path.name) is None:
+            continue
         lines = JournalTail(path).read()
         saved.update(_steps_of(lines, "checkpoint"))
         for line in lines:

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import time
 
+from agents.contract.run_layout import LOG_SUFFIX
 from app.errors import NodeUnreachable, RacklessError
 from app.events import ACTIVE_STATES, EventHub, LogArrived
 from app.runs.attempt_status import ask_part, standing_s
-from app.runs.journals.mirror import LOG_SUFFIX
 from app.runs.journals.streams import follow_part
 from app.runs.lifecycle.reconcile import settle
 from app.runs.run import RunPart

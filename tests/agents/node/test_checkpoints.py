@@ -87,7 +87,7 @@ def test_unusable_manifest_is_a_problem_not_a_crash(home: Home, text: str) -> No
 def test_manifest_that_tells_no_attempt_cannot_be_used(home: Home, attempt: Any) -> None:
     make(home, attempt=attempt)
     (found,) = list_checkpoints(home)
-    assert found.problem == "manifest.json cannot be used: it tells no attempt"
+    assert found.problem == "manifest.json cannot be used: it names no attempt"
     assert verify(home, "run-1", 100).verified is False
 
 

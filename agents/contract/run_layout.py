@@ -1,0 +1,120 @@
+"""Names of a run's folders and files, spelled once for nodes, ranks and the master's mirrors.
+
+    runs/RUN_ID/fence                           number of the newest attempt
+    runs/RUN_ID/attempts/N/                     intent.json, started.json, stop.json, exit.json,
+                                                supervisor.jsonl, supervisor.log, and per rank
+                                                rank-R.log, rank-R.jsonl, rank-R.heartbeat
+    runs/RUN_ID/checkpoints/step-NNNNNNNN/      manifest.json, state.json, tensors
+
+`runs` lies in the agent's home. The master mirrors logs and journals below its own home, with the
+name of the node in between: runs/RUN_ID/attempts/N/NODE/rank-R.log.
+
+Folders of older versions are on the disks of nodes: a name that changes here makes their runs and
+checkpoints unreadable.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+RUNS = "runs"
+ATTEMPTS = "attempts"
+CHECKPOINTS = "checkpoints"
+FENCE = "fence"
+
+INTENT_FILE = "intent.json"
+STARTED_FILE = "started.json"
+STOP_FILE = "stop.json"
+EXIT_FILE = "exit.json"
+SUPERVISOR_JOURNAL = "supervisor.jsonl"
+SUPERVISOR_LOG = "supervisor.log"
+
+MANIFEST_FILE = "manifest.json"
+STATE_FILE = "state.json"
+
+LOG_SUFFIX = ".log"
+
+_CHECKPOINT = re.compile(r"step-(\d{8,12})")
+_RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
+_RANK_JOURNAL = re.compile(r"rank-(\d{1,6})\.jsonl")
+_TRACE = re.compile(r"trace-\d{8,12}-rank-\d{1,6}\.json\.gz")
+
+
+def attempt_folder(run: Path, attempt: int) -> Path:
+    """Return the folder of an attempt in the folder of its run."""
+    return run / ATTEMPTS / str(attempt)
+
+
+def rank_log(rank: int) -> str:
+    """Return the file with everything that a rank prints."""
+    return f"rank-{rank}{LOG_SUFFIX}"
+
+
+def rank_journal(rank: int) -> str:
+    """Return the file with a rank's records: steps, checkpoints, failures."""
+    return f"rank-{rank}.jsonl"
+
+
+def rank_heartbeat(rank: int) -> str:
+    """Return the file in which a rank reports its step and phase."""
+    return f"rank-{rank}.heartbeat"
+
+
+def trace_name(first_step: int, rank: int) -> str:
+    """Return the file of a profiler trace that begins with `first_step`."""
+    return f"trace-{first_step:08d}-rank-{rank}.json.gz"
+
+
+def rank_of_log(name: str) -> int | None:
+    """Return the rank whose log has this name; None: it is no log of a rank.
+
+    >>> rank_of_log("rank-12.log"), rank_of_log("supervisor.log")
+    (12, None)
+    """
+    return _number(_RANK_LOG, name)
+
+
+def rank_of_journal(name: str) -> int | None:
+    """Return the rank whose journal has this name; None: it is no journal of a rank."""
+    return _number(_RANK_JOURNAL, name)
+
+
+def is_stream(name: str) -> bool:
+    """Return whether the master may follow this file of an attempt: it only grows.
+
+    >>> [is_stream(name) for name in (SUPERVISOR_JOURNAL, rank_log(3), trace_name(7, 0))]
+    [True, True, True]
+    >>> is_stream(INTENT_FILE) or is_stream("rank-0.log/../intent.json")
+    False
+    """
+    patterns = (_RANK_LOG, _RANK_JOURNAL, _TRACE)
+    return name == SUPERVISOR_JOURNAL or any(pattern.fullmatch(name) for pattern in patterns)
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the folder of a checkpoint; eight digits, so that names sort as steps do.
+
+    >>> checkpoint_name(400)
+    'step-00000400'
+    """
+    return f"step-{step:08d}"
+
+
+def step_of_checkpoint(name: str) -> int | None:
+    """Return the step of a checkpoint's folder; None: the name is not one of a whole checkpoint.
+
+    >>> step_of_checkpoint("step-00000400"), step_of_checkpoint(".partial-00000400-1-77")
+    (400, None)
+    """
+    return _number(_CHECKPOINT, name)
+
+
+def checkpoint_path(run_id: str, step: int) -> str:
+    """Return the folder of a checkpoint relative to the agent's home."""
+    return f"{RUNS}/{run_id}/{CHECKPOINTS}/{checkpoint_name(step)}"
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int | None:
+    match = pattern.fullmatch(name)
+    return int(match[1]) if match else None
