@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from agents.contract.parallel import ParallelMode
+
 DataFormat = Literal["auto", "chat", "alpaca", "text", "preference"]
 Objective = Literal["sft", "dpo"]
 AdapterKind = Literal["lora", "qlora", "full"]
 OptimizerKind = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
-Parallel = Literal["auto", "single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
+Parallel = Literal["auto", ParallelMode]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "fp64"]
 Recompute = Literal["auto", "none", "all"]
 Compression = Literal["none", "bf16", "powersgd"]

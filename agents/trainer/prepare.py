@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
+from agents.contract.parallel import refuse_parallel
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.node.checkpoints import hash_entries
@@ -56,11 +57,8 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
     Raises:
         ExpectedError: the spec asks for it.
     """
-    if spec.parallel not in ("auto", "single", "data"):
-        raise ExpectedError(
-            f"parallel: {spec.parallel} is not trained by this version.",
-            "Use parallel: auto, single or data",
-        )
+    if refusal := refuse_parallel(spec.parallel):
+        raise ExpectedError(f"{refusal[0]}.", refusal[1])
     if spec.parallel == "single" and world_size > 1:
         raise ExpectedError(
             f"parallel: single is for one GPU, but the run has {world_size} ranks.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from agents.contract.parallel import PARALLEL
 from app.flows.field import Field
 
 _data = partial(Field, section="Data and evaluation", advanced=True)
@@ -168,8 +169,7 @@ ADVANCED: tuple[Field, ...] = (
         is_wide=True,
         choices=(
             ("auto", "Choose for me"),
-            ("data", "Each device takes a part of every batch"),
-            ("single", "Only the first device trains"),
+            *((row.name, row.summary) for row in PARALLEL.values() if row.runnable),
         ),
         help="Every device needs room for the whole model, 4-bit with QLoRA.",
     ),

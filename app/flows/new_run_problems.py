@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from agents.contract.parallel import refuse_parallel
 from agents.contract.spec import MAX_COUNT, MAX_SEED
 from app.flows.field import YES
 from app.flows.new_run_answers import (
@@ -19,7 +20,6 @@ from app.flows.new_run_answers import (
     to_spec,
 )
 
-AVAILABLE_PARALLEL = ("auto", "single", "data")
 ADAPTER_KEYS = frozenset({"rank", "alpha", "dropout", "targets", "rslora", "dora"})
 Problem = tuple[str, str]
 """(field key, what is wrong)."""
@@ -81,8 +81,8 @@ def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
             yield "format", "DPO needs pairs: choose them here, or choose SFT above."
     elif answers.format == "preference":
         yield "format", "Pairs are for DPO: choose DPO above, or another format."
-    if answers.parallel not in AVAILABLE_PARALLEL:
-        yield "parallel", f"'{answers.parallel}' is not available yet."
+    if refusal := refuse_parallel(answers.parallel):
+        yield "parallel", f"{refusal[0]}."
 
 
 # ---------------------------------------------------------------- numbers

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.contract.node import NodeFacts, Sample
+from agents.contract.parallel import refuse_parallel
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
@@ -23,7 +24,7 @@ from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_key import make_data_key
 from app.library.data_size import cut_and_pack, guess_data
 from app.nodes.endpoints import choose_endpoints
-from app.planning.candidate import RUNNABLE, Advice, Candidate, DataSize, Plan, PlanRequest
+from app.planning.candidate import Advice, Candidate, DataSize, Plan, PlanRequest
 from app.planning.cluster import Cluster, LinkSpeed, Pair, make_cluster
 from app.planning.model_shape import ModelShape, read_shape
 from app.planning.plan import make_plan
@@ -214,10 +215,11 @@ def _measured_links(store: PlanningStore) -> dict[Pair, LinkSpeed]:
 
 def _lead_with_asked(spec: RunSpec, plan: Plan) -> Plan:
     """Show first what was asked for, where that is a way that this version cannot train."""
-    if spec.parallel == "auto" or spec.parallel in RUNNABLE:
+    refusal = refuse_parallel(spec.parallel)
+    if refusal is None:
         return plan
     others = sorted(plan.others, key=lambda one: one.mode != spec.parallel)
-    text = f"This version does not train parallel: {spec.parallel} yet; auto takes what is fastest"
+    text = f"{refusal[0]}; auto takes the fastest way that is"
     advice = Advice(text=text, change={"parallel": "auto"})
     return replace(plan, others=tuple(others), advice=(advice,))
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from agents.contract.parallel import PARALLEL, ParallelMode
 from agents.contract.spec import RunSpec
 from app.planning.cluster import Cluster
 from app.planning.learning import Corrections
 from app.planning.memory.forecast import MemoryForecast, MemorySetting
 from app.planning.model_shape import ModelShape
-
-Mode = Literal["single", "data", "pipeline", "streamed", "sharded", "deepspeed"]
-RUNNABLE: frozenset[Mode] = frozenset(("single", "data"))
-"""What the trainer can run today; the others are computed and shown, and never chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +87,7 @@ class GpuPlan:
 class Candidate:
     """One way to train."""
 
-    mode: Mode
+    mode: ParallelMode
     nodes: tuple[str, ...]
     gpus: tuple[GpuPlan, ...]
     fits: bool
@@ -108,7 +104,7 @@ class Candidate:
     @property
     def runnable(self) -> bool:
         """Whether the trainer can run it today."""
-        return self.mode in RUNNABLE
+        return PARALLEL[self.mode].runnable
 
     @property
     def step_s(self) -> float:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from agents.contract.parallel import ParallelMode
 from app.planning.advice import give_advice
 from app.planning.build_context import open_case
 from app.planning.candidate import Advice as Advice
 from app.planning.candidate import Candidate as Candidate
 from app.planning.candidate import DataSize as DataSize
 from app.planning.candidate import GpuPlan as GpuPlan
-from app.planning.candidate import Mode as Mode
 from app.planning.candidate import Plan as Plan
 from app.planning.candidate import PlanRequest as PlanRequest
 from app.planning.candidate import StepParts as StepParts
@@ -62,7 +62,7 @@ def find_candidates(case: Case) -> list[Candidate]:
     return found
 
 
-_SHARDED: tuple[tuple[Mode, int], ...] = (
+_SHARDED: tuple[tuple[ParallelMode, int], ...] = (
     ("sharded", 3),
     ("deepspeed", 1),
     ("deepspeed", 2),
@@ -125,7 +125,7 @@ _SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
 
 def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
     """Return the best few of each mode, the plan of all GPUs, and of plans alike one."""
-    counts: dict[Mode, int] = {}
+    counts: dict[ParallelMode, int] = {}
     seen: set[tuple[object, ...]] = set()
     kept = []
     for one in found:

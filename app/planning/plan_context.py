@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from agents.contract.parallel import ParallelMode
 from agents.contract.spec import RunSpec
-from app.planning.candidate import Candidate, GpuPlan, Mode, StepParts
+from app.planning.candidate import Candidate, GpuPlan, StepParts
 from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
 from app.planning.learning import Correction
 from app.planning.memory.forecast import (
@@ -196,7 +197,7 @@ def gpu_plan(
 
 def make_candidate(
     case: Case,
-    mode: Mode,
+    mode: ParallelMode,
     workers: tuple[Worker, ...],
     gpus: tuple[GpuPlan, ...],
     parts: StepParts,

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.planning.candidate import Candidate, Mode
+from agents.contract.parallel import PARALLEL
+from app.planning.candidate import Candidate
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
 from app.planning.strategies.sharded import wire_s
 
-_MODES: dict[Mode, str] = {
-    "single": "one GPU",
-    "data": "data parallel",
-    "pipeline": "pipeline",
-    "streamed": "streamed weights",
-    "sharded": "sharded",
-    "deepspeed": "DeepSpeed",
-}
 _NOT_YET = "not trained by this version yet"
 
 
@@ -41,7 +34,7 @@ def name_way(case: Case, candidate: Candidate) -> str:
     if candidate.mode == "single":
         node = name_nodes(candidate.nodes)
         return f"{node} alone" if len(case.of(candidate.nodes)) == 1 else f"one GPU of {node}"
-    return f"{_MODES[candidate.mode]} on {name_nodes(candidate.nodes)}"
+    return f"{PARALLEL[candidate.mode].label} on {name_nodes(candidate.nodes)}"
 
 
 def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:

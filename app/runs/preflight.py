@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agents.contract.node import NodeFacts
+from agents.contract.parallel import refuse_parallel
 from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, UserError
@@ -63,11 +64,8 @@ def expect_supported(spec: RunSpec) -> None:
     Raises:
         NotAvailableYet: naming the key and what can be used instead.
     """
-    supported = ("auto", "single", "data")
-    if spec.parallel not in supported:
-        raise NotAvailableYet(
-            f"parallel: {spec.parallel} is not available yet", f"Use {' or '.join(supported)}."
-        )
+    if refusal := refuse_parallel(spec.parallel):
+        raise NotAvailableYet(refusal[0], f"{refusal[1]}.")
 
 
 async def look_over(services: Services, spec: RunSpec, nodes: Sequence[str]) -> LaunchPlan:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from app.planning.candidate import Candidate, Mode, StepParts
+from agents.contract.parallel import ParallelMode
+from app.planning.candidate import Candidate, StepParts
 from app.planning.memory.forecast import Fit
 from app.planning.network import gradient_bytes, hide, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
@@ -19,7 +20,7 @@ def plan_single(case: Case, worker: Worker) -> Candidate:
     return plan_data(case, (worker,), mode="single")
 
 
-def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: Mode = "data") -> Candidate:
+def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: ParallelMode = "data") -> Candidate:
     """Return the plan in which each of these GPUs computes its share of every batch."""
     fits = [case.fit(worker, len(workers)) for worker in workers]
     speeds = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from app.planning.candidate import Candidate, Mode, StepParts
+from agents.contract.parallel import ParallelMode
+from app.planning.candidate import Candidate, StepParts
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting, estimate_memory
 from app.planning.network import gather_s, gradient_bytes, hide, ring_s, statistics_s
 from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan, make_candidate
@@ -13,7 +14,7 @@ from app.planning.strategies.data_parallel import choose_weights, save_s, split_
 
 
 def plan_sharded(
-    case: Case, workers: tuple[Worker, ...], *, stage: int, mode: Mode
+    case: Case, workers: tuple[Worker, ...], *, stage: int, mode: ParallelMode
 ) -> Candidate | None:
     """Return the plan in which optimizer (1), gradients (2) or weights, too (3), are spread.
 

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from agents.contract.parallel import ParallelMode
 from agents.contract.spec import AdapterKind
 from app.planning.advice import apply_change
-from app.planning.candidate import Candidate, Mode
+from app.planning.candidate import Candidate
 from app.planning.cluster import Cluster, LinkSpeed, PlannedGpu, PlannedNode
 from app.planning.learning import Corrections, RunOutcome
 from app.planning.plan import DataSize, Plan, make_plan
 from tests.app.planning.clusters import GIB, ask, example, llama, make_node, make_pcs
 
 
-def of_mode(plan: Plan, mode: Mode) -> list[Candidate]:
+def of_mode(plan: Plan, mode: ParallelMode) -> list[Candidate]:
     found = [plan.chosen] if plan.chosen is not None else []
     return [one for one in (*found, *plan.others) if one.mode == mode]
 
