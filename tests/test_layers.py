@@ -76,7 +76,7 @@ ORDER = {
 the left. `*` is everything that the order does not name."""
 KNOWN_UPWARD = {"app": 2, "agents.trainer": 3}
 KNOWN_FOLDER_CIRCLES = {"app": 1, "agents.trainer": 1}
-KNOWN_FILE_CIRCLES = {"app": 3}
+KNOWN_FILE_CIRCLES: dict[str, int] = {}
 
 
 def third_party_in_agent(found: Import) -> bool:

@@ -60,7 +60,7 @@ def _show_window(demo: Demo) -> int:
     async def story(core: Any, report: Callable[[Story], None]) -> DemoOutcome:
         return await demo.tell(core, report)
 
-    return open_window(demo.master_home, story, starts_story=True)
+    return open_window(demo.master_home, story, starts_demo=True)
 
 
 async def _tell(demo: Demo, out: Output) -> DemoOutcome:

@@ -23,9 +23,10 @@ from app.gui.session.live_state import LiveState
 from app.gui.session.preferences import preferences_of
 from app.gui.shell.crash_dialog import CrashHook
 from app.gui.shell.demo_process import run_demo_apart
-from app.gui.shell.main_window import MainWindow, Story
+from app.gui.shell.main_window import MainWindow
 from app.gui.shell.one_instance import OneInstance
 from app.gui.shell.selfcheck import check_reference_counts
+from app.gui.shell.shell import DemoRunner
 from app.gui.shell.window_state import read_window_state, write_window_state
 from app.paths import Paths
 from app.settings import Settings
@@ -44,15 +45,15 @@ def core_opener(home: Path) -> OpenCore:
     return open_core
 
 
-def open_window(home: Path, story: Story | None = None, *, starts_story: bool = False) -> int:
+def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool = False) -> int:
     """Show the window until a person closes it, and return the exit code.
 
     Where it is open on this home already, bring it forward and return at once.
 
     Args:
         home: where the master keeps its files.
-        story: the demo that an empty window offers; None: a demo in a window of its own.
-        starts_story: begin with it at once.
+        demo: the demo that an empty window offers; None: a demo in a window of its own.
+        starts_demo: begin with it at once.
 
     Raises:
         UserError: this PySide6 cannot work on this Python.
@@ -71,15 +72,15 @@ def open_window(home: Path, story: Story | None = None, *, starts_story: bool = 
     bridge = Bridge(core_opener(home))
     bridge.crashed.connect(hook.show_crash)
     context = Context(bridge, LiveState(bridge), theme, preferences=preferences, home=home)
-    window = MainWindow(context, state, story or run_demo_apart)
+    window = MainWindow(context, state, demo or run_demo_apart)
     hook.parent_window = window
     _connect_life(application, bridge, window)
     instance.wanted.connect(window.come_forward)
     window.painted.connect(instance.listen)
     bridge.opened.connect(lambda nodes, runs: _make_tray(context, window))
     bridge.opened.connect(lambda nodes, runs: gc.freeze())  # modules and widgets: never garbage
-    if starts_story:
-        bridge.opened.connect(lambda nodes, runs: window.run_story())
+    if starts_demo:
+        bridge.opened.connect(lambda nodes, runs: window.run_demo())
     window.show()
     code = application.exec()
     bridge.join()

@@ -72,7 +72,7 @@ class Photographer:
         self.cluster = context.cluster
         self.window = MainWindow(context, WindowState(), demo.tell)
         self.window.painted.connect(self.bridge.start)
-        self.bridge.opened.connect(lambda nodes, runs: self.window.run_story())
+        self.bridge.opened.connect(lambda nodes, runs: self.window.run_demo())
         self.gaps: list[float] = []
         self._last_s = time.perf_counter()
         self._watch = QTimer(self.window, interval=WATCH_MS)

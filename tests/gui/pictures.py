@@ -504,7 +504,7 @@ def _go(stage: Stage, place: str) -> QWidget:
     return stage.window
 
 
-async def _no_story(core: object, report: object) -> None:
+async def _no_demo(core: object, report: object) -> None:
     """Stand in for the demo, so that its button shows."""
 
 
@@ -540,7 +540,7 @@ def make_stage_of(
 ) -> tuple[Stage, QWidget]:
     """Return a stage that shows the picture `name`, and the window or dialog on it."""
     core = busy_core(logs) if name in BUSY else FakeCore(log_folder=logs)
-    stage = Stage(application, theme, core, story=_no_story)
+    stage = Stage(application, theme, core, demo=_no_demo)
     core.on_loop(publish_history, core)
     stage.settle(patience_s)
     widget = (BUSY | EMPTY)[name](stage)

@@ -13,7 +13,8 @@ from app.gui.kit.theme import Theme
 from app.gui.session.bridge import Bridge
 from app.gui.session.context import Context
 from app.gui.session.live_state import LiveState
-from app.gui.shell.main_window import MainWindow, Story
+from app.gui.shell.main_window import MainWindow
+from app.gui.shell.shell import DemoRunner
 from app.gui.shell.window_state import WindowState
 from tests.fakes.core import NOW_S, FakeCore
 
@@ -31,7 +32,7 @@ class Stage:
         core: FakeCore,
         *,
         size: tuple[int, int] = (1280, 800),
-        story: Story | None = None,
+        demo: DemoRunner | None = None,
         state: WindowState | None = None,
     ) -> None:
         self.application = application
@@ -41,7 +42,7 @@ class Stage:
         self.context = Context(self.bridge, self.cluster, theme, home=HOME)
         self.crashes: list[str] = []
         self.bridge.crashed.connect(self.crashes.append)
-        self.window = MainWindow(self.context, state or WindowState(), story)
+        self.window = MainWindow(self.context, state or WindowState(), demo)
         self.window.resize(*size)
         self.window.painted.connect(self.bridge.start)
         self.window.show()

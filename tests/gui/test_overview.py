@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QPushButton
 from app.events import NodeSnapshot
 from app.gui.charts.sparkline import make_polygon
 from app.gui.overview.wall import CardPlace, arrange, choose_columns
-from app.gui.shell.main_window import StoryNews
+from app.gui.shell.shell import DemoProgress
 from app.telemetry.stream import DeviceKey
 from tests.fakes.core import NOW_S, make_node, publish_history, running_run
 
@@ -43,11 +43,11 @@ def test_the_demo_shows_its_steps_and_a_failure(make_stage, tmp_path):
     from tests.fakes.core import FakeCore
 
     async def story(core, report):
-        report(StoryNews((("Start", "done"), ("Train", "now")), "step 3"))
-        report(StoryNews((("Start", "done"), ("Train", "failed"))))
+        report(DemoProgress((("Start", "done"), ("Train", "now")), "step 3"))
+        report(DemoProgress((("Start", "done"), ("Train", "failed"))))
         raise UserError("rank 1 was lost", "start again")
 
-    stage = make_stage(FakeCore(log_folder=tmp_path), story=story)
+    stage = make_stage(FakeCore(log_folder=tmp_path), demo=story)
     press(stage.window, "Run the demo")
     stage.wait_for(lambda: "rank 1 was lost" in stage.window.banner.message())
     strip = stage.window.overview.story

@@ -675,7 +675,7 @@ def test_a_run_file_that_cannot_be_read_takes_no_answers_away(busy):
 
 def test_answers_are_kept_when_the_session_ends_around_the_form(busy, new_run):
     new_run.form.fields["model"].set_answer("org/model")
-    busy.window.farewell.is_quiet = True
+    busy.window.close_policy.is_quiet = True
     busy.window.close()
     assert busy.window.state.draft == {"model": "org/model"}
 

@@ -27,7 +27,7 @@ class FakeIcon(QSystemTrayIcon):
 @pytest.fixture
 def tray(busy):
     tray = Tray(busy.context, busy.window, FakeIcon())
-    busy.window.farewell.has_tray = lambda: True
+    busy.window.close_policy.has_tray = lambda: True
     return tray
 
 
@@ -58,7 +58,7 @@ def test_in_front_it_is_told_above_the_page(busy, tray):
 
 
 def test_without_a_tray_nothing_is_lost(busy, tray):
-    busy.window.farewell.has_tray = lambda: False
+    busy.window.close_policy.has_tray = lambda: False
     busy.window.showMinimized()
     end_run(busy)
     assert tray.icon.told == []

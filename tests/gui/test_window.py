@@ -95,7 +95,7 @@ def test_with_a_tray_closing_hides_and_says_so_once(busy):
     busy.window.hidden.connect(told.append)
     busy.context.preferences.set("when_closed", "tray")
     busy.wait_for(lambda: busy.core.chosen == {"when_closed": "tray"})
-    busy.window.farewell.has_tray = lambda: True
+    busy.window.close_policy.has_tray = lambda: True
     QTest.keyClick(busy.window, Qt.Key.Key_W, Qt.KeyboardModifier.ControlModifier)
     assert not busy.window.isVisible()
     busy.window.come_forward()
@@ -119,7 +119,7 @@ def test_without_a_tray_closing_ends_whatever_was_chosen(empty):
 
 def test_a_session_that_ends_is_not_held_up_by_the_tray_or_a_question(busy):
     busy.context.preferences.set("when_closed", "tray")
-    busy.window.farewell.has_tray = lambda: True
+    busy.window.close_policy.has_tray = lambda: True
     busy.window.expect_end()
     assert busy.window.close()
 

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from app.events import RunSnapshot
 from app.flows.palette import Entry
 from app.gui.kit.actions import TEXTS
 from app.gui.runs.run_actions import RunActions, can_export, can_resume, can_save, can_stop
 from app.gui.session.context import Context
+from app.gui.shell.command import Command
 from app.gui.shell.navigation import PLACES
+from app.gui.shell.shell import Shell
 from app.telemetry.state import describe_node, describe_run, progress_share
 from app.text import show_list, show_moment, show_share
 
-if TYPE_CHECKING:
-    from app.gui.shell.main_window import MainWindow
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    entry: Entry
-    act: Callable[[], object]
-
-
-def list_commands(window: MainWindow, context: Context) -> list[Command]:
+def list_commands(
+    window: Shell, context: Context, repeat_run: Callable[[RunSnapshot], object]
+) -> list[Command]:
     """Return pages and actions first, then runs (the newest first) and nodes, then their deeds."""
     deeds = RunActions(context, window, window.banner)
     runs = context.cluster.run_list()
@@ -35,11 +28,11 @@ def list_commands(window: MainWindow, context: Context) -> list[Command]:
         *_actions(window),
         *(_open_run(window, context, run) for run in runs),
         *_nodes(window, context),
-        *(command for run in runs for command in _run_deeds(window, deeds, run)),
+        *(command for run in runs for command in _run_deeds(deeds, repeat_run, run)),
     ]
 
 
-def _pages(window: MainWindow) -> Iterator[Command]:
+def _pages(window: Shell) -> Iterator[Command]:
     for name in PLACES:
         texts = TEXTS[name]
         entry = Entry(
@@ -52,7 +45,7 @@ def _pages(window: MainWindow) -> Iterator[Command]:
         yield Command(entry, window.actions_[name].trigger)
 
 
-def _actions(window: MainWindow) -> Iterator[Command]:
+def _actions(window: Shell) -> Iterator[Command]:
     for name, texts in TEXTS.items():
         if name in PLACES or name == "palette" or not window.actions_.has(name):
             continue
@@ -69,7 +62,7 @@ def _actions(window: MainWindow) -> Iterator[Command]:
             yield Command(entry, action.trigger)
 
 
-def _open_run(window: MainWindow, context: Context, run: RunSnapshot) -> Command:
+def _open_run(window: Shell, context: Context, run: RunSnapshot) -> Command:
     now_s = context.cluster.now_s()
     notes = [describe_run(run.state, run.phase).text]
     if run.state == "running":
@@ -85,7 +78,7 @@ def _open_run(window: MainWindow, context: Context, run: RunSnapshot) -> Command
     return Command(entry, partial(window.open_run, run.run_id))
 
 
-def _nodes(window: MainWindow, context: Context) -> Iterator[Command]:
+def _nodes(window: Shell, context: Context) -> Iterator[Command]:
     now_s = context.cluster.now_s()
     for node in context.cluster.node_list():
         note = f"{describe_node(node, now_s).text} \u00b7 {node.address}"
@@ -93,14 +86,16 @@ def _nodes(window: MainWindow, context: Context) -> Iterator[Command]:
         yield Command(entry, partial(window.open_node, node.name))
 
 
-def _run_deeds(window: MainWindow, deeds: RunActions, run: RunSnapshot) -> Iterator[Command]:
+def _run_deeds(
+    deeds: RunActions, repeat_run: Callable[[RunSnapshot], object], run: RunSnapshot
+) -> Iterator[Command]:
     offered = (
         ("Stop", "stop", can_stop(run), deeds.stop),
         ("Save a checkpoint of", "save", can_save(run), deeds.save),
         ("Resume", "resume", can_resume(run), deeds.resume),
         ("Export", "export", can_export(run), deeds.export),
         ("Chat with", "chat", can_export(run), deeds.chat),
-        ("Repeat", "add", True, window.dialogs.repeat_run),
+        ("Repeat", "add", True, repeat_run),
     )
     for verb, icon, is_possible, deed in offered:
         if is_possible:

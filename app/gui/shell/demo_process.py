@@ -15,7 +15,7 @@ from typing import IO
 from app.core.api import CoreApi
 from app.errors import UserError
 from app.gui.session.bridge import Report
-from app.gui.shell.main_window import StoryNews
+from app.gui.shell.shell import DemoProgress
 
 POLL_S = 0.5
 COMMAND = (sys.executable, "-m", "app", "demo")
@@ -30,19 +30,21 @@ async def run_demo_apart(core: CoreApi, report: Report) -> None:
     """
     with tempfile.TemporaryFile() as errors:
         process = _start(errors)
-        report(StoryNews(((_TITLE, "now"),), "It takes a few seconds to open."))
+        report(DemoProgress(((_TITLE, "now"),), "It takes a few seconds to open."))
         while process.poll() is None:  # noqa: ASYNC110 - it outlives any thread that waits
             await asyncio.sleep(POLL_S)
         if process.returncode:
             errors.seek(0)
             lines = errors.read().decode("utf-8", "replace").strip().splitlines()
             why = lines[-1] if lines else f"exit code {process.returncode}"
-            report(StoryNews(((_TITLE, "failed"),)))
+            report(DemoProgress(((_TITLE, "failed"),)))
             raise UserError(
                 f"The demo ended early: {why}",
                 "Run it in a terminal to see all of it: rackless demo --headless",
             )
-    report(StoryNews(((_TITLE, "done"),), "It was closed. Your own cluster begins with Add a PC."))
+    report(
+        DemoProgress(((_TITLE, "done"),), "It was closed. Your own cluster begins with Add a PC.")
+    )
 
 
 def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -10,17 +10,17 @@ from PySide6.QtWidgets import QFileDialog
 
 from app.events import RunSnapshot
 from app.gui.session.context import Context
+from app.gui.shell.shell import Shell
 
 if TYPE_CHECKING:
     from app.gui.new_run.new_run_dialog import NewRunDialog
-    from app.gui.shell.main_window import MainWindow
     from app.gui.shell.palette import CommandPalette
 
 
 class Dialogs:
     """Answers of a New run form that is left are kept, wherever they came from."""
 
-    def __init__(self, context: Context, window: MainWindow) -> None:
+    def __init__(self, context: Context, window: Shell) -> None:
         self._context, self._window = context, window
         self._palette: CommandPalette | None = None
 
@@ -85,4 +85,4 @@ class Dialogs:
 
         if self._palette is None:
             self._palette = CommandPalette(self._context.theme, self._window)
-        self._palette.open_with(list_commands(self._window, self._context))
+        self._palette.open_with(list_commands(self._window, self._context, self.repeat_run))

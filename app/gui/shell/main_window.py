@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QByteArray, Qt, QTimer, Signal
-from PySide6.QtGui import QCloseEvent, QKeySequence, QPaintEvent, QShortcut
+from PySide6.QtCore import QByteArray, Qt
+from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import (
-    QApplication,
-    QDialog,
     QHBoxLayout,
-    QMainWindow,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -28,16 +23,14 @@ from app.core.api import CoreApi
 from app.errors import RacklessError
 from app.events import NodeSnapshot, RunSnapshot
 from app.gui.artifacts.artifacts_page import ArtifactsPage
-from app.gui.kit.banner import Banner
 from app.gui.nodes.nodes_page import NodesPage
 from app.gui.overview.overview_page import OverviewPage
 from app.gui.runs.runs_page import RunsPage
-from app.gui.session.bridge import Report
 from app.gui.session.context import Context
-from app.gui.shell.close_policy import ClosePolicy
 from app.gui.shell.dialogs import Dialogs
 from app.gui.shell.menus import fill_menus, make_actions
 from app.gui.shell.navigation import PLACES, Navigation
+from app.gui.shell.shell import DemoRunner, Shell
 from app.gui.shell.window_state import WindowState
 from app.settings import Value
 
@@ -50,33 +43,11 @@ MIN_WIDTH_PX, MIN_HEIGHT_PX = 960, 600
 START_WIDTH_PX, START_HEIGHT_PX = 1280, 800
 
 
-@dataclass(frozen=True, slots=True)
-class StoryNews:
-    """How far the demo is: (title, `done` | `now` | `todo` | `failed`) per step."""
-
-    steps: Sequence[tuple[str, str]]
-    note: str = ""
-
-
-Story = Callable[[CoreApi, Report], Awaitable[object]]
-"""The demo: reports StoryNews while it goes on."""
-
-
-class MainWindow(QMainWindow):
-    painted = Signal()
-    """The first frame is on the screen."""
-    finished = Signal()
-    """The person closed the window for good."""
-    hidden = Signal(object)
-    """It went to the tray; with (title, text) the first time, else None."""
-
-    def __init__(self, context: Context, state: WindowState, story: Story | None = None) -> None:
-        super().__init__()
-        self._context, self.state, self.story = context, state, story
-        self._was_painted = False
-        self.is_over = False
-        """The person closed it for good."""
-        self.farewell = ClosePolicy(context, state, self)
+class MainWindow(Shell):
+    def __init__(
+        self, context: Context, state: WindowState, demo: DemoRunner | None = None
+    ) -> None:
+        super().__init__(context, state, demo)
         self._run_page: RunPage | None = None
         self._compare_page: ComparePage | None = None
         self._settings_page: SettingsPage | None = None
@@ -85,8 +56,7 @@ class MainWindow(QMainWindow):
         self.setMinimumSize(MIN_WIDTH_PX, MIN_HEIGHT_PX)
         self.resize(START_WIDTH_PX, START_HEIGHT_PX)
         self.dialogs = Dialogs(context, self)
-        self.actions_ = make_actions(self, context)
-        self.banner = Banner(context.theme)
+        self.actions_ = make_actions(self, self.dialogs, context)
         self.overview = OverviewPage(context, self.actions_)
         self.nodes = NodesPage(context, self.actions_)
         self.runs = RunsPage(context, self.actions_)
@@ -144,7 +114,6 @@ class MainWindow(QMainWindow):
     # ------------------------------------------------------------ places
 
     def go_to(self, place: str) -> None:
-        """Show one of the pages."""
         pages: dict[str, QWidget] = {
             "overview": self.overview,
             "nodes": self.nodes,
@@ -157,7 +126,6 @@ class MainWindow(QMainWindow):
         self.state.page = place
 
     def open_run(self, run_id: str) -> None:
-        """Show the page of a run."""
         page = self.run_page()
         page.open_run(run_id)
         self.stack.setCurrentWidget(page)
@@ -211,14 +179,12 @@ class MainWindow(QMainWindow):
         self.nodes.check_all()
 
     def refresh(self) -> None:
-        """Ask again for what the page in view shows."""
         if self.stack.currentWidget() is self._run_page:
             self.run_page().refresh()
         self.nodes.refresh()
         self.artifacts.refresh()
 
     def find_in_log(self) -> None:
-        """Put the cursor into the search field of the run in view."""
         if self.stack.currentWidget() is self._run_page:
             page = self.run_page()
             page.tabs.setCurrentWidget(page.logs)
@@ -230,21 +196,19 @@ class MainWindow(QMainWindow):
             self._context.theme.choose_named(str(value))
         self._context.bridge.run(lambda core, report: store_setting(core, key, value))
 
-    def run_story(self) -> None:
-        """Run the demo and show its steps."""
-        story = self.story
-        if story is None:
+    def run_demo(self) -> None:
+        if self.demo is None:
             return
         self.actions_["run_demo"].setEnabled(False)
         self.go_to("overview")
         self._context.bridge.run(
-            story,
+            self.demo,
             success=lambda result: self.actions_["run_demo"].setEnabled(True),
-            failure=self._end_story,
-            progress=lambda news: self.overview.story.tell(news.steps, news.note),
+            failure=self._end_demo,
+            progress=lambda demo: self.overview.story.tell(demo.steps, demo.note),
         )
 
-    def _end_story(self, error: RacklessError) -> None:
+    def _end_demo(self, error: RacklessError) -> None:
         self.actions_["run_demo"].setEnabled(True)
         self.show_error(error)
 
@@ -260,51 +224,6 @@ class MainWindow(QMainWindow):
     def _show_notice(self, notice: str) -> None:
         if notice:
             self.banner.show_message("warning", notice)
-
-    # ------------------------------------------------------------ first and last
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        super().paintEvent(event)
-        if not self._was_painted:
-            self._was_painted = True
-            QTimer.singleShot(0, self.painted.emit)
-
-    def expect_end(self) -> None:
-        """The desktop's session ends: from now on nothing is asked, and nothing stays."""
-        self.farewell.is_quiet = True
-
-    def close_quietly(self) -> None:
-        """Close without a question: the system asks for it."""
-        self.expect_end()
-        self.close()
-
-    def quit(self) -> None:
-        """Close for good, also from the tray."""
-        self.farewell.is_final = True
-        self.close()
-
-    def come_forward(self) -> None:
-        """Show the window above others, wherever it was."""
-        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
-        self.show()
-        self.raise_()
-        self.activateWindow()
-        QApplication.alert(self)  # where the desktop lets nobody take the focus
-
-    def closeEvent(self, event: QCloseEvent) -> None:
-        decision = self.farewell.decide()
-        if decision == "end":
-            self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
-            event.accept()
-            for dialog in self.findChildren(QDialog):
-                dialog.reject()  # so that answers are kept
-            self.is_over = True
-            self.finished.emit()
-            return
-        event.ignore()
-        if decision == "hide":
-            self.hide()
-            self.hidden.emit(self.farewell.tell_hidden())
 
 
 def import_the_rest() -> None:

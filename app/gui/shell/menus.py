@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from app.gui.kit.actions import Actions
 from app.gui.kit.theme import SCHEMES
 from app.gui.session.context import Context
+from app.gui.shell.dialogs import Dialogs
 from app.gui.shell.navigation import PLACES
-
-if TYPE_CHECKING:
-    from app.gui.shell.main_window import MainWindow
+from app.gui.shell.shell import Shell
 
 
-def make_actions(window: MainWindow, context: Context) -> Actions:
+def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
     """Return the window's actions, each with what it does."""
     actions = Actions(window, context.theme)
-    dialogs = window.dialogs
     deeds: dict[str, Callable[[], object]] = {
         "new_run": dialogs.ask_new_run,
         "open_run_file": dialogs.choose_run_file,
@@ -41,12 +38,12 @@ def make_actions(window: MainWindow, context: Context) -> Actions:
         actions.add(name, deed)
     for name in SCHEMES:
         actions.add(name, partial(context.preferences.set, "theme", name))
-    if window.story is not None:
-        actions.add("run_demo", window.run_story)
+    if window.demo is not None:
+        actions.add("run_demo", window.run_demo)
     return actions
 
 
-def fill_menus(window: MainWindow) -> None:
+def fill_menus(window: Shell) -> None:
     """Fill the menu bar; every shortcut stands in one of its menus."""
     menus = {
         "&File": ("new_run", "open_run_file", "", "close", "quit"),

@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
 from app.flows.palette import find_entries
 from app.gui.kit.primitives import ElidedLabel
 from app.gui.kit.theme import Theme
-from app.gui.shell.commands import Command
+from app.gui.shell.command import Command
 from app.gui.shell.palette_rows import ENTRY, PLACES, ROW_PX, PaletteRows
 
 WIDTH_PX = 640

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
 from app.gui.kit.primitives import plain_action
 from app.gui.session.context import Context
-from app.gui.shell.main_window import MainWindow
+from app.gui.shell.shell import Shell
 from app.gui.shell.tray_icon import draw_tray_icon, picture_key
 from app.telemetry.notices import SETTING_OF, Notice, Notices
 from app.telemetry.state import Tone
@@ -34,7 +34,7 @@ class Tray(QObject):
     """Made once the window has been painted."""
 
     def __init__(
-        self, context: Context, window: MainWindow, icon: QSystemTrayIcon | None = None
+        self, context: Context, window: Shell, icon: QSystemTrayIcon | None = None
     ) -> None:
         super().__init__(window)
         self._context, self._window = context, window
@@ -55,7 +55,7 @@ class Tray(QObject):
         self._connect()
         self.refresh()
         self.icon.show()
-        window.farewell.has_tray = QSystemTrayIcon.isSystemTrayAvailable
+        window.close_policy.has_tray = QSystemTrayIcon.isSystemTrayAvailable
 
     def _connect(self) -> None:
         cluster = self._cluster
@@ -120,7 +120,7 @@ class Tray(QObject):
         self._opens = partial(self._open_run, notice.run_id)
         if not notice.run_id:
             self._opens = partial(self._open_node, notice.node)
-        if self._window.isActiveWindow() or not self._window.farewell.has_tray():
+        if self._window.isActiveWindow() or not self._window.close_policy.has_tray():
             banner = self._window.banner
             banner.show_message(notice.tone, notice.title, notice.text, ("Open", self._opens))
             QApplication.alert(self._window)
@@ -155,4 +155,4 @@ class Tray(QObject):
 
     def _ask_new_run(self) -> None:
         self._window.come_forward()
-        self._window.dialogs.ask_new_run()
+        self._window.actions_["new_run"].trigger()

@@ -1,0 +1,136 @@
+"""The main window as its own parts see it: where it can go, and how it opens and closes.
+
+Menus, commands, dialogs and tray act on a `Shell` and import nothing above it; `MainWindow`, which
+imports all of them, adds the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QPaintEvent
+from PySide6.QtWidgets import QApplication, QDialog, QMainWindow
+
+from app.core.api import CoreApi
+from app.gui.kit.actions import Actions
+from app.gui.kit.banner import Banner
+from app.gui.session.bridge import Report
+from app.gui.session.context import Context
+from app.gui.shell.close_policy import ClosePolicy
+from app.gui.shell.window_state import WindowState
+
+
+@dataclass(frozen=True, slots=True)
+class DemoProgress:
+    """Progress of the demo: (title, `done` | `now` | `todo` | `failed`) for each step."""
+
+    steps: Sequence[tuple[str, str]]
+    note: str = ""
+
+
+DemoRunner = Callable[[CoreApi, Report], Awaitable[object]]
+"""Runs the demo to its end, and reports a DemoProgress for each change."""
+
+
+class Shell(QMainWindow):
+    """The window without its pages.
+
+    A base class rather than a Protocol: dialogs need a QWidget as their parent, and Qt's metaclass
+    leaves no room for that of a Protocol or an ABC.
+    """
+
+    painted = Signal()
+    """The first frame is on the screen."""
+    finished = Signal()
+    """The person closed the window for good."""
+    hidden = Signal(object)
+    """The window went to the tray; carries (title, text) the first time, else None."""
+
+    actions_: Actions
+    """The window's actions; QWidget has a method `actions`."""
+
+    def __init__(self, context: Context, state: WindowState, demo: DemoRunner | None) -> None:
+        super().__init__()
+        self._context, self.state, self.demo = context, state, demo
+        self._was_painted = False
+        self.is_over = False
+        """Whether the person closed the window for good."""
+        self.banner = Banner(context.theme)
+        self.close_policy = ClosePolicy(context, state, self)
+
+    # ------------------------------------------------------------ for MainWindow to implement
+
+    def go_to(self, place: str) -> None:
+        """Show one of the pages of PLACES."""
+        raise NotImplementedError
+
+    def open_run(self, run_id: str) -> None:
+        """Show the page of a run."""
+        raise NotImplementedError
+
+    def open_node(self, name: str) -> None:
+        """Show a node on the page of nodes."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Show the nodes, and check all of them."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Read again what the page in view shows."""
+        raise NotImplementedError
+
+    def find_in_log(self) -> None:
+        """Put the cursor into the search field of the run in view."""
+        raise NotImplementedError
+
+    def run_demo(self) -> None:
+        """Run the demo and show its steps."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ first frame and last
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if not self._was_painted:
+            self._was_painted = True
+            QTimer.singleShot(0, self.painted.emit)
+
+    def come_forward(self) -> None:
+        """Show the window above others, wherever it was."""
+        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.show()
+        self.raise_()
+        self.activateWindow()
+        QApplication.alert(self)  # where the desktop lets no program take the focus
+
+    def expect_end(self) -> None:
+        """Close without asking from now on: the desktop's session ends."""
+        self.close_policy.is_quiet = True
+
+    def close_quietly(self) -> None:
+        """Close now, without asking: the system wants it."""
+        self.expect_end()
+        self.close()
+
+    def quit(self) -> None:
+        """Close for good, also from the tray."""
+        self.close_policy.is_final = True
+        self.close()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        decision = self.close_policy.decide()
+        if decision == "end":
+            self.state.geometry = bytes(self.saveGeometry().toHex().data()).decode("ascii")
+            event.accept()
+            for dialog in self.findChildren(QDialog):
+                dialog.reject()  # so that their answers are kept as drafts
+            self.is_over = True
+            self.finished.emit()
+            return
+        event.ignore()
+        if decision == "hide":
+            self.hide()
+            self.hidden.emit(self.close_policy.tell_hidden())
