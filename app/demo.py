@@ -21,6 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
+from app.artifacts.exports.request import ExportRequest
 from app.core.core import Core
 from app.errors import HostKeyUnknown, UserError
 from app.events import ACTIVE_STATES, Certificate, Event, RunChanged, RunSnapshot
@@ -156,7 +157,9 @@ class Demo:
         lost = await self._train_and_cut(core, run_id)
         proof = await self._resume(core, run_id)
         self._next("the adapter is merged into the model")
-        made = await core.artifacts.export(run_id, out=self._folder / "model", progress=self._note)
+        made = await core.artifacts.export(
+            ExportRequest(run_id=run_id), self._folder / "model", self._note
+        )
         self._next(QUESTION)
         before, after = await self._ask(made.path)
         self._say("done", f"{after}")

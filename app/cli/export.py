@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.contract.formats import ENGINES, FORMATS
+from app.artifacts.exports.request import ExportRequest
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output
 from app.errors import UsageError
@@ -43,7 +44,6 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--calibration",
-        type=Path,
         metavar="FILE",
         help="data that awq and gptq are fitted to; none: the run's own",
     )
@@ -54,17 +54,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
         return await _plan(core, args, out)
     if args.out is None:
         raise UsageError("the folder for the result is missing", "Name one with --out DIR.")
-    made = await core.artifacts.export(
-        args.run,
-        args.to,
-        out=args.out,
-        types=args.type,
-        checkpoint=args.checkpoint,
-        node=args.node,
-        calibration=args.calibration,
-        engine=args.engine,
-        progress=out.note,
-    )
+    made = await core.artifacts.export(_read_request(args), args.out, out.note)
     measured = {"verdicts": made.verdicts} if made.verdicts else {}
     out.document({"path": str(made.path), "artifact": made.artifact, **measured})
     out.text(str(made.path))
@@ -77,18 +67,22 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
 async def _plan(core: Core, args: argparse.Namespace, out: Output) -> int:
     from app.artifacts.estimates.plan import describe_plan
 
-    plan = await core.artifacts.plan_export(
-        args.run,
-        args.to,
-        types=args.type,
+    plan = await core.artifacts.plan_export(_read_request(args))
+    out.document(_plan_document(plan))
+    out.text("\n".join(describe_plan(plan)))
+    return 0 if plan.best is not None else 1
+
+
+def _read_request(args: argparse.Namespace) -> ExportRequest:
+    return ExportRequest(
+        run_id=args.run,
+        to=args.to,
+        types=tuple(args.type),
         checkpoint=args.checkpoint,
         node=args.node,
         calibration=args.calibration,
         engine=args.engine,
     )
-    out.document(_plan_document(plan))
-    out.text("\n".join(describe_plan(plan)))
-    return 0 if plan.best is not None else 1
 
 
 def _plan_document(plan: ExportPlan) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agents.contract.artifacts import ChatAnswer, ChatTurn
 from agents.contract.data import DataPreview
-from agents.contract.formats import Engine
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from agents.contract.spec import RunSpec
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.plan import ExportPlan
+from app.artifacts.exports.request import ExportRequest
 from app.conversation import AnswerComparison, Loaded, Project, Subject
 from app.events import (
     CheckpointSnapshot,
@@ -144,27 +144,9 @@ class ArtifactsApi(Protocol):
     """Actions of `core.artifacts`."""
 
     async def export(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        out: Path,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        node: str | None = None,
-        calibration: Path | None = None,
-        engine: Engine = "gptqmodel",
-        progress: Callable[[str], None] | None = None,
+        self, request: ExportRequest, out: Path, progress: Progress | None = None
     ) -> Exported: ...
-    async def plan_export(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        engine: Engine = "gptqmodel",
-    ) -> ExportPlan: ...
+    async def plan_export(self, request: ExportRequest) -> ExportPlan: ...
     async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]: ...
     async def get(self, name: str) -> ArtifactSnapshot: ...
     async def add(self, folder: Path, name: str | None = None) -> ArtifactSnapshot: ...

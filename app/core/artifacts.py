@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.contract.formats import Engine
 from app.artifact import ArtifactSnapshot
 from app.events import ArtifactsChanged, EventHub, Exported
 from app.library.calibration import check_calibration
@@ -16,6 +16,7 @@ from app.runs.services import Services
 if TYPE_CHECKING:
     from app.artifacts.deletion import DeletedArtifact
     from app.artifacts.estimates.plan import ExportPlan
+    from app.artifacts.exports.request import ExportRequest
     from app.artifacts.serving import ServeCommand
     from app.core.api import Progress
 
@@ -28,85 +29,31 @@ class CoreArtifacts:
         self._events = events
 
     async def export(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        out: Path,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        node: str | None = None,
-        calibration: Path | None = None,
-        engine: Engine = "gptqmodel",
-        progress: Progress | None = None,
+        self, request: ExportRequest, out: Path, progress: Progress | None = None
     ) -> Exported:
         """Write a run's model to the new folder `out`.
-
-        Args:
-            to: merged, nf4, awq, gptq or gguf.
-            types: of gptq (4-bit, 8-bit) and gguf (Q8_0, Q4_K_M, ...); none: the usual one.
-            node: does the work; None: the first with the checkpoint and the room.
-            calibration: data file that awq and gptq are fitted to; None: the run's own data.
-            engine: what makes awq.
 
         Raises:
             UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
         """
         from app.artifacts.exports import export
 
-        run_id = self._services.book.get(run_id).run_id
+        run_id = self._services.book.get(request.run_id).run_id
         made = await export.export_run(
-            self._services,
-            run_id,
-            to,
-            out,
-            checkpoint,
-            progress,
-            types=types,
-            node=node,
-            calibration=calibration,
-            engine=engine,
+            self._services, replace(request, run_id=run_id), out, progress
         )
         self._events.publish(ArtifactsChanged())
         return made
 
-    async def plan_export(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        node: str | None = None,
-        calibration: Path | None = None,
-        engine: Engine = "gptqmodel",
-    ) -> ExportPlan:
-        """Foretell an export: what it makes, what it takes on each node, where it cannot be made.
-
-        Args:
-            run_id: of the run.
-            to: one of `agents.contract.formats.FORMATS`.
-            types: of the format; none: the usual one.
-            checkpoint: its step; None: the newest.
-            node: alone is looked at; None: all.
-            calibration: data file that has to be one; None: the run's own data.
-            engine: what makes AWQ.
+    async def plan_export(self, request: ExportRequest) -> ExportPlan:
+        """Forecast an export: what it makes, what it takes on each node, where it cannot be made.
 
         Raises:
             UserError: there is no such run, format, type, node or data file.
         """
-        from app.artifacts.exports.export import foretell_export
+        from app.artifacts.exports.export import forecast_export
 
-        return await foretell_export(
-            self._services,
-            run_id,
-            to,
-            checkpoint,
-            types=types,
-            node=node,
-            calibration=calibration,
-            engine=engine,
-        )
+        return await forecast_export(self._services, request)
 
     async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
         """Return what exports made (of a run, if one is given), newest first.

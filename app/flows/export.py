@@ -14,6 +14,7 @@ from typing import Literal
 
 from agents.contract.formats import ENGINES, TYPES, Engine
 from app.artifacts.estimates.plan import ExportPlan, PlacePlan
+from app.artifacts.exports.request import CALIBRATED, ExportRequest
 from app.text import file_name, show_bytes, show_duration, show_list
 
 Step = Literal["what", "formats", "calibration", "where", "summary"]
@@ -26,8 +27,6 @@ STEPS: tuple[tuple[Step, str], ...] = (
 )
 NO_CHECKPOINT = "No node that answers has a whole checkpoint of this run."
 _BEGINS_SOMEWHERE = re.compile(r"[~/\\]|[A-Za-z]:")
-CALIBRATED = ("awq", "gptq")
-"""Formats whose rounding is fitted to data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,24 +107,25 @@ class ExportAnswers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExportEstimate:
-    """One export, as the core and the command know it."""
+class ExportJob:
+    """One export of the wizard."""
 
-    to: str
-    types: tuple[str, ...]
+    request: ExportRequest
     folder: str
-    engine: Engine = ENGINES[0]
+    """Destination on this PC."""
 
     @property
     def label(self) -> str:
-        """What it makes, for a person.
+        """Format, types and package of the result, for a person.
 
-        >>> ExportEstimate(to="gguf", types=("Q8_0", "Q4_K_M"), folder="x").label
+        >>> types = ("Q8_0", "Q4_K_M")
+        >>> ExportJob(request=ExportRequest(run_id="r", to="gguf", types=types), folder="x").label
         'GGUF Q8_0 and Q4_K_M'
         """
-        name = "Whole model" if self.to == "merged" else self.to.upper()
-        maker = "" if self.engine == ENGINES[0] else f"by {name_maker(self.engine)}"
-        return " ".join((name, *filter(None, (" and ".join(self.types), maker))))
+        to, engine = self.request.to, self.request.engine
+        name = "Whole model" if to == "merged" else to.upper()
+        maker = "" if engine == ENGINES[0] else f"by {name_maker(engine)}"
+        return " ".join((name, *filter(None, (" and ".join(self.request.types), maker))))
 
 
 def name_maker(engine: str) -> str:
@@ -168,7 +168,7 @@ def place_folder(text: str) -> str:
     return folder if is_placed else f"~/{folder}"
 
 
-def list_jobs(answers: ExportAnswers) -> tuple[ExportEstimate, ...]:
+def list_jobs(run_id: str, answers: ExportAnswers) -> tuple[ExportJob, ...]:
     """Return the exports that the answers ask for, in the order of the formats."""
     groups: list[tuple[str, tuple[str, ...]]] = []
     for one in FORMATS:
@@ -180,12 +180,19 @@ def list_jobs(answers: ExportAnswers) -> tuple[ExportEstimate, ...]:
             groups += [split_target(target) for target in chosen]
     folder = place_folder(answers.folder)
     both_gptq = sum(to == "gptq" for to, _ in groups) > 1
+    own = answers.calibration.strip()
     return tuple(
-        ExportEstimate(
-            to=to,
-            types=types,
+        ExportJob(
+            request=ExportRequest(
+                run_id=run_id,
+                to=to,
+                types=types,
+                checkpoint=answers.checkpoint,
+                node=answers.node or None,
+                calibration=own if own and to in CALIBRATED else None,
+                engine=answers.engine if to == "awq" else ENGINES[0],
+            ),
             folder=folder if len(groups) == 1 else f"{folder}/{_name_folder(to, types, both_gptq)}",
-            engine=answers.engine if to == "awq" else ENGINES[0],
         )
         for to, types in groups
     )
@@ -243,18 +250,19 @@ def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
     ("rackless export r-1 --to gguf --type Q8_0 --node pc --out '/m/my model'",)
     """
     commands = []
-    for job in list_jobs(answers):
-        words = ["rackless", "export", run_id, "--to", job.to]
-        for kind in job.types:
+    for job in list_jobs(run_id, answers):
+        asked = job.request
+        words = ["rackless", "export", run_id, "--to", asked.to]
+        for kind in asked.types:
             words += ["--type", kind]
-        if job.engine != ENGINES[0]:
-            words += ["--engine", job.engine]
-        if answers.checkpoint is not None:
-            words += ["--checkpoint", str(answers.checkpoint)]
-        if answers.node:
-            words += ["--node", answers.node]
-        if answers.calibration.strip() and job.to in CALIBRATED:
-            words += ["--calibration", answers.calibration.strip()]
+        if asked.engine != ENGINES[0]:
+            words += ["--engine", asked.engine]
+        if asked.checkpoint is not None:
+            words += ["--checkpoint", str(asked.checkpoint)]
+        if asked.node:
+            words += ["--node", asked.node]
+        if asked.calibration is not None:
+            words += ["--calibration", asked.calibration]
         commands.append(shlex.join([*words, "--out", job.folder]))
     return tuple(commands)
 

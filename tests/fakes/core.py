@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataPreview
-from agents.contract.formats import Engine
 from agents.contract.node import (
     Calibration,
     EnvironmentReport,
@@ -30,6 +29,7 @@ from agents.contract.spec import DataSpec, RunSpec
 from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
 from app.artifacts.deletion import DeletedArtifact
 from app.artifacts.estimates.plan import ExportPlan
+from app.artifacts.exports.request import ExportRequest
 from app.artifacts.serving import ServeCommand, ServedFolder, serve_commands
 from app.errors import HostKeyUnknown, NodeUnreachable, UserError
 from app.events import (
@@ -564,16 +564,8 @@ class FakeArtifacts:
     async def get(self, name: str) -> ArtifactSnapshot:
         return self._core.artifact_map[name]
 
-    async def plan_export(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        engine: Engine = "gptqmodel",
-    ) -> ExportPlan:
-        return make_export_plan(to, tuple(types))
+    async def plan_export(self, request: ExportRequest) -> ExportPlan:
+        return make_export_plan(request.to, request.types)
 
     async def check_export_folders(self, folders: Sequence[Path]) -> None:
         used = [folder for folder in folders if folder in self._core.used_folders]
@@ -585,22 +577,9 @@ class FakeArtifacts:
         return 1234
 
     async def export(
-        self,
-        run_id: str,
-        to: str = "merged",
-        *,
-        out: Path,
-        types: Sequence[str] = (),
-        checkpoint: int | None = None,
-        node: str | None = None,
-        calibration: Path | None = None,
-        engine: Engine = "gptqmodel",
-        progress: Callable[[str], None] | None = None,
+        self, request: ExportRequest, out: Path, progress: Callable[[str], None] | None = None
     ) -> Exported:
-        asked = (run_id, to, out, types, checkpoint, node, calibration)
-        await self._core.act(
-            "artifacts.export", *asked, *((engine,) if engine != "gptqmodel" else ())
-        )
+        await self._core.act("artifacts.export", request, out)
         if progress is not None:
             progress("merging layer 12 of 32")
         verdicts = [
@@ -609,7 +588,7 @@ class FakeArtifacts:
                 problems=("Its perplexity is 4.1 % above the original's.",) * (kind == "Q3_K_M"),
                 original_perplexity=5.58, size_bytes=4_080_000_000, tokens_per_s=47.0,
             )
-            for kind in types
+            for kind in request.types
         ]  # fmt: skip
         return Exported(path=out, verdicts=tuple(verdicts))
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from app.artifacts.estimates.cost import PhaseForecast
 from app.artifacts.estimates.forecast import ArtifactForecast
 from app.artifacts.estimates.plan import ExportPlan, PlacePlan
+from app.artifacts.exports.request import ExportRequest
 
 GIB = 1 << 30
 _GIB = {
     "merged": 12.6, "nf4": 3.7, "awq": 3.7, "4-bit": 3.6, "8-bit": 6.9, "F16": 12.6, "Q8_0": 6.7,
     "Q6_K": 5.2, "Q5_K_M": 4.5, "Q4_K_M": 3.8, "Q3_K_M": 3.1,
 }  # fmt: skip
+
+
+def ask_export(run_id: str, to: str = "merged", **options: Any) -> ExportRequest:
+    """Return a request for an export."""
+    return ExportRequest(run_id=run_id, to=to, **options)
 
 
 def make_export_plan(to: str, types: tuple[str, ...] = ()) -> ExportPlan:

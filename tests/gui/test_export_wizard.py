@@ -11,6 +11,7 @@ from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QGuiApplication, QKeyEvent
 from PySide6.QtTest import QTest
 
+from app.artifacts.exports.request import ExportRequest
 from app.errors import UserError
 from app.events import Exported
 from app.flows.export import ExportAnswers
@@ -82,8 +83,10 @@ def test_several_formats_are_made_one_after_the_other(busy, wizard):
     press(wizard, "Export")
     busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
     gguf, awq = busy.called("artifacts.export")
-    assert gguf == (RUN, "gguf", Path("/m/out/gguf"), ("Q8_0", "Q3_K_M"), 320, "alpha", None)
-    assert awq == (RUN, "awq", Path("/m/out/awq"), (), 320, "alpha", Path("/data/own.txt"))
+    asked = ExportRequest(run_id=RUN, to="awq", checkpoint=320, node="alpha")
+    types = ("Q8_0", "Q3_K_M")
+    assert gguf == (replace(asked, to="gguf", types=types), Path("/m/out/gguf"))
+    assert awq == (replace(asked, calibration="/data/own.txt"), Path("/m/out/awq"))
     first, second = wizard.batch.rows
     assert (first.state, second.state) == ("done", "done")
     page = wizard.stack.currentWidget().widget()
@@ -128,8 +131,9 @@ def test_awq_can_be_made_by_the_other_package(busy, wizard):
     press(again, "Export")
     busy.wait_for(lambda: again.batch is not None and again.batch.is_over)
     first, second = busy.called("artifacts.export")
-    assert (first[-1], second[1]) == ("autoawq", "gptq")
-    assert "autoawq" not in second
+    assert [(one[0].to, one[0].engine) for one in (first, second)] == [
+        ("awq", "autoawq"), ("gptq", "gptqmodel"),
+    ]  # fmt: skip
 
 
 def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy, wizard):
@@ -180,7 +184,7 @@ def go_to_places(busy, wizard):
 
 
 def test_a_plan_that_cannot_be_made_says_why_and_starts_nothing(busy, wizard, monkeypatch):
-    async def fail(*asked, **told):
+    async def fail(request):
         raise UserError("the base of this run has moved", "Put it back to /models/llama.")
 
     monkeypatch.setattr(busy.core.artifacts, "plan_export", fail)
@@ -196,8 +200,8 @@ def test_a_plan_that_cannot_be_made_says_why_and_starts_nothing(busy, wizard, mo
 
 
 def test_without_a_node_that_can_one_does_not_go_on(busy, wizard, monkeypatch):
-    async def plan(run_id, to="merged", *, types=(), **asked):
-        plan = make_export_plan(to, tuple(types))
+    async def plan(request):
+        plan = make_export_plan(request.to, request.types)
         return replace(plan, places=plan.places[2:])
 
     monkeypatch.setattr(busy.core.artifacts, "plan_export", plan)
@@ -266,7 +270,7 @@ def test_each_job_has_its_own_time_though_nobody_looks(busy):
 
 
 def test_what_was_made_is_asked_and_copied_by_where_it_is(busy, wizard, monkeypatch):
-    async def make(run_id, to="merged", *, out, **asked):
+    async def make(request, out, progress):
         return Exported(path=Path("/home/anna") / out.relative_to("~"))
 
     monkeypatch.setattr(busy.core.artifacts, "export", make)
@@ -289,9 +293,9 @@ def test_the_chosen_node_stays_while_nodes_are_looked_at_again(busy, wizard, mon
     press(wizard, "Back")
     plan, may_end = busy.core.artifacts.plan_export, asyncio.Event()
 
-    async def wait(*asked, **told):
+    async def wait(request):
         await may_end.wait()
-        return await plan(*asked, **told)
+        return await plan(request)
 
     monkeypatch.setattr(busy.core.artifacts, "plan_export", wait)
     press(wizard, "Next")

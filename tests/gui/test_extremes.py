@@ -116,8 +116,8 @@ def test_ten_nodes_fit_the_dialog_that_resumes(many):
 
 
 def test_ten_nodes_fit_the_wizard(many, monkeypatch):
-    async def plan(run_id, to="merged", *, types=(), **asked):
-        plan = make_export_plan(to, tuple(types))
+    async def plan(request):
+        plan = make_export_plan(request.to, request.types)
         place = plan.places[0]
         return replace(plan, places=tuple(replace(place, node=name) for name in NAMES))
 

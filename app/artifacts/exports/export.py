@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import cast
 
 from agents.contract.artifacts import MakeJob, MergeJob, Origin, PackagesBuild, TextSource
-from agents.contract.formats import ENGINES, FORMATS, METHODS, TYPES, USUAL_TYPES, Engine, Method
+from agents.contract.formats import ENGINES, METHODS, Engine, Method
 from app.artifacts.estimates.forecast import describe_forecast
 from app.artifacts.estimates.learning import maker_of
 from app.artifacts.estimates.plan import ExportPlan, describe_place
 from app.artifacts.exports.device import ExportDevice, choose_export_device
 from app.artifacts.exports.place import claim_place, expect_room, free_place
 from app.artifacts.exports.planner import keep_forecast, plan_export
+from app.artifacts.exports.request import ExportRequest, check_request
 from app.artifacts.record import record_export
 from app.errors import RacklessError, UsageError, UserError
 from app.events import Exported
@@ -44,67 +45,38 @@ Progress = Callable[[str], None]
 
 
 async def export_run(
-    services: Services,
-    run_id: str,
-    to: str,
-    out: Path,
-    checkpoint: int | None = None,
-    progress: Progress | None = None,
-    *,
-    types: Sequence[str] = (),
-    node: str | None = None,
-    calibration: Path | None = None,
-    engine: Engine = "gptqmodel",
+    services: Services, request: ExportRequest, out: Path, progress: Progress | None = None
 ) -> Exported:
-    """Write the run's model as a folder `out`; return it with what was measured of it.
-
-    Args:
-        to: one of `agents.contract.formats.FORMATS`.
-        types: of `agents.contract.formats.TYPES`; none: the usual one.
-        node: does the work; None: the first with the checkpoint and the room.
-        calibration: data file on this PC that AWQ and GPTQ are fitted to; None: the run's own.
-        engine: what makes AWQ.
+    """Write the run's model as a folder `out`; return it with its measured quality.
 
     Raises:
-        UserError: `out` is in use, also by another export, or cannot take it, there is no whole
+        UserError: `out` is in use, also by another export, or cannot be written, there is no whole
             checkpoint to export, or the node could not make it.
     """
-    tell = progress or (lambda text: None)
-    types = choose_types(to, types)
-    _expect_engine(to, engine)
+    request = check_request(request)
     out = await asyncio.to_thread(free_place, out)
     with claim_place(services, out):
-        return await _export(
-            services, run_id, to, out, checkpoint, tell, types, node, calibration, engine
-        )
+        return await _export(services, request, out, progress or (lambda text: None))
 
 
 async def _export(
-    services: Services,
-    run_id: str,
-    to: str,
-    out: Path,
-    checkpoint: int | None,
-    tell: Progress,
-    types: tuple[str, ...],
-    node: str | None,
-    calibration: Path | None,
-    engine: Engine,
+    services: Services, request: ExportRequest, out: Path, tell: Progress
 ) -> Exported:
+    run_id, to = request.run_id, request.to
     run = services.book.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
-    own = await asyncio.to_thread(_find_calibration, services, to, calibration)
+    own = await asyncio.to_thread(_find_calibration, services, request)
     tell("looking for the newest whole checkpoint")
-    names = services.cluster.names() if node is None else (node,)
-    whole = await find_whole(services, run_id, names, checkpoint)
-    plan = await plan_export(services, run, to, types, checkpoint, whole, engine)
+    names = services.cluster.names() if request.node is None else (request.node,)
+    whole = await find_whole(services, run_id, names, request.checkpoint)
+    plan = await plan_export(services, request, whole)
     await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
-    facts = await services.cluster.agent(copy.node).facts()
     agent = services.cluster.agent(copy.node)
+    facts = await agent.facts()
     python = python_of(copy.node, facts)
     origin = await asyncio.to_thread(origin_of, run, copy.info.step)
-    with claim_name(services, run_id, _name_result(to, copy.info.step, types, engine)) as name:
+    with claim_name(services, run_id, _name_result(request, copy.info.step)) as name:
         tell(f"merging step {copy.info.step} on {copy.node}")
         exported = await agent.export_merged(
             MergeJob(
@@ -120,9 +92,8 @@ async def _export(
         if to in METHODS:
             device = await _expect_device(services, copy.node, choose_export_device(facts))
             made = await _make(
-                services, run, inputs, copy, python, device, made, name, origin, to, types, tell,
-                own, engine,
-            )  # fmt: skip
+                services, request, inputs, copy.node, python, device, made, name, origin, own, tell
+            )
         tell(f"fetching it from {copy.node}")
         try:
             await services.cluster.fetch(copy.node, made, out)
@@ -132,47 +103,33 @@ async def _export(
                     await agent.delete_artifact(made)
     services.book.add_event(run_id, "exported", f"step {copy.info.step} exported to {out} as {to}")
     chosen = next(place for place in plan.places if place.node == copy.node)
-    measured = keep_forecast(chosen, maker_of(to, engine))
-    made_of = await asyncio.to_thread(record_export, services, out, to, types, origin, measured)
+    measured = keep_forecast(chosen, maker_of(to, request.engine))
+    made_of = await asyncio.to_thread(
+        record_export, services, out, to, request.types, origin, measured
+    )
     return Exported(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
 
 
-async def foretell_export(
-    services: Services,
-    run_id: str,
-    to: str,
-    checkpoint: int | None = None,
-    *,
-    types: Sequence[str] = (),
-    node: str | None = None,
-    calibration: Path | None = None,
-    engine: Engine = "gptqmodel",
-) -> ExportPlan:
-    """Return what an export that is asked for as of `export_run` would take.
+async def forecast_export(services: Services, request: ExportRequest) -> ExportPlan:
+    """Return what `export_run` would make of the request, and what it takes on each node.
 
     Raises:
         UserError: there is no such run, format, type, node or data file.
     """
-    types = choose_types(to, types)
-    _expect_engine(to, engine)
-    run = services.book.get(run_id)
+    request = check_request(request)
+    node, run = request.node, services.book.get(request.run_id)
     _expect_nodes(services, () if node is None else (node,))
-    await asyncio.to_thread(_find_calibration, services, to, calibration)
+    await asyncio.to_thread(_find_calibration, services, request)
     there = None if node is None else await find_copies(services, run.run_id, (node,))
-    plan = await plan_export(services, run, to, types, checkpoint, there, engine)
+    plan = await plan_export(services, request, there)
     places = tuple(one for one in plan.places if node in (None, one.node))
     return replace(plan, places=places)
-
-
-def _expect_engine(to: str, engine: Engine) -> None:
-    if engine != ENGINES[0] and to != "awq":
-        raise UsageError(f"{engine} makes awq, and not {to}", "Leave --engine out.")
 
 
 def _expect_nodes(services: Services, names: Sequence[str]) -> None:
     for name in names:
         if name not in services.cluster.names():
-            raise UsageError(f"there is no node {name}", "Look at them: rackless nodes list")
+            raise UsageError(f"there is no node {name}", "See the nodes: rackless nodes list")
 
 
 def origin_of(run: RunRecord, step: int) -> Origin:
@@ -188,57 +145,55 @@ def origin_of(run: RunRecord, step: int) -> Origin:
     )
 
 
-def _name_result(to: str, step: int, types: Sequence[str], engine: Engine) -> str:
-    return "-".join((to, str(step), *types, *((engine,) if engine != ENGINES[0] else ())))
+def _name_result(request: ExportRequest, step: int) -> str:
+    engine = (request.engine,) if request.engine != ENGINES[0] else ()
+    return "-".join((request.to, str(step), *request.types, *engine))
 
 
 async def _make(
     services: Services,
-    run: RunRecord,
+    request: ExportRequest,
     inputs: Inputs,
-    copy: Copy,
+    node: str,
     python: str,
     device: ExportDevice,
     merged: str,
     name: str,
     origin: Origin,
-    to: str,
-    types: tuple[str, ...],
-    tell: Progress,
     own: Source | None,
-    engine: Engine,
+    tell: Progress,
 ) -> str:
     """Quantize the merged model on the node that has it; return the folder `name` there."""
-    agent = services.cluster.agent(copy.node)
-    packages = await bring_packages(agent, python, to, tell, engine)
-    spec = run.spec
+    agent = services.cluster.agent(node)
+    packages = await bring_packages(agent, python, request.to, tell, request.engine)
+    spec = services.book.get(request.run_id).spec
     train = TextSource(
-        path=await send(services, copy.node, inputs.train, tell, "the training data"),
+        path=await send(services, node, inputs.train, tell, "the training data"),
         format=spec.data.format,
         objective=spec.objective,
     )
     evaluation = None
     if inputs.eval is not None:
-        evaluation = replace(train, path=await send(services, copy.node, inputs.eval))
+        evaluation = replace(train, path=await send(services, node, inputs.eval))
     calibration = None
     if own is not None:  # of any kind: what its rows are is seen there
-        calibration = TextSource(path=await send(services, copy.node, own))
+        calibration = TextSource(path=await send(services, node, own))
     job = MakeJob(
         python=python,
         packages=packages,
         model=merged,
-        method=cast(Method, to),
-        destination=f"runs/{origin.run_id}/exports/{name}",
+        method=cast(Method, request.to),
+        destination=f"runs/{request.run_id}/exports/{name}",
         origin=origin,
         train=train,
         evaluation=evaluation,
         calibration=calibration,
-        types=types,
-        engine=engine,
+        types=request.types,
+        engine=request.engine,
         device=device.device,
         device_id=device.device_id,
     )
-    tell(f"making {' and '.join(types) or to} on {copy.node}")
+    tell(f"making {' and '.join(request.types) or request.to} on {node}")
     return (await agent.export_made(job, tell)).path
 
 
@@ -298,32 +253,10 @@ def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: Progress) -> Co
     )
 
 
-def _find_calibration(services: Services, to: str, path: Path | None) -> Source | None:
-    if path is None:
+def _find_calibration(services: Services, request: ExportRequest) -> Source | None:
+    if request.calibration is None:
         return None
-    if to not in ("awq", "gptq"):
-        raise UsageError(f"{to} is not calibrated", "Leave --calibration out.")
-    return find_calibration(path, services.hashes)
-
-
-def choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
-    """Return the types as the format spells them, the usual one where none is given.
-
-    Raises:
-        UsageError: there is no such format or type.
-    """
-    if to not in FORMATS:
-        raise UsageError(f"{to} is no export format", f"Use one of {', '.join(FORMATS)}.")
-    offered = TYPES.get(to, ())
-    known = {kind.lower(): kind for kind in offered}
-    unknown = [kind for kind in types if kind.lower() not in known]
-    if unknown:
-        hint = f"Use one of {', '.join(offered)}." if offered else "Leave --type out."
-        raise UsageError(f"{to} has no type {unknown[0]}", hint)
-    chosen = tuple(dict.fromkeys(known[kind.lower()] for kind in types))
-    if to == "gptq" and len(chosen) > 1:
-        raise UsageError("gptq makes one type at a time", "Export twice, to two folders.")
-    return chosen or USUAL_TYPES.get(to, ())
+    return find_calibration(Path(request.calibration), services.hashes)
 
 
 async def find_whole(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from agents.contract.formats import CONVERTED_TYPES, METHODS, Engine, choose_group
+from agents.contract.formats import CONVERTED_TYPES, METHODS, choose_group
 from agents.contract.node import NodeFacts
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
@@ -16,6 +16,7 @@ from app.artifacts.estimates.learning import ExportOutcome, find_factors, maker_
 from app.artifacts.estimates.plan import ExportNode, ExportPlan, PlacePlan, plan_place, sort_places
 from app.artifacts.estimates.texts import size_texts
 from app.artifacts.exports.device import choose_export_device
+from app.artifacts.exports.request import ExportRequest
 from app.errors import RacklessError, UserError
 from app.forecasts.planner import find_data_size
 from app.library.models import weigh_weights
@@ -25,7 +26,6 @@ from app.planning.rates import find_rates
 from app.provisioning.environment import python_of
 from app.runs.checkpoints import Copy, find_copies
 from app.runs.services import Services
-from app.storage.runs import RunRecord
 
 _VALUE_BYTES = {"float64": 8.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _USUAL_VALUE_BYTES = 2.0
@@ -34,23 +34,17 @@ _SYSTEM_RAM_BYTES = 1 << 30
 
 
 async def plan_export(
-    services: Services,
-    run: RunRecord,
-    to: str,
-    types: Sequence[str] = (),
-    checkpoint: int | None = None,
-    whole: Sequence[Copy] | None = None,
-    engine: Engine = "gptqmodel",
+    services: Services, request: ExportRequest, whole: Sequence[Copy] | None = None
 ) -> ExportPlan:
     """Return what an export makes, what it takes on each node, and where it cannot be made.
 
     Args:
-        types: of the format, as they are spelled there.
-        checkpoint: its step; None: the newest.
-        whole: the copies to choose among, where they were looked for already; None: those of all
-            nodes are listed, not read.
-        engine: what makes AWQ.
+        request: its node is not considered; all nodes are.
+        whole: the copies to choose among, where they are already listed; None: those of all nodes
+            are listed, not read.
     """
+    run, to, types = services.book.get(request.run_id), request.to, request.types
+    checkpoint, engine = request.checkpoint, request.engine
     names = services.cluster.names()
     copies = whole if whole is not None else await find_copies(services, run.run_id, names)
     copies = [one for one in copies if not one.broken]
@@ -87,7 +81,7 @@ async def plan_export(
         )
         for place in places
     ]
-    return ExportPlan(to=to, types=tuple(types), step=step, made=made, places=sort_places(plans))
+    return ExportPlan(to=to, types=types, step=step, made=made, places=sort_places(plans))
 
 
 def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:

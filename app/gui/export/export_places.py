@@ -104,16 +104,8 @@ class PlacesPage(QWidget):
         run_id = self._run_id
 
         async def plan(core: CoreApi, report: Report) -> list[ExportPlan]:
-            return [
-                await core.artifacts.plan_export(
-                    run_id,
-                    job.to,
-                    types=job.types,
-                    checkpoint=answers.checkpoint,
-                    engine=job.engine,
-                )
-                for job in list_jobs(answers)
-            ]
+            jobs = list_jobs(run_id, replace(answers, node="", calibration=""))
+            return [await core.artifacts.plan_export(job.request) for job in jobs]
 
         self._ask("nodes", self._context.bridge.run(plan, self._show_plans, self._fail))
         self.look_at_folder(answers)
@@ -121,7 +113,7 @@ class PlacesPage(QWidget):
     def look_at_folder(self, answers: ExportAnswers) -> None:
         """Look whether the folders of what is asked for are free."""
         answers = replace(answers, folder=self.folder.text())
-        folders = [Path(job.folder) for job in list_jobs(answers)]
+        folders = [Path(job.folder) for job in list_jobs(self._run_id, answers)]
         self._ask(
             "folder",
             self._context.bridge.run(

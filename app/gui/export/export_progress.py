@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
-from app.flows.export import PHASES, ExportEstimate
+from app.flows.export import PHASES, ExportJob
 from app.gui.kit.banner import copy_text
 from app.gui.kit.primitives import Button, ElidedLabel, make_label, make_panel, make_selectable
 from app.gui.kit.status import StatusPill
@@ -29,7 +29,7 @@ class ProgressRow(QWidget):
     chat_wanted = Signal(str)
     """Talk with the artifact in this folder."""
 
-    def __init__(self, theme: Theme, job: ExportEstimate) -> None:
+    def __init__(self, theme: Theme, job: ExportJob) -> None:
         super().__init__()
         self._folder = job.folder
         """Where it is, once it is made."""

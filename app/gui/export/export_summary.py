@@ -37,6 +37,8 @@ class SummaryPage(QWidget):
         if answers.checkpoint is not None:
             step = f"the checkpoint of step {answers.checkpoint}"
         lines = [f"From {step} of {self._run.name}, on {answers.node or 'the quickest node'}:"]
-        lines += [f"\u2022 {job.label} into {job.folder}" for job in list_jobs(answers)]
+        lines += [
+            f"\u2022 {job.label} into {job.folder}" for job in list_jobs(self._run.run_id, answers)
+        ]
         self._words.setText("\n".join(lines))
         self.commands.setText("\n".join(describe_commands(self._run.run_id, answers)))

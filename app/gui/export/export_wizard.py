@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.artifacts.exports.request import ExportRequest
 from app.core.api import CoreApi
 from app.errors import RacklessError, describe_error
 from app.events import CheckpointSnapshot, RunSnapshot
@@ -303,4 +304,5 @@ async def foretell(core: CoreApi, report: Report, run_id: str) -> None:
         groups = [targets] if one.key == "gguf" else [[target] for target in targets]
         for group in groups:
             types = tuple(kind for target in group for kind in split_target(target)[1])
-            report((group, await core.artifacts.plan_export(run_id, one.key, types=types)))
+            request = ExportRequest(run_id=run_id, to=one.key, types=types)
+            report((group, await core.artifacts.plan_export(request)))

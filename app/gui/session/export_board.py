@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.errors import RacklessError, describe_error
 from app.events import Exported
-from app.flows.export import ExportAnswers, ExportEstimate, Step, find_phase, list_jobs
+from app.flows.export import ExportAnswers, ExportJob, Step, find_phase, list_jobs
 from app.gui.session.bridge import Bridge, Op
 
 JobState = Literal["waiting", "now", "done", "failed", "cancelled"]
@@ -33,7 +33,7 @@ class Draft:
 class ExportProgress:
     """How far one job is."""
 
-    job: ExportEstimate
+    job: ExportJob
     state: JobState = "waiting"
     phase: int = 0
     line: str = ""
@@ -55,7 +55,7 @@ class ExportBatch(QObject):
         super().__init__()
         self._bridge, self.run_id, self.answers = bridge, run_id, answers
         self._now_s = now_s
-        self.rows = [ExportProgress(job) for job in list_jobs(answers)]
+        self.rows = [ExportProgress(job) for job in list_jobs(run_id, answers)]
         self._op: Op | None = None
 
     @property
@@ -70,20 +70,9 @@ class ExportBatch(QObject):
             self.changed.emit()
             return
         row.state, row.began_s = "now", self._now_s()
-        asked, job = self.answers, row.job
-        own = asked.calibration.strip() if job.to in ("awq", "gptq") else ""
+        job = row.job
         self._op = self._bridge.run(
-            lambda core, report: core.artifacts.export(
-                self.run_id,
-                job.to,
-                out=Path(job.folder),
-                types=job.types,
-                checkpoint=asked.checkpoint,
-                node=asked.node or None,
-                calibration=Path(own) if own else None,
-                engine=job.engine,
-                progress=report,
-            ),
+            lambda core, report: core.artifacts.export(job.request, Path(job.folder), report),
             lambda made: self._finish(row, made),
             lambda error: self._fail(row, error),
             lambda line: self._hear(row, str(line)),

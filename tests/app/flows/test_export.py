@@ -35,8 +35,8 @@ def test_every_method_is_offered_with_all_of_its_types():
 
 
 def test_types_of_gguf_are_one_job_and_others_one_each():
-    jobs = list_jobs(ExportAnswers(targets=ALL, folder="/m/out/"))
-    assert [(job.to, len(job.types), job.folder) for job in jobs] == [
+    jobs = list_jobs("r", ExportAnswers(targets=ALL, folder="/m/out/"))
+    assert [(job.request.to, len(job.request.types), job.folder) for job in jobs] == [
         ("merged", 0, "/m/out/merged"),
         ("gguf", 6, "/m/out/gguf"),
         ("awq", 0, "/m/out/awq"),
@@ -44,18 +44,19 @@ def test_types_of_gguf_are_one_job_and_others_one_each():
         ("gptq", 1, "/m/out/gptq-8-bit"),
         ("nf4", 0, "/m/out/nf4"),
     ]
-    (alone,) = list_jobs(ExportAnswers(targets=("gptq:8-bit",), folder="/m/out"))
+    (alone,) = list_jobs("r", ExportAnswers(targets=("gptq:8-bit",), folder="/m/out"))
     assert alone.folder == "/m/out"
-    assert list_jobs(ExportAnswers(folder="/m")) == ()
+    assert list_jobs("r", ExportAnswers(folder="/m")) == ()
 
 
-@pytest.mark.parametrize("job", list_jobs(ExportAnswers(targets=ALL, folder="x"))[1:])
+@pytest.mark.parametrize("job", list_jobs("r", ExportAnswers(targets=ALL, folder="x"))[1:])
 def test_what_is_chosen_is_a_job_of_the_agent(job):
+    asked = job.request
     made = MakeJob(
-        python="p", model="m", method=job.to, destination="d", train=TextSource(path="t"),
-        origin=Origin(base="b", data="d", run_id="r", run_name="n", step=1), types=job.types,
+        python="p", model="m", method=asked.to, destination="d", train=TextSource(path="t"),
+        origin=Origin(base="b", data="d", run_id="r", run_name="n", step=1), types=asked.types,
     )  # fmt: skip
-    assert made.method == job.to
+    assert made.method == asked.to
 
 
 def test_steps_lead_there_and_back_and_calibration_only_where_it_counts():
@@ -88,7 +89,7 @@ def test_what_is_missing_keeps_one_at_the_step():
     [("/m/out/", "/m/out"), ("out", "~/out"), ("models/out", "~/models/out"), ("~/x", "~/x")],
 )
 def test_a_folder_without_a_beginning_is_below_the_home_folder(typed, folder):
-    (job,) = list_jobs(ExportAnswers(targets=("nf4",), folder=typed))
+    (job,) = list_jobs("r", ExportAnswers(targets=("nf4",), folder=typed))
     assert job.folder == folder
 
 
@@ -108,8 +109,8 @@ def test_commands_say_all_that_was_chosen():
 
 def test_another_maker_of_awq_is_said_and_of_awq_alone():
     answers = ExportAnswers(targets=("awq", "gptq:4-bit"), folder="/m", engine="autoawq")
-    awq, gptq = list_jobs(answers)
-    assert (awq.engine, gptq.engine) == ("autoawq", "gptqmodel")
+    awq, gptq = list_jobs("r", answers)
+    assert (awq.request.engine, gptq.request.engine) == ("autoawq", "gptqmodel")
     assert (awq.label, gptq.label) == ("AWQ by AutoAWQ", "GPTQ 4-bit")
     assert describe_commands("r", answers) == (
         "rackless export r --to awq --engine autoawq --out /m/awq",

@@ -18,6 +18,7 @@ from app.errors import UsageError, UserError
 from app.runs.lifecycle.stop import delete_run
 from app.runs.services import Services
 from tests.fakes.cluster import Exported, FakeCluster
+from tests.fakes.exports import ask_export
 
 LLAMA_7B = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
@@ -42,13 +43,13 @@ def test_two_exports_at_once_have_a_folder_each_and_the_next_takes_one_again(
     async def scenario() -> None:
         monkeypatch.setattr(node, "export_made", together)
         await asyncio.gather(
-            export_run(services, interrupted, "gguf", tmp_path / "x"),
-            export_run(services, interrupted, "gguf", tmp_path / "y"),
+            export_run(services, ask_export(interrupted, "gguf"), tmp_path / "x"),
+            export_run(services, ask_export(interrupted, "gguf"), tmp_path / "y"),
         )
         monkeypatch.setattr(node, "export_made", plain)
-        await export_run(services, interrupted, "gguf", tmp_path / "z")
-        await export_run(services, interrupted, "gguf", tmp_path / "u", types=["F16"])
-        await export_run(services, interrupted, "awq", tmp_path / "v", engine="autoawq")
+        await export_run(services, ask_export(interrupted, "gguf"), tmp_path / "z")
+        await export_run(services, ask_export(interrupted, "gguf", types=("F16",)), tmp_path / "u")
+        await export_run(services, ask_export(interrupted, "awq", engine="autoawq"), tmp_path / "v")
 
     asyncio.run(scenario())
     first, second, third, fourth, fifth = (Path(job.destination).name for job in node.made)
@@ -80,7 +81,7 @@ def test_a_run_is_not_deleted_while_it_is_exported(
 
     for name in ("export_merged", "export_made"):
         monkeypatch.setattr(node, name, trying(getattr(node, name)))
-    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "out"))
+    asyncio.run(export_run(services, ask_export(interrupted, "gguf"), tmp_path / "out"))
     assert len(tried) == 2
     assert asyncio.run(delete_run(services, interrupted)) == ("gamma",)
 
@@ -96,11 +97,11 @@ def test_a_second_export_to_a_folder_is_refused_before_a_node_works(
 
     async def meanwhile(job: MergeJob, *told: object) -> Exported:
         with pytest.raises(UserError, match="another export is on its way to"):
-            await export_run(services, interrupted, "gguf", out)
+            await export_run(services, ask_export(interrupted, "gguf"), out)
         return await plain(job)
 
     monkeypatch.setattr(node, "export_merged", meanwhile)
-    asyncio.run(export_run(services, interrupted, "merged", out))
+    asyncio.run(export_run(services, ask_export(interrupted), out))
     assert (out.is_dir(), node.made) == (True, [])
     assert list((services.paths.home / "exports").iterdir()) == []
 
@@ -126,7 +127,11 @@ def test_an_export_takes_the_largest_gpu_that_no_run_uses(
 ) -> None:
     for place, uuids in enumerate(((), ("GPU-1",), ("GPU-0", "GPU-1"))):
         use(with_gpus, *uuids)
-        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / str(place), node="alpha"))
+        asyncio.run(
+            export_run(
+                services, ask_export(interrupted, "nf4", node="alpha"), tmp_path / str(place)
+            )
+        )
     devices = [(job.device, job.device_id) for job in with_gpus["alpha"].made]
     assert devices == [("cuda:1", "GPU-1"), ("cuda:0", "GPU-0"), ("cpu", "cpu")]
 
@@ -147,14 +152,16 @@ def test_a_gpu_that_is_taken_during_the_merge_is_not_quietly_replaced_by_the_cpu
 
     monkeypatch.setattr(node, "export_merged", merge)
     with pytest.raises(UserError) as caught:
-        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x", node="alpha"))
+        asyncio.run(
+            export_run(services, ask_export(interrupted, "nf4", node="alpha"), tmp_path / "x")
+        )
     assert caught.value.message == (
         "every GPU of alpha was taken during the merge: run of GPU-0 and run of GPU-1 use its GPUs"
     )
     assert not node.made
     taken.pop()
     use(with_gpus)
-    asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x", node="alpha"))
+    asyncio.run(export_run(services, ask_export(interrupted, "nf4", node="alpha"), tmp_path / "x"))
     assert node.made[-1].device == "cuda:1"
 
 
@@ -163,9 +170,9 @@ def test_a_place_that_takes_nothing_is_refused_before_a_node_works(
 ) -> None:
     out = tmp_path / ("x" * 250)  # may be made, but nothing may be put beside it
     with pytest.raises(UserError, match="cannot be written: File name too long"):
-        asyncio.run(export_run(services, interrupted, "merged", out))
+        asyncio.run(export_run(services, ask_export(interrupted), out))
     assert not cluster["alpha"].merges
-    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "out"))
+    asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "out"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -174,21 +181,21 @@ def test_links_are_followed_and_the_folder_that_this_runs_in_stays(
 ) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "new")
-    found = asyncio.run(export_run(services, interrupted, "merged", tmp_path / "link"))
+    found = asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "link"))
     assert (found.path, found.path.is_dir()) == (tmp_path / "disk" / "new", True)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(UserError, match="loop leads nowhere"):
-        asyncio.run(export_run(services, interrupted, "merged", tmp_path / "loop"))
+        asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "loop"))
 
     (tmp_path / "empty").mkdir()
     again = tmp_path / "empty" / ".." / "empty"
-    found = asyncio.run(export_run(services, interrupted, "merged", again))
+    found = asyncio.run(export_run(services, ask_export(interrupted), again))
     assert found.path == tmp_path / "empty"
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UserError, match="here is the folder that this runs in"):
-        asyncio.run(export_run(services, interrupted, "merged", Path()))
+        asyncio.run(export_run(services, ask_export(interrupted), Path()))
     assert (tmp_path / "here").is_dir()
 
 
@@ -203,10 +210,10 @@ def test_a_disk_that_is_too_full_is_refused_before_a_node_works(
     Path(spec.model, "config.json").write_text(json.dumps(LLAMA_7B))
     free_bytes[0] = 6 << 30
     with pytest.raises(UserError, match=r"x needs 6\.7 GiB, and 6\.0 GiB are free on that disk"):
-        asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x"))
+        asyncio.run(export_run(services, ask_export(interrupted, "gguf"), tmp_path / "x"))
     assert not cluster["alpha"].merges
     free_bytes[0] = 7 << 30
-    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x"))
+    asyncio.run(export_run(services, ask_export(interrupted, "gguf"), tmp_path / "x"))
 
 
 def test_what_cannot_be_fetched_does_not_stay_on_the_node(
@@ -221,7 +228,7 @@ def test_what_cannot_be_fetched_does_not_stay_on_the_node(
 
     monkeypatch.setattr(cluster, "fetch", fail)
     with pytest.raises(UserError, match="the disk is full"):
-        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x"))
+        asyncio.run(export_run(services, ask_export(interrupted, "nf4"), tmp_path / "x"))
     assert len(cluster["alpha"].made) == 1
     assert cluster["alpha"].artifacts == {}
 
@@ -229,13 +236,13 @@ def test_what_cannot_be_fetched_does_not_stay_on_the_node(
 def test_the_licence_of_the_base_goes_along(
     services: Services, interrupted: str, cluster: FakeCluster, spec: RunSpec, tmp_path: Path
 ) -> None:
-    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "x"))
+    asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "x"))
     card = (tmp_path / "x" / "README.md").read_text()
     assert "license:" not in card
     assert "- Licence of the base: not known\n" in card
     Path(spec.model, "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "y"))
-    asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "z"))
+    asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "y"))
+    asyncio.run(export_run(services, ask_export(interrupted, "nf4"), tmp_path / "z"))
     card = (tmp_path / "y" / "README.md").read_text()
     assert card.startswith("---\nlicense: apache-2.0\n")
     assert "- Licence of the base: apache-2.0\n" in card
@@ -246,4 +253,6 @@ def test_a_node_that_there_is_not_is_named(
     services: Services, interrupted: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="there is no node nope"):
-        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "x", node="nope"))
+        asyncio.run(
+            export_run(services, ask_export(interrupted, "nf4", node="nope"), tmp_path / "x")
+        )

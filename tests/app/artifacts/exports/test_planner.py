@@ -13,11 +13,12 @@ from agents.contract.formats import Engine
 from agents.contract.node import GpuFacts, GpuUse
 from agents.contract.spec import RunSpec
 from app.artifacts.estimates.plan import ExportPlan, PlacePlan, describe_place, describe_plan
-from app.artifacts.exports.export import export_run, foretell_export
+from app.artifacts.exports.export import export_run, forecast_export
 from app.artifacts.exports.planner import plan_export
 from app.errors import UsageError, UserError
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster
+from tests.fakes.exports import ask_export
 
 LLAMA_7B = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
@@ -42,7 +43,7 @@ def two_unlike(services: Services, cluster: FakeCluster, spec: RunSpec) -> FakeC
 
 
 def plan(services: Services, run_id: str, to: str, *types: str) -> ExportPlan:
-    return asyncio.run(plan_export(services, services.book.get(run_id), to, types))
+    return asyncio.run(plan_export(services, ask_export(run_id, to, types=types)))
 
 
 def test_the_quickest_node_comes_first_and_each_has_all_phases(
@@ -80,25 +81,27 @@ def test_a_model_that_a_format_is_not_made_of_is_told(
     assert (found.best, {one.problems for one in found.places}) == (None, {(reason,)})
     assert plan(services, interrupted, "gptq", "4-bit").best is not None
     with pytest.raises(UserError, match="this export cannot be made: alpha cannot make it"):
-        asyncio.run(export_run(services, interrupted, "awq", tmp_path / "out"))
+        asyncio.run(export_run(services, ask_export(interrupted, "awq"), tmp_path / "out"))
     assert not two_unlike["alpha"].merges
 
 
 def test_a_plan_is_of_what_is_asked_for(
     services: Services, interrupted: str, two_unlike: FakeCluster, tmp_path: Path
 ) -> None:
-    found = asyncio.run(foretell_export(services, interrupted, "awq", node="alpha"))
+    found = asyncio.run(forecast_export(services, ask_export(interrupted, "awq", node="alpha")))
     assert [one.node for one in found.places] == ["alpha"]
     del two_unlike["alpha"].checkpoints[interrupted, 10]
-    found = asyncio.run(foretell_export(services, interrupted, "awq", node="alpha"))
+    found = asyncio.run(forecast_export(services, ask_export(interrupted, "awq", node="alpha")))
     assert (found.step, found.places[0].problems) == (5, ()), "an export there takes what it has"
     with pytest.raises(UsageError, match="there is no node delta"):
-        asyncio.run(foretell_export(services, interrupted, "awq", node="delta"))
-    with pytest.raises(UsageError, match="autoawq makes awq, and not gptq"):
-        asyncio.run(foretell_export(services, interrupted, "gptq", engine="autoawq"))
+        asyncio.run(forecast_export(services, ask_export(interrupted, "awq", node="delta")))
+    with pytest.raises(UsageError, match="autoawq makes awq, not gptq"):
+        asyncio.run(forecast_export(services, ask_export(interrupted, "gptq", engine="autoawq")))
     with pytest.raises(UserError, match=r"none\.jsonl .* does not exist"):
         asyncio.run(
-            foretell_export(services, interrupted, "awq", calibration=tmp_path / "none.jsonl")
+            forecast_export(
+                services, ask_export(interrupted, "awq", calibration=str(tmp_path / "none.jsonl"))
+            )
         )
 
 
@@ -153,7 +156,7 @@ def test_what_an_export_measured_corrects_the_next_forecast(
     before = plan(services, interrupted, "merged")
     assert before.best is not None
     assert before.best.seconds is not None
-    asyncio.run(export_run(services, interrupted, "merged", tmp_path / "x"))
+    asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "x"))
     (made,) = services.artifacts.all()
     assert made.measured is not None
     done = [{**one, "seconds": one["seconds"] / 2} for one in made.measured["forecast"][1:]]
@@ -170,13 +173,16 @@ def test_each_engine_learns_from_its_own_exports(
     services: Services, interrupted: str, two_unlike: FakeCluster, tmp_path: Path
 ) -> None:
     def foretell(engine: Engine) -> PlacePlan:
-        run = services.book.get(interrupted)
-        found = asyncio.run(plan_export(services, run, "awq", engine=engine)).best
+        found = asyncio.run(
+            plan_export(services, ask_export(interrupted, "awq", engine=engine))
+        ).best
         assert found is not None
         return found
 
     before = foretell("autoawq")
-    asyncio.run(export_run(services, interrupted, "awq", tmp_path / "x", engine="autoawq"))
+    asyncio.run(
+        export_run(services, ask_export(interrupted, "awq", engine="autoawq"), tmp_path / "x")
+    )
     (made,) = services.artifacts.all()
     assert made.measured is not None
     assert made.measured["maker"] == "autoawq"

@@ -25,6 +25,7 @@ from app.runs.lifecycle.stop import delete_run, stop_run
 from app.runs.lifecycle.watch import RunWatch
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_services
+from tests.fakes.exports import ask_export
 
 
 def state(services: Services, run_id: str) -> str:
@@ -647,7 +648,7 @@ def test_export_merges_where_the_checkpoint_lies(
 ) -> None:
     told: list[str] = []
     out = tmp_path / "new" / "model"
-    made = asyncio.run(export_run(services, interrupted, "merged", out, None, told.append))
+    made = asyncio.run(export_run(services, ask_export(interrupted), out, told.append))
     assert (made.path, made.verdicts) == (out, ())
     assert out.is_dir()
     job = cluster["alpha"].merges[0]
@@ -663,16 +664,16 @@ def test_export_into_an_empty_folder_is_fine_and_into_a_full_one_refused(
     empty.mkdir()
     full.mkdir()
     (full / "precious").write_text("")
-    asyncio.run(export_run(services, interrupted, "merged", empty))
+    asyncio.run(export_run(services, ask_export(interrupted), empty))
     for place in (full, full / "precious"):
         with pytest.raises(UserError, match=r"is not empty|is a file"):
-            asyncio.run(export_run(services, interrupted, "merged", place))
+            asyncio.run(export_run(services, ask_export(interrupted), place))
     assert (full / "precious").exists()
 
 
 def test_export_formats(services: Services, interrupted: str, tmp_path: Path) -> None:
     def refuse(to: str, *types: str) -> None:
-        asyncio.run(export_run(services, interrupted, to, tmp_path / "x", types=types))
+        asyncio.run(export_run(services, ask_export(interrupted, to, types=types), tmp_path / "x"))
 
     with pytest.raises(UsageError, match="zip is no export format"):
         refuse("zip")
@@ -697,7 +698,7 @@ def test_export_goes_where_there_is_room(
         node = cluster[name]
         node.facts_now = replace(node.facts_now, disk_free_bytes=free_gib << 30)
     told: list[str] = []
-    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x", None, told.append))
+    asyncio.run(export_run(services, ask_export(interrupted, "gguf"), tmp_path / "x", told.append))
     assert not cluster["alpha"].made
     assert len(cluster["beta"].made) == 1
     assert "expected: Q8_0 6.7 GiB; 19.8 GiB on the node while it is made" in told
@@ -705,7 +706,7 @@ def test_export_goes_where_there_is_room(
     with pytest.raises(
         UserError, match=r"alpha needs 19\.8 GiB on its disk, and 10\.0 GiB are free"
     ):
-        asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
+        asyncio.run(export_run(services, ask_export(interrupted, "gguf"), tmp_path / "y"))
     assert not (tmp_path / "y").exists()
 
 
@@ -714,10 +715,10 @@ def test_export_quantizes_what_it_has_merged_where_that_lies(
 ) -> None:
     kinds = ("q8_0", "Q4_K_M", "Q8_0")
     cluster["alpha"].facts_now = replace(cluster["alpha"].facts_now, compiler="/usr/bin/cc")
-    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "x", types=kinds))
-    asyncio.run(export_run(services, interrupted, "gguf", tmp_path / "y"))
-    asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "z"))
-    asyncio.run(export_run(services, interrupted, "gptq", tmp_path / "u"))
+    asyncio.run(export_run(services, ask_export(interrupted, "gguf", types=kinds), tmp_path / "x"))
+    asyncio.run(export_run(services, ask_export(interrupted, "gguf"), tmp_path / "y"))
+    asyncio.run(export_run(services, ask_export(interrupted, "nf4"), tmp_path / "z"))
+    asyncio.run(export_run(services, ask_export(interrupted, "gptq"), tmp_path / "u"))
     node = cluster["alpha"]
     first, second, third, fourth = node.made
     assert fourth.types == ("4-bit",)
@@ -739,7 +740,9 @@ def test_export_is_calibrated_with_a_file_of_ones_own(
     for text, problem in (("only three words", "has 3 words"), ("w " * 64, "")):
         file.write_text(text)
         made = export_run(
-            services, interrupted, "awq", tmp_path / "x", node="beta", calibration=file
+            services,
+            ask_export(interrupted, "awq", node="beta", calibration=str(file)),
+            tmp_path / "x",
         )
         if problem:
             with pytest.raises(UserError, match=problem):
@@ -751,12 +754,16 @@ def test_export_is_calibrated_with_a_file_of_ones_own(
     assert job.calibration is not None
     assert job.calibration.path.startswith("/agent/data/own")
     with pytest.raises(UsageError, match="nf4 is not calibrated"):
-        asyncio.run(export_run(services, interrupted, "nf4", tmp_path / "y", calibration=file))
+        asyncio.run(
+            export_run(
+                services, ask_export(interrupted, "nf4", calibration=str(file)), tmp_path / "y"
+            )
+        )
 
 
 def test_export_without_a_checkpoint(services: Services, run_id: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no whole checkpoint"):
-        asyncio.run(export_run(services, run_id, "merged", tmp_path / "x"))
+        asyncio.run(export_run(services, ask_export(run_id), tmp_path / "x"))
 
 
 # ---------------------------------------------------------------- watch
