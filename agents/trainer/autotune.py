@@ -1,7 +1,7 @@
-"""Fit the engine to the device of this rank: compile or not, how much at once, what layers do.
+"""Choose how this rank's device computes: compiled or not, how much at once, what layers do.
 
 On a CPU there is nothing to choose. On a GPU the first start of a shape compiles and tries
-settings (see `tuning`); what was found is kept beside the compiled code, so that later starts of
+settings (see `tuner`); what was found is kept beside the compiled code, so that later starts of
 the same shape on the same card skip the search.
 """
 
@@ -31,148 +31,156 @@ from agents.trainer.execution.setting import ExecutionSetting, apply, fill
 from agents.trainer.execution.tuner import Tuner
 from agents.trainer.kernels import compiling
 from agents.trainer.model.micro_batch import CPU_TOKENS
+from agents.trainer.model.model import TrainedModel
 from agents.trainer.objectives.reference_model import needs_reference
 from agents.trainer.optim.optimizer_reserve import Reserve
+from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import read_available_bytes
 from agents.trainer.training_state import TrainingState
 
 Warn = Callable[[str, str], None]
+# More than any model has; the layers take as many as there are.
 _ALL_LAYERS = 1 << 20
-_SEARCH = 2
-"""Counts up when settings that were kept before would not be found any more."""
+# Raised when the search changes so that it would not find the settings kept by earlier versions.
+_SEARCH_VERSION = 2
+# Largest part of the PC's available memory that offloaded activations of all its ranks may take.
 _HOST_SHARE = 0.35
-"""Of the available memory of the PC that the activations of its ranks may take."""
 
 
-def make_layers(
-    spec: RunSpec, prepared: TrainingState, warn: Warn, *, local_ranks: int
-) -> LayerStack:
+def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> LayerStack:
     """Return the decoder layers, compiled where this machine can."""
-    device, model = prepared.device, prepared.model
+    device, model, spec = context.device, state.model, context.attempt.intent.spec
     if device.type != "cuda":
         return LayerStack(model)
     reason = compiling.why_not(device)
     if reason and spec.compile == "auto":
         warn(f"The layers are not compiled, so training takes longer: {reason}.", "")
     fixed = [*model.module.parameters(), *model.module.buffers()]
-    most_bytes = int(read_available_bytes() * _HOST_SHARE / local_ranks)
-    offloader = Offloader(device, fixed, most_bytes)
+    local_ranks = context.attempt.num_local_ranks
+    offloader = Offloader(device, fixed, int(read_available_bytes() * _HOST_SHARE / local_ranks))
     compiled = not reason and spec.compile == "auto"
     return LayerStack(model, compiled=compiled, offloader=offloader, warn=warn)
 
 
 def make_replayer(
-    spec: RunSpec, prepared: TrainingState, layers: LayerStack, reserve: Reserve, *, world_size: int
+    spec: RunSpec, model: TrainedModel, layers: LayerStack, reserve: Reserve, *, world_size: int
 ) -> GraphReplayer | None:
     """Return what replays micro-batches; None where it cannot be, or gains nothing.
 
-    Gradients that travel while they are made, a scale of the loss that changes, and a table in host
-    memory are no part of what a graph repeats.
+    A graph repeats the same kernels on the same memory. So it can hold no gradients that are sent
+    while they are made, no loss scale that changes, and no look-up in a table in host memory.
     """
-    travels = world_size > 1 or spec.compression != "none"
-    changes = prepared.model.dtype == torch.float16 or needs_reference(spec)
-    if not layers.compiled or travels or changes:
+    sends = world_size > 1 or spec.compression != "none"
+    changes = model.dtype == torch.float16 or needs_reference(spec)
+    if not layers.compiled or sends or changes:
         return None
     record = partial(CudaGraph, spare_bytes=lambda: reserve.missing_bytes)
-    return GraphReplayer(prepared.model.clock, record)
+    return GraphReplayer(model.clock, record)
 
 
-def fit(
-    computer: Executor,
-    spec: RunSpec,
-    prepared: TrainingState,
+def choose_setting(
+    context: RankContext,
+    state: TrainingState,
+    executor: Executor,
+    reserve: Reserve,
     resumed: ResumePoint | None,
-    *,
-    rank: int,
-    world_size: int,
-    folder: Path,
 ) -> tuple[ExecutionSetting, list[ExecutionSetting]]:
-    """Choose the setting, let the computer work with it, and return it and what was timed for it.
+    """Choose the setting and apply it; return it and the settings that were timed to find it.
 
     Args:
-        computer: of this rank.
-        spec: of the run.
-        prepared: what the rank has loaded.
-        resumed: the state to go on from on the same devices, whose setting is taken over, so that
-            the run goes on to the bit.
-        rank: this one.
-        world_size: number of ranks.
-        folder: where settings are kept.
+        context: of this rank.
+        state: what the rank has loaded.
+        executor: gets the setting.
+        reserve: memory of the optimizer, held meanwhile.
+        resumed: state to continue from on the same devices, whose setting is kept, so that the
+            run continues to the bit.
 
     Raises:
         ExpectedError: a single example does not fit.
     """
-    device = prepared.device
-    reserve = Reserve(spec.optimizer, prepared.flat, prepared.optimizer, device)
-    computer.replayer = make_replayer(
-        spec, prepared, computer.layers, reserve, world_size=world_size
+    device, spec = context.device, context.attempt.intent.spec
+    executor.replayer = make_replayer(
+        spec, state.model, executor.layers, reserve, world_size=context.group.world_size
     )
     tried: list[ExecutionSetting] = []
     with reserve.held():
         if resumed is not None:
-            setting = _take_over(spec, resumed, rank)
+            setting = _keep_setting(spec, resumed, context.attempt.rank)
         elif device.type != "cuda":
-            setting = _choose_for_cpu(spec, prepared)
+            setting = _choose_for_cpu(spec, state)
         else:
-            name = name_setting(spec, prepared, computer.layers, place=f"{rank} of {world_size}")
-            known = _recall(folder / f"{name}.json")
-            if known is None:
-                tuner = _make_tuner(computer, spec, prepared, reserve, world_size)
-                known, tried = tuner.choose(), [*tuner.tried, *tuner.outlasting]
-                computer.layers.compile_afresh()
-                folder.mkdir(parents=True, exist_ok=True)
-                write_json(folder / f"{name}.json", asdict(known))
-            setting = known
-        _apply_setting(computer, prepared, setting, reserve)
+            setting, tried = _search_or_recall(context, state, executor, reserve)
+        _apply_setting(context, state, executor, setting, reserve)
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)  # of what was only tried, and held
+        # The peak so far is that of settings that were only tried, and of the reserve.
+        torch.cuda.reset_peak_memory_stats(device)
     return setting, tried
 
 
+def _search_or_recall(
+    context: RankContext, state: TrainingState, executor: Executor, reserve: Reserve
+) -> tuple[ExecutionSetting, list[ExecutionSetting]]:
+    """Return the setting that an earlier start found, else search for one and remember it."""
+    name = name_setting(context, state, executor.layers)
+    folder = context.attempt.compiled_folder / "settings"
+    known = _recall(folder / f"{name}.json")
+    if known is not None:
+        return known, []
+    tuner = _make_tuner(context, state, executor, reserve)
+    found = tuner.choose()
+    executor.layers.compile_afresh()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{name}.json", asdict(found))
+    return found, [*tuner.tried, *tuner.outlasting]
+
+
 def _apply_setting(
-    computer: Executor, prepared: TrainingState, setting: ExecutionSetting, reserve: Reserve
+    context: RankContext,
+    state: TrainingState,
+    executor: Executor,
+    setting: ExecutionSetting,
+    reserve: Reserve,
 ) -> None:
-    """Let the computer work with a setting, and with what weights there is room for unpacked."""
-    apply(computer, setting)
-    if prepared.device.type != "cuda":
+    """Let the executor work with a setting, and keep as many weights unpacked as memory allows."""
+    apply(executor, setting)
+    if context.device.type != "cuda":
         return
-    _prove_longest(computer, prepared)
-    largest = choose_examples(prepared.train, computer.micro_tokens)
-    if not fill(computer, prepared.device, largest, reserve):
-        computer.replayer = None  # it would take memory for each try
+    _prove_longest(executor, state)
+    largest = choose_examples(state.train, executor.micro_tokens)
+    if not fill(executor, context.device, largest, reserve):
+        executor.replayer = None  # it would take memory for each further try
 
 
-def _take_over(spec: RunSpec, resumed: ResumePoint, rank: int) -> ExecutionSetting:
+def _keep_setting(spec: RunSpec, resumed: ResumePoint, rank: int) -> ExecutionSetting:
     return ExecutionSetting(
         micro_tokens=resumed.micro_tokens[rank],
-        num_recomputed=_forced(spec, resumed.num_recomputed[rank]),
+        num_recomputed=_apply_recompute(spec, resumed.num_recomputed[rank]),
         num_moved=resumed.num_moved[rank] if resumed.num_moved else 0,
     )
 
 
-def _choose_for_cpu(spec: RunSpec, prepared: TrainingState) -> ExecutionSetting:
-    longest_tokens = int(prepared.train.num_tokens.max())
+def _choose_for_cpu(spec: RunSpec, state: TrainingState) -> ExecutionSetting:
+    longest_tokens = int(state.train.num_tokens.max())
     return ExecutionSetting(
-        micro_tokens=max(longest_tokens, CPU_TOKENS), num_recomputed=_forced(spec, 0)
+        micro_tokens=max(longest_tokens, CPU_TOKENS), num_recomputed=_apply_recompute(spec, 0)
     )
 
 
 def _make_tuner(
-    computer: Executor, spec: RunSpec, prepared: TrainingState, reserve: Reserve, world_size: int
+    context: RankContext, state: TrainingState, executor: Executor, reserve: Reserve
 ) -> Tuner:
     """Return a tuner of layers that are compiled, or were found not to be compilable."""
-    train = prepared.train
+    spec, train, world_size = context.attempt.intent.spec, state.train, context.group.world_size
     longest_tokens = int(train.num_tokens.max())
-    apply(
-        computer,
-        ExecutionSetting(micro_tokens=longest_tokens, num_recomputed=_forced(spec, _ALL_LAYERS)),
-    )
-    _prove_longest(computer, prepared)
+    # The setting that needs the least memory proves what compiles at all.
+    num_recomputed = _apply_recompute(spec, _ALL_LAYERS)
+    apply(executor, ExecutionSetting(micro_tokens=longest_tokens, num_recomputed=num_recomputed))
+    _prove_longest(executor, state)
     batch_tokens = spec.batch_sequences * float(train.num_tokens.mean())
     most_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
     return Tuner(
-        computer,
-        prepared.device,
+        executor,
+        context.device,
         lambda tokens: choose_examples(train, tokens),
         most_tokens=max(longest_tokens, int(most_tokens)),
         step_tokens=batch_tokens if world_size == 1 else None,
@@ -181,25 +189,25 @@ def _make_tuner(
     )
 
 
-def _prove_longest(computer: Executor, prepared: TrainingState) -> None:
-    longest = choose_examples(prepared.train, 0)
-    prove(computer, longest, evaluates=prepared.evaluation is not None)
+def _prove_longest(executor: Executor, state: TrainingState) -> None:
+    longest = choose_examples(state.train, 0)
+    prove(executor, longest, evaluates=state.evaluation is not None)
 
 
-def name_setting(spec: RunSpec, prepared: TrainingState, layers: LayerStack, *, place: str) -> str:
-    """Name all that the best setting depends on, and whose it is.
+def name_setting(context: RankContext, state: TrainingState, layers: LayerStack) -> str:
+    """Return a name made of all that the best setting depends on, and of the rank.
 
     Two ranks on cards alike may find different ones. Each gets its own back, so that a second run
     adds up as the first one did, to the bit.
     """
-    train, device = prepared.train, prepared.device
-    said: dict[str, Any] = {
-        "search": _SEARCH,
+    spec, train, device = context.attempt.intent.spec, state.train, context.device
+    parts: dict[str, Any] = {
+        "search": _SEARCH_VERSION,
         "card": torch.cuda.get_device_name(device),
         "bytes": torch.cuda.get_device_properties(device).total_memory,
         "memory_gib": spec.memory_gib,
-        "versions": prepared.versions,
-        "model": prepared.model.module.config.to_dict(),
+        "versions": state.versions,
+        "model": state.model.module.config.to_dict(),
         "adapter": asdict(spec.adapter),
         "objective": spec.objective,
         "precision": spec.precision,
@@ -210,16 +218,16 @@ def name_setting(spec: RunSpec, prepared: TrainingState, layers: LayerStack, *, 
         "batch": spec.batch_sequences,
         "compiled": layers.compiled,
         "exact": spec.exact,
-        "rank": place,
+        "rank": f"{context.attempt.rank} of {context.group.world_size}",
     }
-    text = json.dumps(said, sort_keys=True, default=str)
+    text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:32]
 
 
 def describe_setting(
     setting: ExecutionSetting, tried: list[ExecutionSetting], layers: LayerStack
 ) -> dict[str, Any]:
-    """Return what the journal tells of a setting and of what was timed to find it."""
+    """Return the journal's fields for a setting and for those that were timed to find it."""
     return {
         "compiled": layers.compiled,
         "micro_tokens": setting.micro_tokens,
@@ -231,25 +239,26 @@ def describe_setting(
     }
 
 
-def prove(computer: Executor, part: Part, *, evaluates: bool) -> None:
-    """Compile what the run will need; where that fails, go on without and say so.
+def prove(executor: Executor, part: Part, *, evaluates: bool) -> None:
+    """Compile what the run will need; where that fails, warn and train without.
 
     Raises:
         ExpectedError: a single example does not fit the memory.
     """
-    if not computer.layers.compiled:
+    if not executor.layers.compiled:
         return
     try:
-        computer.add_gradients(part)
-        if evaluates:  # a form of its own, which would make the first evaluation seem to hang
-            computer.evaluate(part)
+        executor.add_gradients(part)
+        # A form of its own: compiled later, it would make the first evaluation seem to hang.
+        if evaluates:
+            executor.evaluate(part)
     except ExpectedError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
-        computer.layers.stop_compiling(error)
+        executor.layers.stop_compiling(error)
 
 
-def _forced(spec: RunSpec, otherwise: int) -> int:
+def _apply_recompute(spec: RunSpec, otherwise: int) -> int:
     """Return how many layers the spec makes recompute."""
     return {"all": _ALL_LAYERS, "none": 0, "auto": otherwise}[spec.recompute]
 

@@ -3,63 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from agents.contract.spec import RunSpec
-from agents.trainer.data.examples import Examples, Part
-from agents.trainer.execution.executor import Executor
+from agents.trainer.data.examples import Examples
 from agents.trainer.objectives.objective import LOSS, name_sums
-from agents.trainer.parallel.shares import split_batch
-from agents.trainer.rank.group import Group
+from agents.trainer.parallel.strategy import Strategy
 
-_AT_ONCE = 1024
-"""Examples in memory at once; among so many, those of like length are found."""
-_LARGEST_EXPONENT = 700.0
-"""Of what a float64 can hold; a loss beyond it has no perplexity to speak of."""
+# Largest exponent whose exp() a float64 can hold (709.8), rounded down. A loss beyond it has no
+# perplexity worth a number.
+_MAX_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What an objective's sums come to over the evaluation data."""
+    """Result of one evaluation."""
 
     means: tuple[float, ...]
-    """Of each of `objectives.SUMS`, over the tokens that count, or over the pairs."""
+    """Mean of each of `objective.SUMS`, per token that counts or per pair."""
 
-    def tell(self, objective: str) -> dict[str, float | None]:
-        """Return the journal's words for it: the loss, and what it means.
+    def describe(self, objective: str) -> dict[str, float | None]:
+        """Return the fields of the journal's record: the loss, and what it means.
 
-        >>> told = Evaluation(means=(1.0, 0.0, 0.0)).tell("sft")
-        >>> {name: round(value, 3) for name, value in told.items()}
+        >>> fields = Evaluation(means=(1.0, 0.0, 0.0)).describe("sft")
+        >>> {name: round(value, 3) for name, value in fields.items()}
         {'loss': 1.0, 'perplexity': 2.718}
         """
         loss = self.means[LOSS]
-        told: dict[str, float | None] = {"loss": loss, **name_sums(objective, self.means)}
+        fields: dict[str, float | None] = {"loss": loss, **name_sums(objective, self.means)}
         if objective == "sft":
-            told["perplexity"] = perplexity_of(loss)
-        return told
+            fields["perplexity"] = compute_perplexity(loss)
+        return fields
 
 
-def perplexity_of(loss: float) -> float | None:
+def compute_perplexity(loss: float) -> float | None:
     """Return exp(loss) (Jelinek et al. 1977); None where it is too large for a number.
 
     Args:
         loss: mean over tokens, in nats.
     """
-    if not math.isfinite(loss) or loss > _LARGEST_EXPONENT:
+    if not math.isfinite(loss) or loss > _MAX_EXPONENT:
         return None
     return math.exp(loss)
 
 
 def is_due(spec: RunSpec, step: int, num_rows: int, *, last: bool) -> bool:
-    """Tell whether to evaluate after `step`: as the spec says, else once per epoch; and at the end.
+    """Return whether to evaluate after `step`: as the spec says, else every epoch; and at the end.
 
     Args:
         step: optimizer steps done, from 1.
         num_rows: rows of the training data.
-        last: the run ends with this step.
+        last: whether the run ends with this step.
     """
     if last:
         return True
@@ -70,31 +64,16 @@ def is_due(spec: RunSpec, step: int, num_rows: int, *, last: bool) -> bool:
     return step * size // num_rows > (step - 1) * size // num_rows
 
 
-def evaluate(
-    computer: Executor,
-    group: Group,
-    examples: Examples,
-    shares: Sequence[float],
-    first_place: int,
-) -> Evaluation:
-    """Return the means over all examples; all ranks call this together, each doing its share.
+def evaluate(strategy: Strategy, examples: Examples, first_place: int) -> Evaluation:
+    """Return the means over all examples; all ranks call this together.
 
     Args:
+        strategy: divides the examples over the ranks.
+        examples: evaluation data.
         first_place: index of the first example for the objective (see `Part.places`).
 
     Raises:
         PeerLost: another rank has gone.
     """
-    mine = split_batch(examples.num_tokens.tolist(), shares)[group.rank]
-    sums = torch.zeros_like(computer.sums)
-    for start in range(mine.start, mine.stop, _AT_ONCE):
-        places = range(start, min(start + _AT_ONCE, mine.stop))
-        part = Part(
-            examples=[examples[place] for place in places],
-            places=[first_place + place for place in places],
-            positions=places,
-        )
-        computer.evaluate(part)
-        sums += computer.sums
-    group.sum(sums)
+    sums = strategy.evaluate(examples, first_place)
     return Evaluation(means=tuple((sums / int(examples.weights.sum())).tolist()))

@@ -1,12 +1,12 @@
 """The training loop: one global batch after the other, the same on every rank.
 
-Each step: every rank adds the gradients of the SUM of the losses over its slice of the batch; they
-are summed over the ranks in buckets (see `reducer`), and a small all-reduce sums the statistics;
-then all divide by the weight of the whole batch (its tokens that count, or its pairs), clip, and
-take the same optimizer step. So the gradient is the batch's mean however the batch was cut (1e-15
-from one process, in float64).
+Each step: every rank adds the gradients of the SUM of the losses over its part of the batch; they
+are summed over the ranks (see `Strategy`), and a small all-reduce sums the statistics; then all
+divide by the weight of the whole batch (its tokens that count, or its pairs), clip, and take the
+same optimizer step. So the gradient is the batch's mean however the batch was cut (1e-15 from one
+process, in float64).
 
-The statistics carry what the ranks have to agree on, too: what somebody wishes (see `wishes`),
+The statistics carry what the ranks have to agree on, too: control requests (see `step_control`),
 whether a checkpoint is due by the clock of rank 0, and how big each rank's micro-batches are. They
 are the only thing that a GPU's host waits for, once per step.
 """
@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from agents.errors import ExpectedError
 from agents.trainer.checkpoint.saver import Saver
+from agents.trainer.checkpoint.state import ResumePoint
 from agents.trainer.data.order import epoch_at, hash_rows
 from agents.trainer.evaluation import evaluate, is_due
 from agents.trainer.execution.executor import Executor
@@ -30,21 +30,17 @@ from agents.trainer.metrics.step_statistics import Stats, StatsLayout
 from agents.trainer.metrics.stopwatch import StepTimes, Stopwatch
 from agents.trainer.objectives.objective import LOSS, SUMS, name_sums
 from agents.trainer.optim.loss_scale import LossScale, begin_scaling
-from agents.trainer.optim.optimizer import set_learning_rate
 from agents.trainer.optim.schedule import learning_rate_at
-from agents.trainer.parallel.balance import Balancer
-from agents.trainer.parallel.batch import Batch, choose_batch
-from agents.trainer.parallel.reducer import Reducer
-from agents.trainer.rank.attempt import RankAttempt
-from agents.trainer.rank.group import Group
-from agents.trainer.rank.journal import Heartbeat, RankJournal
-from agents.trainer.rank.step_control import SLOTS, RankControl, StepControl
+from agents.trainer.parallel.batch import Batch
+from agents.trainer.parallel.strategy import Strategy
+from agents.trainer.rank.context import RankContext
+from agents.trainer.rank.step_control import SLOTS, StepControl
 from agents.trainer.resume_verifier import ResumeVerifier
 from agents.trainer.training_state import TrainingState
 
 _SUMS = (*SUMS, *SLOTS, "weight", "due", "uncommitted")
+# The last two are those of the step before: a GPU knows its times only when a step is over.
 _PER_RANK = ("micro_tokens", "num_recomputed", "num_moved", "compute_s", "compute_tokens")
-"""The last two are of the step before: a GPU tells the time when a step is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,26 +49,25 @@ class TrainingSchedule:
 
     first_step: int
     total_steps: int
-    shares: tuple[float, ...]
-    """To begin with."""
     speeds: Speeds
     scales_loss: bool = False
-    """Some rank computes in fp16; see `precision`."""
+    """Whether some rank computes in fp16, so that all scale; see `loss_scale`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Agreed:
-    """What all ranks know after a step."""
+class StepResult:
+    """What all ranks know after a step, equal on all of them."""
 
     loss: float
-    more: dict[str, float]
-    """What the objective tells beside the loss."""
+    metrics: dict[str, float]
+    """What the objective reports beside the loss."""
     gradient_norm: float
+    """Norm before clipping; not finite: the step was skipped (fp16)."""
     samples: str
     """Hash of the rows of the batch."""
-    granted: StepControl
+    control: StepControl
     is_due: bool
-    """The clock asks for a checkpoint."""
+    """Whether the clock asks for a checkpoint."""
     micro_tokens: tuple[int, ...]
     num_recomputed: tuple[int, ...]
     num_moved: tuple[int, ...]
@@ -83,137 +78,110 @@ class Loop:
 
     def __init__(
         self,
-        attempt: RankAttempt,
-        prepared: TrainingState,
-        plan: TrainingSchedule,
-        *,
-        group: Group,
-        computer: Executor,
+        context: RankContext,
+        state: TrainingState,
+        schedule: TrainingSchedule,
+        executor: Executor,
+        strategy: Strategy,
         saver: Saver,
-        recorder: TraceRecorder,
-        certifier: ResumeVerifier | None,
-        journal: RankJournal,
-        heartbeat: Heartbeat,
-        wishes: RankControl,
+        verifier: ResumeVerifier | None,
     ) -> None:
+        attempt, resumed = context.attempt, state.resumed
+        self._context = context
         self._spec = attempt.intent.spec
-        self._rank = attempt.rank
-        self._prepared = prepared
-        self._plan = plan
-        self._group = group
-        self._computer = computer
+        self._state = state
+        self._schedule = schedule
+        self._executor = executor
+        self._strategy = strategy
         self._saver = saver
-        self._recorder = recorder
-        self._certifier = certifier
-        self._journal = journal
-        self._heartbeat = heartbeat
-        self._wishes = wishes
-        self._scales = plan.scales_loss
-        then = prepared.resumed.loss_scale if prepared.resumed else LossScale()
-        self._scale = begin_scaling(then) if self._scales else then
-        self._layout = StatsLayout(
-            sums=_SUMS, per_rank=_PER_RANK, rank=attempt.rank, world_size=len(plan.shares)
+        self._verifier = verifier
+        self._recorder = TraceRecorder(
+            attempt.folder, attempt.rank, context.device, context.journal
         )
+        self._scales = schedule.scales_loss
+        saved = resumed.loss_scale if resumed else LossScale()
+        self._scale = begin_scaling(saved) if self._scales else saved
+        self._layout = StatsLayout(
+            sums=_SUMS,
+            per_rank=_PER_RANK,
+            rank=context.group.rank,
+            world_size=context.group.world_size,
+        )
+        self._tokens_seen = resumed.tokens_seen if resumed else 0
+        # Of this rank in the newest step.
         self._times: StepTimes | None = None
-        """Of the newest step."""
         self._num_tokens = 0
-        """Of this rank in the newest step."""
-        spec = self._spec
-        self._balancer = Balancer(plan.shares, active=spec.rebalance and spec.shares is None)
-        self._reducer = Reducer(prepared.flat, prepared.wire, world_size=group.world_size)
 
     def run(self) -> tuple[int, str]:
-        """Train to the end or to a wish to stop; return the last step, and which of them it was."""
-        self._enter("training", self._plan.first_step - 1)
-        for step in range(self._plan.first_step, self._plan.total_steps + 1):
-            logged = self._certifier.find_logged(step) if self._certifier else None
-            if logged is not None and logged.shares:
-                self._balancer.shares = logged.shares
-            agreed = self._do_step(step)
-            if step == self._plan.first_step:
-                self._saver.reserve()
-            last = step == self._plan.total_steps
-            if step == self._plan.first_step and not last:
-                self._get_ready(step)
-            num_rows = len(self._prepared.train)
-            due = is_due(self._spec, step, num_rows, last=last)
-            if self._prepared.evaluation is not None and due:
-                self._evaluate(step)
-            ends = agreed.granted.stop or last
-            if self._certifier is not None:
-                self._certifier.compare(step, agreed.loss, agreed.samples, ends=ends)
-            saves = agreed.is_due if logged is None else logged.saved
-            if ends or saves or agreed.granted.save or self._is_periodic(step):
-                self._save(step, agreed, required=ends)
-            self._trace(step, agreed.granted, ends=ends)
-            if agreed.granted.stop and not last:
-                return step, "stopped"
-        return self._plan.total_steps, "completed"
+        """Train to the end or to a request to stop.
 
-    def _enter(self, phase: str, step: int) -> None:
-        self._journal.write("phase", phase=phase)
-        self._heartbeat.beat(step, phase)
+        Returns:
+            The last step done, and `completed` or `stopped`.
+
+        Raises:
+            ExpectedError: memory ran out, the training diverged, or a checkpoint cannot be written.
+            PeerLost: another rank has gone.
+        """
+        first_step, total_steps = self._schedule.first_step, self._schedule.total_steps
+        self._context.enter_phase("training", first_step - 1)
+        for step in range(first_step, total_steps + 1):
+            last = step == total_steps
+            logged = self._verifier.find_logged(step) if self._verifier else None
+            if logged is not None and logged.shares:
+                self._strategy.use_shares(logged.shares)
+            result = self._do_step(step)
+            if step == first_step and not last:
+                self._reserve(step)
+            self._evaluate_when_due(step, last=last)
+            ends = result.control.stop or last
+            if self._verifier is not None:
+                self._verifier.compare(step, result.loss, result.samples, ends=ends)
+            # A replay saves where the earlier attempt did, since saving makes ranks equal.
+            saves = result.is_due if logged is None else logged.saved
+            if ends or saves or result.control.save or self._is_periodic(step):
+                self._save(step, result, required=ends)
+            self._trace(step, result.control, ends=ends)
+            if result.control.stop and not last:
+                return step, "stopped"
+        return total_steps, "completed"
 
     def _is_periodic(self, step: int) -> bool:
         every = self._spec.checkpoint.every_steps
         return every is not None and step % every == 0
 
-    def choose_batch(self, step: int) -> Batch:
-        """Return the batch of a step, which all ranks cut alike."""
-        return choose_batch(
-            self._spec, self._prepared.train, step, shares=self._balancer.shares, rank=self._rank
-        )
-
-    def _do_step(self, step: int) -> Agreed:
-        self._heartbeat.beat(step - 1)
-        self._computer.give_way()
-        watch = Stopwatch(self._prepared.device)
-        batch = self.choose_batch(step)
-        learning_rate = learning_rate_at(self._spec, step, self._plan.total_steps)
-        set_learning_rate(self._prepared.optimizer, learning_rate)
-        if self._scales:
-            # That of the mean: a sum over a large batch would overflow at once.
-            self._computer.gradient_scale = self._scale.factor / batch.weight
-        self._reducer.divisor = self._divisor(batch)
+    def _do_step(self, step: int) -> StepResult:
+        context, strategy = self._context, self._strategy
+        context.heartbeat.beat(step - 1)
+        self._executor.give_way()
+        watch = Stopwatch(context.device)
+        batch = strategy.choose_batch(step)
+        learning_rate = learning_rate_at(self._spec, step, self._schedule.total_steps)
         watch.mark()
-        self._computer.add_gradients(batch.mine, self._reducer)
+        strategy.add_gradients(batch, self._scale.factor if self._scales else None)
         watch.mark()
-        self._reducer.finish()
-        stats_S = self._layout.fill(self._tell(batch), self._prepared.device)
-        self._group.sum(stats_S)
+        strategy.reduce()
+        stats_S = self._layout.fill(self._collect_stats(batch), context.device)
+        context.group.sum(stats_S)
         watch.mark()
-        norm, early = self._update(batch, stats_S)
+        norm = strategy.average_gradients()
+        # In fp16 the norm decides whether to step at all, so the host waits for it here; otherwise
+        # it waits once the optimizer is queued, too.
+        stats = self._layout.read(stats_S, norm) if self._scales else None
+        if stats is None or self._adapt_scale(stats.local[0]):
+            strategy.step_optimizer(norm, learning_rate)
         watch.mark()
-        stats = early or self._layout.read(stats_S, norm)
-        agreed = self._agree(batch, stats)
-        self._saver.learn(int(stats.sums["uncommitted"]))
+        stats = stats or self._layout.read(stats_S, norm)
+        result = self._read_result(batch, stats)
+        self._saver.prune_when_committed(int(stats.sums["uncommitted"]))
         self._times, self._num_tokens = watch.read(), batch.my_tokens
-        self._record(batch, agreed, learning_rate, self._times)
-        self._wishes.tell_granted(self._journal, step)
-        self._balancer.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
-        return agreed
+        self._tokens_seen += batch.num_tokens
+        context.heartbeat.beat(step)
+        self._record(batch, result, learning_rate, self._times)
+        context.control.acknowledge(context.journal, step)
+        strategy.learn(stats.per_rank["compute_s"], stats.per_rank["compute_tokens"])
+        return result
 
-    def _divisor(self, batch: Batch) -> float:
-        """Return what turns the sum of the gradients into those of the batch's mean."""
-        return self._scale.factor if self._scales else batch.weight
-
-    def _update(self, batch: Batch, stats_S: Tensor) -> tuple[Tensor, Stats | None]:
-        """Turn the summed gradients into an optimizer step.
-
-        Returns:
-            The norm before clipping, and the statistics if the host had to wait for them already,
-            because the norm decides whether the gradients can be used (fp16).
-        """
-        gradients = self._prepared.flat.gradients
-        gradients.div_(self._divisor(batch))
-        norm = torch.linalg.vector_norm(gradients)
-        early = self._layout.read(stats_S, norm) if self._scales else None
-        if early is None or self._scale_again(early.local[0]):
-            gradients.mul_((self._spec.max_gradient_norm / (norm + 1e-6)).clamp(max=1.0))
-            self._prepared.optimizer.step()
-        return norm, early
-
-    def _scale_again(self, norm: float) -> bool:
+    def _adapt_scale(self, norm: float) -> bool:
         """Follow the loss scale of fp16; return whether the gradients can be used."""
         before, self._scale = self._scale, self._scale.after(norm)
         if self._scale.is_hopeless:
@@ -223,7 +191,7 @@ class Loop:
             )
         skipped = self._scale.num_skipped > before.num_skipped
         if skipped:
-            self._journal.write(
+            self._context.journal.write(
                 "warning",
                 message=f"A step was skipped, as its gradients overflowed fp16 (skipped so far: "
                 f"{self._scale.num_skipped}); the loss scale is now {self._scale.factor:g}.",
@@ -231,22 +199,23 @@ class Loop:
             )
         return not skipped
 
-    def _tell(self, batch: Batch) -> dict[str, float | Tensor]:
-        """Return what this rank has to tell the others about the step."""
+    def _collect_stats(self, batch: Batch) -> dict[str, float | Tensor]:
+        """Return this rank's part of the statistics of a step."""
+        executor = self._executor
         return {
-            **dict(zip(SUMS, self._computer.sums, strict=True)),
+            **dict(zip(SUMS, executor.sums, strict=True)),
             "weight": batch.my_weight,
-            **self._wishes.poll(),
+            **self._context.control.poll(),
             "due": self._saver.is_due_by_time(),
             "uncommitted": self._saver.has_uncommitted,
-            "micro_tokens": self._computer.micro_tokens,
-            "num_recomputed": self._computer.layers.plan.num_recomputed,
-            "num_moved": self._computer.layers.plan.num_moved,
+            "micro_tokens": executor.micro_tokens,
+            "num_recomputed": executor.layers.plan.num_recomputed,
+            "num_moved": executor.layers.plan.num_moved,
             "compute_s": self._times.compute_s if self._times else 0.0,
             "compute_tokens": self._num_tokens,
         }
 
-    def _agree(self, batch: Batch, stats: Stats) -> Agreed:
+    def _read_result(self, batch: Batch, stats: Stats) -> StepResult:
         weight = stats.sums["weight"]
         if weight != batch.weight:
             raise RuntimeError(f"a weight of {weight} was computed, {batch.weight} planned")
@@ -261,83 +230,88 @@ class Loop:
                 "Lower learning_rate or raise warmup_share, and start a new run: this one would "
                 "diverge again",
             )
-        return Agreed(
+        return StepResult(
             loss=loss,
-            more=name_sums(self._spec.objective, means),
+            metrics=name_sums(self._spec.objective, means),
             gradient_norm=norm,
             samples=hash_rows(batch.row_numbers),
-            granted=StepControl.read(stats.sums),
+            control=StepControl.read(stats.sums),
             is_due=stats.sums["due"] > 0,
             micro_tokens=tuple(int(value) for value in stats.per_rank["micro_tokens"]),
             num_recomputed=tuple(int(value) for value in stats.per_rank["num_recomputed"]),
             num_moved=tuple(int(value) for value in stats.per_rank["num_moved"]),
         )
 
-    def _record(self, batch: Batch, agreed: Agreed, learning_rate: float, times: StepTimes) -> None:
-        self._saver.add_tokens(batch.num_tokens)
-        self._heartbeat.beat(batch.step)
+    def _record(
+        self, batch: Batch, result: StepResult, learning_rate: float, times: StepTimes
+    ) -> None:
+        executor = self._executor
         segments = [segment for example in batch.mine.examples for segment in example.segments]
         work = StepWork(
             lengths=tuple(len(segment.ids) for segment in segments),
             num_targets=sum(segment.num_targets for segment in segments),
             global_tokens=batch.num_tokens,
-            recomputed_share=self._computer.recomputed_share,
-            held_bytes=self._computer.held_bytes,
-            unpacked_bytes=self._computer.layers.unpacked_bytes,
+            recomputed_share=executor.recomputed_share,
+            held_bytes=executor.held_bytes,
+            unpacked_bytes=executor.layers.unpacked_bytes,
         )
-        self._journal.write(
+        size = self._spec.batch_sequences
+        self._context.journal.write(
             "step",
             step=batch.step,
-            epoch=epoch_at(
-                step=batch.step,
-                batch=self._spec.batch_sequences,
-                num_rows=len(self._prepared.train),
-            ),
-            **agreed.more,
-            loss=agreed.loss,
-            loss_hex=agreed.loss.hex(),
+            epoch=epoch_at(step=batch.step, batch=size, num_rows=len(self._state.train)),
+            **result.metrics,
+            loss=result.loss,
+            loss_hex=result.loss.hex(),
             learning_rate=learning_rate,
-            gradient_norm=agreed.gradient_norm,
-            samples=agreed.samples,
-            shares=list(self._balancer.shares),
-            **describe_speed(work, times, self._plan.speeds, self._prepared),
+            gradient_norm=result.gradient_norm,
+            samples=result.samples,
+            shares=list(self._strategy.shares),
+            **describe_speed(work, times, self._schedule.speeds, self._context.device),
         )
 
-    def _evaluate(self, step: int) -> None:
-        examples = self._prepared.evaluation
-        assert examples is not None
-        first = len(self._prepared.train)  # the reference table holds the training pairs first
-        # Shares are those of training: a rank that recomputes there waits here, maybe for minutes.
-        self._enter("evaluating", step)
-        found = evaluate(self._computer, self._group, examples, self._balancer.shares, first)
-        told = found.tell(self._spec.objective)
-        self._journal.write("eval", step=step, **told)
-        self._enter("training", step)
+    def _evaluate_when_due(self, step: int, *, last: bool) -> None:
+        state = self._state
+        num_rows = len(state.train)
+        if state.evaluation is None or not is_due(self._spec, step, num_rows, last=last):
+            return
+        self._context.enter_phase("evaluating", step)
+        # The objective counts the evaluation's examples after those of the training.
+        found = evaluate(self._strategy, state.evaluation, first_place=num_rows)
+        self._context.journal.write("eval", step=step, **found.describe(self._spec.objective))
+        self._context.enter_phase("training", step)
 
-    def _trace(self, step: int, granted: StepControl, *, ends: bool) -> None:
-        """Begin to record the steps after this one, or end it."""
-        if granted.trace_steps:
-            self._recorder.begin(step + 1, granted.trace_steps)
+    def _trace(self, step: int, control: StepControl, *, ends: bool) -> None:
+        """Begin to record the steps after this one, or end a recording."""
+        if control.trace_steps:
+            self._recorder.begin(step + 1, control.trace_steps)
         if self._recorder.is_on and (ends or self._recorder.is_last(step)):
-            self._enter("tracing", step)
+            self._context.enter_phase("tracing", step)
             self._recorder.finish(step)
-            self._enter("training", step)
+            self._context.enter_phase("training", step)
 
-    def _get_ready(self, step: int) -> None:
-        self._heartbeat.beat(step, "saving")  # pinned memory for a whole model takes a while
-        self._saver.get_ready()
-        self._heartbeat.beat(step, "training")
+    def _reserve(self, step: int) -> None:
+        # In this phase a thread gives the signs of life: pinning memory for a whole model can
+        # take longer than a step may.
+        self._context.heartbeat.beat(step, "saving")
+        self._saver.reserve()
+        self._context.heartbeat.beat(step, "training")
 
-    def _save(self, step: int, agreed: Agreed, *, required: bool) -> None:
-        self._enter("saving", step)
-        self._saver.save(
-            step,
-            shares=self._balancer.shares,
-            total_steps=self._plan.total_steps,
-            micro_tokens=agreed.micro_tokens,
-            num_recomputed=agreed.num_recomputed,
-            num_moved=agreed.num_moved,
+    def _save(self, step: int, result: StepResult, *, required: bool) -> None:
+        self._context.enter_phase("saving", step)
+        point = ResumePoint(
+            step=step,
+            total_steps=self._schedule.total_steps,
+            spec=self._spec,
+            devices=tuple((r.node, r.device_id) for r in self._context.attempt.intent.ranks),
+            shares=self._strategy.shares,
+            micro_tokens=result.micro_tokens,
+            num_recomputed=result.num_recomputed,
+            num_moved=result.num_moved,
+            tokens_seen=self._tokens_seen,
+            plain_template=self._state.model.plain_template,
             loss_scale=self._scale,
-            required=required,
+            layout=self._state.parameters.layout,
         )
-        self._enter("training", step)
+        self._saver.save(point, required=required)
+        self._context.enter_phase("training", step)

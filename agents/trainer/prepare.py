@@ -1,7 +1,7 @@
 """Make everything ready for the first step, and agree with the other ranks that all are.
 
-Whatever goes wrong on one rank while it loads is told to all of them before the first collective,
-so that every rank ends at once with the same reason instead of waiting for a timeout.
+Whatever goes wrong on one rank while it loads reaches all of them before the first collective, so
+that every rank ends at once with the same reason instead of waiting for a timeout.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import platform
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from agents.contract.parallel import refuse_parallel
 from agents.contract.spec import RunSpec
 from agents.errors import ExpectedError
 from agents.node.checkpoints import hash_entries
-from agents.trainer.checkpoint.fingerprint import (
-    hash_model,
-    hash_spec,
-)
+from agents.trainer.checkpoint.fingerprint import hash_model, hash_spec
 from agents.trainer.checkpoint.resume import find_checkpoint, refuse_other_run
-from agents.trainer.checkpoint.state import load_state, read_carried, read_resume_point
+from agents.trainer.checkpoint.state import load_state, read_resume_point
 from agents.trainer.data.cache import load_examples
 from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_model
@@ -32,6 +31,7 @@ from agents.trainer.data.store import ExampleSet
 from agents.trainer.kernels import compiling, nf4
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import (
+    TrainedModel,
     load_model,
     load_tokenizer,
     make_trained,
@@ -39,12 +39,9 @@ from agents.trainer.model.model import (
 )
 from agents.trainer.objectives.reference_model import ReferenceTable, needs_reference
 from agents.trainer.objectives.registry import make_objective
-from agents.trainer.optim.flat_parameters import FlatParameters, Layout
-from agents.trainer.optim.optimizer import make_optimizer
-from agents.trainer.parallel.compression import make_transport
-from agents.trainer.rank.attempt import RankAttempt
+from agents.trainer.parallel.strategy import Strategy
+from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import explain_out_of_memory
-from agents.trainer.rank.group import Group
 from agents.trainer.rank.load_progress import LoadProgress
 from agents.trainer.training_state import TrainingState
 
@@ -52,10 +49,10 @@ _PACKAGES = ("torch", "transformers", "peft", "safetensors", "numpy")
 
 
 def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
-    """Say clearly what this version does not train.
+    """Refuse a spec that this version does not train, or not on this number of ranks.
 
     Raises:
-        ExpectedError: the spec asks for it.
+        ExpectedError: the message names the key and its value.
     """
     if refusal := refuse_parallel(spec.parallel):
         raise ExpectedError(f"{refusal[0]}.", refusal[1])
@@ -71,46 +68,45 @@ def refuse_unsupported(spec: RunSpec, world_size: int) -> None:
         )
 
 
-def prepare(
-    attempt: RankAttempt, group: Group, device: torch.device, loading: LoadProgress | None = None
-) -> TrainingState:
+def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
     """Load data, model and checkpoint on this rank, and agree with the others.
-
-    Args:
-        loading: hears how far it is.
 
     Raises:
         ExpectedError: this rank or another one cannot train; the message names which, and why.
     """
+    group, attempt = context.group, context.attempt
+    progress = LoadProgress(context.journal, context.heartbeat, group)
     loaded: list[TrainingState] = []
 
     def load() -> dict[str, Any]:
-        with explain_out_of_memory(device):
-            prepared, report = _load(attempt, group, device, loading)
-        loaded.append(prepared)
-        return report
+        with explain_out_of_memory(context.device):
+            loaded.append(_load(context, strategy, progress))
+        return _describe(loaded[0])
 
     reports = group.agree("loaded", load)
     _compare(reports, attempt.rank_names)
-    (prepared,) = loaded
-    prepared.hashes["model_sha256"] = reports[0]["model_sha256"]
-    if prepared.reference is not None:
-        tell = partial(loading.tell, "reference") if loading is not None else None
-        keeps = attempt.placement.local_rank == 0
-        prepared.reference.complete(group, prepared.hashes["model_sha256"], keeps=keeps, tell=tell)
-    if prepared.checkpoint is not None:
-        group.agree("restored", lambda: _restore(prepared))
-    lora = prepared.model.lora
+    (state,) = loaded
+    state.hashes["model_sha256"] = reports[0]["model_sha256"]
+    if state.reference is not None:
+        state.reference.complete(
+            group,
+            state.hashes["model_sha256"],
+            keeps=attempt.placement.local_rank == 0,
+            tell=partial(progress.report, "reference"),
+        )
+    if state.checkpoint is not None:
+        # Only now: the reference above is asked about the base model, not the trained one.
+        group.agree("restored", partial(_restore, state, strategy))
+    lora = state.model.lora
     if lora is not None and lora.use_dora and group.world_size > 1:
         # The lengths of the base weights: other kinds of processors round them otherwise.
-        group.copy_from_first(prepared.flat.values)
-    return prepared
+        group.copy_from_first(state.parameters.values)
+    return state
 
 
-def _restore(prepared: TrainingState) -> dict[str, Any]:
-    """Go on with what the checkpoint holds; only now, as the reference is the base model."""
-    assert prepared.checkpoint is not None
-    load_state(prepared.checkpoint, flat=prepared.flat, optimizer=prepared.optimizer)
+def _restore(state: TrainingState, strategy: Strategy) -> dict[str, Any]:
+    assert state.checkpoint is not None
+    load_state(state.checkpoint, state.parameters, strategy)
     return {}
 
 
@@ -120,107 +116,124 @@ def _compare(reports: list[dict[str, Any]], names: list[str]) -> None:
     Raises:
         ExpectedError: they do not; the message names two that differ.
     """
-    said = {
+    problems = {
         "model_sha256": ("another copy of the model", "Let the run copy the model to every node"),
         "data_sha256": ("another training file", "Let the run copy the data to every node"),
         "checkpoint_sha256": ("another copy of the checkpoint", "Resume from another checkpoint"),
         "num_samples": ("another number of usable rows", "Build the environments anew: versions"),
     }
-    for key, (what, hint) in said.items():
+    for key, (what, hint) in problems.items():
+        # An empty hash is that of a rank which leaves the hashing to another one of its node.
         known = [(name, r[key]) for name, r in zip(names, reports, strict=True) if r[key]]
         for name, value in known[1:]:
             if value != known[0][1]:
                 raise ExpectedError(f"{name} holds {what} than {known[0][0]}.", hint)
 
 
-def _load(
-    attempt: RankAttempt, group: Group, device: torch.device, loading: LoadProgress | None
-) -> tuple[TrainingState, dict[str, Any]]:
-    intent = attempt.intent
-    spec = intent.spec
+def _describe(state: TrainingState) -> dict[str, Any]:
+    """Return what has to be the same on all ranks."""
+    checkpoint = state.checkpoint
+    return {
+        **state.hashes,
+        "checkpoint_sha256": hash_entries(list(checkpoint.manifest.files)) if checkpoint else "",
+        "num_samples": len(state.train),
+    }
+
+
+def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> TrainingState:
+    attempt, device = context.attempt, context.device
+    spec = attempt.intent.spec
     transformers_logging.disable_progress_bar()
-    folder = find_model(intent.model_path)
+    folder = find_model(attempt.intent.model_path)
     with ThreadPoolExecutor(max_workers=1) as pool:
         # One rank of a node hashes the model for all of them, while it loads.
-        future: Future[str] | None = None
+        model_hash: Future[str] | None = None
         if attempt.placement.local_rank == 0:
-            future = pool.submit(hash_model, folder, attempt.hashes_folder)
+            model_hash = pool.submit(hash_model, folder, attempt.hashes_folder)
         tokenizer, plain_template = load_tokenizer(folder)
-        train, data_sha256 = _load_data(intent.train_path, attempt, tokenizer, loading)
-        evaluation = None
-        if intent.eval_path is not None:
-            evaluation, _ = _load_data(
-                intent.eval_path, attempt, tokenizer, loading, held_out_from=intent.train_path
-            )
-        if loading is not None:
-            loading.end()
-        base = load_model(spec, folder, device)
-        for examples in (train, evaluation):
-            if examples is not None:
-                refuse_unknown_words(base, examples.num_words, folder)
+        train, evaluation, data_sha256 = _load_data(context, tokenizer, progress)
+        base = _load_base(spec, folder, device, (train, evaluation))
         model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
-        forward = Forward(model, device, spec.sequence_tokens)
-        if compiling.why_not(device) is None and model.lora is not None:
-            nf4.install(model.module)
-            forward.join()
+        forward = _make_forward(model, device, spec.sequence_tokens)
         checkpoint = find_checkpoint(attempt)
         resumed = read_resume_point(checkpoint) if checkpoint else None
-        layout: Layout = resumed.layout if resumed else "backward"
-        flat = FlatParameters(model.named_parameters(), device, layout=layout)
+        parameters = strategy.place(model, resumed.layout if resumed else "backward")
         reference = None
         if needs_reference(spec):
             cache = attempt.tokens_folder.with_name("references")
             reference = ReferenceTable(spec, forward, (train, evaluation), cache, device)
-        optimizer = make_optimizer(spec, flat)
-        carried = read_carried(checkpoint) if checkpoint else {}
-        wire = make_transport(spec.compression, flat, group, spec.seed, carried)
         hashes = {
             "spec_sha256": hash_spec(spec),
             "data_sha256": data_sha256,
-            "model_sha256": future.result() if future else "",
+            "model_sha256": model_hash.result() if model_hash else "",
         }
     if checkpoint is not None and resumed is not None:
         refuse_other_run(checkpoint, resumed, spec, hashes)
-    prepared = TrainingState(
-        device=device,
+    return TrainingState(
         train=train,
         evaluation=evaluation,
         model=model,
         objective=make_objective(spec, forward, reference.table_P2 if reference else None),
         reference=reference,
-        flat=flat,
-        optimizer=optimizer,
-        wire=wire,
+        parameters=parameters,
         hashes=hashes,
-        versions=_versions(),
+        versions=_read_versions(),
         resumed=resumed,
         checkpoint=checkpoint,
-        saved_by=checkpoint.manifest.versions if checkpoint else {},
     )
-    report = {
-        **hashes,
-        "checkpoint_sha256": hash_entries(list(checkpoint.manifest.files)) if checkpoint else "",
-        "num_samples": len(train),
-    }
-    return prepared, report
 
 
 def _load_data(
+    context: RankContext, tokenizer: Any, progress: LoadProgress
+) -> tuple[ExampleSet, ExampleSet | None, str]:
+    """Return the training and evaluation examples, and the hash of the training data."""
+    intent = context.attempt.intent
+    train, sha256 = _load_examples(intent.train_path, context, tokenizer, progress)
+    evaluation = None
+    if intent.eval_path is not None:
+        evaluation, _ = _load_examples(
+            intent.eval_path, context, tokenizer, progress, held_out_from=intent.train_path
+        )
+    progress.end()
+    return train, evaluation, sha256
+
+
+def _load_examples(
     path: str,
-    attempt: RankAttempt,
+    context: RankContext,
     tokenizer: Any,
-    loading: LoadProgress | None,
+    progress: LoadProgress,
     held_out_from: str | None = None,
 ) -> tuple[ExampleSet, str]:
     """Return the examples of a file, and the hash of its content; see `find_data`."""
+    attempt = context.attempt
     files = find_data(path, held_out_from=held_out_from)
     sha256 = hash_files(files.paths, attempt.hashes_folder)
+    report = partial(progress.report, "tokenizing")
     spec, cache = attempt.intent.spec, attempt.tokens_folder
-    if loading is None:
-        return load_examples(files, sha256, spec, tokenizer, cache), sha256
-    tell = partial(loading.tell, "tokenizing")
-    return load_examples(files, sha256, spec, tokenizer, cache, tell, loading.wait), sha256
+    return load_examples(files, sha256, spec, tokenizer, cache, report, progress.wait), sha256
 
 
-def _versions() -> dict[str, str]:
+def _load_base(
+    spec: RunSpec, folder: Path, device: torch.device, sets: tuple[ExampleSet | None, ...]
+) -> nn.Module:
+    """Return the base model, which knows every token of the data."""
+    base = load_model(spec, folder, device)
+    for examples in sets:
+        if examples is not None:
+            refuse_unknown_words(base, examples.num_words, folder)
+    return base
+
+
+def _make_forward(model: TrainedModel, device: torch.device, sequence_tokens: int) -> Forward:
+    forward = Forward(model, device, sequence_tokens)
+    if compiling.why_not(device) is None and model.lora is not None:
+        # These replace operations by ones that the compiler treats as a whole; layers that are
+        # not compiled gain nothing from them.
+        nf4.install(model.module)
+        forward.join()
+    return forward
+
+
+def _read_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}

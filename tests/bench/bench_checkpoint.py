@@ -25,6 +25,7 @@ from agents.trainer.checkpoint.state import HostCopy
 from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.optim.optimizer import export_state, make_optimizer
 from agents.trainer.parallel.state_digest import digest
+from agents.trainer.parallel.strategy import TrainedState
 
 ROWS = 64
 SETTINGS = SimpleNamespace(optimizer="adamw", learning_rate=1e-4, weight_decay=0.0)
@@ -53,9 +54,9 @@ def stall(copy: HostCopy, flat: FlatParameters, optimizer: torch.optim.Optimizer
     """Compare by digest and copy, as a step does at a save; return seconds."""
     wait_for(flat.values.device)
     start_s = time.perf_counter()
-    tensors, _ = export_state(optimizer)
+    tensors, plain = export_state(optimizer)
     digest([flat.values, *(t for t in tensors.values() if t.dim())]).tolist()
-    copy.take(flat, optimizer)
+    copy.take(TrainedState(parameters=flat, optimizer=tensors, plain=plain, carried={}))
     return time.perf_counter() - start_s
 
 

@@ -41,6 +41,7 @@ from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.parallel.batch import choose_batch
 from agents.trainer.parallel.reducer import ExactTransport, Reducer
+from agents.trainer.parallel.registry import make_strategy
 from agents.trainer.prepare import prepare
 from agents.trainer.rank.attempt import read_attempt
 from agents.trainer.rank.group import Group, Ranks
@@ -48,6 +49,7 @@ from tests.agents.trainer.ranks import (
     Run,
     finish,
     free_port,
+    make_context,
     make_pairs,
     make_spec,
     make_tiny_model,
@@ -183,22 +185,23 @@ class Trainer:
         self.expected = cache(self._compute_alone)
 
     def _make_player(self, num_recomputed: int) -> tuple[Executor, Reducer]:
-        prepared = prepare(self._attempt, Group(Ranks(), self._attempt.rank_names), CPU)
-        self._train = prepared.train
-        values = prepared.flat.values  # B of an adapter is zero at first, and the gradient of A
+        context = make_context(self._attempt, Group(Ranks(), self._attempt.rank_names))
+        state = prepare(context, make_strategy(self.spec, context))
+        self._train = state.train
+        values = state.parameters.values  # B of an adapter is zero at first, and the gradient of A
         draw = torch.Generator().manual_seed(5)
         values += 0.05 * torch.randn(len(values), generator=draw, dtype=torch.float64).to(values)
-        layers = LayerStack(prepared.model)
+        layers = LayerStack(state.model)
         layers.set(LayerPlan(num_recomputed=num_recomputed))
         if layers.plan.num_recomputed != num_recomputed:
             raise RuntimeError(f"{layers.plan.num_recomputed} layers are computed twice")
         computer = Executor(
-            prepared.model, prepared.flat, prepared.objective, CPU,
+            state.model, state.parameters, state.objective, CPU,
             layers=layers, micro_tokens=1,
             warn=lambda message, hint: None, beat=lambda: None,
         )  # fmt: skip
-        wire = ExactTransport(self._group)  # type: ignore[arg-type]
-        return computer, Reducer(prepared.flat, wire, world_size=2)
+        transport = ExactTransport(self._group)  # type: ignore[arg-type]
+        return computer, Reducer(state.parameters, transport, world_size=2)
 
     def _compute_alone(self, step: int) -> tuple[Tensor, float]:
         """Return gradient and loss of one process that computes a row at a time."""

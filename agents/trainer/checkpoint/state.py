@@ -34,7 +34,7 @@ from agents.trainer.checkpoint.sharded_files import (
 from agents.trainer.model.model import TrainedModel
 from agents.trainer.optim.flat_parameters import FlatParameters, Layout
 from agents.trainer.optim.loss_scale import LossScale
-from agents.trainer.optim.optimizer import export_state, import_state
+from agents.trainer.parallel.strategy import Strategy, TrainedState
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -55,19 +55,19 @@ class ResumePoint:
     """Node and device of each rank."""
     shares: tuple[float, ...]
     micro_tokens: tuple[int, ...]
-    """Largest micro-batch of each rank, in padded tokens."""
+    """Largest micro-batch of each rank, in tokens."""
     num_recomputed: tuple[int, ...]
-    """How many layers of each rank compute activations a second time to save memory."""
+    """Layers of each rank that recompute their activations to save memory."""
     num_moved: tuple[int, ...] = ()
-    """How many layers of each rank keep theirs in host memory meanwhile; empty in older ones."""
+    """Layers of each rank that offload their activations to host memory; empty in older files."""
     tokens_seen: int
     plain_template: bool
-    """The tokenizer had no chat template: the merged model gets the plain one."""
+    """Whether the tokenizer had no chat template, so that the merged model gets the plain one."""
     loss_scale: LossScale = field(default_factory=LossScale)
-    optimizer: dict[str, Any]
-    """The part of the optimizer's state that is not tensors."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """Values of the optimizer's state that are not tensors."""
     layout: Layout = "sorted"
-    """Order of the parameters in the optimizer's tensors; the default is that of older ones."""
+    """Order of the parameters in the optimizer's tensors; the default is that of older files."""
 
 
 class HostCopy:
@@ -79,30 +79,27 @@ class HostCopy:
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
-        """The parameters by name."""
+        """Parameters by name."""
         self.optimizer: dict[str, Tensor] = {}
         self.plain: dict[str, Any] = {}
-        """The part of the optimizer's state that is not tensors."""
+        """Values of the optimizer's state that are not tensors."""
         self.carried: dict[str, Tensor] = {}
-        """What the compression of gradients goes on with."""
+        """What the compression of gradients continues with."""
         self._buffers: dict[str, Tensor] = {}
 
-    def take(
-        self,
-        flat: FlatParameters,
-        optimizer: torch.optim.Optimizer,
-        carried: dict[str, Tensor] | None = None,
-    ) -> None:
+    def take(self, state: TrainedState) -> None:
         """Copy the state as it is now; returns when all of it has arrived."""
+        flat = state.parameters
+        # One copy of the whole buffer, not one for each of hundreds of parameters.
         whole = self._fetch("", flat.values)
         self.values, start = {}, 0
         for name, view in flat.views.items():
             self.values[name] = whole[start : start + view.numel()].view_as(view)
             start += view.numel()
-        tensors, self.plain = export_state(optimizer)
-        self.optimizer = {name: self._fetch(name, tensor) for name, tensor in tensors.items()}
+        self.plain = state.plain
+        self.optimizer = {name: self._fetch(name, one) for name, one in state.optimizer.items()}
         self.carried = {
-            name: self._fetch(f"carried/{name}", tensor) for name, tensor in (carried or {}).items()
+            name: self._fetch(f"carried/{name}", one) for name, one in state.carried.items()
         }
         if flat.values.is_cuda:
             torch.cuda.synchronize(flat.values.device)
@@ -122,9 +119,7 @@ def _allocate(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def write_state(
-    folder: Path, *, model: TrainedModel, copy: HostCopy, progress: ResumePoint
-) -> None:
+def write_state(folder: Path, *, model: TrainedModel, copy: HostCopy, point: ResumePoint) -> None:
     """Write every file of a checkpoint but its manifest."""
     metadata = {"format": "pt"}
     write_shards(cut_long(copy.optimizer), folder, OPTIMIZER_STEM)
@@ -132,11 +127,11 @@ def write_state(
         save_file(copy.carried, folder / CARRIED_FILE, metadata=metadata)
     if model.lora is not None:
         save_file(copy.values, folder / ADAPTER_FILE, metadata=metadata)
-        _write_json(folder / ADAPTER_CONFIG, adapter_config(model, progress.spec))
+        _write_json(folder / ADAPTER_CONFIG, adapter_config(model, point.spec))
     else:
         write_shards(copy.values, folder, FULL_STEM)
         _write_json(folder / FULL_CONFIG, full_config(model))
-    _write_json(folder / STATE_FILE, to_wire(progress))
+    _write_json(folder / STATE_FILE, to_wire(point))
 
 
 def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
@@ -178,17 +173,15 @@ def read_resume_point(checkpoint: Checkpoint) -> ResumePoint:
         ) from error
 
 
-def load_state(
-    checkpoint: Checkpoint, *, flat: FlatParameters, optimizer: torch.optim.Optimizer
-) -> None:
-    """Put the checkpoint's values and optimizer state back.
+def load_state(checkpoint: Checkpoint, parameters: FlatParameters, strategy: Strategy) -> None:
+    """Put the checkpoint's state back into the strategy, one tensor after the other.
 
     Raises:
         ExpectedError: it belongs to other parameters.
     """
     folder = checkpoint.path
     files = find_shards(folder, FULL_STEM) or [folder / ADAPTER_FILE]
-    shapes = {name: tuple(view.shape) for name, view in flat.views.items()}
+    shapes = {name: tuple(view.shape) for name, view in parameters.views.items()}
     found = read_shapes(files)
     if shapes != found:
         odd = sorted(set(shapes.items()) ^ set(found.items()))[0]
@@ -196,13 +189,15 @@ def load_state(
             f"{checkpoint.path} holds other parameters than this run trains, such as {odd[0]}.",
             "Resume with the model and the adapter settings of that run",
         )
-    for name, value in read_shards(files):
-        flat.views[name].copy_(value)
-    state = join_cut(read_shards(find_shards(folder, OPTIMIZER_STEM)))
-    import_state(optimizer, state, read_resume_point(checkpoint).optimizer)
+    strategy.import_state(
+        read_shards(files),
+        join_cut(read_shards(find_shards(folder, OPTIMIZER_STEM))),
+        read_resume_point(checkpoint).optimizer,
+        _read_carried(checkpoint),
+    )
 
 
-def read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def _read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return what the compression of gradients had left over; nothing where none was used."""
     path = checkpoint.path / CARRIED_FILE
     return dict(read_shards([path])) if path.exists() else {}

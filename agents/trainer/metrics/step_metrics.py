@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from agents.trainer.metrics.flops import ModelFlops
 from agents.trainer.metrics.peaks import Peak
 from agents.trainer.metrics.stopwatch import StepTimes
 from agents.trainer.rank.device import read_memory_bytes, read_reserved_bytes
-from agents.trainer.training_state import TrainingState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class StepWork:
 
 
 def describe_speed(
-    work: StepWork, times: StepTimes, speeds: Speeds, prepared: TrainingState
+    work: StepWork, times: StepTimes, speeds: Speeds, device: torch.device
 ) -> dict[str, Any]:
     """Return the part of a step's record that tells how fast it went.
 
@@ -54,7 +55,7 @@ def describe_speed(
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
     solo = speeds.solo_tokens_per_s
     rate = work.global_tokens / times.step_s
-    most_bytes = read_memory_bytes(prepared.device, work.held_bytes)
+    most_bytes = read_memory_bytes(device, work.held_bytes)
     return {
         **asdict(times),
         "tokens": num_tokens,
@@ -66,5 +67,5 @@ def describe_speed(
         "eta": rate / sum(solo),
         "memory_bytes": None if most_bytes is None else most_bytes - work.unpacked_bytes,
         "memory_unpacked_bytes": work.unpacked_bytes,
-        "memory_reserved_bytes": read_reserved_bytes(prepared.device),
+        "memory_reserved_bytes": read_reserved_bytes(device),
     }

@@ -28,30 +28,16 @@ _KEPT, _RANKS = "kept", "num_ranks"
 
 
 def make_transport(
-    kind: Compression,
-    flat: FlatParameters,
-    group: Group,
-    seed: int,
-    carried: dict[str, Tensor] | None = None,
+    kind: Compression, flat: FlatParameters, group: Group, seed: int
 ) -> GradientTransport:
-    """Return the wire that the spec names.
-
-    One rank alone needs none, unless it goes on with what several had left over: then the numbers
-    stay those of all of them.
+    """Return the transport that a spec names.
 
     Args:
         kind: as the spec has it.
-        flat: whose gradients travel.
+        flat: parameters whose gradients are sent.
         group: all ranks.
-        seed: begins PowerSGD's approximation.
-        carried: what `exchange_carried` returned before; see `GradientTransport.load`.
+        seed: start of PowerSGD's approximation.
     """
-    wire = _make(kind if group.world_size > 1 or carried else "none", flat, group, seed)
-    wire.load(carried or {})
-    return wire
-
-
-def _make(kind: Compression, flat: FlatParameters, group: Group, seed: int) -> GradientTransport:
     if kind == "bf16":
         return Bf16Transport(flat, group)
     if kind == "powersgd":

@@ -118,7 +118,7 @@ class Group:
         """Give `value` to every rank and return those of all ranks, in rank order.
 
         A value with a `failure` (message and hint) ends the waiting of every rank at once. As long
-        as one of those that are waited for calls `tell_alive`, the waiting goes on.
+        as one of those that are waited for calls `signal_alive`, the waiting goes on.
 
         Raises:
             ExpectedError: a rank failed.
@@ -190,7 +190,7 @@ class Group:
     def _said(self, topic: str, rank: int) -> bool:
         return bool(self._guard(lambda store: store.check([f"{topic}/{rank}"])))
 
-    def tell_alive(self) -> None:
+    def signal_alive(self) -> None:
         """Let the ranks that wait for this one go on waiting.
 
         Raises:

@@ -115,7 +115,7 @@ class Heartbeat:
             self._phase = phase or self._phase
             self._write()
 
-    def foresee(self, step_s: float) -> None:
+    def forecast_step(self, step_s: float) -> None:
         """Tell how long a step will take, before there was one; told with each beat from now on."""
         with self._lock:
             self._foreseen_step_s = round(step_s, 3)

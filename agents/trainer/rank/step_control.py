@@ -43,28 +43,28 @@ class RankControl:
     folder: Path
     """Of the attempt."""
     rank: int
-    stop_wanted: bool = field(default=False)
+    stop_requested: bool = field(default=False)
     _heard: list[ControlRequest] = field(default_factory=list)
 
     def listen(self) -> None:
-        """Take SIGTERM and SIGINT as the wish to stop."""
+        """Take SIGTERM and SIGINT as a request to stop."""
         signal.signal(signal.SIGTERM, self._hear)
         signal.signal(signal.SIGINT, self._hear)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.stop_wanted = True
+        self.stop_requested = True
 
     def poll(self) -> dict[str, float]:
         """Look for new wishes; return this rank's values of `SLOTS`. Once per step."""
         if self.rank == 0:
             self._heard += take_wishes(self.folder)
         return {
-            "stop": self.stop_wanted,
+            "stop": self.stop_requested,
             "save": any(wish.kind == "save" for wish in self._heard),
             "trace": max((w.num_steps for w in self._heard if w.kind == "trace"), default=0),
         }
 
-    def tell_granted(self, journal: RankJournal, step: int) -> None:
+    def acknowledge(self, journal: RankJournal, step: int) -> None:
         """Note for whoever asked that all ranks act on the wishes, after `step`."""
         for wish in self._heard:
             journal.write("wish", wish_id=wish.wish_id, wish=wish.kind, step=step)

@@ -18,11 +18,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.contract.run import AttemptIntent, RankPlacement
 from agents.contract.spec import AdapterSpec, CheckpointSpec, DataSpec, RunSpec
 from agents.contract.wire import to_wire
+from agents.trainer.rank.attempt import RankAttempt
+from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.step_control import RankControl
+
+if TYPE_CHECKING:  # torch comes with them, and only the fork server shall import it
+    from agents.trainer.rank.context import RankContext
+    from agents.trainer.rank.group import Group
 
 DEMO = Path(__file__).parents[3] / "resources" / "demo"
 FINISH_S = 120.0
@@ -97,6 +104,23 @@ def make_pairs(path: Path, num_rows: int = 20) -> list[dict[str, Any]]:
         )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
+
+
+def make_context(attempt: RankAttempt, group: Group) -> RankContext:
+    """Return the context of a rank on the CPU that a test plays by itself."""
+    import torch
+
+    from agents.trainer.rank.context import RankContext
+
+    path = attempt.folder / f"rank-{attempt.rank}"
+    return RankContext(
+        attempt=attempt,
+        group=group,
+        device=torch.device("cpu"),
+        journal=RankJournal(path.with_suffix(".jsonl")),
+        heartbeat=Heartbeat(path.with_suffix(".heartbeat")),
+        control=RankControl(attempt.folder, attempt.rank),
+    )
 
 
 def free_port() -> int:

@@ -137,21 +137,24 @@ def test_a_kept_setting_belongs_to_one_rank_and_one_shape(monkeypatch):
     properties = SimpleNamespace(total_memory=12 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
-    def name(place="0 of 2", longest=2048, **changes):
-        prepared = SimpleNamespace(
+    def name(rank=0, world_size=2, longest=2048, **changes):
+        state = SimpleNamespace(
             train=SimpleNamespace(num_tokens=np.array([100, longest])),
-            device=CPU,
             versions={},
             model=SimpleNamespace(
                 module=SimpleNamespace(config=SimpleNamespace(to_dict=lambda: {"layers": 2}))
             ),
         )
-        return name_setting(
-            make_spec(**changes), prepared, SimpleNamespace(compiled=True), place=place
+        intent = SimpleNamespace(spec=make_spec(**changes))
+        context = SimpleNamespace(
+            attempt=SimpleNamespace(intent=intent, rank=rank),
+            group=SimpleNamespace(world_size=world_size),
+            device=CPU,
         )
+        return name_setting(context, state, SimpleNamespace(compiled=True))
 
     assert name() == name()
-    others = [name("1 of 2"), name("0 of 1"), name(longest=4096), name(exact=False)]
+    others = [name(rank=1), name(world_size=1), name(longest=4096), name(exact=False)]
     assert len({name(), *others}) == 5
 
 

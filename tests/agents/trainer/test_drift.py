@@ -12,16 +12,15 @@ def run_drifting(environ: dict[str, str]) -> None:
     import os
 
     os.environ.update(environ)
-    from agents.trainer.loop import Loop
+    from agents.trainer.parallel.data_parallel import DataParallel
 
-    update = Loop._update
+    step_optimizer = DataParallel.step_optimizer
 
     def drifting(self, *args):
-        found = update(self, *args)
-        self._prepared.flat.values.mul_(1 + 1e-6)
-        return found
+        step_optimizer(self, *args)
+        self._flat.values.mul_(1 + 1e-6)
 
-    Loop._update = drifting  # type: ignore[method-assign]
+    DataParallel.step_optimizer = drifting  # type: ignore[method-assign]
     from agents.trainer.__main__ import main
 
     os._exit(main())

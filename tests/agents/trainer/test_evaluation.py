@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from agents.trainer import evaluation
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.evaluation import evaluate
+from agents.trainer.parallel import data_parallel
+from agents.trainer.parallel.data_parallel import DataParallel
 from agents.trainer.rank.group import Group, Ranks
+from tests.agents.trainer.ranks import make_spec
 
 
 class Rows:
@@ -27,7 +31,7 @@ class Rows:
 
 
 class Counting:
-    """A computer whose loss is 1 for each token that counts."""
+    """An executor whose loss is 1 for each token that counts."""
 
     def __init__(self):
         self.sums = torch.zeros(3, dtype=torch.float64)
@@ -39,19 +43,29 @@ class Counting:
         self.sums[0] = sum(example.num_targets for example in part.examples)
 
 
+def make_strategy(executor, group, shares):
+    context = SimpleNamespace(group=group, device=torch.device("cpu"))
+    strategy = DataParallel(make_spec(shares=shares), context)
+    strategy._flat = SimpleNamespace(buckets=())
+    strategy._transport = SimpleNamespace(is_lossy=False)
+    strategy.start(executor, None, shares=None, tokens_per_s=())
+    return strategy
+
+
 @pytest.mark.parametrize("at_once", [3, 1024])
 def test_rows_are_taken_a_block_at_a_time(monkeypatch, at_once):
-    monkeypatch.setattr(evaluation, "_AT_ONCE", at_once)
-    computer = Counting()
-    found = evaluate(computer, Group(Ranks(), ["rank 0"]), Rows(), (1.0,), first_place=100)
+    monkeypatch.setattr(data_parallel, "_EVALUATED_AT_ONCE", at_once)
+    executor = Counting()
+    strategy = make_strategy(executor, Group(Ranks(), ["rank 0"]), (1.0,))
+    found = evaluate(strategy, Rows(), first_place=100)
     assert found.means[0] == 1.0
-    assert [place for part in computer.parts for place in part] == list(range(100, 110))
-    assert max(map(len, computer.parts)) == min(at_once, 10)
+    assert [place for part in executor.parts for place in part] == list(range(100, 110))
+    assert max(map(len, executor.parts)) == min(at_once, 10)
 
 
-def test_a_rank_without_rows_adds_nothing(monkeypatch):
+def test_a_rank_without_rows_adds_nothing():
     group = Group(Ranks(), ["rank 0", "rank 1"])
     group.rank, group.sum = 1, lambda tensor: None
-    computer = Counting()
-    found = evaluate(computer, group, Rows(), (1e9, 1.0), first_place=0)
-    assert (found.means, computer.parts) == ((0.0, 0.0, 0.0), [])
+    executor = Counting()
+    found = evaluate(make_strategy(executor, group, (1e9, 1.0)), Rows(), first_place=0)
+    assert (found.means, executor.parts) == ((0.0, 0.0, 0.0), [])

@@ -8,13 +8,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from agents.contract.spec import AdapterSpec
-from tests.agents.trainer.ranks import Run, finish, make_spec, make_tiny_model, start
+from tests.agents.trainer.ranks import Run, finish, make_context, make_spec, make_tiny_model, start
 from tests.bench.bench_gradients import KINDS, LAYERS, draw_case, measure_played
 
 TOLERANCE = 1e-12
@@ -31,7 +30,7 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     from agents.trainer import run as trainer_run
     from agents.trainer.execution.executor import Executor
     from agents.trainer.execution.layers import LayerStack
-    from agents.trainer.loop import Loop, TrainingSchedule
+    from agents.trainer.parallel.registry import make_strategy
     from agents.trainer.prepare import prepare
     from agents.trainer.rank.attempt import read_attempt
     from agents.trainer.rank.group import Group, Ranks
@@ -42,36 +41,32 @@ def write_gradients(environ: dict[str, str], folder: str, steps: tuple[int, ...]
     trainer_run._fix_numerics(attempt, ranks, device)
     group = Group(ranks, attempt.rank_names)
     group.join("gloo", device)
-    prepared = prepare(attempt, group, device)
-    computer = Executor(
-        prepared.model,
-        prepared.flat,
-        prepared.objective,
+    context = make_context(attempt, group)
+    strategy = make_strategy(attempt.intent.spec, context)
+    state = prepare(context, strategy)
+    executor = Executor(
+        state.model,
+        state.parameters,
+        state.objective,
         device,
-        layers=LayerStack(prepared.model),
+        layers=LayerStack(state.model),
         micro_tokens=100,
         warn=lambda message, hint: None,
         beat=lambda: None,
     )
     shares = attempt.intent.spec.shares or (1.0,)
-    nothing: Any = None
-    plan = TrainingSchedule(first_step=1, total_steps=9, shares=shares, speeds=nothing)
-    loop = Loop(
-        attempt, prepared, plan, group=group, computer=computer,
-        saver=nothing, recorder=nothing, certifier=None,
-        journal=nothing, heartbeat=nothing, wishes=nothing,
-    )  # fmt: skip
+    strategy.start(executor, state.train, shares=shares, tokens_per_s=())
     with torch.no_grad():  # B is zero at first, and with it the gradient of A
-        for view in prepared.flat.views.values():
+        for view in state.parameters.views.values():
             view += torch.linspace(-0.1, 0.1, view.numel(), dtype=view.dtype).view_as(view)
     sums = []
     for step in steps:
-        batch = loop.choose_batch(step)
-        computer.add_gradients(batch.mine, loop._reducer)
-        loop._reducer.finish()
-        loss = computer.loss_sum.clone()
+        batch = strategy.choose_batch(step)
+        strategy.add_gradients(batch, None)
+        strategy.reduce()
+        loss = executor.loss_sum.clone()
         group.sum(loss)
-        sums.append(np.append(prepared.flat.gradients.numpy(), loss.item()) / batch.weight)
+        sums.append(np.append(state.parameters.gradients.numpy(), loss.item()) / batch.weight)
     np.save(Path(folder) / f"gradients-{ranks.rank}.npy", np.stack(sums))
     group.leave()
 

@@ -21,10 +21,10 @@ def train_slowly(environ: dict[str, str], slowed: bool) -> None:
     """Be a rank that needs so long per token, and twice that from one step on when `slowed`."""
     os.environ.update(environ)
     from agents.trainer.__main__ import main
-    from agents.trainer.loop import Loop
     from agents.trainer.metrics.stopwatch import Stopwatch
+    from agents.trainer.parallel.data_parallel import DataParallel
 
-    choose, read = Loop.choose_batch, Stopwatch.read
+    choose, read = DataParallel.choose_batch, Stopwatch.read
     needed_s = [0.0]
 
     def choose_batch(self, step):
@@ -33,7 +33,7 @@ def train_slowly(environ: dict[str, str], slowed: bool) -> None:
         needed_s[0] = factor * TOKEN_S * batch.my_tokens
         return batch
 
-    Loop.choose_batch = choose_batch
+    DataParallel.choose_batch = choose_batch
     Stopwatch.read = lambda self: replace(read(self), compute_s=needed_s[0])
     os._exit(main())
 

@@ -43,14 +43,14 @@ def answer_late(group, after_s, tell):
 
 
 def test_a_rank_that_tells_it_is_alive_is_waited_for(groups):
-    thread = answer_late(groups[1], 1.5, groups[1].tell_alive)
+    thread = answer_late(groups[1], 1.5, groups[1].signal_alive)
     found = groups[0].exchange("loaded", {"rank": 0}, timeout_s=0.5)
     assert [value["rank"] for value in found] == [0, 1]
     thread.join()
 
 
 def test_a_silent_rank_is_given_up_by_name(groups):
-    groups[1].tell_alive()  # once, and never again
+    groups[1].signal_alive()  # once, and never again
     started_s = time.monotonic()
     with pytest.raises(PeerLost, match=r"timed out waiting for rank 1 \(node beta, cpu\)"):
         groups[0].exchange("loaded", {}, timeout_s=0.2)
@@ -95,10 +95,10 @@ def test_loading_tells_people_the_supervisor_and_the_other_ranks(tmp_path, group
     journal = RankJournal(tmp_path / "journal")
     heartbeat = Heartbeat(tmp_path / "beat")
     loading = LoadProgress(journal, heartbeat, groups[1])
-    loading.tell("tokenizing", 1000, 0.001)  # too early for a word
+    loading.report("tokenizing", 1000, 0.001)  # too early for a word
     for second in range(1, 26):
         clock[0] += 1.0
-        loading.tell("tokenizing", 1000 * second, second / 100)
+        loading.report("tokenizing", 1000 * second, second / 100)
     assert json.loads((tmp_path / "beat").read_text())["phase"] == "tokenizing"
     assert groups[0]._read_sign(1) == "12"
     loading.end()

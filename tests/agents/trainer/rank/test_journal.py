@@ -101,9 +101,9 @@ def test_the_heartbeat_goes_on_alone_except_in_the_loop(tmp_path, monkeypatch):
     heartbeat.close()
 
 
-def test_the_heartbeat_tells_how_long_a_step_is_foreseen_to_take(tmp_path):
+def test_the_heartbeat_reports_the_forecast_time_of_a_step(tmp_path):
     heartbeat = Heartbeat(tmp_path / "h")
-    heartbeat.foresee(12.3456)
+    heartbeat.forecast_step(12.3456)
     heartbeat.beat(0, "training")
     assert json.loads((tmp_path / "h").read_text())["foreseen_step_s"] == 12.346
     heartbeat.close()

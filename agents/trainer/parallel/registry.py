@@ -1,0 +1,22 @@
+"""Which strategy a run file names: one row for each `parallel` that this version trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agents.contract.spec import RunSpec
+from agents.trainer.parallel.data_parallel import DataParallel
+from agents.trainer.parallel.strategy import Strategy
+from agents.trainer.rank.context import RankContext
+
+# One GPU is data parallel with one rank; the planner decides what `auto` means before the launch.
+STRATEGIES: dict[str, Callable[[RunSpec, RankContext], Strategy]] = {
+    "auto": DataParallel,
+    "single": DataParallel,
+    "data": DataParallel,
+}
+
+
+def make_strategy(spec: RunSpec, context: RankContext) -> Strategy:
+    """Return the strategy that the spec names, for this rank."""
+    return STRATEGIES[spec.parallel](spec, context)

@@ -1,0 +1,29 @@
+"""What every part of one rank shares: its place in the attempt, and its lines to the outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from agents.trainer.rank.attempt import RankAttempt
+from agents.trainer.rank.group import Group
+from agents.trainer.rank.journal import Heartbeat, RankJournal
+from agents.trainer.rank.step_control import RankControl
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankContext:
+    """Identity and channels of one rank; made once it has joined its group."""
+
+    attempt: RankAttempt
+    group: Group
+    device: torch.device
+    journal: RankJournal
+    heartbeat: Heartbeat
+    control: RankControl
+
+    def enter_phase(self, phase: str, step: int) -> None:
+        """Report to people (journal) and to the supervisor (heartbeat) what this rank does now."""
+        self.journal.write("phase", phase=phase)
+        self.heartbeat.beat(step, phase)

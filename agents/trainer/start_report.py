@@ -1,0 +1,96 @@
+"""What a rank reports once before its first step: the facts of the start, and data warnings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agents.contract.spec import RunSpec
+from agents.trainer.data.store import ExampleSet
+from agents.trainer.loop import TrainingSchedule
+from agents.trainer.rank.context import RankContext
+from agents.trainer.rank.journal import RankJournal
+from agents.trainer.training_state import TrainingState
+
+
+def report_start(
+    context: RankContext,
+    state: TrainingState,
+    schedule: TrainingSchedule,
+    shares: tuple[float, ...],
+) -> None:
+    """Write the journal's `started` record, after warnings about the data."""
+    intent = context.attempt.intent
+    _warn_of_few_examples(context.journal, intent.spec, len(state.train), len(shares))
+    if state.evaluation is not None and intent.eval_path:
+        _warn_of_rows(context.journal, state.evaluation, Path(intent.eval_path).name)
+    peak = schedule.speeds.peak
+    context.journal.write(
+        "started",
+        step=schedule.first_step - 1,
+        total_steps=schedule.total_steps,
+        shares=list(shares),
+        solo_tokens_per_s=schedule.speeds.solo_tokens_per_s,
+        peak_flops_per_s=peak.flops_per_s if peak else None,
+        peak_measured=peak.measured if peak else None,
+        world_size=len(shares),
+        data=Path(intent.train_path).name,
+        versions=state.versions,
+        **_describe_data(state.train),
+    )
+
+
+def _describe_data(train: ExampleSet) -> dict[str, Any]:
+    return {
+        "num_rows": train.num_rows - train.num_skipped,
+        "num_examples": len(train),
+        "num_tokens": int(train.num_tokens.sum()),
+        "skipped": [{"row": item.row, "reason": item.in_words} for item in train.skipped],
+        "num_skipped": train.num_skipped,
+        "num_malformed": train.num_malformed,
+        "format": train.format,
+        "truncated": train.num_truncated,
+    }
+
+
+def _warn_of_few_examples(journal: RankJournal, spec: RunSpec, count: int, world_size: int) -> None:
+    """Warn when there are fewer examples than a batch takes, or than there are ranks."""
+    size = spec.batch_sequences
+    noun = "pack" if spec.packing else "row"
+    of_rows = " of rows" if spec.packing else ""
+    if world_size <= count < size:
+        rows = f"only {noun}{of_rows}" if count == 1 else f"{count} {noun}s{of_rows}"
+        journal.write(
+            "warning",
+            message=f"A batch of {size} sequences takes the {rows} of the data more than once.",
+            hint=f"Set batch_sequences to {count} or less, or go on: epochs then count for more",
+        )
+    if count < world_size:
+        what = f"is 1 {noun}{of_rows}" if count == 1 else f"are {count} {noun}s{of_rows}"
+        journal.write(
+            "warning",
+            message=f"There {what} for {world_size} ranks.",
+            hint="Rows come again in every epoch; with so few, one GPU is as fast",
+        )
+
+
+def _warn_of_rows(journal: RankJournal, evaluation: ExampleSet, name: str) -> None:
+    """Warn of rows of the evaluation data that are left out or cut.
+
+    Those of the training data are part of the `started` record.
+    """
+    left_out = (evaluation.num_skipped, "left out", evaluation.skipped)
+    cut = (evaluation.num_truncated, "cut", evaluation.truncated)
+    hints = (
+        "Correct data.eval, or go on without them",
+        "Raise sequence_tokens, or go on with their beginnings",
+    )
+    for (count, done, named), hint in zip((left_out, cut), hints, strict=True):
+        if count:
+            journal.write(
+                "warning",
+                message=f"Of {evaluation.num_rows} rows of {name} {count} "
+                f"{'is' if count == 1 else 'are'} {done} "
+                f"(the first, row {named[0].row}: {named[0].in_words}).",
+                hint=hint,
+            )
