@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,8 +105,8 @@ class CoreRuns:
     async def start(
         self,
         spec: RunSpec,
-        announced: Callable[[str], None] = lambda run_id: None,
-        progress: Progress = lambda line: None,
+        announced: Progress | None = None,
+        progress: Progress | None = None,
     ) -> RunSnapshot:
         """Start a run; `announced` is called with its id before any node is asked.
 
@@ -115,7 +115,12 @@ class CoreRuns:
         Raises:
             UserError: it cannot be started; nothing is left behind.
         """
-        run_id = await launch.start_run(self._services, spec, announced, progress)
+        run_id = await launch.start_run(
+            self._services,
+            spec,
+            announced or (lambda run_id: None),
+            progress or (lambda line: None),
+        )
         if self._upkeep.is_on:
             self._upkeep.watch(run_id)
         return self._book.full_snapshot(run_id)
@@ -153,7 +158,7 @@ class CoreRuns:
         checkpoint: int | None = None,
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
-        progress: Progress = lambda line: None,
+        progress: Progress | None = None,
     ) -> RunSnapshot:
         """Go on from step `checkpoint` (None: the newest whole one) on `nodes` (None: as before).
 
@@ -164,7 +169,9 @@ class CoreRuns:
             UserError: the run is active or done, or cannot be launched.
         """
         run_id = self._book.get(run_id).run_id
-        await resume.resume_run(self._services, run_id, checkpoint, nodes, verify_steps, progress)
+        await resume.resume_run(
+            self._services, run_id, checkpoint, nodes, verify_steps, progress or (lambda line: None)
+        )
         if self._upkeep.is_on:
             self._upkeep.watch(run_id)
         return self._book.full_snapshot(run_id)

@@ -487,13 +487,14 @@ class FakeRuns:
     async def start(
         self,
         spec: RunSpec,
-        announced: Callable[[str], None] = lambda run_id: None,
-        progress: Callable[[str], None] = lambda line: None,
+        announced: Callable[[str], None] | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> RunSnapshot:
         await self._core.act("runs.start", spec)
         run = make_run(f"{spec.name}-0001", spec.name, "launching", phase="loading")
         run = replace(run, spec=spec)
-        announced(run.run_id)
+        if announced is not None:
+            announced(run.run_id)
         self._core.put_run(run)
         return run
 
@@ -520,7 +521,7 @@ class FakeRuns:
         checkpoint: int | None = None,
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
-        progress: Callable[[str], None] = lambda line: None,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
         await self._core.act("runs.resume", run_id, checkpoint, nodes, verify_steps)
         run = self._core.run_map[run_id]
