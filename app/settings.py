@@ -69,8 +69,8 @@ SETTINGS = (
         default="system",
         choices=("system", "dark", "light"),
         labels=("Follow the system", "Dark", "Light"),
-        title="Colours",
-        description="Colours of the window; the system's choice is followed at once.",
+        title="Theme",
+        description="Light or dark. Follow the system switches with it at once.",
         section="Appearance",
     ),
     Setting(
@@ -78,18 +78,18 @@ SETTINGS = (
         kind="choice",
         default="end",
         choices=("end", "tray"),
-        labels=("Ends Rackless on this PC", "Leaves it in the tray"),
+        labels=("Quit Rackless", "Keep running in the tray"),
         title="Closing the window",
-        description="Runs go on in either case. From the tray it keeps watching them and tells "
-        "what happens; where the desktop has no tray, closing ends it.",
+        description="Runs continue either way. In the tray, Rackless keeps watching them and "
+                    "notifies you. Without a tray on the desktop, closing quits.",
         section="Window and notifications",
     ),
     Setting(
         key="notify_finished",
         kind="switch",
         default=True,
-        title="Tell when a run has finished",
-        description="A notification of the desktop while the window is not in front.",
+        title="Notify when a run finishes",
+        description="Shows a desktop notification if the window is not in front.",
         section="Window and notifications",
     ),
     Setting(
@@ -104,9 +104,9 @@ SETTINGS = (
         key="notify_hot",
         kind="switch",
         default=True,
-        title="Tell when a GPU or CPU gets hot",
-        description="GPUs from 85 \u00b0C on, CPUs from 95 \u00b0C on; for each at most every ten "
-        "minutes.",
+        title="Notify when a GPU or CPU gets hot",
+        description="GPUs at 85 \xb0C or above, CPUs at 95 \xb0C or above. At most once every "
+                    "ten minutes for each.",
         section="Window and notifications",
     ),
     Setting(
@@ -116,8 +116,8 @@ SETTINGS = (
         minimum=1.0,
         maximum=3600.0,
         unit="s",
-        title="Time to stop",
-        description="How long a stopped run may take to write its checkpoint, in seconds.",
+        title="Stop timeout",
+        description="Seconds that a stopping run may take to write its checkpoint.",
         section="Runs",
     ),
     Setting(
@@ -127,8 +127,8 @@ SETTINGS = (
         minimum=3.0,
         maximum=600.0,
         unit="s",
-        title="Patience with a silent node",
-        description="A node of a run that stands still is given up after so many silent seconds.",
+        title="Node timeout",
+        description="Seconds without a response before a stalled run gives up on a node.",
         section="Runs",
     ),
 )

@@ -59,7 +59,7 @@ def review(answers: NodeAnswers, taken: Sequence[str]) -> NodeReview:
         except UsageError as error:
             address = None
             problems["distro"] = (
-                "There is no Linux on this PC yet. In a terminal: wsl --install -d Ubuntu-24.04"
+                "This PC has no WSL distro yet. In a terminal, run: wsl --install -d Ubuntu-24.04"
                 if not answers.distro
                 else _sentence(error)
             )
@@ -91,7 +91,7 @@ def suggest_name(host: str, taken: Sequence[str]) -> str:
 
 def _name_problem(name: str, taken: Sequence[str]) -> str:
     if name in taken:
-        return f"There is a node called {name} already."
+        return f"A node named {name} already exists."
     try:
         check_node_name(name)
     except UsageError as error:
@@ -123,7 +123,7 @@ def describe_found(node: NodeSnapshot) -> FoundNode:
     """
     facts = node.facts
     if facts is None:
-        waiting = "It answers, and has not told yet what it is made of."
+        waiting = "Connected. Its hardware is not known yet."
         return FoundNode(rows=(), notes=(waiting,), is_ready=False)
     gpus = [f"{gpu.name}, {show_bytes(gpu.memory_bytes)}" for gpu in facts.gpus]
     drivers = sorted({gpu.driver for gpu in facts.gpus if gpu.driver})
@@ -131,7 +131,7 @@ def describe_found(node: NodeSnapshot) -> FoundNode:
     rows = [
         ("GPU" if len(gpus) == 1 else "GPUs", "\n".join(gpus) or "none"),
         ("Driver", ", ".join(drivers) or DASH),
-        ("Processor", f"{facts.cpu or DASH}{cores}"),
+        ("CPU", f"{facts.cpu or DASH}{cores}"),
         ("Memory", show_bytes(facts.memory_bytes)),
         ("Disk", f"{show_bytes(facts.disk_free_bytes)} free of {show_bytes(facts.disk_bytes)}"),
         ("System", f"{facts.os}, Python {facts.python}"),
@@ -145,17 +145,18 @@ def _notes(facts: NodeFacts) -> Iterator[str]:
     if facts.gpu_problem:
         yield facts.gpu_problem
     elif not facts.gpus:
-        yield "No NVIDIA GPU was found: it trains on its processor, which is slow."
+        yield "No NVIDIA GPU found. It trains on its CPU, which is slow."
     if facts.disk_free_bytes is not None and facts.disk_free_bytes < LITTLE_DISK_BYTES:
         free = show_bytes(facts.disk_free_bytes)
-        yield f"{free} of disk are little for a model, its checkpoints and the environment."
+        yield (f"Only {free} of disk left, which is little for a model, its checkpoints and the "
+               "environment.")
     speeds = [one.speed_mbit for one in facts.interfaces if one.up is not False and one.speed_mbit]
     if speeds and max(speeds) < SLOW_MBIT:
-        yield f"Its network card says {max(speeds)} Mbit/s: is the cable or the switch an old one?"
+        yield f"Its network runs at {max(speeds)} Mbit/s. Check for an old cable or switch."
     if facts.compiler is None and facts.gpus:
-        yield "No C compiler was found, so layers are not compiled: sudo apt-get install -y gcc"
+        yield "No C compiler found, so layers are not compiled. Run: sudo apt-get install -y gcc"
     if facts.wsl == "nat":
         yield (
-            "WSL stands behind its own network here (NAT): other PCs reach it only with "
-            "networkingMode=mirrored in .wslconfig."
+            "WSL uses its own network (NAT). Set networkingMode=mirrored in .wslconfig so that "
+            "other PCs can reach it."
         )

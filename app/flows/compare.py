@@ -49,7 +49,7 @@ def list_results(runs: Sequence[RunSnapshot]) -> list[CompareRow]:
         ("Loss", lambda run: show_loss(run.loss)),
         ("Evaluation loss", lambda run: show_loss(run.evaluation_loss)),
         ("Throughput", lambda run: show_rate(run.tokens_per_s)),
-        ("Took", _duration),
+        ("Duration", _duration),
     )
     return [CompareRow(label, tuple(read(run) for run in runs)) for label, read in readings]
 

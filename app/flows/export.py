@@ -25,7 +25,7 @@ STEPS: tuple[tuple[Step, str], ...] = (
     ("where", "Where"),
     ("summary", "Summary"),
 )
-NO_CHECKPOINT = "No node that answers has a whole checkpoint of this run."
+NO_CHECKPOINT = "The nodes that respond have no complete checkpoint of this run."
 _BEGINS_SOMEWHERE = re.compile(r"[~/\\]|[A-Za-z]:")
 
 
@@ -41,52 +41,56 @@ class Format:
 FORMATS = (
     Format(
         key="merged",
-        label="Whole model",
-        help="Base and adapter in one, nothing rounded. For Transformers, vLLM, or to go on with.",
+        label="Merged model",
+        help=("Base model and adapter in one, at full precision. For Transformers, vLLM or "
+              "further training."),
     ),
     Format(
         key="gguf",
         label="GGUF",
-        help="For llama.cpp, Ollama, LM Studio: runs on CPUs and small cards too.",
+        help="For llama.cpp, Ollama and LM Studio. Also runs on CPUs and small GPUs.",
     ),
     Format(
         key="awq",
-        label="AWQ, 4 bits",
-        help="Rounding fitted to your data. For vLLM, TGI and Transformers on NVIDIA cards.",
+        label="AWQ, 4-bit",
+        help="Calibrated on your data. For vLLM, TGI and Transformers on NVIDIA GPUs.",
     ),
     Format(
         key="gptq",
         label="GPTQ",
-        help="Rounding fitted to your data, in 4 or 8 bits. For the same programs.",
+        help=("Calibrated on your data, 4-bit or 8-bit. For vLLM, TGI and Transformers on NVIDIA "
+              "GPUs."),
     ),
     Format(
         key="nf4",
-        label="NF4, 4 bits",
-        help="What QLoRA trains on. For Transformers with bitsandbytes; the quickest to make.",
+        label="NF4, 4-bit",
+        help=("The format QLoRA trains on, and the fastest to make. For Transformers with "
+              "bitsandbytes."),
     ),
 )
 MAKERS = (
     Format(
         key="gptqmodel",
         label="gptqmodel",
-        help="Maintained; goes on where a job was broken off, with Llamas at least.",
+        help="Actively maintained. Can continue an interrupted export (Llama models).",
     ),
     Format(
         key="autoawq",
         label="AutoAWQ",
-        help="Archived; the layout is its own. Came as near to the original in what was measured.",
+        help=("No longer maintained, with its own file layout. Equally close to the original in "
+              "our tests."),
     ),
 )
 """What can make AWQ, by its engine."""
 _TYPE_WORDS = {
-    "F16": "F16, nothing lost",
-    "Q8_0": "Q8_0, hardly to be told from it",
+    "F16": "F16, lossless",
+    "Q8_0": "Q8_0, nearly lossless",
     "Q6_K": "Q6_K",
     "Q5_K_M": "Q5_K_M",
-    "Q4_K_M": "Q4_K_M, the usual small one",
-    "Q3_K_M": "Q3_K_M, for when nothing else fits",
-    "4-bit": "4 bits",
-    "8-bit": "8 bits, nearer to the original",
+    "Q4_K_M": "Q4_K_M, the usual choice",
+    "Q3_K_M": "Q3_K_M, when nothing else fits",
+    "4-bit": "4-bit",
+    "8-bit": "8-bit, closer to the original",
 }
 
 
@@ -123,7 +127,7 @@ class ExportJob:
         'GGUF Q8_0 and Q4_K_M'
         """
         to, engine = self.request.to, self.request.engine
-        name = "Whole model" if to == "merged" else to.upper()
+        name = "Merged model" if to == "merged" else to.upper()
         maker = "" if engine == ENGINES[0] else f"by {name_maker(engine)}"
         return " ".join((name, *filter(None, (" and ".join(self.request.types), maker))))
 
@@ -231,7 +235,7 @@ def find_problems(
     if step == "calibration" and asks_calibration(answers):
         return calibration_problem
     if step == "where" and not answers.folder.strip():
-        return "Name a new folder for the result."
+        return "Choose an output folder."
     return place_problem if step in ("where", "summary") else ""
 
 
@@ -338,12 +342,12 @@ def _join(node: str, places: Sequence[PlacePlan]) -> PlaceRow:
     for values, what in (
         ([place.ram_bytes for place in places], "of memory"),
         ([place.vram_bytes for place in places], "of GPU memory"),
-        ([place.node_bytes for place in places], "of its disk meanwhile"),
+        ([place.node_bytes for place in places], "of its disk while exporting"),
     ):
         known = [value for value in values if value]
         if known:
             parts.append(f"{show_bytes(max(known))} {what}")
-    words = ", ".join(parts) or "What it takes is not known"
+    words = ", ".join(parts) or "Time and memory are not known"
     notes = dict.fromkeys(place.note for place in places if place.note)
     return PlaceRow(node=node, words="; ".join((words, *notes)), problem="")
 
@@ -358,7 +362,7 @@ def describe_target(target: str, plan: ExportPlan) -> str:
     parts = [show_bytes(size)]
     best = plan.best
     if best is None:
-        parts.append("no node can make it now")
+        parts.append("no node can run it now")
     elif best.seconds and len(plan.types) <= 1:
         parts.append(f"about {show_duration(best.seconds)} on {best.node}")
         memory = best.vram_bytes or best.ram_bytes

@@ -58,16 +58,16 @@ def describe_link(link: LinkSnapshot) -> Status:
 def summarise(names: Sequence[str], links: Sequence[LinkSnapshot], now_s: float) -> str:
     """Say what is measured, how old it is, and what to do about what is not."""
     if len(names) < 2:
-        return "With a second node, the ways between them are measured and shown here."
+        return "Add a second node to measure the link between them."
     ours = [link for link in links if link.node in names and link.peer in names]
     missing = len(names) * (len(names) - 1) - len(ours)
     if not ours:
-        return "No way between the nodes was measured yet; it takes some seconds."
+        return "No links measured yet. Measuring takes a few seconds."
     oldest = show_moment(min(link.measured_s for link in ours), now_s)
     slow = sum(describe_link(link).tone == "warning" for link in ours)
-    words = f"Rate and round trip from row to column, measured {oldest}"
+    words = f"Speed and round trip from row to column, measured {oldest}"
     if missing:
-        words += f"; {count_of(missing, 'way')} not measured"
+        words += f"; {count_of(missing, 'link')} not measured"
     if slow:
-        words += f"; {count_of(slow, 'way')} much slower than Gigabit Ethernet"
+        words += f"; {count_of(slow, 'link')} much slower than Gigabit Ethernet"
     return f"{words}."

@@ -115,12 +115,12 @@ def preview_spec(answers: RunAnswers) -> RunSpec | None:
 def plan_spec(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpec | None, str]:
     """Return a spec that says enough for a plan; None and why while something of it is missing."""
     if not answers.model.strip():
-        return None, "Choose a model to see what it needs."
+        return None, "Choose a model to see its plan."
     if not nodes:
-        return None, "Add a node to see how the run would fare on it."
+        return None, "Add a node to see the plan."
     named = _named(answers)
     if find_problems(named):
-        return None, "Correct what is marked to see the plan."
+        return None, "Correct the marked fields to see the plan."
     if answers.nodes != ALL_NODES and not chosen_nodes(answers, nodes):
         return None, "Choose at least one node to see the plan."
     return to_spec(named), ""
@@ -187,13 +187,13 @@ def describe_devices(nodes: tuple[NodeSnapshot, ...]) -> str:
 
 def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Finding | None:
     if not nodes:
-        return Finding(severity="error", text="There is no node yet: add this PC or another one.")
+        return Finding(severity="error", text="No nodes yet. Add this PC or another one.")
     if answers.nodes == ALL_NODES:
         if not usable_nodes(nodes):
-            return Finding(severity="error", text="No node is online at the moment.")
+            return Finding(severity="error", text="No node is online.")
         lost = [node.name for node in nodes if node.state != "online"]
         if lost:
-            text = f"{show_list(lost)} cannot be reached now; 'all' waits for every node."
+            text = f"{show_list(lost)} cannot be reached now, and 'all' needs every node."
             return Finding(severity="error", text=text)
         return None
     chosen = split_names(answers.nodes)
@@ -202,7 +202,7 @@ def _check_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> Findin
     states = {node.name: node.state for node in nodes}
     unknown = [name for name in chosen if name not in states]
     if unknown:
-        return Finding(severity="error", text=f"There is no node called {show_list(unknown)}.")
+        return Finding(severity="error", text=f"No node is named {show_list(unknown)}.")
     lost = [name for name in chosen if states[name] != "online"]
     if lost:
         return Finding(severity="error", text=f"{show_list(lost)} cannot be reached now.")
@@ -214,7 +214,7 @@ def _check_shares(answers: RunAnswers, devices: tuple[str, ...]) -> str:
     if not num_shares or not devices or num_shares == len(devices):
         return ""
     ranks = count_of(len(devices), "device")
-    return f"{count_of(num_shares, 'share')} for {ranks}: one for each is needed, or none."
+    return f"{count_of(num_shares, 'share')} for {ranks}: enter one for each, or leave it empty."
 
 
 def _advice(answers: RunAnswers, devices: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -257,9 +257,9 @@ def _summary(
         tokens *= 2 if answers.objective == "dpo" else 1  # a pair is two sequences
         rows.append(("Tokens per step", f"up to {tokens:,}"))
     if "shares" not in findings:
-        rows.append(("Shares", answers.shares.strip() or "measured at the start"))
+        rows.append(("Shares", answers.shares.strip() or "measured when the run starts"))
     if "max_steps" not in findings and answers.max_steps.strip():
-        rows.append(("Ends after", f"{read_whole(answers.max_steps):,} steps at the latest"))
+        rows.append(("Ends after", f"{read_whole(answers.max_steps):,} steps at most"))
     elif "epochs" not in findings:
         epochs = answers.epochs.strip()
         rows.append(("Ends after", f"{epochs} epoch{'' if epochs == '1' else 's'}"))

@@ -215,7 +215,7 @@ def read_decimal(text: str) -> float:
     except ValueError:
         raise ValueError(f"'{repeat(text)}' is not a number") from None
     if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError(f"'{repeat(text)}' is not a number that can be used")
+        raise ValueError(f"'{repeat(text)}' is not a finite number")
     return value
 
 

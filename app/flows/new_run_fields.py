@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.flows.field import Field
 from app.flows.new_run_advanced import ADVANCED
 
-_WHAT, _HOW, _MUCH, _WHERE = "What to train", "How", "How much", "Where"
+_WHAT, _HOW, _MUCH, _WHERE = "Model and data", "Method", "Amount", "Nodes"
 
 MAIN: tuple[Field, ...] = (
     Field(
@@ -13,7 +13,7 @@ MAIN: tuple[Field, ...] = (
         section=_WHAT,
         label="Name",
         is_wide=True,
-        help="How the run is called in lists and on cards.",
+        help="Name shown in lists and run files.",
     ),
     Field(
         key="model",
@@ -22,7 +22,7 @@ MAIN: tuple[Field, ...] = (
         kind="path",
         is_wide=True,
         placeholder="meta-llama/Llama-2-7b-hf, or a folder",
-        help="A Hugging Face id, or a folder on this PC. A folder is copied to each node once.",
+        help="Hugging Face id, or a folder on this PC, which is copied to each node once.",
     ),
     Field(
         key="train",
@@ -31,21 +31,21 @@ MAIN: tuple[Field, ...] = (
         kind="path",
         is_wide=True,
         placeholder="chats.jsonl",
-        help="JSONL, JSON, CSV, TSV, Parquet or text on this PC, copied to each node once; or the "
-        "id of a public data set, which each node downloads.",
+        help="JSONL, JSON, CSV, TSV, Parquet or text file on this PC, copied to each node once. "
+             "Or the id of a public data set, which each node downloads.",
     ),
     Field(
         key="objective",
         section=_HOW,
-        label="What it learns",
+        label="Objective",
         kind="choice",
         is_wide=True,
         choices=(
-            ("sft", "To answer like the examples (SFT)"),
-            ("dpo", "To prefer one answer over another (DPO)"),
+            ("sft", "SFT: answer like the examples"),
+            ("dpo", "DPO: prefer one answer over another"),
         ),
         help="SFT needs chats, instructions or text. DPO needs pairs of a chosen and a rejected "
-        "answer, and comes after SFT.",
+             "answer, and usually follows SFT.",
     ),
     Field(
         key="adapter",
@@ -54,64 +54,65 @@ MAIN: tuple[Field, ...] = (
         kind="choice",
         is_wide=True,
         choices=(
-            ("lora", "LoRA: small matrices beside the frozen model"),
-            ("qlora", "QLoRA: the frozen model in 4 bits, a quarter of the memory"),
-            ("full", "Full: every weight, needs the most memory"),
+            ("lora", "LoRA: train small matrices, the model stays frozen"),
+            ("qlora", "QLoRA: LoRA on a 4-bit model, a quarter of the memory"),
+            ("full", "Full: train every weight, needs the most memory"),
         ),
-        help="LoRA suits most fine-tuning; take QLoRA when the model does not fit in VRAM.",
+        help="LoRA suits most fine-tuning. Choose QLoRA if the model does not fit in VRAM.",
     ),
     Field(
         key="rank",
         section=_HOW,
         label="Rank",
-        help="Width of the adapter. 8 to 64 is usual; more learns more and costs more memory.",
+        help="Size of the adapter, usually 8 to 64. Larger learns more and needs more memory.",
     ),
     Field(
         key="alpha",
         section=_HOW,
         label="Alpha",
-        help="Strength of the adapter; twice the rank is a good start.",
+        help="Strength of the adapter. Twice the rank is a good start.",
     ),
     Field(
         key="dpo_beta",
         section=_HOW,
         label="Beta",
-        help="How hard DPO holds on to the model it began with. Less lets it move further away.",
+        help=("How closely DPO stays to the model it starts from. Lower values allow larger "
+              "changes."),
     ),
     Field(
         key="sequence_tokens",
         section=_MUCH,
         label="Sequence length",
         unit="tokens",
-        help="Longer rows are cut, and counted. Memory grows with it.",
+        help="Longer rows are cut. Longer sequences need more memory.",
     ),
     Field(
         key="batch_sequences",
         section=_MUCH,
         label="Batch",
         unit="sequences",
-        help="Per step over all devices together; pairs with DPO. Shares follow speed.",
+        help="Sequences per step (pairs with DPO), divided over all devices by their speed.",
     ),
     Field(
         key="epochs",
         section=_MUCH,
         label="Epochs",
-        help="How often every row is seen.",
+        help="How often each row is seen.",
     ),
     Field(
         key="learning_rate",
         section=_MUCH,
         label="Learning rate",
-        help="2e-4 suits LoRA and QLoRA, 2e-5 full training, 5e-6 DPO.",
+        help="2e-4 suits LoRA and QLoRA, 2e-5 full fine-tuning, 5e-6 DPO.",
     ),
     Field(
         key="packing",
         section=_MUCH,
-        label="Pack short rows together",
+        label="Pack short rows",
         kind="tick",
         is_wide=True,
-        help="Several rows share one sequence and never see each other. A batch then holds more "
-        "rows, so there are fewer steps.",
+        help="Puts several rows in one sequence, kept separate from each other. Each batch holds "
+             "more rows, so there are fewer steps.",
     ),
     Field(
         key="nodes",
@@ -119,7 +120,7 @@ MAIN: tuple[Field, ...] = (
         label="Nodes",
         kind="nodes",
         is_wide=True,
-        help="The PCs that train together. Unequal ones are welcome.",
+        help="PCs that train together. They can have different GPUs.",
     ),
 )
 

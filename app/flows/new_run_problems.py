@@ -55,12 +55,12 @@ def _missing(answers: RunAnswers) -> Iterator[Problem]:
     if not answers.name.strip():
         yield "name", "Give the run a name."
     if not answers.model.strip():
-        yield "model", "Choose a folder with a model, or write a Hugging Face id."
+        yield "model", "Enter a Hugging Face id or choose a model folder."
     if not answers.train.strip():
-        yield "train", "Choose a file with training rows."
+        yield "train", "Choose a file with training data."
     targets = read_targets(answers.targets)
     if not targets:
-        yield "targets", "Write all-linear, or the names of some layers."
+        yield "targets", "Enter all-linear or the names of layers."
     elif isinstance(targets, str):
         yield from _pattern(targets)
 
@@ -69,18 +69,18 @@ def _pattern(text: str) -> Iterator[Problem]:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        said = f"'{repeat(text)}' is no regular expression: {error}"
-        yield "targets", f"{said}. Or write names with commas between."
+        said = f"'{repeat(text)}' is not a regular expression: {error}"
+        yield "targets", f"{said}. You can also enter names separated by commas."
 
 
 def _contradictions(answers: RunAnswers) -> Iterator[Problem]:
     if answers.objective == "dpo":
         if answers.packing == YES:
-            yield "packing", "DPO compares pairs one by one: leave this off, or choose SFT."
+            yield "packing", "DPO cannot pack pairs. Turn this off, or choose SFT."
         if answers.format not in ("auto", "preference"):
-            yield "format", "DPO needs pairs: choose them here, or choose SFT above."
+            yield "format", "DPO needs preference pairs. Choose them here, or choose SFT above."
     elif answers.format == "preference":
-        yield "format", "Pairs are for DPO: choose DPO above, or another format."
+        yield "format", "Preference pairs are for DPO. Choose DPO above, or another format."
     if refusal := refuse_parallel(answers.parallel):
         yield "parallel", f"{refusal[0]}."
 
@@ -129,7 +129,7 @@ def _number(
     text: str = getattr(answers, key).strip()
     if not text:
         if not optional:
-            yield key, "A number is needed here."
+            yield key, "Enter a number."
         return
     try:
         value = read(text)
@@ -138,13 +138,13 @@ def _number(
         return
     said = repeat(text)
     if low is not None and value < low:
-        yield key, f"{said} is too small; the least is {low:,}."
+        yield key, f"{said} is too small. The minimum is {low:,}."
     if above is not None and value <= above:
-        yield key, f"{said} is too small; it must be above {above:,}."
+        yield key, f"{said} is too small. It must be above {above:,}."
     if below is not None and value >= below:
-        yield key, f"{said} is too large; it must be below {below:,}."
+        yield key, f"{said} is too large. It must be below {below:,}."
     if most is not None and value > most:
-        yield key, f"{said} is too large; the most is {most:,}."
+        yield key, f"{said} is too large. The maximum is {most:,}."
 
 
 def _shares(answers: RunAnswers) -> Iterator[Problem]:

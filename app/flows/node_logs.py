@@ -26,8 +26,9 @@ def summarise(name: str, tails: Sequence[LogTail]) -> str:
     'No rank or supervisor has written anything on alpha yet.'
     """
     if not tails:
-        return f"No rank or supervisor has written anything on {name} yet."
+        return f"No logs on {name} yet."
     whole = show_bytes(sum(tail.size_bytes for tail in tails))
     return (
-        f"The ends of {count_of(len(tails), 'log')} on {name}, {whole} in all; the newest is last."
+        f"The last lines of {count_of(len(tails), 'log')} on {name} ({whole} in total), newest "
+        "last."
     )

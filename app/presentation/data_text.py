@@ -10,10 +10,10 @@ from app.text import count_of, show_share
 NUM_NAMED = 5
 """How many of the rows that are left out or cut are named."""
 _FORMATS = {
-    "chat": "conversations, of which the assistant's answers are learned",
-    "alpaca": "instructions and answers, of which the answers are learned",
-    "text": "plain text, all of it learned",
-    "preference": "pairs of a better and a worse answer",
+    "chat": "conversations; the assistant's answers are learned",
+    "alpaca": "instructions and answers; the answers are learned",
+    "text": "plain text; all of it is learned",
+    "preference": "preference pairs of a chosen and a rejected answer",
 }
 LEARNED = "[[", "]]"
 """Stand around what is learned where colours cannot tell."""
@@ -37,12 +37,13 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
         ("cut", _name(found.truncated, found.num_truncated)),
     ]
     if found.plain_template:
-        told.append(("template", "the tokenizer has no chat template: Alpaca's wording is used"))
+        told.append(("template", "the tokenizer has no chat template, so the Alpaca template is "
+                                 "used"))
     return [(caption, text) for caption, text in told if text]
 
 
 def _rows(found: DataPreview) -> str:
-    told = [f"{found.num_rows:,}" if found.whole else f"the first {found.num_rows:,} alone"]
+    told = [f"{found.num_rows:,}" if found.whole else f"only the first {found.num_rows:,}"]
     if found.num_skipped:
         broken = f" ({found.num_malformed:,} malformed)" if found.num_malformed else ""
         told.append(f"{found.num_skipped:,} left out{broken}")
@@ -61,8 +62,8 @@ def _examples(found: DataPreview) -> str:
 def _tokens(found: DataPreview) -> str:
     share = show_share(found.num_targets / max(1, found.num_tokens))
     return (
-        f"{found.num_tokens:,}, of which {found.num_targets:,} ({share}) are learned; "
-        f"the longest example has {found.longest_tokens:,}"
+        f"{found.num_tokens:,}, of which {found.num_targets:,} ({share}) are learned; the "
+        f"longest example has {found.longest_tokens:,}"
     )
 
 

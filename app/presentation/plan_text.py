@@ -51,7 +51,7 @@ def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
     rows = [
         ("Step", describe_step(candidate)),
         ("Speed", show_rate(candidate.tokens_per_s)),
-        ("Done in", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
+        ("Total time", f"{total}, {steps}" if steps and candidate.total_s else steps or DASH),
         ("Energy", show_energy(candidate.energy_wh)),
     ]
     return [(caption, text) for caption, text in rows if text != DASH]
@@ -77,7 +77,7 @@ def describe_setting(gpu: GpuPlan) -> str:
     if setting.num_recomputed:
         parts.append(f"{count_of(setting.num_recomputed, 'layer')} recomputed")
     if setting.num_moved:
-        parts.append(f"{count_of(setting.num_moved, 'layer')} moved to RAM")
+        parts.append(f"{count_of(setting.num_moved, 'layer')} offloaded to RAM")
     return ", ".join(parts)
 
 
@@ -110,7 +110,7 @@ def describe_plan(plan: Plan) -> str:
     if plan.chosen is not None:
         return as_sentence(plan.chosen)
     nearest = f" {as_sentence(plan.others[0])}" if plan.others else ""
-    return f"This cannot be trained as it stands.{nearest}"
+    return f"No plan fits these settings.{nearest}"
 
 
 def describe_other(candidate: Candidate) -> str:

@@ -39,21 +39,20 @@ def describe_saved(saved: SavedNow) -> str:
     """
     if saved.step is None:
         return (
-            "no step has ended since; the checkpoint is saved at the end of the present one, and "
-            "told among the run's events"
+            "the checkpoint is saved after the current step and then listed in the run's events"
         )
     if saved.seconds is None:
         return f"the checkpoint of step {saved.step} is being written"
     text = f"the checkpoint of step {saved.step} is saved"
     if saved.stall_s is None:
         return text
-    return f"{text}; training stood still for {show_duration(saved.stall_s)}"
+    return f"{text}; training paused for {show_duration(saved.stall_s)}"
 
 
 def describe_trace(made: TraceMade) -> str:
     """Return what became of the wish for a trace, in a sentence."""
     if made.first_step is None:
-        return "no step has ended since; the steps after the present one are recorded"
+        return "recording starts after the current step"
     whole = [trace for trace in made.ranks if not trace.problem]
     if not whole:
         return describe_no_trace(made)
@@ -61,14 +60,14 @@ def describe_trace(made: TraceMade) -> str:
     steps = f"step {first} is" if first == last else f"steps {first} to {last} are"
     size = show_bytes(sum(trace.size_bytes for trace in whole))
     text = f"{steps} recorded by {count_of(len(whole), 'rank')}: {size}"
-    return text if made.is_complete else f"{text}; the rest comes with the run's logs"
+    return text if made.is_complete else f"{text}; the rest arrives with the run's logs"
 
 
 def describe_no_trace(made: TraceMade) -> str:
     """Return why there is no trace."""
     if not made.ranks:
-        return f"recording began with step {made.first_step}; it comes with the run's logs"
-    return f"there is no trace: {made.ranks[0].problem}"
+        return f"recording started at step {made.first_step}; it arrives with the run's logs"
+    return f"no trace: {made.ranks[0].problem}"
 
 
 def describe_certificate(found: Certificate) -> str:
@@ -84,18 +83,18 @@ def describe_certificate(found: Certificate) -> str:
     difference = f"largest relative difference of a loss {found.largest_difference:.1e}"
     if found.other_samples:
         return (
-            f"{which} replayed: NOT AS BEFORE: {count_of(found.other_samples, 'step')} saw other "
-            f"samples than logged ({difference}); do not trust what this run goes on to train"
+            f"{which} replayed: MISMATCH: {count_of(found.other_samples, 'step')} saw different "
+            f"samples than logged ({difference}); do not trust the result of this run"
         )
     if found.equal_to_the_bit:
-        return f"{which} replayed: samples and losses identical to the last bit"
+        return f"{which} replayed: samples and losses bit-exact"
     if found.kept:
         return (
-            f"{which} replayed: same samples, {difference}, as promised for other devices, ranks "
-            "or versions than before"
+            f"{which} replayed: same samples, {difference}, as expected on different devices, "
+            "ranks or versions"
         )
-    promised = "identical losses" if found.promise == "A" else "a difference at rounding level"
-    return f"{which} replayed: NOT AS BEFORE: same samples, but {difference}; promised: {promised}"
+    promised = "identical losses" if found.promise == "A" else "a difference within rounding"
+    return f"{which} replayed: MISMATCH: same samples, but {difference}; expected: {promised}"
 
 
 def describe_verdict(verdict: Verdict) -> str:
@@ -118,10 +117,10 @@ def describe_lineage(artifact: ArtifactSnapshot) -> list[tuple[str, str]]:
     """Return (what, which) of all that an artifact comes from, from the base model on."""
     origin = artifact.origin
     if origin is None:
-        return [("made of", "not known: it was made elsewhere")]
+        return [("origin", "unknown: made elsewhere")]
     return [
         ("base", _with_hash(origin.base, origin.base_sha256)),
-        ("licence", origin.licence or "not known"),
+        ("licence", origin.licence or "unknown"),
         ("data", _with_hash(origin.data, origin.data_sha256)),
         ("run", f"{origin.run_name} ({origin.run_id}), step {origin.step}"),
         ("checkpoint", artifact.checkpoint or ""),
@@ -135,10 +134,10 @@ def _describe_making(measured: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     seconds = sum(phase["seconds"] for phase in phases)
     said = [f"{show_duration(seconds)} on {measured.get('node') or 'a node'}"]
-    said.append(f"at most {show_bytes(max(phase['ram_bytes'] for phase in phases))} of memory")
+    said.append(f"up to {show_bytes(max((phase['ram_bytes'] for phase in phases)))} of memory")
     on_gpu = [phase["vram_bytes"] for phase in phases if phase.get("vram_bytes") is not None]
-    said += [f"{show_bytes(max(on_gpu))} of the GPU's"] if on_gpu else []
-    return [("making it took", ", ".join(said))]
+    said += [f"{show_bytes(max(on_gpu))} of GPU memory"] if on_gpu else []
+    return [("made in", ", ".join(said))]
 
 
 def _with_hash(name: str, sha256: str | None) -> str:
@@ -154,8 +153,9 @@ def describe_copy(copy: ArtifactCopy) -> str:
     """
     places = {"folder": copy.place, "node": f"node {copy.place}", "hub": f"hub {copy.place}"}
     where = places[copy.kind] + (f", {copy.path}" if copy.path else "")
-    states = {"whole": "whole", "missing": "MISSING", "damaged": "DAMAGED", "unknown": "not asked"}
+    states = {"whole": "whole", "missing": "MISSING", "damaged": "DAMAGED", "unknown": ("not "
+                                                                                        "checked")}
     said = states[copy.state]
     if copy.state == "whole" and copy.checked_s is None:
-        said += " when it was made"
+        said += " when made"
     return f"{where}: {said}" + (f", {copy.problem}" if copy.problem else "")

@@ -45,11 +45,11 @@ class ArtifactActions:
             self._banner,
             lambda core, report: core.artifacts.copy(artifact.label, place, report),
             lambda found: self._banner.show_message(
-                "good", f"{artifact.label} is copied", f"It lies whole in {place}."
+                "good", f"Copied {artifact.label}", f"Saved in {place}, every file verified."
             ),
             title=f"Copying {artifact.label}",
             hint=f"To {place}.",
-            cancelled="No copy is entered. Copied again, it goes on where it was.",
+            cancelled="No copy was added. Copying again continues where this one stopped.",
         )
 
     def push(self, artifact: ArtifactSnapshot) -> None:
@@ -65,11 +65,12 @@ class ArtifactActions:
                 artifact.label, name, private=private, progress=report
             ),
             lambda found: self._banner.show_message(
-                "good", f"{artifact.label} is on the hub", f"As {name}."
+                "good", f"Pushed {artifact.label} to the hub", f"As {name}."
             ),
             title=f"Pushing {artifact.label}",
             hint=f"To {name}.",
-            cancelled=f"Look at {name} on the hub: what was on its way may still arrive there.",
+            cancelled=f"Check {name} on the hub: files already on their way may still appear "
+            "there.",
         )
 
     def chat(self, artifact: ArtifactSnapshot) -> None:
@@ -84,19 +85,23 @@ class ArtifactActions:
             self._banner,
             lambda core, report: core.artifacts.verify(artifact.label, report),
             self._tell_check,
-            title=f"Checking {artifact.label}",
-            hint="Every copy is read and compared by its hashes.",
-            cancelled="What was found before holds.",
+            title=f"Verifying {artifact.label}",
+            hint="Reading every copy and comparing its hashes.",
+            cancelled="The previous result still applies.",
         )
 
     def _tell_check(self, artifact: ArtifactSnapshot) -> None:
         bad = [one for one in artifact.copies if one.state != "whole"]
         number = count_of(len(artifact.copies), "copy", "copies")
         if not bad:
-            self._banner.show_message("good", f"{artifact.label}: {number}, every file as made")
+            self._banner.show_message(
+                "good", f"{artifact.label}: {number} verified, every file intact"
+            )
             return
         lines = "\n".join(describe_copy(one) for one in bad)
-        self._banner.show_message("warning", f"{artifact.label}: {len(bad)} of {number}", lines)
+        self._banner.show_message(
+            "warning", f"{artifact.label}: problems with {len(bad)} of {number}", lines
+        )
 
     def delete(self, artifact: ArtifactSnapshot, copy: ArtifactCopy | None = None) -> None:
         """Ask, and delete one copy, or (None) all of it."""
@@ -108,8 +113,8 @@ class ArtifactActions:
             self._parent,
             self._context.theme,
             f"Delete {what}?",
-            text if warning else f"Another copy of {artifact.label} stays.",
-            "Delete for good",
+            text if warning else f"Another copy of {artifact.label} remains.",
+            "Delete permanently",
             is_dangerous=True,
         ):
             return
@@ -120,19 +125,19 @@ class ArtifactActions:
         )
 
     def _tell_deleted(self, done: DeletedArtifact) -> None:
-        freed = f"{show_bytes(done.freed_bytes)} are free again."
+        freed = f"Freed {show_bytes(done.freed_bytes)}."
         tone: Tone = "warning" if done.left else "good"
-        title = f"{done.label} is deleted" if done.is_forgotten else "The copy is deleted"
+        title = f"Deleted {done.label}" if done.is_forgotten else "Copy deleted"
         self._banner.show_message(tone, title, " ".join((freed, *(f"{why}." for why in done.left))))
 
     def add(self) -> None:
         """Ask for a folder, and enter it."""
-        chosen = QFileDialog.getExistingDirectory(self._parent, "Folder of an artifact")
+        chosen = QFileDialog.getExistingDirectory(self._parent, "Artifact folder")
         if chosen:
             self._context.bridge.run(
                 lambda core, report: core.artifacts.add(Path(chosen)),
                 success=lambda found: self._banner.show_message(
-                    "good", f"{found.label} is entered", chosen
+                    "good", f"Added {found.label}", chosen
                 ),
                 failure=self._banner.show_error,
             )
@@ -148,8 +153,8 @@ class ArtifactActions:
             lambda core, report: core.artifacts.write_modelfile(artifact.label, command),
             success=lambda path: self._banner.show_message(
                 "good",
-                f"The command for {command.title} is on the clipboard",
-                f"{path} is written." if path else "",
+                f"Copied the command for {command.title}",
+                f"Wrote {path}." if path else "",
             ),
             failure=self._banner.show_error,
         )

@@ -75,7 +75,7 @@ class CopiesView(QWidget):
         self.table = TableView(context.theme, self.model, "Copies of the artifact")
         self.check = Button(
             context.theme,
-            "Check all copies",
+            "Verify all copies",
             self.check_wanted.emit,
             icon="check",
             tip="Read every copy and compare its hashes",
@@ -85,15 +85,15 @@ class CopiesView(QWidget):
             "Open folder",
             self._open_folder,
             icon="folder",
-            tip="Show the selected copy in the file manager of this PC",
+            tip="Show the selected copy in this PC's file manager",
         )
         self.delete = Button(
             context.theme,
-            "Delete this copy",
+            "Delete copy",
             self._delete,
             icon="delete",
             role="danger",
-            tip="Delete the files of the selected copy; the others stay",
+            tip="Delete the selected copy; others are kept",
         )
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 12, 0, 0)
@@ -141,7 +141,7 @@ class ArtifactDetails(QTabWidget):
         self.setDocumentMode(True)
         self.lineage = Lineage(context)
         self.measured: RowsModel[Verdict] = RowsModel(measured_columns(), key=lambda v: v.name)
-        self._table = TableView(context.theme, self.measured, "What was measured")
+        self._table = TableView(context.theme, self.measured, "Measurements")
         self._nothing = make_label("", "muted", wraps=True)
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignTop)
         self._nothing.setContentsMargins(4, 16, 4, 4)
@@ -150,15 +150,15 @@ class ArtifactDetails(QTabWidget):
         self._figures.addWidget(self._nothing)
         self.copies = CopiesView(context)
         self.card = MarkdownView()
-        self.card.setAccessibleName("Card of the artifact")
+        self.card.setAccessibleName("Artifact card")
         self.card.setOpenExternalLinks(True)
         self._serving = serving
         self._shown: ArtifactSnapshot | None = None
         for title, widget in (
-            ("Measured", self._figures),
-            ("Where from", self.lineage),
+            ("Measurements", self._figures),
+            ("Origin", self.lineage),
             ("Copies", self.copies),
-            ("Serve it", serving),
+            ("Serve", serving),
             ("Card", self.card),
         ):
             self.addTab(widget, title)
@@ -173,10 +173,10 @@ class ArtifactDetails(QTabWidget):
         self.measured.reset(artifact.verdicts)
         self._figures.setCurrentIndex(0 if artifact.verdicts else 1)
         self._nothing.setText(
-            "A merged model is the trained model itself: nothing is rounded, so there is nothing "
-            "to measure it against."
+            "A merged model is the trained model itself. Nothing is rounded, so there is nothing "
+            "to compare."
             if artifact.format == "merged" and artifact.origin is not None
-            else "Nothing was measured: it was made elsewhere."
+            else "No measurements: this artifact was made elsewhere."
         )
         self.copies.show_copies(artifact.copies)
         self._look()
@@ -184,7 +184,9 @@ class ArtifactDetails(QTabWidget):
 
     def show_card(self, text: str) -> None:
         """Show the README.md of a copy on this PC; empty: there is none."""
-        self.card.show_markdown(_without_front_matter(text) or "There is no card on this PC.")
+        self.card.show_markdown(
+            _without_front_matter(text) or "This PC has no card for this artifact."
+        )
 
     def _look(self) -> None:
         if self.currentWidget() is self._serving:

@@ -59,7 +59,7 @@ class ArtifactsPage(QWidget):
             self._ask_run,
             icon="export",
             role="primary",
-            tip="Choose a run that has a checkpoint, and make an artifact of it",
+            tip="Turn a checkpoint of a run into a model that you can use elsewhere",
         )
         self._stack = QStackedWidget()
         self._stack.addWidget(self._make_empty())
@@ -85,7 +85,7 @@ class ArtifactsPage(QWidget):
     # ------------------------------------------------------------ layout
 
     def _make_head(self) -> FlowRow:
-        tip = "Enter a folder that was made elsewhere, or moved"
+        tip = "Add an artifact folder that was made elsewhere or moved"
         lead = QWidget()
         row = QHBoxLayout(lead)
         row.setContentsMargins(0, 0, 0, 0)
@@ -101,10 +101,30 @@ class ArtifactsPage(QWidget):
 
     def _make_buttons(self) -> dict[str, Button]:
         deeds: dict[str, tuple[str, str, str, Callable[[ArtifactSnapshot], object]]] = {
-            "delete": ("Delete", "delete", "Delete it with all its copies", self.deeds.delete),
-            "chat": ("Chat", "chat", "Talk to it, beside the original", self.deeds.chat),
-            "push": ("Push\u2026", "push", "Push it to the Hugging Face hub", self.deeds.push),
-            "copy": ("Copy\u2026", "copy", "Copy it to a node or a folder", self.deeds.copy),
+            "delete": (
+                "Delete",
+                "delete",
+                "Delete the artifact and all its copies",
+                self.deeds.delete,
+            ),
+            "chat": (
+                "Chat",
+                "chat",
+                "Chat with the artifact beside the original model",
+                self.deeds.chat,
+            ),
+            "push": (
+                "Push\u2026",
+                "push",
+                "Upload the artifact to the Hugging Face hub",
+                self.deeds.push,
+            ),
+            "copy": (
+                "Copy\u2026",
+                "copy",
+                "Copy the artifact to a node or a folder",
+                self.deeds.copy,
+            ),
         }
         return {
             name: Button(
@@ -123,10 +143,9 @@ class ArtifactsPage(QWidget):
         return EmptyState(
             theme,
             "artifacts",
-            "No artifact yet",
-            "An artifact is what an export makes of a run: a model that runs anywhere, merged or "
-            "in 4 to 8 bits, with a card that says what was measured. Open a run that has a "
-            "checkpoint, and choose Export.",
+            "No artifacts yet",
+            "Export a run to get a model that you can use anywhere: merged, or quantized to 4 to "
+            "8 bits. Each artifact comes with a card that lists its measurements.",
             [
                 Button(theme, "Export a run", self._ask_run, icon="export", role="primary"),
                 Button(theme, "Add a folder\u2026", self.deeds.add, icon="folder"),
@@ -213,7 +232,7 @@ class ArtifactsPage(QWidget):
 
     def _tell_no_commands(self, label: str, error: RacklessError) -> None:
         if self._is_chosen(label):
-            self.serving.say(f"{error}. Copy it to a folder of this PC first.")
+            self.serving.say(f"{error}. Copy the artifact to a folder on this PC first.")
 
     def _is_chosen(self, label: str) -> bool:
         """Tell whether an artifact is still the one that is shown when an answer comes."""

@@ -40,7 +40,7 @@ class CopyArtifactDialog(QDialog):
         self.to_folder = QRadioButton("To a folder on this PC")
         self.folder = QLineEdit()
         self.folder.setAccessibleName("Folder for the copy")
-        self.folder.setPlaceholderText("A new folder")
+        self.folder.setPlaceholderText("New folder")
         self.start = Button(theme, "Copy", self.accept, icon="copy", role="primary")
         self._browse = Button(theme, "Choose\u2026", self._choose, icon="folder")
         self._lay_out(theme, artifact)
@@ -60,10 +60,10 @@ class CopyArtifactDialog(QDialog):
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(8)
-        column.addWidget(make_label("Where to", "heading"))
+        column.addWidget(make_label("Copy to", "heading"))
         words = (
-            f"{show_bytes(artifact.size_bytes)}. Every file is hashed while it goes, and the copy "
-            "appears when it is whole; one that broke off goes on with what is missing."
+            f"{show_bytes(artifact.size_bytes)}. Every file is verified as it is copied. An "
+            "interrupted copy continues where it stopped."
         )
         label = make_label(words, "muted", wraps=True)
         column.addWidget(label)

@@ -11,7 +11,7 @@ from app.hub.hub import is_hub_id
 from app.text import show_bytes
 
 WIDTH_PX = 540
-HOW = "Write it as NAME/MODEL, such as anna/poems-awq: letters, digits and . - _ alone."
+HOW = "Use NAME/MODEL, such as anna/poems-awq, with only letters, digits and . - _"
 
 
 class PushDialog(QDialog):
@@ -24,7 +24,7 @@ class PushDialog(QDialog):
         self.hub_id = QLineEdit()
         self.hub_id.setAccessibleName("Name on the hub")
         self.hub_id.setPlaceholderText(f"your-name/{artifact.name}")
-        self.private = QCheckBox("Private: only you see it")
+        self.private = QCheckBox("Private: only you can see it")
         self.private.setChecked(True)
         self.start = Button(theme, "Push", self.accept, icon="export", role="primary")
         column = QVBoxLayout(self)
@@ -37,8 +37,8 @@ class PushDialog(QDialog):
         column.addWidget(self.private)
         column.addSpacing(4)
         words = (
-            f"{show_bytes(artifact.size_bytes)} go there from this PC, with the card. It takes the "
-            "token that huggingface_hub keeps (hf auth login), which needs the right to write."
+            f"Uploads {show_bytes(artifact.size_bytes)} from this PC, including the card. Uses "
+            "your Hugging Face token (from Settings or hf auth login), which needs write access."
         )
         label = make_label(words, "muted", wraps=True)
         column.addWidget(label)

@@ -66,8 +66,7 @@ class ServingPane(QScrollArea):
             "Copy",
             lambda: self.taken.emit(command),
             icon="copy",
-            tip="Put the command on the clipboard"
-            + (", and write the Modelfile that it names" if command.modelfile else ""),
+            tip="Copy the command" + (" and write its Modelfile" if command.modelfile else ""),
         )
         button.setAccessibleName(f"Copy the command for {command.title}")
         self.buttons.append(button)

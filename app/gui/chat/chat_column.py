@@ -41,7 +41,7 @@ class ChatColumn(QWidget):
         self.who.setAccessibleName("Model")
         self.where = ChoiceBox()
         self.where.setAccessibleName("Node")
-        self.transcript = Transcript(context.theme, "What was said")
+        self.transcript = Transcript(context.theme, "Conversation")
         self._state = ElidedLabel("Loads with the first question.", "caption")
         self._remove = IconButton(
             context.theme, "close", "Remove this column", lambda: self.removed.emit(self)
@@ -126,8 +126,8 @@ class ChatColumn(QWidget):
         self._is_stopped = True
         if self._loaded is None:
             self._op.cancel()
-            self.transcript.finish(problem="Not asked: you stopped before the model was loaded.")
-            self._end("Given up.")
+            self.transcript.finish(problem="Not asked: stopped before the model was loaded.")
+            self._end("Stopped.")
             return
         key = self._loaded.key
         self._context.bridge.run(lambda core, report: core.chats.stop(key))
@@ -195,8 +195,8 @@ class ChatColumn(QWidget):
         self._end(_describe_place(self._loaded) if self._loaded else "")
 
     def _fail(self, error: RacklessError) -> None:
-        self.transcript.finish(problem=f"The model cannot be loaded: {describe_error(error)}")
-        self._end("It is not loaded.")
+        self.transcript.finish(problem=f"Could not load the model: {describe_error(error)}")
+        self._end("Not loaded.")
 
     def _end(self, state: str) -> None:
         self._op = self._done = None
@@ -209,7 +209,7 @@ def _describe_place(loaded: Loaded) -> str:
     opened = loaded.opened
     place = "its CPU" if opened.device == "cpu" else f"GPU {opened.device.removeprefix('cuda:')}"
     note = f" ({opened.note})" if opened.note else ""
-    return f"On {loaded.node}, {place}, in {opened.runtime}{note}"
+    return f"On {loaded.node}, {place}, with {opened.runtime}{note}"
 
 
 async def _answer(core: CoreApi, key: int, turn: Any, report: Report) -> ChatAnswer | None:

@@ -114,7 +114,7 @@ class ChatDialog(QDialog):
     def _make_inputs(self) -> None:
         theme = self._context.theme
         self.prompt = QPlainTextEdit()
-        self.prompt.setPlaceholderText("Ask all of them (Ctrl+Enter sends)")
+        self.prompt.setPlaceholderText("Ask all models (Ctrl+Enter to send)")
         self.prompt.setAccessibleName("Question")
         self.prompt.setFixedHeight(PROMPT_HEIGHT_PX)
         self.prompt.setTabChangesFocus(True)
@@ -123,10 +123,10 @@ class ChatDialog(QDialog):
         self.send = Button(theme, "Send", self.ask, icon="chat", role="primary")
         self.stop = Button(theme, "Stop", self._stop, icon="stop")
         self.new = Button(
-            theme, "New conversation", self._forget, tip="Forget what was said in every column"
+            theme, "New conversation", self._forget, tip="Clear the conversation in every column"
         )
         self.add = Button(
-            theme, "Add a column", self.add_column, icon="add", tip="Another model beside these"
+            theme, "Add model", self.add_column, icon="add", tip="Add another model beside these"
         )
         self.how = AnswerSettings()
         self.prompts = PromptPane(self._context)
@@ -155,9 +155,9 @@ class ChatDialog(QDialog):
         column.addLayout(self._row, 1)
         column.addLayout(asks)
         theme = self._context.theme
-        how = Fold(theme, "How they answer", self.how)
-        how.tell("The likeliest word each time, 256 tokens at most, unless you say otherwise.")
-        self.fold = Fold(theme, "Prompts to compare by", self.prompts)
+        how = Fold(theme, "Generation settings", self.how)
+        how.tell("By default: the most likely token each time, up to 256 tokens.")
+        self.fold = Fold(theme, "Test prompts", self.prompts)
         column.addWidget(how)
         column.addWidget(self.fold)
 
@@ -194,8 +194,8 @@ class ChatDialog(QDialog):
         if not self.columns:
             self.banner.show_message(
                 "warning",
-                "There is nothing to talk with",
-                "No checkpoint is on the nodes that answer, and no artifact on this PC.",
+                "No model to chat with",
+                "The nodes that respond have no checkpoint, and this PC has no artifact.",
             )
         self._refresh_project()
 
@@ -253,7 +253,7 @@ class ChatDialog(QDialog):
         assert project is not None, "only a project has answers"
         self._context.bridge.run(
             lambda core, report: _do(core.chats.write_comparison, project, found, Path(path)),
-            lambda result: self.banner.show_message("good", "The answers are saved", path),
+            lambda result: self.banner.show_message("good", "Answers saved", path),
             self.banner.show_error,
         )
 

@@ -39,13 +39,13 @@ class PromptPane(QWidget):
         self.ask_all = Button(context.theme, "Ask all", self._ask, icon="chat")
         self.past = ChoiceBox()
         self.past.setSizeAdjustPolicy(ChoiceBox.SizeAdjustPolicy.AdjustToContents)
-        self.past.setAccessibleName("Answers that were kept")
+        self.past.setAccessibleName("Saved answers")
         self.save = Button(
             context.theme, "Save as Markdown\u2026", self._choose_file, icon="export"
         )
         self._note = make_label(
-            "Kept with this base and data. Each prompt is asked by itself, without what was said "
-            "before; the answers are kept for comparing.",
+            "Saved for this base model and data. Each prompt is asked on its own, without the "
+            "conversation above; answers are saved to compare later.",
             "caption",
             wraps=True,
         )
@@ -101,13 +101,13 @@ class PromptPane(QWidget):
     def _edit(self) -> None:
         count = len(read_prompts(self.text.toPlainText()))
         self._too_many.setText(
-            f"{count} prompts: the first {MOST_PROMPTS} are kept and asked, the others are not."
+            f"{count} prompts: only the first {MOST_PROMPTS} are saved and asked."
         )
         self._too_many.setVisible(count > MOST_PROMPTS)
         self.set_busy(self._is_busy)
         self.edited.emit(self.prompts())
 
     def _choose_file(self) -> None:
-        chosen, _ = QFileDialog.getSaveFileName(self, "Save the answers", "answers.md")
+        chosen, _ = QFileDialog.getSaveFileName(self, "Save answers", "answers.md")
         if chosen:
             self.save_to(chosen)

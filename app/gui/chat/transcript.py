@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QTextBrowser
 
 from app.gui.kit.theme import Theme
 
-_NOTHING = "Nothing was asked yet."
+_NOTHING = "No questions yet."
 
 
 @dataclass(slots=True)

@@ -33,10 +33,10 @@ class CalibrationPage(QWidget):
         self._op: Op | None = None
         self.problem = ""
         """Why one cannot go on; empty: one can."""
-        self.own = QRadioButton("The data that the run was trained on")
-        self.file = QRadioButton("A data file of this PC")
+        self.own = QRadioButton("The run's training data")
+        self.file = QRadioButton("A data file on this PC")
         self.path = QLineEdit()
-        self.path.setAccessibleName("Data file to calibrate with")
+        self.path.setAccessibleName("Calibration data file")
         self.path.setPlaceholderText("chats.jsonl, notes.txt, ...")
         self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
         self._look_soon.timeout.connect(self._look)
@@ -47,9 +47,9 @@ class CalibrationPage(QWidget):
         column.setSpacing(8)
         column.addWidget(
             make_label(
-                "AWQ and GPTQ round each weight so that the answers to this text stay as they are: "
-                "128 rows, 512 tokens of each at most. Text like that which the model will see "
-                "serves it best.",
+                "AWQ and GPTQ round the weights so that the model's answers on this text change "
+                "least. They use up to 128 rows of 512 tokens. Choose text like what the model "
+                "will see.",
                 "muted",
                 wraps=True,
             )
@@ -90,7 +90,7 @@ class CalibrationPage(QWidget):
         if self._op is not None:
             self._op.cancel()
         self._found.setText("")
-        self.problem = "" if self.own.isChecked() else "The file was not looked at yet."
+        self.problem = "" if self.own.isChecked() else "The file has not been read yet."
         if self.file.isChecked():
             self._look_soon.start()
         self.edited.emit()
@@ -98,7 +98,7 @@ class CalibrationPage(QWidget):
     def _look(self) -> None:
         path = self.answer()
         if not path:
-            self.problem = "Name a data file." if self.file.isChecked() else ""
+            self.problem = "Choose a data file." if self.file.isChecked() else ""
             self.edited.emit()
             return
         self._op = self._context.bridge.run(
@@ -109,8 +109,10 @@ class CalibrationPage(QWidget):
 
     def _show(self, num_words: int) -> None:
         self.problem = ""
-        words = f"{count_of(num_words, 'word')} in its first MiB" if num_words else "It is data"
-        self._found.setText(f"{words}: enough to calibrate with.")
+        words = (
+            f"{count_of(num_words, 'word')} in its first MiB" if num_words else ("Valid data file")
+        )
+        self._found.setText(f"{words}: enough for calibration.")
         self.edited.emit()
 
     def _fail(self, error: RacklessError) -> None:

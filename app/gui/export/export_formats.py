@@ -79,7 +79,7 @@ class FormatsPage(QWidget):
         grid.setVerticalSpacing(2)
         grid.setColumnStretch(1, 1)
         for place, (target, words) in enumerate(offer_targets(to)):
-            box = QCheckBox(words if ":" in target else "Make this")
+            box = QCheckBox(words if ":" in target else "Export")
             box.setAccessibleName(words)
             box.toggled.connect(lambda checked: self.edited.emit())
             note = make_label(role="caption")

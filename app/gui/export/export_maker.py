@@ -23,7 +23,7 @@ class MakerChoice(QWidget):
         column.setContentsMargins(TICK_INDENT_PX, 4, 0, 0)
         column.setSpacing(2)
         for one in MAKERS:
-            button = QRadioButton(f"Made by {one.label}")
+            button = QRadioButton(f"With {one.label}")
             button.setAccessibleDescription(one.help)
             button.toggled.connect(lambda checked: self.edited.emit() if checked else None)
             words = make_label(one.help, "caption", wraps=True)

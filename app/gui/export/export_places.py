@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from app.artifacts.estimates.plan import ExportPlan
 
 
-NO_NODE = "No node can make this now."
+NO_NODE = "No node can run this export now."
 
 
 class PlacesPage(QWidget):
@@ -47,17 +47,19 @@ class PlacesPage(QWidget):
         self.nodes: dict[str, QRadioButton] = {}
         self._wanted = ""
         self.folder = QLineEdit()
-        self.folder.setAccessibleName("Folder for the result")
+        self.folder.setAccessibleName("Output folder")
         self.folder.textEdited.connect(lambda text: self._type())
         self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
         self._look_soon.timeout.connect(lambda: self.look_at_folder(self._answers))
         self._rows = QVBoxLayout()
         self._rows.setSpacing(2)
-        self._note = make_label("Looking at the nodes\u2026", "muted", wraps=True)
+        self._note = make_label(
+            "Estimating time and memory on each node\u2026", "muted", wraps=True
+        )
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
-        column.addWidget(make_label("On which node", "subheading"))
+        column.addWidget(make_label("Node", "subheading"))
         column.addWidget(self._note)
         body = QWidget()
         body.setObjectName("content")
@@ -66,7 +68,7 @@ class PlacesPage(QWidget):
         rows.addLayout(self._rows)
         rows.addStretch(1)
         column.addWidget(make_scroll(body), 1)
-        column.addWidget(make_label("Into which folder of this PC", "subheading"))
+        column.addWidget(make_label("Output folder on this PC", "subheading"))
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(self.folder, 1)
@@ -74,8 +76,8 @@ class PlacesPage(QWidget):
         column.addLayout(row)
         column.addWidget(
             make_label(
-                "The folder appears when it is whole, with a card that says what was measured. "
-                "Several formats get a folder each in it.",
+                "The folder appears when the export is complete, with a card that lists its "
+                "measurements. Each format gets its own subfolder.",
                 "caption",
                 wraps=True,
             )
@@ -100,7 +102,7 @@ class PlacesPage(QWidget):
         """Ask what the jobs take on each node, and look at their folders."""
         self._answers, self._node_problem = answers, ""
         self._clear()
-        self._note.setText("Looking at the nodes\u2026")
+        self._note.setText("Estimating time and memory on each node\u2026")
         run_id = self._run_id
 
         async def plan(core: CoreApi, report: Report) -> list[ExportPlan]:
@@ -135,13 +137,9 @@ class PlacesPage(QWidget):
         """Show the nodes, those that can first."""
         self._clear()
         able = [row for row in rows if not row.problem]
-        self._note.setText(
-            "The files are where the checkpoint lies; the quickest node stands first."
-            if able
-            else NO_NODE
-        )
+        self._note.setText("Nodes that can run this export, fastest first." if able else NO_NODE)
         self._node_problem = "" if able else NO_NODE
-        self._add("", "The quickest that can", "", is_able=bool(able))
+        self._add("", "Fastest available node", "", is_able=bool(able))
         for row in rows:
             self._add(row.node, row.node, row.problem or row.words, is_able=not row.problem)
         chosen = self.nodes.get(self._wanted)
@@ -163,7 +161,7 @@ class PlacesPage(QWidget):
 
     def _fail(self, error: RacklessError) -> None:
         self._node_problem = describe_error(error)
-        self._note.setText("What it takes cannot be said.")
+        self._note.setText("Time and memory are not known.")
         self.edited.emit()
 
     def _ask(self, what: str, op: Op) -> None:
@@ -195,7 +193,7 @@ class PlacesPage(QWidget):
         self.nodes[node] = button
 
     def _browse(self) -> None:
-        chosen, _ = QFileDialog.getSaveFileName(self, "Folder for the result", self.folder.text())
+        chosen, _ = QFileDialog.getSaveFileName(self, "Output folder", self.folder.text())
         if chosen:
             self.folder.setText(chosen)
             self._type()

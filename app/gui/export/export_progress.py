@@ -16,8 +16,8 @@ from app.telemetry.state import Status
 from app.text import show_duration
 
 _WORDS = {
-    "waiting": Status("calm", "Waits"),
-    "now": Status("busy", "Under way"),
+    "waiting": Status("calm", "Waiting"),
+    "now": Status("busy", "Running"),
     "failed": Status("error", "Failed"),
     "cancelled": Status("warning", "Cancelled"),
 }
@@ -44,10 +44,8 @@ class ProgressRow(QWidget):
         deeds = QHBoxLayout(self._deeds)
         deeds.setContentsMargins(0, 0, 0, 0)
         deeds.setSpacing(8)
-        copy = Button(theme, "Copy the path", lambda: copy_text(self._folder), icon="copy")
-        chat = Button(
-            theme, "Chat with it", lambda: self.chat_wanted.emit(self._folder), icon="chat"
-        )
+        copy = Button(theme, "Copy path", lambda: copy_text(self._folder), icon="copy")
+        chat = Button(theme, "Chat", lambda: self.chat_wanted.emit(self._folder), icon="chat")
         for button in (copy, chat):
             deeds.addWidget(button)
         deeds.addStretch(1)
@@ -88,7 +86,7 @@ class ProgressRow(QWidget):
             return
         self._folder = str(row.made.path)
         keeps = all(verdict.keep for verdict in row.made.verdicts)
-        self.state.show_status(Status("good", "Keep") if keeps else Status("warning", "Look at it"))
+        self.state.show_status(Status("good", "Keep") if keeps else Status("warning", "Review"))
         measured = [describe_verdict(verdict) for verdict in row.made.verdicts]
         self.result.setText("\n".join((*measured, self._folder)))
 

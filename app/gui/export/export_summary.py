@@ -25,7 +25,7 @@ class SummaryPage(QWidget):
         column.setSpacing(12)
         column.addWidget(self._words)
         row = QHBoxLayout()
-        row.addWidget(make_label("The same as a command", "subheading"), 1)
+        row.addWidget(make_label("Equivalent command", "subheading"), 1)
         row.addWidget(copy)
         column.addLayout(row)
         column.addWidget(self.commands)
@@ -36,7 +36,7 @@ class SummaryPage(QWidget):
         step = "the newest checkpoint"
         if answers.checkpoint is not None:
             step = f"the checkpoint of step {answers.checkpoint}"
-        lines = [f"From {step} of {self._run.name}, on {answers.node or 'the quickest node'}:"]
+        lines = [f"From {step} of {self._run.name}, on {answers.node or 'the fastest node'}:"]
         lines += [
             f"\u2022 {job.label} into {job.folder}" for job in list_jobs(self._run.run_id, answers)
         ]

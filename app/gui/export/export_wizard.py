@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
 TICK_MS = 1000
 _TITLES: dict[Step, str] = {
-    "what": "Which checkpoint",
-    "formats": "Which formats",
-    "calibration": "Calibrated with what",
-    "where": "Where",
-    "summary": "This will be made",
+    "what": "Choose a checkpoint",
+    "formats": "Choose formats",
+    "calibration": "Choose calibration data",
+    "where": "Choose where to export",
+    "summary": "Review",
 }
 
 
@@ -74,7 +74,7 @@ class ExportWizard(QDialog):
         draft = draft or Draft(self.batch.answers if self.batch is not None else usual)
         self.step: Step = draft.step
         self._checkpoint_problem = ""
-        self.setWindowTitle(f"Quantize and export {run.name}")
+        self.setWindowTitle(f"Export {run.name}")
         self.resize(860, 640)
         self._make_pages(draft.answers)
         self._lay_out()
@@ -168,7 +168,7 @@ class ExportWizard(QDialog):
         self._problem = make_label(role="problem", wraps=True)
         self.back = Button(theme, "Back", lambda: self._move(-1))
         self.forward = Button(theme, "Next", lambda: self._move(1), role="primary")
-        self.cancel = Button(theme, "Cancel the export", self._cancel, icon="stop")
+        self.cancel = Button(theme, "Cancel export", self._cancel, icon="stop")
         self.again = Button(theme, "Another export", self._begin_anew)
         self.forward.setDefault(True)
         self.close_ = Button(theme, "Close", self.accept)
@@ -233,7 +233,7 @@ class ExportWizard(QDialog):
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         self.stack.addWidget(scroll)
         self.stack.setCurrentWidget(scroll)
-        self._title.setText("Under way")
+        self._title.setText("Exporting")
         batch.changed.connect(self._review)
         self._tick.start()
         self._review()
@@ -271,7 +271,7 @@ class ExportWizard(QDialog):
             self._problem.hide()
             if batch.is_over:
                 self._tick.stop()
-                self._title.setText("What was made")
+                self._title.setText("Export finished")
             return
         problem = find_problems(
             self.step,

@@ -21,7 +21,7 @@ class DataDialog(QDialog):
         super().__init__(parent)
         self._context, self._spec = context, spec
         self._op: Op | None = None
-        self.setWindowTitle("What the run would learn")
+        self.setWindowTitle("Data preview")
         self.resize(720, 600)
         self.banner = Banner(context.theme)
         self.view = DataView(context.theme)
@@ -29,7 +29,7 @@ class DataDialog(QDialog):
             context.theme,
             "Read all rows",
             lambda: self._look(whole=True),
-            tip="Counts every row; the run takes over the work, so no time is lost",
+            tip="Count every row. The run reuses the result, so no time is lost.",
         )
         foot = QHBoxLayout()
         foot.addWidget(self.count_all)
@@ -38,7 +38,7 @@ class DataDialog(QDialog):
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
-        column.addWidget(make_label("What the run would learn", "heading"))
+        column.addWidget(make_label("Data preview", "heading"))
         column.addWidget(self.banner)
         column.addWidget(self.view, 1)
         column.addLayout(foot)
@@ -47,7 +47,7 @@ class DataDialog(QDialog):
 
     def _look(self, *, whole: bool) -> None:
         self.count_all.setEnabled(False)
-        what = "Reading all rows" if whole else "Looking at the first rows"
+        what = "Reading all rows" if whole else "Reading the first rows"
         self.banner.show_message("busy", what)
         self._op = self._context.bridge.run(
             lambda core, report: core.library.preview(self._spec, whole=whole, progress=report),

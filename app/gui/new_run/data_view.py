@@ -10,7 +10,7 @@ from agents.contract.data import DataPreview
 from app.gui.kit.theme import Theme, ThemeColors
 from app.presentation.data_text import describe_data, spell_out, title_of
 
-_NOTHING = "What the run learns is shown here once its first rank has read the data."
+_NOTHING = "A preview appears here once the first rank has read the data."
 
 
 def data_html(found: DataPreview, palette: ThemeColors) -> str:
@@ -33,7 +33,7 @@ def data_html(found: DataPreview, palette: ThemeColors) -> str:
                 f'<p style="color:{palette.muted}">{title}</p>'
                 f'<p style="white-space:pre-wrap">{"".join(parts)}</p>'
             )
-    legend = f"<p>{learned}This is learned</span>, the rest is only read.</p>"
+    legend = f"<p>{learned}Marked text</span> is learned; the rest is context.</p>"
     return f"<table>{facts}</table>{legend}{''.join(rows)}"
 
 
@@ -44,7 +44,7 @@ class DataView(QTextBrowser):
         super().__init__()
         self._theme = theme
         self._found: DataPreview | None = None
-        self.setAccessibleName("What the run learns from its data")
+        self.setAccessibleName("Data preview")
         self.setOpenLinks(False)
         theme.changed.connect(self._draw)
         self._draw()

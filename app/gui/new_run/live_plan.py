@@ -64,7 +64,7 @@ class LivePlan(QObject):
     def _fail(self, error: RacklessError) -> None:
         asked, hint = self._asked, error.hint if isinstance(error, UserError) else ""
         if asked is not None and not asked[1]:
-            self._finish(lambda: self._view.show_nothing("Looking the model up\u2026"))
+            self._finish(lambda: self._view.show_nothing("Looking up the model\u2026"))
         else:
             self._finish(lambda: self._view.show_problem(str(error).rstrip("."), hint), True)
 

@@ -40,7 +40,7 @@ class MemoryBar(QWidget):
         self._parts, self._room_bytes = tuple(parts), room_bytes
         words = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
         self.setToolTip(words)
-        self.setAccessibleName(f"{words}; room {show_bytes(room_bytes)}")
+        self.setAccessibleName(f"{words}; available {show_bytes(room_bytes)}")
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:

@@ -65,8 +65,8 @@ def may_delete_recipe(parent: QWidget, theme: Theme) -> bool:
         parent,
         theme,
         "Delete this recipe?",
-        "Runs that were started from it stay as they are. This cannot be undone.",
-        "Delete for good",
+        "Runs started from it are not affected. This cannot be undone.",
+        "Delete permanently",
         is_dangerous=True,
     )
 
@@ -136,7 +136,7 @@ class NewRunDialog(QDialog):
                 "Open run file\u2026",
                 self._choose_file,
                 icon="folder",
-                tip="Fill the form from a YAML file",
+                tip="Fill in the form from a YAML file",
             )
         )
         row.addWidget(
@@ -145,16 +145,14 @@ class NewRunDialog(QDialog):
                 "Show as run file\u2026",
                 self._show_file,
                 icon="save",
-                tip="The same run on the command line; to save, or to keep as a recipe",
+                tip="See these settings as a file: copy it, save it, or keep it as a recipe",
             )
         )
-        self.afresh = Button(
-            theme, "Start afresh", self._start_afresh, tip="Forget the answers that were left"
-        )
+        self.afresh = Button(theme, "Start over", self._start_afresh, tip="Discard this draft")
         self.afresh.hide()
         row.addWidget(self.afresh)
         row.addStretch(1)
-        row.addWidget(Button(theme, "Cancel", self.reject, tip="The answers are kept"))
+        row.addWidget(Button(theme, "Cancel", self.reject, tip="Your answers are kept as a draft"))
         row.addWidget(self.start)
         self.start.setDefault(True)
         return row
@@ -178,7 +176,7 @@ class NewRunDialog(QDialog):
         self._shows_all = True
         self._fill(take_up(draft, self._untouched))
         self.afresh.show()
-        self.banner.show_message("calm", "Here are the answers that you left")
+        self.banner.show_message("calm", "Restored your draft")
 
     def _start_afresh(self) -> None:
         self._shows_all = self._complains = False
@@ -200,7 +198,7 @@ class NewRunDialog(QDialog):
         self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
         self._given = self.answers()
         self.form.start_from.show_source(
-            f"The run {run.name}", "Every setting as in that run, its data and nodes too.", run.spec
+            f"Run {run.name}", "All settings of that run, including its data and nodes.", run.spec
         )
 
     def _show_file(self) -> None:
@@ -228,8 +226,10 @@ class NewRunDialog(QDialog):
         was_untouched = self.answers() == self._untouched
         self._fill(to_answers(spec))
         self._given = self.answers() if was_untouched else None
-        self.form.start_from.show_source(path.name, f"The settings of {path}.", spec)
-        self.banner.show_message("good", f"Read {path.name}", "Change what you like, then start.")
+        self.form.start_from.show_source(path.name, f"Settings from {path}.", spec)
+        self.banner.show_message(
+            "good", f"Opened {path.name}", "Change anything you like, then start."
+        )
 
     def _take_recipe(self, spec: RunSpec) -> None:
         self._fill(use_recipe(self.answers(), spec))
@@ -274,8 +274,10 @@ class NewRunDialog(QDialog):
     def _tell_errors(self, num_errors: int) -> None:
         """Keep saying how many answers need another look, until none does."""
         if num_errors:
-            words = "One answer needs" if num_errors == 1 else f"{num_errors} answers need"
-            self.banner.show_message("warning", f"{words} another look", "They are marked above.")
+            words = "1 answer needs" if num_errors == 1 else f"{num_errors} answers need"
+            self.banner.show_message(
+                "warning", f"{words} attention", "See the marked fields above."
+            )
         else:
             self._complains = False
             self.banner.hide()
@@ -296,7 +298,7 @@ class NewRunDialog(QDialog):
         )
 
     def _show_start(self, line: str) -> None:
-        self.banner.show_message("busy", "Starting", line, ("Cancel the start", self._break_off))
+        self.banner.show_message("busy", "Starting", line, ("Cancel start", self._break_off))
 
     def _break_off(self) -> None:
         if self._op is not None:
@@ -304,9 +306,9 @@ class NewRunDialog(QDialog):
         self.start.setEnabled(True)
         self.banner.show_message(
             "calm",
-            "The start is broken off",
-            "What the nodes got already is kept for the next start. A run that was launched "
-            "already is stopped and shows among the runs.",
+            "Start cancelled",
+            "Files already copied to the nodes are kept for the next start. If the run was "
+            "already launched, it is stopped and listed under Runs.",
         )
 
     def _started(self, run: RunSnapshot) -> None:

@@ -27,10 +27,10 @@ class Outlook(QFrame):
         self._rows.setSpacing(12)
         self.look = Button(
             theme,
-            "Look at the data\u2026",
+            "Preview data\u2026",
             look,
             icon="search",
-            tip="Show what is recognised, and three rows with what is learned of them",
+            tip="Show the detected format and three rows, with the learned text marked",
         )
         frame = QVBoxLayout(self)
         frame.setContentsMargins(1, 1, 1, 1)
@@ -42,17 +42,17 @@ class Outlook(QFrame):
         column = QVBoxLayout(body)
         column.setContentsMargins(19, 15, 19, 15)
         column.setSpacing(12)
-        column.addWidget(make_label("The plan", "heading"))
+        column.addWidget(make_label("Plan", "heading"))
         column.addWidget(self.plan)
         column.addWidget(make_rule())
-        column.addWidget(make_label("What will happen", "heading"))
+        column.addWidget(make_label("Summary", "heading"))
         column.addLayout(self._rows)
         column.addWidget(self.look)
         column.addStretch(1)
         column.addWidget(
             make_label(
-                "The model and the data are copied to each node once. The run goes on when this "
-                "window is closed.",
+                "The model and the data are copied to each node once. The run continues when "
+                "this window is closed.",
                 "caption",
                 wraps=True,
             )

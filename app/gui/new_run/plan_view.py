@@ -51,9 +51,9 @@ class PlanView(QWidget):
         self._advice_column = QVBoxLayout()
         self._advice_column.setSpacing(4)
         self._other_text = make_label(role="caption", wraps=True)
-        self.others = Fold(theme, "Other ways", self._other_text)
+        self.others = Fold(theme, "Alternatives", self._other_text)
         self._assumed_text = make_label(role="caption", wraps=True)
-        self.assumed = Fold(theme, "Assumed", self._assumed_text)
+        self.assumed = Fold(theme, "Assumptions", self._assumed_text)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
@@ -65,7 +65,7 @@ class PlanView(QWidget):
         column.addLayout(self._advice_column)
         column.addWidget(self.others)
         column.addWidget(self.assumed)
-        self.show_nothing("Choose a model to see what it needs.")
+        self.show_nothing("Choose a model to see its plan.")
 
     def show_nothing(self, words: str) -> None:
         """Say why there is no plan yet."""
@@ -149,7 +149,7 @@ class _AdviceLine(QWidget):
         super().__init__()
         self._change: Mapping[str, object] = {}
         self._text = make_label(role="advice", wraps=True)
-        tip = "Change the answers on the left accordingly"
+        tip = "Change the settings on the left to this plan"
         self.apply = Button(theme, "Apply", lambda: take(self._change), role="link", tip=tip)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

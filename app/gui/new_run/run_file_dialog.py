@@ -58,7 +58,7 @@ class RunFileDialog(QDialog):
     def __init__(self, context: Context, parent: QWidget, spec: RunSpec) -> None:
         super().__init__(parent)
         self._context, self._spec = context, spec
-        self.setWindowTitle(f"The run file of {spec.name}")
+        self.setWindowTitle(f"Run file of {spec.name}")
         self.resize(720, 640)
         self.banner = Banner(context.theme)
         self.text = QPlainTextEdit()
@@ -69,26 +69,28 @@ class RunFileDialog(QDialog):
             make_label(describe_start(f"{file_name(spec.name)}.yaml"), "code", wraps=True)
         )
         self.title = QLineEdit()
-        self.title.setAccessibleName("Title of the recipe")
-        self.title.setPlaceholderText("My usual settings")
-        self.keep = Button(context.theme, "Keep as a recipe", self._keep)
+        self.title.setAccessibleName("Recipe name")
+        self.title.setPlaceholderText("My settings")
+        self.keep = Button(context.theme, "Save as recipe", self._keep)
         self.keep.setEnabled(False)
         self.title.textChanged.connect(lambda words: self.keep.setEnabled(bool(words.strip())))
         self.keep.setDefault(True)
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
-        column.addWidget(make_label("The same run on the command line", "heading"))
+        column.addWidget(make_label("Run file", "heading"))
         column.addWidget(
-            make_label("Saved as a file, this starts it, here or in a script:", wraps=True)
+            make_label(
+                "Save it, then start the same run from the command line or a script:", wraps=True
+            )
         )
         column.addWidget(self.command)
         column.addWidget(self.text, 1)
         column.addWidget(make_rule())
         column.addWidget(
             make_label(
-                "A recipe keeps every setting but name and nodes, and stands under "
-                "\u201cStart from\u201d for the next run.",
+                "A recipe keeps every setting except name and nodes. Find it under \u201cStart "
+                "from\u201d in the next run.",
                 wraps=True,
             )
         )
@@ -108,7 +110,7 @@ class RunFileDialog(QDialog):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(
-            Button(theme, "Copy the file", lambda: copy_text(self.text.toPlainText()), icon="copy")
+            Button(theme, "Copy", lambda: copy_text(self.text.toPlainText()), icon="copy")
         )
         row.addStretch(1)
         row.addWidget(Button(theme, "Close", self.accept))
@@ -143,7 +145,7 @@ class RunFileDialog(QDialog):
         self.title.clear()
         self.recipe_saved.emit(recipe)
         self.banner.show_message(
-            "good", f"{recipe.title} is kept", "It stands under \u201cStart from\u201d."
+            "good", f"Saved recipe {recipe.title}", "Find it under \u201cStart from\u201d."
         )
 
     def _fail(self, error: RacklessError) -> None:

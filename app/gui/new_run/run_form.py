@@ -94,8 +94,8 @@ class RunForm(QScrollArea):
         if found:
             number = count_of(len(found), "setting")
             role = "problem" if any(result.is_error(key) for key in found) else "advice"
-            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} a look", role)
+            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} attention", role)
         elif result.changed:
             self.fold.tell(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
         else:
-            self.fold.tell(f"{len(ADVANCED)} settings, all as recommended")
+            self.fold.tell(f"{len(ADVANCED)} settings, all at their defaults")

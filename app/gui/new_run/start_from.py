@@ -22,7 +22,7 @@ class _Choice(NamedTuple):
     """Its name as a recipe of the person's own; empty: it is none."""
 
 
-_USUAL = "Suits most fine-tuning: LoRA on chats, instructions or text."
+_USUAL = "Suits most fine-tuning: LoRA on chats, instructions or plain text."
 
 
 class StartFrom(QWidget):
@@ -35,7 +35,7 @@ class StartFrom(QWidget):
         super().__init__()
         self._choices: list[_Choice] = []
         """As in the box."""
-        self.delete = IconButton(theme, "delete", "Delete this recipe of yours", self._ask_delete)
+        self.delete = IconButton(theme, "delete", "Delete this recipe", self._ask_delete)
         self.delete.hide()
         self.box = ChoiceBox()
         self.box.setAccessibleName("Start from")
@@ -52,7 +52,7 @@ class StartFrom(QWidget):
         column.addWidget(self._purpose)
         self.box.currentIndexChanged.connect(self._tell)
         self.box.activated.connect(lambda place: self.chosen.emit(self._choices[place].spec))
-        self.add("Usual settings", _USUAL, RunSpec(model="-", data=DataSpec(train="-")))
+        self.add("Default settings", _USUAL, RunSpec(model="-", data=DataSpec(train="-")))
 
     def add_recipes(self, recipes: Sequence[RecipeRow]) -> None:
         for recipe in recipes:

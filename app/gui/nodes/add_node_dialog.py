@@ -46,21 +46,19 @@ class AddNodeDialog(QDialog):
         self.setMinimumWidth(560)
         self.over_ssh = QRadioButton("Another PC, over SSH")
         self.this_pc = QRadioButton("This PC")
-        self.in_wsl = QRadioButton("This PC, in its Linux (WSL)")
+        self.in_wsl = QRadioButton("This PC, in WSL")
         self.distro = ChoiceBox()
         self.distro.setAccessibleName("WSL distro")
         self.over_ssh.setChecked(True)
         self.target, self.key, self.name = QLineEdit(), QLineEdit(), QLineEdit()
         self.target.setPlaceholderText("anna@192.168.1.20, or anna@gamer-pc:2222")
-        self.key.setPlaceholderText("the keys of your SSH agent and ~/.ssh")
+        self.key.setPlaceholderText("Default: your SSH agent and the keys in ~/.ssh")
         self.problems = {
             key: make_label(role="problem", wraps=True) for key in ("target", "distro", "name")
         }
         self.banner = Banner(context.theme, can_close=False)
         self.add = Button(context.theme, "Add", self._add, role="primary")
-        self.confirm = Button(
-            context.theme, "The fingerprint is right: add", self._add, role="primary"
-        )
+        self.confirm = Button(context.theme, "Fingerprint matches, add", self._add, role="primary")
         self._cancel = Button(context.theme, "Cancel", self.reject)
         self._ssh_part = self._make_ssh_part()
         self.found = NodeFound(context)
@@ -82,7 +80,7 @@ class AddNodeDialog(QDialog):
         column.addWidget(make_label("Name", "subheading"))
         column.addWidget(self.name)
         column.addWidget(self.problems["name"])
-        column.addWidget(make_label("How it is called in lists and in run files.", "caption"))
+        column.addWidget(make_label("Name shown in lists and run files.", "caption"))
         column.addSpacing(8)
         column.addWidget(self.banner)
         column.addStretch(1)
@@ -128,8 +126,8 @@ class AddNodeDialog(QDialog):
         column.addWidget(self.problems["target"])
         column.addWidget(
             make_label(
-                "The user and the PC as you would type them after 'ssh'. The PC needs an SSH "
-                "server and python3; nothing else is installed by hand.",
+                "User and host, as you would type them after 'ssh'. The PC needs an SSH server "
+                "and python3; Rackless installs the rest.",
                 "caption",
                 wraps=True,
             )
@@ -223,7 +221,7 @@ class AddNodeDialog(QDialog):
         accepted = self._fingerprint or None
         self._set_busy(True)
         self.banner.show_message(
-            "busy", f"Reaching {address}", "Logging in, then sending the agent (0.1 MB)."
+            "busy", f"Connecting to {address}", "Logging in and sending the agent (0.1 MB)."
         )
         self._op = self._context.bridge.run(
             lambda core, report: core.nodes.add(name, address, accepted), self._added, self._failed
@@ -244,7 +242,7 @@ class AddNodeDialog(QDialog):
             widget.setEnabled(not is_busy)
 
     def _added(self, node: NodeSnapshot) -> None:
-        self.setWindowTitle(f"{node.name}: what was found")
+        self.setWindowTitle(f"{node.name} added")
         self.pages.setCurrentIndex(1)
         self.found.show_node(node)
 
@@ -266,8 +264,10 @@ class AddNodeDialog(QDialog):
             self._fingerprint = error.fingerprint
             self.banner.show_message(
                 "warning",
-                f"Is this the fingerprint of {error.host}?\n{error.fingerprint}",
-                "This PC meets it for the first time. On that PC, compare with the output of:\n"
+                f"Is this the fingerprint of {error.host}?\n"
+                f"{error.fingerprint}",
+                "This PC has not connected to it before. Compare with the output of this command "
+                "on that PC:\n"
                 f"{FINGERPRINT_COMMAND}",
             )
             self.add.hide()

@@ -36,11 +36,11 @@ class LinksPane(QWidget):
         self.summary = make_label(role="muted", wraps=True)
         self.measure = Button(
             context.theme,
-            "Measure the links",
+            "Measure links",
             measure,
             icon="refresh",
             role="link",
-            tip="Check all nodes, and measure every way between them",
+            tip="Check all nodes and measure every link between them",
         )
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 12, 0, 0)
@@ -81,7 +81,7 @@ class LinksPane(QWidget):
                     title=name,
                     text=partial(_text, name),
                     status=partial(_cell, name),
-                    tip=f"From the node of the row to {name}",
+                    tip=f"From the row's node to {name}",
                     width_px=CELL_PX,
                 )
             )

@@ -47,7 +47,7 @@ def describe_node_facts(
     rows = [
         ("Address", node.address),
         ("Round trip", show_duration(node.round_trip_s)),
-        ("Last answer", show_moment(node.last_seen_s, now_s)),
+        ("Last response", show_moment(node.last_seen_s, now_s)),
         ("Clock", describe_clock(clock_offset_s)),
         ("Environment", describe_environment(node).text),
     ]
@@ -59,7 +59,7 @@ def describe_node_facts(
     cores = f", {count_of(facts.num_cores, 'core')}" if facts.num_cores else ""
     rows += [
         ("System", f"{facts.os}, kernel {facts.kernel}"),
-        ("Python of the agent", facts.python),
+        ("Agent Python", facts.python),
         ("CPU", f"{facts.cpu or DASH}{cores}"),
         ("RAM", show_bytes(facts.memory_bytes)),
         ("Disk used", show_bytes_of(used, facts.disk_bytes)),
@@ -70,7 +70,7 @@ def describe_node_facts(
         driver = f", driver {gpu.driver}" if gpu.driver else ""
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}{driver}"))
         if gpu.uuid in measured:
-            rows.append((f"GPU {gpu.index} reached", describe_calibration(measured[gpu.uuid])))
+            rows.append((f"GPU {gpu.index} measured", describe_calibration(measured[gpu.uuid])))
     for interface in facts.interfaces[:4]:
         speed = f", {interface.speed_mbit} Mbit/s" if interface.speed_mbit else ""
         rows.append((f"Network {interface.name}", f"{interface.address}{speed}"))
@@ -116,7 +116,7 @@ class NodeDetails(QScrollArea):
         problem = f"{node.problem}\n{node.hint}".strip() if node is not None else ""
         self._problem.setText(problem)
         self._problem.setVisible(bool(problem))
-        pairs = [("", "Select a node to see what it is made of.")]
+        pairs = [("", "Select a node to see its details.")]
         if node is not None:
             cluster = self._context.cluster
             offset_s = cluster.telemetry.clock_offset(node.name)
@@ -149,16 +149,16 @@ class CheckResults(QWidget):
         self.model: RowsModel[Any] = RowsModel(
             check_columns(), key=lambda row: (row.check, row.node, row.peer, row.message)
         )
-        self.table = TableView(context.theme, self.model, "Results of the check")
+        self.table = TableView(context.theme, self.model, "Check results")
         self.table.sort_by("Result", Qt.SortOrder.AscendingOrder)
-        self._summary = make_label("No check was made yet.", "muted", wraps=True)
+        self._summary = make_label("Not checked yet.", "muted", wraps=True)
         self._fix = make_selectable(make_label(role="code", wraps=True))
         self._copy = Button(
             context.theme,
-            "Copy the fix",
+            "Copy fix",
             lambda: copy_text(self._fix.text()),
             icon="copy",
-            tip="Put the command on the clipboard, to paste it on that PC",
+            tip="Copy the command that fixes the selected problem, to run it on that PC",
         )
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 12, 0, 0)
@@ -178,11 +178,12 @@ class CheckResults(QWidget):
     def show_rows(self, rows: tuple[Any, ...]) -> None:
         """Show results, the worst first."""
         self.model.reset(rows)
-        counts = {name: sum(row.status == name for row in rows) for name in ("fail", "warn")}
-        if not any(counts.values()):
-            words = f"All {len(rows)} results are good."
-        else:
-            words = f"{counts['fail']} failed, {counts['warn']} to look at, of {len(rows)}."
+        num_failed = sum(row.status == "fail" for row in rows)
+        num_warnings = sum(row.status == "warn" for row in rows)
+        checks = count_of(len(rows), "check")
+        words = f"{num_failed} of {checks} failed." if num_failed else f"All {checks} passed."
+        if num_warnings:
+            words = f"{words[:-1]}, {count_of(num_warnings, 'warning')}."
         self._summary.setText(words)
         bad = [row for row in rows if row.status == "fail"]
         if bad:

@@ -55,15 +55,15 @@ class NodeFound(QWidget):
         """Show what was found, and whether it can train."""
         self._name = node.name
         found = describe_found(node)
-        self._title.setText(f"{node.name} is one of your nodes now")
+        self._title.setText(f"{node.name} is ready to set up")
         self._rows.show_rows(found.rows)
         self._notes.setText("\n".join(found.notes))
         self._notes.setVisible(bool(found.notes))
         self._state.setText(
-            "It has what training needs: it is ready."
+            "Its training environment is set up: it is ready to train."
             if found.is_ready
-            else "It still needs its training environment: Python packages in a folder of their "
-            "own, which takes some minutes. It can be done now, or later on the Nodes page."
+            else "To train, it needs a training environment: Python packages in a folder of "
+            "their own. Setting it up takes a few minutes, now or later on the Nodes page."
         )
         self.setup.setVisible(not found.is_ready)
         (self.finish if found.is_ready else self.setup).setFocus()

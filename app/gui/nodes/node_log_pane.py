@@ -27,15 +27,15 @@ class NodeLogPane(QWidget):
         """A selection may pass over another row: only the node that stays is asked."""
         self._soon.timeout.connect(self._refresh_if_other)
         self.view = LogView(context.theme)
-        self.view.setAccessibleName("Logs of the node")
+        self.view.setAccessibleName("Node logs")
         self.summary = make_label(role="muted", wraps=True)
         self.again = Button(
             context.theme,
-            "Read again",
+            "Refresh",
             self.refresh,
             icon="refresh",
             role="link",
-            tip="Ask the node for what was written meanwhile",
+            tip="Read the newest lines from the node",
         )
         head = QHBoxLayout()
         head.addWidget(self.summary, 1)
@@ -63,7 +63,9 @@ class NodeLogPane(QWidget):
             self._op.cancel()
         name = self._shown = self._name
         self.view.clear()
-        self.summary.setText(f"Reading from {name}\u2026" if name else "Select a node.")
+        self.summary.setText(
+            f"Reading from {name}\u2026" if name else "Select a node to read its logs."
+        )
         if name:
             self._op = self._context.bridge.run(
                 lambda core, report: core.nodes.logs(name), self._take, self._fail

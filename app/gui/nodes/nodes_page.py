@@ -109,8 +109,8 @@ class NodesPage(QWidget):
             lambda core, report: core.nodes.check(),
             self._show_results,
             title="Checking the nodes",
-            hint="Versions, clocks, every connection, a small sum.",
-            cancelled="What the last check found still shows.",
+            hint="Versions, clocks, every connection, and a small all-reduce.",
+            cancelled="The results of the previous check still show.",
         )
 
     # ------------------------------------------------------------ layout
@@ -132,7 +132,7 @@ class NodesPage(QWidget):
                 self._ask_remove,
                 icon="delete",
                 role="danger",
-                tip="Forget the selected node; nothing is deleted on it",
+                tip="Remove the selected node from Rackless; nothing is deleted on it",
             ),
             "setup": Button(
                 theme,
@@ -146,7 +146,7 @@ class NodesPage(QWidget):
                 "Measure",
                 self._measure,
                 icon="speed",
-                tip="See how fast its GPUs really are, 20 seconds each, so that plans are right",
+                tip="Measure how fast its GPUs are, about 20 seconds each, for better plans",
             ),
         }
 
@@ -164,9 +164,9 @@ class NodesPage(QWidget):
         return EmptyState(
             self._context.theme,
             "nodes",
-            "No node yet",
-            "A node is a PC that trains. Add the PC before you with one click, or another one "
-            "with its address and a login that works over SSH.",
+            "No nodes yet",
+            "A node is a PC that trains. Add this PC with one click, or another one by its "
+            "address and an SSH login.",
             [actions.button("add_this_pc", role="primary"), actions.button("add_node")],
         )
 
@@ -219,13 +219,13 @@ class NodesPage(QWidget):
             lambda found: self._show_measured(node.name, found),
             title=f"Measuring {node.name}",
             hint="About 20 seconds for each GPU.",
-            cancelled="Plans use what was measured before.",
+            cancelled="Plans keep using the previous measurements.",
         )
 
     def _show_measured(self, name: str, found: tuple[Calibration, ...]) -> None:
         self._load_measured(name)
         figures = "; ".join(f"{one.card}: {describe_calibration(one)}" for one in found)
-        self.banner.show_message("good", f"{name} is measured; plans use it from now on", figures)
+        self.banner.show_message("good", f"Measured {name}; new plans use it", figures)
 
     def _load_measured(self, name: str) -> None:
         self._context.bridge.run(
@@ -239,8 +239,8 @@ class NodesPage(QWidget):
             self,
             self._context.theme,
             f"Remove {node.name}?",
-            "Rackless forgets the node and its confirmed host key. "
-            "Nothing is deleted on that PC, and it can be added again.",
+            "Rackless forgets the node and its host key. Nothing is deleted on that PC, and you "
+            "can add it again.",
             "Remove",
             is_dangerous=True,
         ):

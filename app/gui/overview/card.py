@@ -46,16 +46,16 @@ LEAST_WINDOW_S, MOST_WINDOW_S = 60.0, 300.0
 """Sparklines show what there is of the last five minutes, and at least one."""
 LOW_CELSIUS, HIGH_CELSIUS = 20.0, 100.0
 
-_CAPTIONS = (("Load", 52), ("Memory", 52), ("Heat", 98), ("Tokens/s", 64))
+_CAPTIONS = (("Load", 52), ("Memory", 52), ("Temp", 98), ("Tokens/s", 64))
 """What the tiles show, and the room that its figure may need beside it, px."""
 _TIPS = {
-    "name": "The device as its driver calls it",
-    "state": "What the device does now",
-    "memory": "Memory in use and in all. The bar fills towards the whole",
-    "load": "Share of time in which the device was computing, last 5 minutes",
-    "share": "Share of the memory in use, last 5 minutes",
+    "name": "Device name reported by its driver",
+    "state": "What the device is doing now",
+    "memory": "Memory in use and total",
+    "load": "Share of time the device was computing, last 5 minutes",
+    "share": "Share of memory in use, last 5 minutes",
     "heat": "Temperature (line: last 5 minutes, 20 to 100 \u00b0C) and power draw",
-    "tokens": "Tokens this rank trains on per second, last 5 minutes",
+    "tokens": "Tokens trained per second by this rank, last 5 minutes",
 }
 
 
@@ -245,8 +245,8 @@ class DeviceCard(QWidget):
             f"{show_rate(reading.tokens_per_s, 'tokens per second')}"
         )
         if not self._is_live:
-            figures = "no figures now"
-        self.setAccessibleDescription(figures.replace(DASH, "not known"))
+            figures = "no data"
+        self.setAccessibleDescription(figures.replace(DASH, "unknown"))
 
     def _part_at(self, x: float, y: float) -> str:
         for index, name in enumerate(("load", "share", "heat", "tokens")):

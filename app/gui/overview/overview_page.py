@@ -73,9 +73,9 @@ class OverviewPage(QWidget):
         self._is_table = is_table
         self.view.setText("Show as cards" if is_table else "Show as table")
         self.view.setToolTip(
-            "Show every device as a card with its last minutes"
+            "Show every device as a card with its recent history"
             if is_table
-            else "Show every device as a row: sorted, and read out by screen readers"
+            else "Show every device as a table row: sortable, and readable by screen readers"
         )
         self._choose()
 
@@ -97,10 +97,9 @@ class OverviewPage(QWidget):
         return EmptyState(
             self._context.theme,
             "overview",
-            "Your cluster begins with one PC",
-            "Every GPU of every PC that you add shows here live: memory, load, heat and speed. "
-            "Start with the PC before you; others follow over SSH, nothing is installed on them "
-            "by hand.",
+            "Your cluster starts with one PC",
+            "See every GPU live: memory, load, temperature and speed. Start with this PC. Add "
+            "others over SSH; Rackless installs what they need.",
             buttons,
         )
 

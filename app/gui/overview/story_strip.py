@@ -28,7 +28,7 @@ class StoryStrip(QFrame):
         head = QHBoxLayout()
         head.addWidget(make_label("Demo: three nodes on this PC train one model", "subheading"))
         head.addStretch(1)
-        head.addWidget(IconButton(theme, "close", "Hide the story", self.hide))
+        head.addWidget(IconButton(theme, "close", "Hide the demo steps", self.hide))
         column.addLayout(head)
         self._row = FlowRow(gap_px=16, line_gap_px=4)
         column.addLayout(self._row)

@@ -24,11 +24,15 @@ class TotalsBar(QFrame):
         column.setContentsMargins(20, 14, 20, 14)
         column.addLayout(row)
         for key, caption, tip in (
-            ("nodes", "Nodes online", "PCs that answer, of all that were added"),
-            ("devices", "Devices", "What can train: GPUs, and CPUs of PCs without an NVIDIA GPU"),
-            ("memory", "Memory in use", "VRAM of the GPUs, and RAM of PCs that train on the CPU"),
-            ("power", "Power", "Sum over the devices that report it"),
-            ("tokens", "Throughput", "Tokens trained on per second, all runs together"),
+            ("nodes", "Nodes online", "PCs that respond, of all that you added"),
+            (
+                "devices",
+                "Devices",
+                "Devices that can train: GPUs, and CPUs of PCs without an NVIDIA GPU",
+            ),
+            ("memory", "Memory in use", "VRAM of GPUs, and RAM of PCs that train on their CPU"),
+            ("power", "Power", "Total of the devices that report power draw"),
+            ("tokens", "Throughput", "Tokens trained per second, all runs together"),
         ):
             row.addWidget(self._make_cell(key, caption, tip, has_rule=bool(self._values)))
         cluster = context.cluster

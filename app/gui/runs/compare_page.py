@@ -68,7 +68,7 @@ class ComparePage(QWidget):
     # ------------------------------------------------------------ layout
 
     def _make_charts(self, place: int) -> ChosenPlots:
-        charts = ChosenPlots(self._context.theme, QUANTITIES, "Quantity in this chart")
+        charts = ChosenPlots(self._context.theme, QUANTITIES, "Metric shown in this chart")
         for plot in charts.plots:
             plot.shows_marks = False  # each run has attempts of its own
         charts.choice.setCurrentIndex(place)
@@ -104,9 +104,9 @@ class ComparePage(QWidget):
         for row in (*list_results(self._runs), *differing):
             model.put(row)
         self.model = model
-        note = "Their results, and every setting in which they differ."
+        note = "Results, and the settings that differ."
         if not differing:
-            note = "Their results; all settings are the same."
+            note = "Results. All settings are the same."
         self._tables.addWidget(make_label(note, "muted"))
         name = "Results and settings that differ"
         self._tables.addWidget(TableView(self._context.theme, model, name), 1)

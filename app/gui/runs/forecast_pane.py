@@ -16,9 +16,7 @@ from app.gui.tables.view import TableView
 from app.planning.forecast_accuracy import ForecastComparison
 from app.presentation.plan_text import ComparedRow, describe_comparison
 
-_NOTHING = (
-    "Nothing was foretold: the sizes of the model were not known on this PC when it was launched."
-)
+_NOTHING = "No forecast: this PC did not know the size of the model when the run was launched."
 
 
 async def load_comparison(core: CoreApi, run_id: str) -> ForecastComparison | None:

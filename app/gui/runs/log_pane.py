@@ -54,10 +54,10 @@ class LogPane(QWidget):
         self._op: Op | None = None
         self.view = LogView(context.theme)
         self.ranks = QComboBox()
-        self.ranks.setAccessibleName("Rank whose log is shown")
+        self.ranks.setAccessibleName("Rank shown in the log")
         self.ranks.setMinimumWidth(190)
         self.levels = QComboBox()
-        self.levels.setAccessibleName("Lines that are shown")
+        self.levels.setAccessibleName("Lines shown in the log")
         for text, level in _LEVELS:
             self.levels.addItem(text, level)
         self.follow = QCheckBox("Follow")
@@ -185,4 +185,6 @@ class LogPane(QWidget):
 
     def _show_result(self, was_found: bool) -> None:
         line = self.view.found_line
-        self._result.setText(f"line {line + 1:,}" if was_found and line is not None else "no match")
+        self._result.setText(
+            f"line {line + 1:,}" if was_found and line is not None else "no matches"
+        )

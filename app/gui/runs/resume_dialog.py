@@ -44,12 +44,12 @@ def describe_choice(newest: int, known: int | None, damaged: int | None = None) 
     'The checkpoint of step 90 is damaged; that of step 80 is chosen.'
     """
     if damaged is not None and (known is None or known <= damaged):
-        return f"The checkpoint of step {damaged} is damaged; that of step {newest} is chosen."
+        return f"The checkpoint of step {damaged} is damaged. The one of step {newest} is selected."
     if known is None or known <= newest:
-        return "The newest is chosen; an older one repeats the steps after it."
+        return "The newest is selected. An older one repeats the steps after it."
     return (
-        f"There is a newer checkpoint, of step {known}, on a node that does not answer. Going on "
-        f"from step {newest} gives it up: turn that node on to keep it."
+        f"A newer checkpoint, of step {known}, is on a node that does not respond. Resuming from "
+        f"step {newest} discards it: turn that node on to use it."
     )
 
 
@@ -66,10 +66,10 @@ class ResumeDialog(QDialog):
         )
         self.table = TableView(context.theme, self.model, "Checkpoints")
         self.table.sort_by("Step", Qt.SortOrder.DescendingOrder)
-        self.verify = QCheckBox("Do logged steps again first and compare every loss:")
+        self.verify = QCheckBox("Replay the last steps first to verify the resume:")
         self.verify.setToolTip(
-            "Begins at the newest checkpoint that has so many logged steps after it. On the same "
-            "devices every loss has to be identical to the last bit, on others at rounding level."
+            "Starts at the newest checkpoint with that many logged steps after it. Every loss "
+            "must match: bit-exact on the same devices, within rounding on others."
         )
         self.num_verified = QSpinBox(minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps")
         self.num_verified.setAccessibleName("Steps to verify")
@@ -81,7 +81,7 @@ class ResumeDialog(QDialog):
         column = QVBoxLayout(self)
         column.setContentsMargins(MARGIN_PX, 20, MARGIN_PX, 20)
         column.setSpacing(8)
-        column.addWidget(make_label("From which checkpoint", "heading"))
+        column.addWidget(make_label("Checkpoint", "heading"))
         column.addWidget(self._note)
         column.addWidget(self.table, 1)
         proof = QHBoxLayout()
@@ -91,11 +91,11 @@ class ResumeDialog(QDialog):
         proof.addStretch(1)
         column.addLayout(proof)
         column.addSpacing(8)
-        column.addWidget(make_label("On which nodes", "heading"))
+        column.addWidget(make_label("Nodes", "heading"))
         column.addWidget(
             make_label(
-                "Other nodes than before are fine: the batch stays the same, shares are measured "
-                "anew, and no row is seen twice.",
+                "You can choose different nodes: the batch stays the same, shares are measured "
+                "again, and no row is seen twice.",
                 "muted",
                 wraps=True,
             )
@@ -155,10 +155,10 @@ class ResumeDialog(QDialog):
             self._note.setText(describe_choice(newest, self._run.newest_checkpoint_step, damaged))
             self.table.select(newest)
         elif found:
-            self._note.setText("No checkpoint on the nodes that answer can be used.")
+            self._note.setText("The nodes that respond have no usable checkpoint.")
         else:
             self._note.setText(
-                "No node that answers holds a checkpoint of this run: it begins anew."
+                "The nodes that respond have no checkpoint of this run. It starts over."
             )
         self._review()
 

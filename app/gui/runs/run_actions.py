@@ -47,8 +47,8 @@ class RunActions:
         self._context, self._parent, self._banner = context, parent, banner
 
     def save(self, run: RunSnapshot) -> None:
-        title = f"Saving {run.name}"
-        self._banner.show_message("busy", title, "At the end of the present step; it trains on.")
+        title = f"Saving a checkpoint of {run.name}"
+        self._banner.show_message("busy", title, "After the current step; training continues.")
         self._context.bridge.run(
             lambda core, report: core.runs.save(run.run_id),
             success=lambda saved: self._banner.show_message(
@@ -63,9 +63,9 @@ class RunActions:
             self._banner,
             lambda core, report: core.runs.trace(run.run_id, TRACED_STEPS),
             lambda made: self._show_trace(run, made),
-            title=f"Recording {run.name}",
-            hint=f"The next {TRACED_STEPS} steps, on every rank.",
-            cancelled="The ranks may still write their traces; nobody fetches them.",
+            title=f"Profiling {run.name}",
+            hint=f"Recording the next {TRACED_STEPS} steps on every rank.",
+            cancelled="The ranks may still write traces, but they are not collected.",
         )
 
     def _show_trace(self, run: RunSnapshot, made: TraceMade) -> None:
@@ -78,22 +78,19 @@ class RunActions:
         self._banner.show_message(
             "good",
             f"{run.name}: {describe_trace(made)}",
-            f"Most time: {', '.join(most)}. Open at ui.perfetto.dev:\n{paths}",
-            ("Copy the paths", lambda: copy_text(paths)),
+            f"Most time in {', '.join(most)}. Open at ui.perfetto.dev:\n{paths}",
+            ("Copy paths", lambda: copy_text(paths)),
         )
 
     def stop(self, run: RunSnapshot) -> None:
-        text = (
-            "It writes a checkpoint, then every process of the run ends on every node. "
-            "You can resume it later from there."
-        )
-        if not ask(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop the run"):
+        text = "The run writes a checkpoint, then ends on every node. You can resume it later."
+        if not ask(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop run"):
             return
         self._banner.show_message("busy", f"Stopping {run.name}", "Waiting for its checkpoint.")
         self._context.bridge.run(
             lambda core, report: core.runs.stop(run.run_id),
             success=lambda result: self._banner.show_message(
-                "good", f"{run.name} has stopped", "No process of it is left on any node."
+                "good", f"Stopped {run.name}", "None of its processes is left on any node."
             ),
             failure=self._banner.show_error,
         )
@@ -111,17 +108,22 @@ class RunActions:
             lambda result: self._banner.hide(),
             title=f"Resuming {run.name}",
             hint=f"On {', '.join(nodes)}.",
-            cancelled="Its checkpoints are as they were. What was launched already is stopped.",
+            cancelled="Its checkpoints are unchanged. Anything already launched is stopped.",
         )
 
     def delete(self, run: RunSnapshot) -> None:
         text = (
-            "Its checkpoints, logs and figures are deleted here and on every node of it. "
-            "Exported models stay. This cannot be undone."
+            "Deletes its checkpoints, logs and metrics on this PC and on its nodes. Artifacts "
+            "are kept. This cannot be undone."
         )
         theme = self._context.theme
         if not ask(
-            self._parent, theme, f"Delete {run.name}?", text, "Delete for good", is_dangerous=True
+            self._parent,
+            theme,
+            f"Delete {run.name}?",
+            text,
+            "Delete permanently",
+            is_dangerous=True,
         ):
             return
         self._context.bridge.run(

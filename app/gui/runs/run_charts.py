@@ -170,7 +170,7 @@ class RunCharts(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.loss = make_plot(theme, LOSS)
-        self.right = ChosenPlots(theme, OTHERS, "Quantity in the chart on the right")
+        self.right = ChosenPlots(theme, OTHERS, "Metric shown in the right chart")
         self.choice = self.right.choice
         self.others = {one.key: plot for one, plot in zip(OTHERS, self.right.plots, strict=True)}
         row = QHBoxLayout(self)

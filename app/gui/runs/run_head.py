@@ -52,7 +52,10 @@ class RunHead(QWidget):
         self._subtitle = ElidedLabel(role="caption")
         self.buttons = self._make_buttons()
         self.repeat = IconButton(
-            context.theme, "copy", "New run like this one", self._with_run(self._ask_to_repeat)
+            context.theme,
+            "copy",
+            "New run with these settings",
+            self._with_run(self._ask_to_repeat),
         )
         back = IconButton(context.theme, "back", "Back to all runs (Esc)", self.back.emit)
         self._title.setMinimumWidth(TITLE_PX)
@@ -100,14 +103,14 @@ class RunHead(QWidget):
                 "Chat\u2026",
                 self._with_run(self._deeds.chat),
                 icon="chat",
-                tip="Talk with the base, a checkpoint and an artifact side by side",
+                tip="Chat with the base model, checkpoints and artifacts side by side",
             ),
             "export": Button(
                 theme,
                 "Export\u2026",
                 self._with_run(self._deeds.export),
                 icon="export",
-                tip="Make a model that runs elsewhere, of any checkpoint, in several formats",
+                tip="Turn a checkpoint into a model that you can use elsewhere",
             ),
             "resume": Button(
                 theme,
@@ -115,7 +118,7 @@ class RunHead(QWidget):
                 self._with_run(self._deeds.resume),
                 icon="resume",
                 role="primary",
-                tip="Go on from a checkpoint, on the same or on other nodes",
+                tip="Continue from a checkpoint, on the same or different nodes",
             ),
             "trace": Button(
                 theme,
@@ -129,14 +132,14 @@ class RunHead(QWidget):
                 "Save now",
                 self._with_run(self._deeds.save),
                 icon="save",
-                tip="Write a checkpoint at the end of the present step; training goes on",
+                tip="Write a checkpoint after the current step; training continues",
             ),
             "stop": Button(
                 theme,
                 "Stop",
                 self._with_run(self._deeds.stop),
                 icon="stop",
-                tip="Write a checkpoint, then end every process of the run on every node",
+                tip="Write a checkpoint, then end the run on every node",
             ),
         }
 
@@ -155,15 +158,20 @@ class RunProgress(QFrame):
     """The bar, and the figures that a person looks for first."""
 
     _FIGURES = (
-        ("step", "Step", "Optimizer steps done, of all"),
-        ("left", "Time left", "At the speed of the last steps"),
-        ("loss", "Loss", "Of the newest step, over all ranks"),
-        ("perplexity", "Perplexity", "exp of the loss of the newest evaluation"),
-        ("speed", "Throughput", "Tokens trained on per second, all devices together"),
-        ("mfu", "MFU", "Arithmetic of the model over what all devices could do in that time"),
-        ("eta", "Efficiency", "Tokens per second over the sum of what each rank does alone"),
-        ("rate", "Learning rate", "Of the newest step"),
-        ("checkpoint", "Newest checkpoint", "The step that a resume would start from"),
+        ("step", "Step", "Optimizer steps done, of the total"),
+        ("left", "Time left", "At the speed of the recent steps"),
+        ("loss", "Loss", "Loss of the newest step, over all ranks"),
+        ("perplexity", "Perplexity", "exp of the newest evaluation loss"),
+        ("speed", "Throughput", "Tokens trained per second, all devices together"),
+        (
+            "mfu",
+            "MFU",
+            "Model FLOPs utilization: arithmetic of the model as a share of what the "
+            "devices could do",
+        ),
+        ("eta", "Efficiency", "Throughput as a share of the sum of what each rank reaches alone"),
+        ("rate", "Learning rate", "Learning rate of the newest step"),
+        ("checkpoint", "Newest checkpoint", "Step that a resume would start from"),
     )
 
     def __init__(self) -> None:
@@ -210,7 +218,7 @@ class RunProgress(QFrame):
         self._show("speed", show_rate(run.tokens_per_s if is_running else None))
         self._show("perplexity", show_loss(run.perplexity))
         self.figures["perplexity"].setToolTip(
-            f"Loss of the newest evaluation: {show_loss(run.evaluation_loss)}"
+            f"Newest evaluation loss: {show_loss(run.evaluation_loss)}"
         )
         self._show("mfu", show_share(run.mfu if is_running else None, 1))
         self._show("eta", show_share(run.eta if is_running else None))

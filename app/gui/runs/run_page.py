@@ -77,7 +77,7 @@ def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, 
     if alerts and (run.state in ACTIVE_STATES or not run.message):
         return "error", f"{run.name}: {alerts[0].text}", ""
     if run.certificate is not None and not run.certificate.kept:
-        hint = "Its checkpoint or its environment is not what it was; see the run's events."
+        hint = "Its checkpoint or environment has changed. See the run's events."
         return "error", describe_certificate(run.certificate), hint
     if run.message:
         return _NOTICE_TONES.get(run.state, "calm"), run.message, run.hint
@@ -88,10 +88,10 @@ def describe_verified(name: str, found: Sequence[CheckpointSnapshot]) -> tuple[T
     """Return the tone, message and hint of what verifying a run's checkpoints came to."""
     bad = [item for item in found if item.verified is False]
     if bad:
-        return "error", f"{name}: {len(bad)} of {len(found)} are damaged", ""
+        return "error", f"{name}: {len(bad)} of {count_of(len(found), 'checkpoint')} damaged", ""
     if found:
-        return "good", f"{name}: every checkpoint is whole and equal on the nodes that answer", ""
-    return "warning", f"{name}: no node that answers has a checkpoint", "Nothing was verified."
+        return "good", f"{name}: every checkpoint is intact on the nodes that respond", ""
+    return "warning", f"{name}: the nodes that respond have no checkpoint", "Nothing was verified."
 
 
 class RunPage(QWidget):
@@ -196,11 +196,11 @@ class RunPage(QWidget):
         self.saved = saved
         talk = Button(
             theme,
-            "Chat with it",
+            "Chat",
             self._chat,
             icon="chat",
             role="link",
-            tip="Talk with the selected checkpoint (the newest one where none is selected)",
+            tip="Chat with the selected checkpoint, or with the newest",
         )
         verify = Button(
             theme,
@@ -329,8 +329,8 @@ class RunPage(QWidget):
             lambda core, report: core.runs.checkpoints(run_id, verify=True),
             partial(self._show_verified, run),
             title=f"Verifying checkpoints of {run.name}",
-            hint="Every copy is read whole.",
-            cancelled="What was known of them before holds.",
+            hint="Reading every copy in full.",
+            cancelled="The previous result still applies.",
         )
 
     def _show_verified(self, run: RunSnapshot, found: tuple[CheckpointSnapshot, ...]) -> None:
@@ -350,7 +350,7 @@ def _padded(part: QWidget, *buttons: QWidget) -> QWidget:
     column.setSpacing(8)
     if buttons:
         row = QHBoxLayout()
-        row.addWidget(make_label("Newest first; any of them can be resumed from.", "muted"), 1)
+        row.addWidget(make_label("Newest first. You can resume from any of them.", "muted"), 1)
         for button in buttons:
             row.addWidget(button)
         column.addLayout(row)

@@ -117,7 +117,7 @@ class RunStrip(QWidget):
                 self._add(run)
         rest = len(active) - len(shown)
         self._more.setVisible(rest > 0)
-        self._more.setText(f"{rest} more under way")
+        self._more.setText(f"{rest} more active")
         self.setVisible(bool(shown))
 
     def _add(self, run: RunSnapshot) -> None:

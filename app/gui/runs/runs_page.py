@@ -46,9 +46,9 @@ class RunsPage(QWidget):
             EmptyState(
                 context.theme,
                 "runs",
-                "No run yet",
-                "A run fine-tunes one model on your data, on as many of your PCs as you like. "
-                "It goes on when this window is closed, and can be stopped and resumed.",
+                "No runs yet",
+                "A run fine-tunes a model on your data, on one or more of your PCs. It continues "
+                "when this window is closed, and you can stop and resume it.",
                 [actions.button("new_run", role="primary"), actions.button("open_run_file")],
             )
         )
@@ -78,7 +78,7 @@ class RunsPage(QWidget):
                 self._delete,
                 icon="delete",
                 role="danger",
-                tip="Delete the selected run with its checkpoints",
+                tip="Delete the selected run and its checkpoints",
             ),
             "stop": Button(
                 theme,
@@ -92,21 +92,21 @@ class RunsPage(QWidget):
                 "Resume\u2026",
                 self._resume,
                 icon="resume",
-                tip="Go on from a checkpoint, on the same or on other nodes",
+                tip="Continue from a checkpoint, on the same or different nodes",
             ),
             "repeat": Button(
                 theme,
                 "New run like this\u2026",
                 self._repeat,
                 icon="copy",
-                tip="Open the New run dialog with every setting of the selected run",
+                tip="Start a new run with the settings of the selected run",
             ),
             "compare": Button(
                 theme,
                 "Compare",
                 self._compare,
-                tip="Show the curves and settings of the selected runs side by side "
-                "(hold Ctrl to select several)",
+                tip="Compare the curves and settings of the selected runs (hold Ctrl to select "
+                "several)",
             ),
             "open": Button(theme, "Open", self._open, tip="Show the selected run (Enter)"),
         }

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from app.hub.node_tokens import NodeToken
 
 _WORDS = {
-    "none": "No token is set. Models that are private or behind a licence need one, and pushing "
-    "artifacts to the hub; public models need none.",
-    "kept": "A token is set on this PC, where the hub's own tools keep theirs. It opens models "
-    "that are private or behind a licence.",
-    "environment": "A token is set by HF_TOKEN in the environment, which goes before any other.",
+    "none": "No token set. You need one for private or gated models and to push artifacts to the "
+    "hub, but not for public models.",
+    "kept": "A token is saved on this PC, in the place that the hub's own tools use. It gives "
+    "access to private and gated models.",
+    "environment": (
+        "A token is set by the environment variable HF_TOKEN, which overrides any saved token."
+    ),
 }
 
 
@@ -35,16 +37,16 @@ class HubTokenRow(QWidget):
         self.field = QLineEdit()
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setPlaceholderText("hf_\u2026 from huggingface.co/settings/tokens")
-        self.field.setAccessibleName("Token of the Hugging Face hub")
-        self.keep = Button(context.theme, "Check and keep", self._keep)
-        self.forget = Button(context.theme, "Forget the token", self._forget, role="danger")
+        self.field.setAccessibleName("Hugging Face token")
+        self.keep = Button(context.theme, "Verify and save", self._keep)
+        self.forget = Button(context.theme, "Delete token", self._forget, role="danger")
         self.field.textChanged.connect(lambda text: self.keep.setEnabled(bool(text.strip())))
         self.field.returnPressed.connect(self._keep)
         self.keep.setEnabled(False)
         self.forget.hide()
         self.nodes = make_label("", "caption", wraps=True)
-        self.give = Button(context.theme, "Give it to all nodes", self._give)
-        self.take = Button(context.theme, "Take it back", self._take)
+        self.give = Button(context.theme, "Copy to all nodes", self._give)
+        self.take = Button(context.theme, "Delete from nodes", self._take)
         self._nodes_row = QWidget()
         nodes_row = QHBoxLayout(self._nodes_row)
         nodes_row.setContentsMargins(0, 0, 0, 0)
@@ -61,7 +63,7 @@ class HubTokenRow(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 12, 16, 14)
         column.setSpacing(8)
-        column.addWidget(make_label("Token of the Hugging Face hub", "subheading"))
+        column.addWidget(make_label("Hugging Face token", "subheading"))
         column.addWidget(self.state)
         column.addLayout(row)
         column.addWidget(self._nodes_row)
@@ -83,7 +85,8 @@ class HubTokenRow(QWidget):
 
     def _show_nodes(self, found: tuple[NodeToken, ...]) -> None:
         self.nodes.setText(
-            f"{describe_tokens(found)} Nodes fetch models themselves, and need it for such models."
+            f"{describe_tokens(found)} Nodes download models themselves and need the token for "
+            "private and gated ones."
         )
         places = {one.place for one in found}
         self.give.setVisible("none" in places)
@@ -95,14 +98,14 @@ class HubTokenRow(QWidget):
         if not token or not self.keep.isEnabled():
             return
         self.keep.setEnabled(False)
-        self.banner.show_message("busy", "The hub checks the token.")
+        self.banner.show_message("busy", "Verifying the token with the hub.")
         self._bridge.run(
             lambda core, report: core.hub.save_token(token), self._show_kept, self._show_error
         )
 
     def _show_kept(self, owner: str) -> None:
         self.field.clear()
-        self.banner.show_message("good", f"The hub knows it as {owner}'s.")
+        self.banner.show_message("good", f"Token saved. It belongs to {owner}.")
         self.refresh()
 
     def _forget(self) -> None:
@@ -114,8 +117,8 @@ class HubTokenRow(QWidget):
         left = _unasked(found)
         self.banner.show_message(
             "warning" if left else "calm",
-            "The token is deleted from this PC and from the nodes that were given it.",
-            f"{left} could not be asked and may still have it." if left else "",
+            "Token deleted from this PC and from its nodes.",
+            f"{left} did not respond and may still have it." if left else "",
         )
         self.refresh()
 
@@ -131,7 +134,7 @@ class HubTokenRow(QWidget):
 
     def _show_taken(self, found: tuple[NodeToken, ...]) -> None:
         if left := _unasked(found):
-            self.banner.show_message("warning", f"{left} could not be asked.")
+            self.banner.show_message("warning", f"{left} did not respond.")
         self.refresh()
 
     def _show_error(self, error: RacklessError) -> None:

@@ -99,8 +99,8 @@ class SettingsPage(QWidget):
         words.addWidget(make_selectable(ElidedLabel(folder, "code")))
         words.addWidget(
             make_label(
-                "Nodes, runs, their logs and figures, and these settings. Another one is taken "
-                "with RACKLESS_HOME in the environment.",
+                "Holds nodes, runs, logs, metrics and settings. To use another folder, set the "
+                "environment variable RACKLESS_HOME.",
                 "caption",
                 wraps=True,
             )
@@ -116,11 +116,11 @@ class SettingsPage(QWidget):
         column = QVBoxLayout(box)
         column.setContentsMargins(16, 12, 16, 12)
         column.setSpacing(2)
-        column.addWidget(make_label("Nothing happens on its own", "subheading"))
+        column.addWidget(make_label("You stay in control", "subheading"))
         text = (
-            "Rackless never updates itself and tells nobody what you do. Nodes run the agent of "
-            "this version as soon as they are connected; their training environment changes only "
-            "when you set it up."
+            "Rackless never updates itself and sends no data about you anywhere. Nodes always "
+            "run the agent of this version; their training environment changes only when you set "
+            "it up."
         )
         column.addWidget(make_label(text, "caption", wraps=True))
         return box

@@ -45,14 +45,14 @@ def artifact_columns(now_s: Clock) -> list[Column[ArtifactSnapshot]]:
         Column(
             title="Run",
             text=lambda a: a.origin.run_name if a.origin else DASH,
-            tip="The run whose checkpoint it was made of",
+            tip="Run that the artifact was exported from",
             width_px=116,
         ),
         Column(
             title="Verdict",
             text=describe_verdicts,
             status=_judge,
-            tip="Whether what was measured speaks for keeping it",
+            tip="Whether the measurements support keeping it",
             width_px=140,
         ),
         Column(title="Where", text=describe_places, status=_locate, width_px=190),
@@ -78,15 +78,15 @@ def measured_columns() -> list[Column[Verdict]]:
             title="KL",
             text=lambda v: f"{v.kl:.2g}",
             sort=lambda v: v.kl,
-            tip="Distance from the original's distribution of the next word, nats per token",
+            tip="KL divergence from the original's next-token distribution, in nats per token",
             is_number=True,
             width_px=90,
         ),
         Column(
-            title="KL if rounded",
+            title="KL of plain rounding",
             text=lambda v: f"{v.control_kl:.2g}",
             sort=lambda v: v.control_kl,
-            tip="The control: the same model, merely rounded to 4 bits",
+            tip="Baseline: the same model, only rounded to 4 bits",
             is_number=True,
             width_px=104,
         ),
@@ -115,11 +115,11 @@ def measured_columns() -> list[Column[Verdict]]:
             title="Tokens/s",
             text=lambda v: show_number(v.tokens_per_s),
             sort=lambda v: v.tokens_per_s,
-            tip="One text at a time, on the node that made it",
+            tip="For one text at a time, on the node that made the artifact",
             is_number=True,
             width_px=84,
         ),
-        Column(title="What speaks against it", text=lambda v: " ".join(v.problems), stretches=True),
+        Column(title="Issues", text=lambda v: " ".join(v.problems), stretches=True),
     ]
 
 
@@ -135,6 +135,6 @@ def copy_columns(now_s: Clock) -> list[Column[ArtifactCopy]]:
         Column(title="Kind", text=lambda c: kinds[c.kind], width_px=90),
         Column(title="State", text=lambda c: c.state, status=_describe_state, width_px=124),
         Column(title="Where", text=lambda c: c.place, stretches=True),
-        Column(title="Read last", text=lambda c: show_moment(c.checked_s, now_s()), width_px=110),
-        Column(title="What was found", text=lambda c: c.problem, width_px=280),
+        Column(title="Last verified", text=lambda c: show_moment(c.checked_s, now_s()), width_px=110),
+        Column(title="Details", text=lambda c: c.problem, width_px=280),
     ]

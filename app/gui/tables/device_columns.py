@@ -53,14 +53,14 @@ def _used(row: DeviceRow) -> int | None:
 def device_columns() -> list[Column[DeviceRow]]:
     return [
         Column(title="Node", text=lambda r: r.key.node, width_px=96),
-        Column(title="Place", text=lambda r: name_place(r.key.device), width_px=72),
+        Column(title="Slot", text=lambda r: name_place(r.key.device), width_px=72),
         Column(title="Device", text=lambda r: short_name(r.reading.name), width_px=168),
         Column(
             title="State",
             text=lambda r: r.status.text,
             status=lambda r: r.status,
             stretches=True,
-            tip="What the device does now",
+            tip="What the device is doing now",
         ),
         Column(
             title="Load",
@@ -68,7 +68,7 @@ def device_columns() -> list[Column[DeviceRow]]:
             sort=lambda r: number_first(_figure(r, "utilisation")),
             is_number=True,
             width_px=68,
-            tip="Share of time in which the device was computing",
+            tip="Share of time the device was computing",
         ),
         Column(
             title="Memory",
@@ -76,10 +76,10 @@ def device_columns() -> list[Column[DeviceRow]]:
             sort=lambda r: number_first(share_of(_used(r), r.reading.memory_total_bytes)),
             is_number=True,
             width_px=124,
-            tip="In use and in all: VRAM of a GPU, RAM of a PC that trains on its CPU",
+            tip="In use and total: VRAM of a GPU, or RAM of a PC that trains on its CPU",
         ),
         Column(
-            title="Heat",
+            title="Temp",
             text=lambda r: show_celsius(_figure(r, "temperature_celsius")),
             sort=lambda r: number_first(_figure(r, "temperature_celsius")),
             is_number=True,
@@ -98,6 +98,6 @@ def device_columns() -> list[Column[DeviceRow]]:
             sort=lambda r: number_first(_figure(r, "tokens_per_s")),
             is_number=True,
             width_px=88,
-            tip="Tokens that the device trains on per second",
+            tip="Tokens trained per second on this device",
         ),
     ]

@@ -66,14 +66,14 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
             title="Environment",
             text=lambda n: describe_environment(n).text,
             status=describe_environment,
-            tip="The Python environment that training runs in, the same on every node",
+            tip="Python environment for training, the same on every node",
             width_px=116,
         ),
         Column(
             title="Round trip",
             text=lambda n: show_duration(n.round_trip_s),
             sort=lambda n: number_first(n.round_trip_s),
-            tip="A question and its answer over the connection to the node",
+            tip="Time for a request and its response",
             is_number=True,
             width_px=88,
         ),
@@ -81,7 +81,7 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
             title="Clock",
             text=lambda n: describe_clock(clock_offset(n.name)),
             sort=lambda n: number_first(clock_offset(n.name)),
-            tip="How far the node's clock is from this PC's",
+            tip="How far the node's clock differs from this PC's",
             width_px=92,
         ),
         Column(
@@ -110,5 +110,5 @@ def check_columns() -> list[Column[Any]]:
             width_px=120,
             text=lambda r: f"{r.node} \u2192 {r.peer}" if r.peer else r.node,
         ),
-        Column(title="What was found", text=lambda r: r.message, stretches=True),
+        Column(title="Details", text=lambda r: r.message, stretches=True),
     ]

@@ -42,7 +42,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
             text=describe_steps,
             sort=lambda r: number_first(progress_share(r)),
             progress=progress_share,
-            tip="Optimizer steps done, of all",
+            tip="Optimizer steps done, of the total",
             width_px=176,
         ),
         Column(
@@ -56,7 +56,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
             title="Tokens/s",
             text=lambda r: show_number(r.tokens_per_s if r.state == "running" else None),
             sort=lambda r: number_first(r.tokens_per_s),
-            tip="Tokens trained on per second, all devices together",
+            tip="Tokens trained per second, all devices together",
             is_number=True,
             width_px=84,
         ),
@@ -86,13 +86,13 @@ def wait_share(rank: RankProgress) -> float | None:
 
 def forecast_columns() -> list[Column[ComparedRow]]:
     return [
-        Column(title="What", text=lambda r: r.what, stretches=True),
-        Column(title="Foretold", text=lambda r: r.foretold, is_number=True, width_px=140),
+        Column(title="Metric", text=lambda r: r.what, stretches=True),
+        Column(title="Forecast", text=lambda r: r.foretold, is_number=True, width_px=140),
         Column(title="Measured", text=lambda r: r.measured, is_number=True, width_px=140),
         Column(
-            title="Off by",
+            title="Difference",
             text=lambda r: r.error,
-            tip="Above 0 the forecast was too high",
+            tip="Above 0: the forecast was too high",
             is_number=True,
             width_px=96,
         ),
@@ -143,14 +143,15 @@ def rank_columns() -> list[Column[RankProgress]]:
             sort=lambda r: number_first(r.mfu),
             is_number=True,
             width_px=70,
-            tip="Arithmetic of the model over what the device could do in the same time",
+            tip=("Model FLOPs utilization: arithmetic of the model as a share of what the device "
+                 "could do"),
         ),
         Column(
             title="Time split",
             text=describe_split,
             split=lambda r: tuple(part.share for part in split_step(r)),
             width_px=88,
-            tip="Where a step's time goes: input, compute, waiting, optimizer, from left to right",
+            tip="Where step time goes, left to right: input, compute, waiting, optimizer",
         ),
         Column(
             title="Waiting",
@@ -158,7 +159,7 @@ def rank_columns() -> list[Column[RankProgress]]:
             sort=lambda r: number_first(wait_share(r)),
             is_number=True,
             width_px=76,
-            tip="Part of each step spent waiting for other ranks and the network",
+            tip="Share of each step spent waiting for other ranks and the network",
         ),
         Column(
             title="Memory",
@@ -166,8 +167,8 @@ def rank_columns() -> list[Column[RankProgress]]:
             sort=lambda r: number_first(r.memory_bytes),
             is_number=True,
             width_px=126,
-            tip="Most memory that training needed on the device; behind + what was to spare and "
-            "holds unpacked 4-bit weights, until something else wants it",
+            tip="Peak memory for training on the device. After +: spare memory that holds "
+                "unpacked 4-bit weights and is given back when needed",
         ),
         Column(
             title="Share",
@@ -175,7 +176,7 @@ def rank_columns() -> list[Column[RankProgress]]:
             sort=lambda r: number_first(r.share),
             is_number=True,
             width_px=68,
-            tip="Part of every batch that this rank works on; it follows the device's speed",
+            tip="Share of every batch that this rank computes; it follows the device's speed",
         ),
     ]
 
@@ -190,7 +191,7 @@ def event_columns(now_s: Clock) -> list[Column[RunEvent]]:
             width_px=110,
         ),
         Column(
-            title="What happened",
+            title="Event",
             text=lambda e: e.text,
             status=lambda e: Status(tones[e.severity], e.text),
             stretches=True,
@@ -207,7 +208,7 @@ def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
             width_px=80,
         ),
         Column(
-            title="Written",
+            title="Saved",
             text=lambda c: show_moment(c.created_s, now_s()),
             sort=lambda c: c.created_s,
             width_px=120,
