@@ -77,7 +77,7 @@ def test_an_artifact_is_copied_to_a_node(stage):
 
     answer_dialog(CopyArtifactDialog, choose)
     press(stage.window.artifacts, "Copy\u2026")
-    stage.wait_for(lambda: "is copied" in stage.window.artifacts.banner.message())
+    stage.wait_for(lambda: "Copied" in stage.window.artifacts.banner.message())
     assert stage.called("artifacts.copy") == [(GGUF, "gamma")]
     stage.wait_for(lambda: len(stage.window.artifacts.details.copies.model.rows()) == 4)
 
@@ -115,7 +115,7 @@ def test_an_artifact_is_pushed_privately_and_a_refusal_is_told(stage):
     message = stage.window.artifacts.banner.message
     answer_dialog(PushDialog, name_it)
     press(stage.window.artifacts, "Push\u2026")
-    stage.wait_for(lambda: "is on the hub" in message())
+    stage.wait_for(lambda: "to the hub" in message())
     assert stage.called("artifacts.push") == [(GGUF, "anna/support-chat", True)]
     stage.core.failure = UserError("there is no token of the hub on this PC", "hf auth login")
     answer_dialog(PushDialog, name_it)
@@ -125,7 +125,7 @@ def test_an_artifact_is_pushed_privately_and_a_refusal_is_told(stage):
 
 def test_a_check_tells_what_is_not_whole(stage):
     open_tab(stage, "Copies")
-    press(stage.window.artifacts, "Check all copies")
+    press(stage.window.artifacts, "Verify all copies")
     message = stage.window.artifacts.banner.message
     stage.wait_for(lambda: "1 of 3 copies" in message())
     assert "/media/anna/backup/support-chat: MISSING" in message()
@@ -136,22 +136,22 @@ def test_one_copy_is_deleted_and_the_last_one_with_a_warning(stage):
     copies = stage.window.artifacts.details.copies
     assert not copies.delete.isEnabled()
     copies.table.select(("node", "beta"))
-    answer_question(stage, "Delete for good")
-    press(copies, "Delete this copy")
+    answer_question(stage, "Delete permanently")
+    press(copies, "Delete copy")
     stage.wait_for(lambda: stage.called("artifacts.delete") == [(GGUF, "beta", True)])
     stage.wait_for(lambda: len(copies.model.rows()) == 2)
 
     answer_question(stage, "Cancel")
     press(stage.window.artifacts, "Delete")
     assert len(stage.called("artifacts.delete")) == 1
-    answer_question(stage, "Delete for good")
+    answer_question(stage, "Delete permanently")
     press(stage.window.artifacts, "Delete")
     stage.wait_for(lambda: len(stage.window.artifacts.model.rows()) == 2)
-    assert "is deleted" in stage.window.artifacts.banner.message()
+    assert "Deleted" in stage.window.artifacts.banner.message()
 
 
 def test_a_command_to_serve_goes_to_the_clipboard(stage):
-    open_tab(stage, "Serve it")
+    open_tab(stage, "Serve")
     pane = stage.window.artifacts.serving
     stage.wait_for(lambda: len(pane.buttons) == 6)
     QTest.mouseClick(pane.buttons[1], Qt.MouseButton.LeftButton)
@@ -161,7 +161,7 @@ def test_a_command_to_serve_goes_to_the_clipboard(stage):
 
 
 def test_what_cannot_be_served_says_why(stage):
-    open_tab(stage, "Serve it")
+    open_tab(stage, "Serve")
     pane = stage.window.artifacts.serving
     stage.wait_for(lambda: len(pane.buttons) == 6)
     stage.core.failure = UserError("poems-awq:1 has no whole copy on this PC")
@@ -169,7 +169,7 @@ def test_what_cannot_be_served_says_why(stage):
     stage.wait_for(lambda: pane.buttons == [])
     said = [label.text() for label in pane.widget().findChildren(QLabel)]
     assert said == [
-        "poems-awq:1 has no whole copy on this PC. Copy it to a folder of this PC first."
+        "poems-awq:1 has no whole copy on this PC. Copy the artifact to a folder on this PC first."
     ]
 
 
@@ -192,7 +192,7 @@ def test_commands_are_those_of_the_artifact_that_is_shown(stage, monkeypatch):
     monkeypatch.setattr(stage.core.artifacts, "serve_commands", serve_commands)
     page = stage.window.artifacts
     page.open_artifact(GGUF)
-    open_tab(stage, "Serve it")
+    open_tab(stage, "Serve")
     other = next(label for label in stage.core.artifact_map if label != GGUF)
     page.open_artifact(other)
     stage.settle()

@@ -85,7 +85,7 @@ def test_columns_come_and_go(busy, dialog):
     dialog.columns[0]._remove.click()
     assert len(dialog.columns) == 1
     assert not dialog.columns[0]._remove.isVisible(), "one is left"
-    press(dialog, "Add a column")
+    press(dialog, "Add model")
     assert len(dialog.columns) == 2
 
 
@@ -107,7 +107,7 @@ def test_prompts_are_kept_and_their_answers_written(busy, dialog, tmp_path):
     assert "3 models, 3 prompts" in dialog.prompts.past.currentText()
     target = tmp_path / "answers.md"
     dialog.prompts.save_to(str(target))
-    busy.wait_for(lambda: "The answers are saved" in dialog.banner.message())
+    busy.wait_for(lambda: "Answers saved" in dialog.banner.message())
     assert "## 3. Why?" in target.read_text()
 
 
@@ -219,7 +219,7 @@ def test_prompts_beyond_the_most_are_told(busy, dialog):
     dialog.prompts.text.setPlainText("\n".join(f"Why {number}?" for number in range(140)))
     assert len(dialog.prompts.prompts()) == 100
     assert dialog.prompts._too_many.isVisible()
-    assert "140 prompts: the first 100" in dialog.prompts._too_many.text()
+    assert "140 prompts: only the first 100" in dialog.prompts._too_many.text()
     dialog.prompts.text.setPlainText("Why?")
     assert not dialog.prompts._too_many.isVisible()
 

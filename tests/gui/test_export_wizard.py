@@ -147,7 +147,7 @@ def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy,
     assert busy.window.isVisible(), "closing would break it off"
     again = open_wizard(busy)
     assert again.batch.rows[0].state == "now"
-    press(again, "Cancel the export")
+    press(again, "Cancel export")
     assert [row.state for row in again.batch.rows] == ["cancelled", "cancelled"]
     assert len(busy.called("artifacts.export")) == 1
     busy.core.delay_s = 0.0
@@ -279,9 +279,9 @@ def test_what_was_made_is_asked_and_copied_by_where_it_is(busy, wizard, monkeypa
     press(wizard, "Export")
     busy.wait_for(lambda: wizard.batch is not None and wizard.batch.is_over)
     page = wizard.stack.currentWidget().widget()
-    press(page, "Copy the path")
+    press(page, "Copy path")
     assert QGuiApplication.clipboard().text() == "/home/anna/out"
-    press(page, "Chat with it")
+    press(page, "Chat")
     assert open_dialog(ChatDialog)._wanted.what == "/home/anna/out"
     open_dialog(ChatDialog).close()
 

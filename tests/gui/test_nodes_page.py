@@ -49,7 +49,7 @@ def test_a_pc_over_ssh_is_added_after_its_fingerprint_was_confirmed(empty, dialo
     empty.wait_for(lambda: dialog.confirm.isVisible())
     assert FINGERPRINT in dialog.banner.message()
     assert empty.core.node_map == {}
-    press(dialog, "The fingerprint is right: add")
+    press(dialog, "Fingerprint matches, add")
     empty.wait_for(dialog.found.isVisible)
     assert "gamer-pc" in empty.cluster.nodes
     assert empty.called("nodes.add") == [
@@ -209,7 +209,7 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
     results = busy.window.nodes.results
     busy.wait_for(lambda: results.model.rows())
     assert results.table.selected().status == "fail"
-    press(results, "Copy the fix")
+    press(results, "Copy fix")
     assert application.clipboard().text() == "sudo ufw allow from 192.168.1.0/24"
 
 
@@ -228,7 +228,7 @@ def test_links_are_a_matrix_that_says_what_is_not_measured(busy):
         "\u2013",
         "not measured",
     }
-    press(page.links, "Measure the links")
+    press(page.links, "Measure links")
     busy.wait_for(lambda: page.links.model.rows()[0].cells["gamma"].text == "117 MB/s, 0.40 ms")
     assert page.tabs.currentWidget() is page.links, "one stays where one was"
     cells = {row.node: row.cells for row in page.links.model.rows()}
@@ -259,5 +259,5 @@ def test_the_log_of_a_node_is_read_when_somebody_looks(busy):
     busy.wait_for(lambda: "epsilon is off" in page.log.summary.text())
     page.table.select("beta")
     busy.wait_for(lambda: "2 logs on beta" in page.log.summary.text())
-    press(page.log, "Read again")
+    press(page.log, "Refresh")
     busy.wait_for(lambda: len(busy.called("nodes.logs")) == 5)

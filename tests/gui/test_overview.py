@@ -66,7 +66,7 @@ def test_every_device_has_a_card_with_figures_or_a_dash(busy):
     assert "tokens per second" in alpha.accessibleDescription()
     lost = cards[DeviceKey("epsilon", "cuda:0")]
     assert "unreachable for 12 s" in lost.accessibleName()
-    assert lost.accessibleDescription() == "no figures now"
+    assert lost.accessibleDescription() == "no data"
 
 
 def test_only_the_cards_with_news_repaint(busy):

@@ -41,7 +41,7 @@ def test_pages_runs_and_nodes_by_name(busy):
 
 
 def test_a_run_is_stopped_by_its_name_after_the_question(busy):
-    answer_question(busy, "Stop the run")
+    answer_question(busy, "Stop run")
     choose(busy, "stop supp")
     busy.wait_for(lambda: busy.called("runs.stop") == [(RUN,)])
 

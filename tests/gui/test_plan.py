@@ -37,7 +37,7 @@ def headline(dialog: NewRunDialog) -> str:
 
 
 def test_the_plan_follows_the_answers(busy: Stage, dialog: NewRunDialog) -> None:
-    assert headline(dialog) == "Choose a model to see what it needs."
+    assert headline(dialog) == "Choose a model to see its plan."
     QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
     busy.wait_for(lambda: headline(dialog).startswith("Data parallel on alpha, beta and gamma"))
     texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]

@@ -95,7 +95,7 @@ def test_enter_opens_the_selected_run_and_escape_leads_back(busy):
 def test_delete_asks_and_the_row_goes(busy):
     busy.window.go_to("runs")
     busy.window.runs.table.select("recipes-a0d2")
-    answer_question(busy, "Delete for good")
+    answer_question(busy, "Delete permanently")
     press(busy.window.runs, "Delete")
     busy.wait_for(lambda: "recipes-a0d2" not in busy.cluster.runs)
     assert busy.window.runs.model.place_of("recipes-a0d2") is None
@@ -106,7 +106,7 @@ def test_delete_asks_and_the_row_goes(busy):
 
 def test_start_with_nothing_marks_what_is_missing_and_starts_nothing(busy, new_run):
     press(new_run, "Start")
-    assert "another look" in new_run.banner.message()
+    assert "attention" in new_run.banner.message()
     assert new_run.form.fields["model"]._finding.isVisible()
     assert busy.called("runs.start") == []
     new_run.form.fields["model"].set_answer("org/model")
@@ -201,7 +201,7 @@ def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
     box.setCurrentIndex(box.findText("Evening runs"))
     box.activated.emit(box.currentIndex())
     assert new_run.answers().rank == "24"
-    answer_question(busy, "Delete for good")
+    answer_question(busy, "Delete permanently")
     new_run.form.start_from.delete.click()
     busy.wait_for(lambda: box.findText("Evening runs") < 0)
     assert not new_run.form.start_from.delete.isVisible()
@@ -214,7 +214,7 @@ def test_a_start_can_be_broken_off(busy, new_run):
     press(new_run, "Start")
     busy.wait_for(lambda: bool(busy.called("runs.start")))
     assert not new_run.start.isEnabled()
-    press(new_run, "Cancel the start")
+    press(new_run, "Cancel start")
     assert "broken off" in new_run.banner.message()
     assert new_run.start.isEnabled()
     busy.settle(0.1)
@@ -407,9 +407,9 @@ def test_figures_of_an_axis_fit_beside_it_and_differ(value, step, text):
 
 
 def test_stop_asks_and_tells_the_end(busy, page):
-    answer_question(busy, "Stop the run")
+    answer_question(busy, "Stop run")
     press(page.head, "Stop")
-    busy.wait_for(lambda: "has stopped" in page.banner.message())
+    busy.wait_for(lambda: "Stopped" in page.banner.message())
     assert busy.called("runs.stop") == [(RUN,)]
     assert page.head.buttons["resume"].isVisible()
     assert not page.head.buttons["stop"].isVisible()
@@ -429,7 +429,7 @@ def test_a_profile_tells_what_took_longest_and_where_it_lies(busy, page, applica
     busy.wait_for(lambda: "steps 413 to 415 are recorded" in page.banner.message().lower())
     assert "ampere_bf16_gemm 61" in page.banner.message()
     assert busy.called("runs.trace") == [(RUN, 3)]
-    press(page.banner, "Copy the paths")
+    press(page.banner, "Copy paths")
     assert application.clipboard().text() == "/mirror/trace.json.gz"
 
 
@@ -641,7 +641,7 @@ def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
     assert again.answers().model == "org/model"
     assert again.answers().rank == "8"
     assert "that you left" in again.banner.message()
-    press(again, "Start afresh")
+    press(again, "Start over")
     assert again.answers().model == ""
     again.reject()
     assert busy.window.state.draft == {}
@@ -681,11 +681,11 @@ def test_answers_are_kept_when_the_session_ends_around_the_form(busy, new_run):
 
 
 def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
-    plain = "The newest is chosen; an older one repeats the steps after it."
+    plain = "The newest is selected. An older one repeats the steps after it."
     assert describe_choice(400, 400) == describe_choice(400, None) == plain
     assert "step 480, on a node that does not answer" in describe_choice(400, 480)
     assert "step 480, on a node that does not answer" in describe_choice(400, 480, 440)
-    damaged = "The checkpoint of step 480 is damaged; that of step 400 is chosen."
+    damaged = "The checkpoint of step 480 is damaged. The one of step 400 is selected."
     assert describe_choice(400, 480, 480) == damaged
 
 

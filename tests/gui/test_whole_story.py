@@ -88,7 +88,7 @@ def add_the_first_pc(site: Site, stage: RealStage) -> None:
     fill_address(site, stage, dialog, "alpha")
     stage.press(dialog, "Add")
     confirm_fingerprint(site, stage, dialog, "alpha")
-    stage.press(dialog, "The fingerprint is right: add")
+    stage.press(dialog, "Fingerprint matches, add")
     stage.until(dialog.found.isVisible, "what was found is shown")
     assert dialog.found.setup.isVisible(), "it has no environment yet"
     stage.press(dialog, "Done")
@@ -141,7 +141,7 @@ def measure_the_links(stage: RealStage) -> None:
         return {row.cells[name].text for row in rows for name in NAMES if name != row.node}
 
     assert ways() == {"not measured"}
-    stage.press(page.links, "Measure the links")
+    stage.press(page.links, "Measure links")
     stage.until(lambda: all("MB/s" in way for way in ways()), "all six ways are measured")
 
 
@@ -174,7 +174,7 @@ def watch_it(stage: RealStage, run_id: str) -> None:
 
 
 def stop_it(stage: RealStage, run_id: str) -> None:
-    stage.answer(QuestionDialog, "Stop the run")
+    stage.answer(QuestionDialog, "Stop run")
     stage.press(stage.window.run_page().head, "Stop")
     stage.until(lambda: stage.cluster.runs[run_id].state == "stopped", "the run has stopped")
     assert (stage.cluster.runs[run_id].step or 0) < NUM_STEPS
@@ -238,7 +238,7 @@ def delete_it(site: Site, stage: RealStage, run_id: str) -> None:
     stage.key(Qt.Key.Key_3, Qt.KeyboardModifier.ControlModifier)
     assert window.stack.currentWidget() is window.runs
     window.runs.table.select(run_id)
-    stage.answer(QuestionDialog, "Delete for good")
+    stage.answer(QuestionDialog, "Delete permanently")
     stage.press(window.runs, "Delete")
     stage.until(lambda: run_id not in stage.cluster.runs, "the run is gone")
     assert window.runs.model.rows() == []

@@ -330,7 +330,7 @@ def test_the_summary_says_what_follows():
 @pytest.mark.parametrize(
     ("answers", "nodes", "words"),
     [
-        (RunAnswers(train="t"), NODES, "Choose a model to see what it needs."),
+        (RunAnswers(train="t"), NODES, "Choose a model to see its plan."),
         (GOOD, (), "Add a node to see how the run would fare on it."),
         (replace(GOOD, rank="0"), NODES, "Correct what is marked to see the plan."),
         (replace(GOOD, nodes="gone"), NODES, "Choose at least one node to see the plan."),
