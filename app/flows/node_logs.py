@@ -23,7 +23,7 @@ def summarise(name: str, tails: Sequence[LogTail]) -> str:
     """Say what there is to read.
 
     >>> summarise("alpha", [])
-    'No rank or supervisor has written anything on alpha yet.'
+    'No logs on alpha yet.'
     """
     if not tails:
         return f"No logs on {name} yet."

@@ -50,11 +50,11 @@ def test_base_checkpoint_and_artifact_answer_side_by_side(busy, dialog):
         assert (first.text, second.prompt) == (text, "When?")
         assert first.figures.startswith("51.2 tokens/s, first after 41 ms")
         assert text in column.transcript.toPlainText()
-        assert "On alpha, GPU 0, in Transformers" in column._state.text()
+        assert "On alpha, GPU 0, with Transformers" in column._state.text()
     assert [len(turn.messages) for turn in busy.core.chats.turns] == [1, 1, 1, 3, 3, 3]
     assert len(busy.called("chats.open")) == 3
     press(dialog, "New conversation")
-    assert "Nothing was asked" in dialog.columns[0].transcript.toPlainText()
+    assert "No questions yet" in dialog.columns[0].transcript.toPlainText()
     dialog.close()
     busy.wait_for(lambda: not busy.core.chats.loaded)
 

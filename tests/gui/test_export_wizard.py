@@ -90,7 +90,7 @@ def test_several_formats_are_made_one_after_the_other(busy, wizard):
     first, second = wizard.batch.rows
     assert (first.state, second.state) == ("done", "done")
     page = wizard.stack.currentWidget().widget()
-    assert page.rows[0].state.accessibleName() == "State: Look at it", "Q3_K_M is not to be kept"
+    assert page.rows[0].state.accessibleName() == "State: Review", "Q3_K_M is not to be kept"
     assert "do not keep" in page.rows[0].result.text()
     assert page.rows[1].state.accessibleName() == "State: Keep"
     press(wizard, "Another export")

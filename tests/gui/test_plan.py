@@ -82,7 +82,7 @@ def test_an_unknown_model_is_looked_up_once_the_hands_rest(
 def test_what_does_not_fit_is_told_with_what_would_help(busy: Stage, dialog: NewRunDialog) -> None:
     busy.core.plan_answer = make_plan_of_all(fits=False)
     QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
-    busy.wait_for(lambda: headline(dialog).startswith("This cannot be trained as it stands"))
+    busy.wait_for(lambda: headline(dialog).startswith("No plan fits these settings"))
     assert "of the 6.0 GiB of gamma" in headline(dialog)
     texts = [label.text() for label in dialog.outlook.plan.findChildren(QLabel)]
     assert any(text.startswith("Does not fit: ") for text in texts)
@@ -97,7 +97,7 @@ def test_a_wrong_answer_says_why_there_is_no_plan(busy: Stage, dialog: NewRunDia
     QTest.keyClicks(dialog.form.fields["model"].input, "org/m")
     dialog.form.fields["rank"].input.selectAll()
     QTest.keyClicks(dialog.form.fields["rank"].input, "0")
-    busy.wait_for(lambda: headline(dialog) == "Correct what is marked to see the plan.")
+    busy.wait_for(lambda: headline(dialog) == "Correct the marked fields to see the plan.")
 
 
 def test_a_runs_page_holds_the_forecast_against_what_was_measured(busy: Stage) -> None:
@@ -111,7 +111,7 @@ def test_a_runs_page_holds_the_forecast_against_what_was_measured(busy: Stage) -
     )  # fmt: skip
     assert rows["gamma cuda:0: memory"].error == "+1.5 %"
     busy.window.open_run("recipes-a0d2")
-    busy.wait_for(lambda: page.forecast.note.text().startswith("Nothing was foretold"))
+    busy.wait_for(lambda: page.forecast.note.text().startswith("No forecast"))
     assert not page.forecast.model.rows()
 
 

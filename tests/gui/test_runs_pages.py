@@ -44,7 +44,7 @@ def page(busy):
 
 
 def test_what_a_run_learns_is_shown_once_it_is_known(busy, page):
-    assert "once its first rank" in page.data.toPlainText()
+    assert "once the first rank" in page.data.toPlainText()
     busy.core.preview_map[RUN] = make_preview()
     text = "any words"
     event = RunEvent(run_id=RUN, time_s=NOW_S, kind="started", severity="info", text=text)
@@ -194,7 +194,7 @@ def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
     assert not shown.keep.isEnabled()
     QTest.keyClicks(shown.title, "Evening runs")
     QTest.keyClick(shown.title, Qt.Key.Key_Return)
-    busy.wait_for(lambda: "is kept" in shown.banner.message())
+    busy.wait_for(lambda: "Saved recipe" in shown.banner.message())
     press(shown, "Close")
     box = new_run.form.start_from.box
     new_run.form.fields["rank"].set_answer("8")
@@ -215,7 +215,7 @@ def test_a_start_can_be_broken_off(busy, new_run):
     busy.wait_for(lambda: bool(busy.called("runs.start")))
     assert not new_run.start.isEnabled()
     press(new_run, "Cancel start")
-    assert "broken off" in new_run.banner.message()
+    assert "cancelled" in new_run.banner.message()
     assert new_run.start.isEnabled()
     busy.settle(0.1)
     assert "run-1-0001" not in busy.cluster.runs
@@ -270,7 +270,7 @@ def test_the_data_can_be_looked_at_before_the_start(busy, new_run):
 
 def test_a_contradiction_is_told_at_once_also_from_the_folded_part(new_run):
     new_run.form.fields["format"].set_answer("preference")
-    assert "1 setting needs a look" in new_run.form.fold._note.text()
+    assert "1 setting needs attention" in new_run.form.fold._note.text()
     new_run.form.fields["objective"].set_answer("dpo")
     assert f"1 of {len(ADVANCED)} settings changed" in new_run.form.fold._note.text()
     new_run.form.fields["packing"].input.click()
@@ -393,7 +393,7 @@ def test_where_there_is_no_checkpoint_none_is_called_whole(busy, page, monkeypat
     monkeypatch.setattr(busy.core.runs, "checkpoints", find_none)
     page.tabs.setCurrentIndex(3)
     press(page, "Verify all")
-    busy.wait_for(lambda: "no node that answers has a checkpoint" in page.banner.message())
+    busy.wait_for(lambda: "nodes that respond have no checkpoint" in page.banner.message())
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_stop_asks_and_tells_the_end(busy, page):
 def test_save_now_tells_the_step_and_the_stall(busy, page):
     press(page.head, "Save now")
     busy.wait_for(lambda: "checkpoint of step 412 is saved" in page.banner.message())
-    assert "stood still for 18 ms" in page.banner.message()
+    assert "paused for 18 ms" in page.banner.message()
     assert busy.called("runs.save") == [(RUN,)]
     busy.core.on_loop(busy.core.put_run, replace(running_run(), state="stopped"))
     busy.wait_for(lambda: not page.head.buttons["save"].isVisible())
@@ -486,7 +486,7 @@ def test_a_certificate_shows_and_a_broken_promise_is_told_above_the_page(busy, p
     assert "steps 401 to 403 replayed" in page.progress.certificate.text()
     bad = replace(good, equal_to_the_bit=False, largest_difference=0.25, kept=False)
     busy.core.on_loop(busy.core.put_run, replace(running_run(), certificate=bad))
-    busy.wait_for(lambda: "NOT AS BEFORE" in page.notice.message())
+    busy.wait_for(lambda: "MISMATCH" in page.notice.message())
     assert not page.progress.certificate.isVisible()
 
 
@@ -640,7 +640,7 @@ def test_a_form_that_is_left_is_taken_up_again(busy, new_run):
     again = open_dialog(NewRunDialog)
     assert again.answers().model == "org/model"
     assert again.answers().rank == "8"
-    assert "that you left" in again.banner.message()
+    assert "Restored your draft" in again.banner.message()
     press(again, "Start over")
     assert again.answers().model == ""
     again.reject()
@@ -683,8 +683,8 @@ def test_answers_are_kept_when_the_session_ends_around_the_form(busy, new_run):
 def test_a_newer_checkpoint_out_of_reach_is_told_before_it_is_given_up():
     plain = "The newest is selected. An older one repeats the steps after it."
     assert describe_choice(400, 400) == describe_choice(400, None) == plain
-    assert "step 480, on a node that does not answer" in describe_choice(400, 480)
-    assert "step 480, on a node that does not answer" in describe_choice(400, 480, 440)
+    assert "step 480, is on a node that does not respond" in describe_choice(400, 480)
+    assert "step 480, is on a node that does not respond" in describe_choice(400, 480, 440)
     damaged = "The checkpoint of step 480 is damaged. The one of step 400 is selected."
     assert describe_choice(400, 480, 480) == damaged
 

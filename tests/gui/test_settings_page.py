@@ -102,7 +102,7 @@ def test_a_token_is_given_to_nodes_and_taken_back(empty, page):
     row.take.click()
     empty.wait_for(row.give.isVisible)
     row.forget.click()
-    empty.wait_for(lambda: "gamma could not be asked" in row.banner.message())
+    empty.wait_for(lambda: "gamma did not respond" in row.banner.message())
     empty.wait_for(lambda: not row.nodes.isVisible())
 
 

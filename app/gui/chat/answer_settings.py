@@ -14,7 +14,7 @@ class AnswerSettings(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.system = QLineEdit()
-        self.system.setPlaceholderText("Instructions that every conversation starts with")
+        self.system.setPlaceholderText("Instructions for every conversation")
         self.max_tokens = QSpinBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
         self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
         self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
@@ -25,7 +25,7 @@ class AnswerSettings(QWidget):
         grid.setHorizontalSpacing(16)
         for place, (name, help_text, widget) in enumerate(
             (
-                ("System prompt", "Instructions that every conversation starts with.", self.system),
+                ("System prompt", "Instructions for every conversation.", self.system),
                 ("Max tokens", "Longer answers are cut.", self.max_tokens),
                 ("Temperature", "0: always the most likely token.", self.temperature),
                 ("Top-p", "Share of the probability to sample from.", self.top_p),

@@ -39,9 +39,9 @@ def describe_choice(newest: int, known: int | None, damaged: int | None = None) 
         damaged: step of a newer one that was found and cannot be used.
 
     >>> describe_choice(80, 80)
-    'The newest is chosen; an older one repeats the steps after it.'
+    'The newest is selected. An older one repeats the steps after it.'
     >>> describe_choice(80, 90, 90)
-    'The checkpoint of step 90 is damaged; that of step 80 is chosen.'
+    'The checkpoint of step 90 is damaged. The one of step 80 is selected.'
     """
     if damaged is not None and (known is None or known <= damaged):
         return f"The checkpoint of step {damaged} is damaged. The one of step {newest} is selected."

@@ -55,9 +55,7 @@ def test_what_making_took_is_told(services: Services, tmp_path: Path) -> None:
     about = json.loads((folder / "proof.json").read_bytes())
     (folder / "proof.json").write_text(json.dumps({**about, "measured": measured}))
     told = dict(describe_lineage(record_export(services, folder, "nf4", (), ORIGIN)))
-    assert told["making it took"] == (
-        "1 min 10 s on beta, at most 1.0 GiB of memory, 2.0 GiB of the GPU's"
-    )
+    assert told["made in"] == ("1 min 10 s on beta, up to 1.0 GiB of memory, 2.0 GiB of GPU memory")
     assert told["data"] == "chats.jsonl"
 
 

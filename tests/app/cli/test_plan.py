@@ -42,9 +42,7 @@ def test_a_plan_reads_as_sentences_and_tables() -> None:
 
 def test_what_does_not_fit_says_so_and_what_would_help() -> None:
     text = printed(make_plan_of_all(fits=False))
-    assert (
-        "This cannot be trained as it stands. Data parallel on alpha, beta and gamma: needs" in text
-    )
+    assert "No plan fits these settings. Data parallel on alpha, beta and gamma: needs" in text
     assert "does not fit" in text
     assert "With sequences of 1,024 tokens it fits gamma." in text
 

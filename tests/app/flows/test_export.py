@@ -75,7 +75,7 @@ def test_steps_lead_there_and_back_and_calibration_only_where_it_counts():
 def test_what_is_missing_keeps_one_at_the_step():
     good = ExportAnswers(targets=("awq",), folder="/m")
     assert [find_problems(step, good) for step, _ in STEPS] == [""] * 5
-    assert "No node" in find_problems("what", good, checkpoint_problem=NO_CHECKPOINT)
+    assert "no complete checkpoint" in find_problems("what", good, checkpoint_problem=NO_CHECKPOINT)
     assert "at least one" in find_problems("formats", replace(good, targets=()))
     assert find_problems("calibration", good, calibration_problem="3 words") == "3 words"
     assert find_problems("calibration", replace(good, targets=("nf4",))) == ""
@@ -136,7 +136,7 @@ def test_a_target_says_what_it_takes():
     both = make_export_plan("gguf", ("Q8_0", "Q4_K_M"))
     assert describe_target("gguf:Q4_K_M", both) == "3.8 GiB"
     nowhere = replace(both, places=both.places[2:])
-    assert describe_target("gguf:Q8_0", nowhere) == "6.7 GiB, no node can make it now"
+    assert describe_target("gguf:Q8_0", nowhere) == "6.7 GiB, no node can run it now"
     assert describe_target("awq", replace(both, made=None)) == ""
 
 

@@ -28,7 +28,7 @@ def test_a_slow_rate_and_a_slow_answer_are_marked():
 
 def test_the_summary_says_what_to_do():
     assert "second node" in summarise(("alpha",), [], 1000.0)
-    assert "No way" in summarise(NAMES, [make_link("alpha", "gone")], 1000.0)
+    assert "No links" in summarise(NAMES, [make_link("alpha", "gone")], 1000.0)
     words = summarise(NAMES, [make_link("alpha", "beta", rate=1e6)], 1000.0)
-    assert "5 ways not measured" in words
-    assert "1 way much slower than Gigabit Ethernet" in words
+    assert "5 links not measured" in words
+    assert "1 link much slower than Gigabit Ethernet" in words
