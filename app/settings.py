@@ -81,7 +81,7 @@ SETTINGS = (
         labels=("Quit Rackless", "Keep running in the tray"),
         title="Closing the window",
         description="Runs continue either way. In the tray, Rackless keeps watching them and "
-                    "notifies you. Without a tray on the desktop, closing quits.",
+        "notifies you. Without a tray on the desktop, closing quits.",
         section="Window and notifications",
     ),
     Setting(
@@ -106,7 +106,7 @@ SETTINGS = (
         default=True,
         title="Notify when a GPU or CPU gets hot",
         description="GPUs at 85 \xb0C or above, CPUs at 95 \xb0C or above. At most once every "
-                    "ten minutes for each.",
+        "ten minutes for each.",
         section="Window and notifications",
     ),
     Setting(

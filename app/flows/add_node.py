@@ -119,7 +119,7 @@ def describe_found(node: NodeSnapshot) -> FoundNode:
     """Return what was found on a node that answers.
 
     >>> describe_found(NodeSnapshot(name="a", transport="ssh", address="a", state="online")).notes
-    ('It answers, and has not told yet what it is made of.',)
+    ('Connected. Its hardware is not known yet.',)
     """
     facts = node.facts
     if facts is None:
@@ -148,8 +148,10 @@ def _notes(facts: NodeFacts) -> Iterator[str]:
         yield "No NVIDIA GPU found. It trains on its CPU, which is slow."
     if facts.disk_free_bytes is not None and facts.disk_free_bytes < LITTLE_DISK_BYTES:
         free = show_bytes(facts.disk_free_bytes)
-        yield (f"Only {free} of disk left, which is little for a model, its checkpoints and the "
-               "environment.")
+        yield (
+            f"Only {free} of disk left, which is little for a model, its checkpoints and the "
+            "environment."
+        )
     speeds = [one.speed_mbit for one in facts.interfaces if one.up is not False and one.speed_mbit]
     if speeds and max(speeds) < SLOW_MBIT:
         yield f"Its network runs at {max(speeds)} Mbit/s. Check for an old cable or switch."

@@ -42,8 +42,10 @@ FORMATS = (
     Format(
         key="merged",
         label="Merged model",
-        help=("Base model and adapter in one, at full precision. For Transformers, vLLM or "
-              "further training."),
+        help=(
+            "Base model and adapter in one, at full precision. For Transformers, vLLM or "
+            "further training."
+        ),
     ),
     Format(
         key="gguf",
@@ -58,14 +60,18 @@ FORMATS = (
     Format(
         key="gptq",
         label="GPTQ",
-        help=("Calibrated on your data, 4-bit or 8-bit. For vLLM, TGI and Transformers on NVIDIA "
-              "GPUs."),
+        help=(
+            "Calibrated on your data, 4-bit or 8-bit. For vLLM, TGI and Transformers on NVIDIA "
+            "GPUs."
+        ),
     ),
     Format(
         key="nf4",
         label="NF4, 4-bit",
-        help=("The format QLoRA trains on, and the fastest to make. For Transformers with "
-              "bitsandbytes."),
+        help=(
+            "The format QLoRA trains on, and the fastest to make. For Transformers with "
+            "bitsandbytes."
+        ),
     ),
 )
 MAKERS = (
@@ -77,8 +83,10 @@ MAKERS = (
     Format(
         key="autoawq",
         label="AutoAWQ",
-        help=("No longer maintained, with its own file layout. Equally close to the original in "
-              "our tests."),
+        help=(
+            "No longer maintained, with its own file layout. Equally close to the original in "
+            "our tests."
+        ),
     ),
 )
 """What can make AWQ, by its engine."""
@@ -141,9 +149,9 @@ def offer_targets(to: str) -> tuple[tuple[str, str], ...]:
     """Return the targets of a format, each with its words; one without types is its own target.
 
     >>> offer_targets("gptq")
-    (('gptq:4-bit', '4 bits'), ('gptq:8-bit', '8 bits, nearer to the original'))
+    (('gptq:4-bit', '4-bit'), ('gptq:8-bit', '8-bit, closer to the original'))
     >>> offer_targets("awq")
-    (('awq', 'AWQ, 4 bits'),)
+    (('awq', 'AWQ, 4-bit'),)
     """
     types = TYPES.get(to, ())
     if not types:

@@ -179,7 +179,7 @@ ADVANCED: tuple[Field, ...] = (
         kind="tick",
         is_wide=True,
         help="Adapts when a GPU gets slower or faster. Turn off for a bit-exact resume even if "
-             "speeds vary.",
+        "speeds vary.",
     ),
     _devices(
         key="shares",

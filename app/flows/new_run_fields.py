@@ -32,7 +32,7 @@ MAIN: tuple[Field, ...] = (
         is_wide=True,
         placeholder="chats.jsonl",
         help="JSONL, JSON, CSV, TSV, Parquet or text file on this PC, copied to each node once. "
-             "Or the id of a public data set, which each node downloads.",
+        "Or the id of a public data set, which each node downloads.",
     ),
     Field(
         key="objective",
@@ -45,7 +45,7 @@ MAIN: tuple[Field, ...] = (
             ("dpo", "DPO: prefer one answer over another"),
         ),
         help="SFT needs chats, instructions or text. DPO needs pairs of a chosen and a rejected "
-             "answer, and usually follows SFT.",
+        "answer, and usually follows SFT.",
     ),
     Field(
         key="adapter",
@@ -76,8 +76,9 @@ MAIN: tuple[Field, ...] = (
         key="dpo_beta",
         section=_HOW,
         label="Beta",
-        help=("How closely DPO stays to the model it starts from. Lower values allow larger "
-              "changes."),
+        help=(
+            "How closely DPO stays to the model it starts from. Lower values allow larger changes."
+        ),
     ),
     Field(
         key="sequence_tokens",
@@ -112,7 +113,7 @@ MAIN: tuple[Field, ...] = (
         kind="tick",
         is_wide=True,
         help="Puts several rows in one sequence, kept separate from each other. Each batch holds "
-             "more rows, so there are fewer steps.",
+        "more rows, so there are fewer steps.",
     ),
     Field(
         key="nodes",

@@ -37,8 +37,9 @@ the longest example has 32'), ('left out', 'row 2: the line is empty')]
         ("cut", _name(found.truncated, found.num_truncated)),
     ]
     if found.plain_template:
-        told.append(("template", "the tokenizer has no chat template, so the Alpaca template is "
-                                 "used"))
+        told.append(
+            ("template", "the tokenizer has no chat template, so the Alpaca template is used")
+        )
     return [(caption, text) for caption, text in told if text]
 
 

@@ -35,12 +35,10 @@ def describe_saved(saved: SavedNow) -> str:
 
     >>> from app.events import SavedNow
     >>> describe_saved(SavedNow(step=12, stall_s=0.031, seconds=1.5))
-    'the checkpoint of step 12 is saved; training stood still for 31 ms'
+    'the checkpoint of step 12 is saved; training paused for 31 ms'
     """
     if saved.step is None:
-        return (
-            "the checkpoint is saved after the current step and then listed in the run's events"
-        )
+        return "the checkpoint is saved after the current step and then listed in the run's events"
     if saved.seconds is None:
         return f"the checkpoint of step {saved.step} is being written"
     text = f"the checkpoint of step {saved.step} is saved"
@@ -76,7 +74,7 @@ def describe_certificate(found: Certificate) -> str:
     >>> from app.events import Certificate
     >>> describe_certificate(Certificate(promise="A", first_step=9, last_step=12, steps=4,
     ...     equal_to_the_bit=True, largest_difference=0.0, other_samples=0, kept=True))
-    'steps 9 to 12 replayed: samples and losses identical to the last bit'
+    'steps 9 to 12 replayed: samples and losses bit-exact'
     """
     one = found.first_step == found.last_step
     which = f"step {found.first_step}" if one else f"steps {found.first_step} to {found.last_step}"
@@ -134,7 +132,7 @@ def _describe_making(measured: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     seconds = sum(phase["seconds"] for phase in phases)
     said = [f"{show_duration(seconds)} on {measured.get('node') or 'a node'}"]
-    said.append(f"up to {show_bytes(max((phase['ram_bytes'] for phase in phases)))} of memory")
+    said.append(f"up to {show_bytes(max(phase['ram_bytes'] for phase in phases))} of memory")
     on_gpu = [phase["vram_bytes"] for phase in phases if phase.get("vram_bytes") is not None]
     said += [f"{show_bytes(max(on_gpu))} of GPU memory"] if on_gpu else []
     return [("made in", ", ".join(said))]
@@ -149,12 +147,16 @@ def describe_copy(copy: ArtifactCopy) -> str:
 
     >>> from app.artifact import ArtifactCopy
     >>> describe_copy(ArtifactCopy(kind="node", place="beta", path="artifacts/a-1", made_s=0.0))
-    'node beta, artifacts/a-1: whole when it was made'
+    'node beta, artifacts/a-1: whole when made'
     """
     places = {"folder": copy.place, "node": f"node {copy.place}", "hub": f"hub {copy.place}"}
     where = places[copy.kind] + (f", {copy.path}" if copy.path else "")
-    states = {"whole": "whole", "missing": "MISSING", "damaged": "DAMAGED", "unknown": ("not "
-                                                                                        "checked")}
+    states = {
+        "whole": "whole",
+        "missing": "MISSING",
+        "damaged": "DAMAGED",
+        "unknown": ("not checked"),
+    }
     said = states[copy.state]
     if copy.state == "whole" and copy.checked_s is None:
         said += " when made"

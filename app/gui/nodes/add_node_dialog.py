@@ -264,8 +264,7 @@ class AddNodeDialog(QDialog):
             self._fingerprint = error.fingerprint
             self.banner.show_message(
                 "warning",
-                f"Is this the fingerprint of {error.host}?\n"
-                f"{error.fingerprint}",
+                f"Is this the fingerprint of {error.host}?\n{error.fingerprint}",
                 "This PC has not connected to it before. Compare with the output of this command "
                 "on that PC:\n"
                 f"{FINGERPRINT_COMMAND}",

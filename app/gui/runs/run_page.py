@@ -42,6 +42,7 @@ from app.gui.tables.view import TableView
 from app.presentation.result_text import describe_certificate
 from app.telemetry.alerts import check_run
 from app.telemetry.state import Tone
+from app.text import count_of
 
 WATCH_MS = 5000
 """How often a run is looked over for a stall."""

@@ -135,6 +135,8 @@ def copy_columns(now_s: Clock) -> list[Column[ArtifactCopy]]:
         Column(title="Kind", text=lambda c: kinds[c.kind], width_px=90),
         Column(title="State", text=lambda c: c.state, status=_describe_state, width_px=124),
         Column(title="Where", text=lambda c: c.place, stretches=True),
-        Column(title="Last verified", text=lambda c: show_moment(c.checked_s, now_s()), width_px=110),
+        Column(
+            title="Last verified", text=lambda c: show_moment(c.checked_s, now_s()), width_px=110
+        ),
         Column(title="Details", text=lambda c: c.problem, width_px=280),
     ]

@@ -143,8 +143,10 @@ def rank_columns() -> list[Column[RankProgress]]:
             sort=lambda r: number_first(r.mfu),
             is_number=True,
             width_px=70,
-            tip=("Model FLOPs utilization: arithmetic of the model as a share of what the device "
-                 "could do"),
+            tip=(
+                "Model FLOPs utilization: arithmetic of the model as a share of what the device "
+                "could do"
+            ),
         ),
         Column(
             title="Time split",
@@ -168,7 +170,7 @@ def rank_columns() -> list[Column[RankProgress]]:
             is_number=True,
             width_px=126,
             tip="Peak memory for training on the device. After +: spare memory that holds "
-                "unpacked 4-bit weights and is given back when needed",
+            "unpacked 4-bit weights and is given back when needed",
         ),
         Column(
             title="Share",
