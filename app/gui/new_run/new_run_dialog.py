@@ -227,9 +227,7 @@ class NewRunDialog(QDialog):
         self._fill(to_answers(spec))
         self._given = self.answers() if was_untouched else None
         self.form.start_from.show_source(path.name, f"Settings from {path}.", spec)
-        self.banner.show_message(
-            "good", f"Opened {path.name}", "Change anything you like, then start."
-        )
+        self.banner.show_message("good", f"Opened {path.name}", "Review it, then start.")
 
     def _take_recipe(self, spec: RunSpec) -> None:
         self._fill(use_recipe(self.answers(), spec))
@@ -275,9 +273,7 @@ class NewRunDialog(QDialog):
         """Keep saying how many answers need another look, until none does."""
         if num_errors:
             words = "1 answer needs" if num_errors == 1 else f"{num_errors} answers need"
-            self.banner.show_message(
-                "warning", f"{words} attention", "See the marked fields above."
-            )
+            self.banner.show_message("warning", f"{words} attention", "See the marked fields.")
         else:
             self._complains = False
             self.banner.hide()
