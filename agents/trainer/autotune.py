@@ -32,7 +32,7 @@ from agents.trainer.execution.tuner import Tuner
 from agents.trainer.kernels import compiling
 from agents.trainer.model.micro_batch import CPU_TOKENS
 from agents.trainer.model.model import TrainedModel
-from agents.trainer.objectives.reference_model import needs_reference
+from agents.trainer.objectives.registry import needs_reference_table
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import read_available_bytes
@@ -71,7 +71,7 @@ def make_replayer(
     while they are made, no loss scale that changes, and no look-up in a table in host memory.
     """
     sends = world_size > 1 or spec.compression != "none"
-    changes = model.dtype == torch.float16 or needs_reference(spec)
+    changes = model.dtype == torch.float16 or needs_reference_table(spec)
     if not layers.compiled or sends or changes:
         return None
     record = partial(CudaGraph, spare_bytes=lambda: reserve.missing_bytes)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from agents.contract.spec import RunSpec
 from agents.trainer.data.examples import Examples
-from agents.trainer.objectives.objective import LOSS, name_sums
+from agents.trainer.objectives.objective import LOSS
+from agents.trainer.objectives.registry import OBJECTIVES, name_metrics
 from agents.trainer.parallel.strategy import Strategy
 
 # Largest exponent whose exp() a float64 can hold (709.8), rounded down. A loss beyond it has no
@@ -30,8 +31,8 @@ class Evaluation:
         {'loss': 1.0, 'perplexity': 2.718}
         """
         loss = self.means[LOSS]
-        fields: dict[str, float | None] = {"loss": loss, **name_sums(objective, self.means)}
-        if objective == "sft":
+        fields: dict[str, float | None] = {"loss": loss, **name_metrics(objective, self.means)}
+        if OBJECTIVES[objective].weighs_tokens:
             fields["perplexity"] = compute_perplexity(loss)
         return fields
 

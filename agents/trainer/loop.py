@@ -28,7 +28,8 @@ from agents.trainer.metrics.profiler import TraceRecorder
 from agents.trainer.metrics.step_metrics import Speeds, StepWork, describe_speed
 from agents.trainer.metrics.step_statistics import Stats, StatsLayout
 from agents.trainer.metrics.stopwatch import StepTimes, Stopwatch
-from agents.trainer.objectives.objective import LOSS, SUMS, name_sums
+from agents.trainer.objectives.objective import LOSS, SUMS
+from agents.trainer.objectives.registry import name_metrics
 from agents.trainer.optim.loss_scale import LossScale, begin_scaling
 from agents.trainer.optim.schedule import learning_rate_at
 from agents.trainer.parallel.batch import Batch
@@ -232,7 +233,7 @@ class Loop:
             )
         return StepResult(
             loss=loss,
-            metrics=name_sums(self._spec.objective, means),
+            metrics=name_metrics(self._spec.objective, means),
             gradient_norm=norm,
             samples=hash_rows(batch.row_numbers),
             control=StepControl.read(stats.sums),

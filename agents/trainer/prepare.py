@@ -37,8 +37,8 @@ from agents.trainer.model.model import (
     make_trained,
     refuse_unknown_words,
 )
-from agents.trainer.objectives.reference_model import ReferenceTable, needs_reference
-from agents.trainer.objectives.registry import make_objective
+from agents.trainer.objectives.reference_model import ReferenceTable
+from agents.trainer.objectives.registry import make_objective, needs_reference_table
 from agents.trainer.parallel.strategy import Strategy
 from agents.trainer.rank.context import RankContext
 from agents.trainer.rank.device import explain_out_of_memory
@@ -159,7 +159,7 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
         resumed = read_resume_point(checkpoint) if checkpoint else None
         parameters = strategy.place(model, resumed.layout if resumed else "backward")
         reference = None
-        if needs_reference(spec):
+        if needs_reference_table(spec):
             cache = attempt.tokens_folder.with_name("references")
             reference = ReferenceTable(spec, forward, (train, evaluation), cache, device)
         hashes = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,3 @@ def name_differences(then: dict[str, Any], now: dict[str, Any], prefix: str = ""
         elif old != new:
             phrases.append(f"{prefix}{key} was {old!r} and is {new!r}")
     return phrases
-
-
-def memory_folder() -> Path | None:
-    """Return where hashes are remembered; None outside an agent's home."""
-    home = os.environ.get("RACKLESS_AGENT_HOME")
-    return Path(home) / "hashes" if home else None

@@ -43,14 +43,3 @@ class Objective(Protocol):
             places: index of each example in the data.
             gradient_scale: the gradient is this many times the true one.
         """
-
-
-def name_sums(objective: str, mean_sums: Sequence[float]) -> dict[str, float]:
-    """Return what a step record tells beside the loss, from the sums over the batch's weight.
-
-    >>> name_sums("dpo", [0.5, 1.25, 0.75])
-    {'reward_margin': 1.25, 'reward_accuracy': 0.75}
-    """
-    if objective != "dpo":
-        return {}
-    return {"reward_margin": mean_sums[MARGIN], "reward_accuracy": mean_sums[CORRECT]}

@@ -44,11 +44,6 @@ Tell = Callable[[int, float], None]
 """Called with the pairs asked about so far, and the share of all of this rank that they are."""
 
 
-def needs_reference(spec: RunSpec) -> bool:
-    """Tell whether the reference has to be asked before the training."""
-    return spec.objective == "dpo" and spec.adapter.kind == "full"
-
-
 class ReferenceTable:
     """The table of one run.
 
