@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from agents.contract.node import NodeFacts, Sample
-from agents.contract.run import AttemptStatus, CheckpointInfo, RankPlacement
 from agents.contract.spec import RunSpec
 from app.artifact import Verdict
 
@@ -182,7 +181,7 @@ class CheckpointSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SavedNow:
+class SaveResult:
     """What became of the wish for a checkpoint."""
 
     step: int | None
@@ -194,7 +193,7 @@ class SavedNow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exported:
+class ExportedModel:
     """A model folder on this PC."""
 
     path: Path
@@ -233,7 +232,7 @@ class RankTrace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TraceMade:
+class TraceResult:
     """What became of the wish for a trace."""
 
     first_step: int | None
@@ -397,35 +396,3 @@ class EventHub:
                 wake.clear()
                 while queue or samples:
                     yield (queue if queue else samples).popleft()
-
-
-__all__ = [
-    "AttemptStatus",
-    "Certificate",
-    "CheckpointInfo",
-    "CheckpointSnapshot",
-    "Event",
-    "EventHub",
-    "Listener",
-    "LogArrived",
-    "NodeChanged",
-    "NodeRemoved",
-    "NodeSnapshot",
-    "NodeState",
-    "RankPlacement",
-    "RankProgress",
-    "RankTrace",
-    "RunChanged",
-    "RunDeleted",
-    "RunEvent",
-    "RunEventArrived",
-    "RunSnapshot",
-    "RunState",
-    "SampleArrived",
-    "SavedNow",
-    "StepRecord",
-    "StepsArrived",
-    "TraceMade",
-    "TraceRow",
-    "TransportKind",
-]

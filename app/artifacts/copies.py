@@ -47,7 +47,7 @@ async def copy_artifact(
 
 
 def _read_place(services: Services, to: str) -> tuple[str | None, Path | None]:
-    if to in services.cluster.names():
+    if to in services.pool.names():
         return to, None
     if "/" not in to and "\\" not in to and not to.startswith("~"):
         raise UsageError(
@@ -104,9 +104,9 @@ async def _copy_to_node(
     if source.kind == "node":
         return await _copy_between(services, artifact, source, node)
     path = f"artifacts/{safe_name(artifact.name)}-{content_sha256(artifact.files)[:16]}"
-    await _clear_damaged(services.cluster.agent(node), artifact, path)
+    await _clear_damaged(services.pool.agent(node), artifact, path)
     bundle = Source(value=source.place, destination=path, root=source.place, files=artifact.files)
-    await services.cluster.push(node, bundle, progress)
+    await services.pool.push(node, bundle, progress)
     return ArtifactCopy(kind="node", place=node, path=path, made_s=time.time())
 
 
@@ -114,10 +114,10 @@ async def _copy_between(
     services: Services, artifact: ArtifactSnapshot, source: ArtifactCopy, node: str
 ) -> ArtifactCopy:
     """Copy from a node to another one; a copy that lies there already is looked at."""
-    agent = services.cluster.agent(node)
+    agent = services.pool.agent(node)
     if source.place != node:
         await _clear_damaged(agent, artifact, source.path)
-        await services.cluster.copy(source.place, node, source.path)
+        await services.pool.copy(source.place, node, source.path)
     if not _is_whole(artifact, await agent.hash_artifact(source.path)):
         if source.place != node:
             await agent.delete_artifact(source.path)
@@ -147,7 +147,7 @@ async def _copy_to_folder(
     if source.kind == "folder":
         await copy_folder(Path(source.place), folder, artifact.files, progress)
     else:
-        await services.cluster.fetch(source.place, source.path, folder)
+        await services.pool.fetch(source.place, source.path, folder)
         arrived = await asyncio.to_thread(hash_folder, folder, artifact.files)
         if not _is_whole(artifact, arrived):
             await asyncio.to_thread(shutil.rmtree, folder)

@@ -91,9 +91,9 @@ async def _delete_copy(
     if copy.kind == "hub":
         return 0, f"{copy.place} stays on the hub; delete it there: {copy.path}"
     if copy.kind == "node":
-        if copy.place not in services.cluster.names():
+        if copy.place not in services.pool.names():
             return 0, f"{copy.place} is no node any more; what lies there stays"
-        return await services.cluster.agent(copy.place).delete_artifact(copy.path), ""
+        return await services.pool.agent(copy.place).delete_artifact(copy.path), ""
     return await asyncio.to_thread(_delete_folder, Path(copy.place), artifact.files)
 
 

@@ -77,7 +77,7 @@ def list_artifacts(services: Services, run: str | None) -> tuple[ArtifactSnapsho
         return every
     found = tuple(one for one in every if one.origin and _is_of(one.origin, run))
     if not found:
-        services.book.get(run)
+        services.runs.get(run)
     return found
 
 

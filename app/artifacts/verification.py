@@ -39,7 +39,7 @@ async def _check(
         if copy.kind == "folder":
             actual = await asyncio.to_thread(hash_folder, Path(copy.place), artifact.files)
         elif copy.kind == "node":
-            actual = await services.cluster.agent(copy.place).hash_artifact(copy.path)
+            actual = await services.pool.agent(copy.place).hash_artifact(copy.path)
         else:
             actual = await asyncio.to_thread(hub.read_files, copy.place, artifact.files)
     except UserError as error:

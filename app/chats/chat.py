@@ -80,7 +80,7 @@ class Chats:
             async with self._queues.setdefault(node, asyncio.Lock()):
                 talk.is_asked = True
                 try:
-                    agent = self._services.cluster.agent(node)
+                    agent = self._services.pool.agent(node)
                     reply = await agent.chat_ask(talk.loaded.chat, turn, say)
                 except asyncio.CancelledError:
                     await asyncio.shield(self.stop(key))
@@ -101,7 +101,7 @@ class Chats:
         """End the answer that is being given."""
         talk = self._talk(key)
         if talk.is_asked:
-            await self._services.cluster.agent(talk.loaded.node).chat_stop(talk.loaded.chat)
+            await self._services.pool.agent(talk.loaded.node).chat_stop(talk.loaded.chat)
 
     async def close(self, key: int) -> None:
         """Let a model go; a node that cannot be asked lets it go by itself."""
@@ -109,7 +109,7 @@ class Chats:
         if talk is None:
             return
         try:
-            await self._services.cluster.agent(talk.loaded.node).chat_close(talk.loaded.chat)
+            await self._services.pool.agent(talk.loaded.node).chat_close(talk.loaded.chat)
         except RacklessError:
             return
 
@@ -123,7 +123,7 @@ async def _load(services: Services, subject: Subject, tell: Say, key: int) -> Lo
     folder = await asyncio.to_thread(find_folder, services, subject.what)
     if folder is not None:
         return await _load_artifact(services, folder, subject, tell, key)
-    return await _load_run(services, services.book.get(subject.what).run_id, subject, tell, key)
+    return await _load_run(services, services.runs.get(subject.what).run_id, subject, tell, key)
 
 
 def find_folder(services: Services, what: str) -> Path | None:
@@ -149,7 +149,7 @@ def find_project(services: Services, what: str) -> Project:
     """
     folder = find_folder(services, what)
     if folder is None:
-        spec = services.book.get(what).spec
+        spec = services.runs.get(what).spec
         return Project(base=spec.model, data=spec.data.train)
     origin = read_origin(folder)
     if origin is None:
@@ -188,21 +188,21 @@ async def _load_run(
 ) -> Loaded:
     if subject.type is not None:
         raise UsageError("a run has no types to choose from", "Leave --type out.")
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
-    nodes = services.cluster.names() if subject.node is None else (subject.node,)
+    nodes = services.pool.names() if subject.node is None else (subject.node,)
     copy = (await find_whole(services, run.run_id, nodes, subject.checkpoint))[0]
     model = await send(services, copy.node, inputs.model)
     checkpoint = checkpoint_path(run.run_id, copy.info.step)
     what = "base" if subject.of_base else f"step {copy.info.step}"
     tell(f"loading {what} on {copy.node}")
-    facts = await services.cluster.agent(copy.node).facts()
+    facts = await services.pool.agent(copy.node).facts()
     job = replace(
         _make_job(copy.node, facts, model),
         checkpoint=None if subject.of_base else checkpoint,
         in_4_bits=run.spec.adapter.kind == "qlora",
     )
-    opened = await _open(services.cluster.agent(copy.node), job, tell)
+    opened = await _open(services.pool.agent(copy.node), job, tell)
     return Loaded(
         key=key, chat=job.chat, title=f"{run.name}, {what}", node=copy.node, opened=opened
     )
@@ -220,7 +220,7 @@ async def _load_artifact(
         raise UsageError(f"{artifact.method} has no types to choose from", "Leave --type out.")
     source = await asyncio.to_thread(bundle_artifact, artifact, subject.type, services.hashes)
     node, facts = await _choose_node(services, subject.node)
-    agent = services.cluster.agent(node)
+    agent = services.pool.agent(node)
     packages = await bring_packages(agent, python_of(node, facts), artifact.method, tell)
     tell(f"loading {folder.name} on {node}")
     job = _make_job(node, facts, await send(services, node, source))
@@ -251,13 +251,13 @@ async def _open(agent: NodeAgent, job: ChatJob, tell: Say) -> ChatOpened:
 
 async def _choose_node(services: Services, wanted: str | None) -> tuple[str, NodeFacts]:
     """Return the wanted node, or the first that answers with an environment, and its facts."""
-    names = services.cluster.names()
+    names = services.pool.names()
     if wanted is not None and wanted not in names:
         raise UsageError(f"there is no node {wanted}", "Look at them: rackless nodes list")
     problem = UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     for name in (wanted,) if wanted is not None else names:
         try:
-            facts = await services.cluster.agent(name).facts()
+            facts = await services.pool.agent(name).facts()
             python_of(name, facts)
         except UserError as error:
             problem = error

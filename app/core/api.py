@@ -19,14 +19,14 @@ from app.events import (
     CheckpointSnapshot,
     EvaluationRecord,
     EventHub,
-    Exported,
+    ExportedModel,
     LinkSnapshot,
     NodeSnapshot,
     RunEvent,
     RunSnapshot,
-    SavedNow,
+    SaveResult,
     StepRecord,
-    TraceMade,
+    TraceResult,
 )
 from app.planning.candidate import Plan
 from app.planning.forecast_accuracy import ForecastComparison
@@ -105,7 +105,7 @@ class RunsApi(Protocol):
     """Actions of `core.runs`."""
 
     async def plan(
-        self, spec: RunSpec, cluster: Path | None = None, *, look_far: bool = True
+        self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True
     ) -> Plan: ...
     async def start(
         self,
@@ -114,8 +114,8 @@ class RunsApi(Protocol):
         progress: Progress | None = None,
     ) -> RunSnapshot: ...
     async def stop(self, run_id: str) -> RunSnapshot: ...
-    async def save(self, run_id: str) -> SavedNow: ...
-    async def trace(self, run_id: str, num_steps: int = 3) -> TraceMade: ...
+    async def save(self, run_id: str) -> SaveResult: ...
+    async def trace(self, run_id: str, num_steps: int = 3) -> TraceResult: ...
     async def resume(
         self,
         run_id: str,
@@ -146,7 +146,7 @@ class ArtifactsApi(Protocol):
 
     async def export(
         self, request: ExportRequest, out: Path, progress: Progress | None = None
-    ) -> Exported: ...
+    ) -> ExportedModel: ...
     async def plan_export(self, request: ExportRequest) -> ExportPlan: ...
     async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]: ...
     async def get(self, name: str) -> ArtifactSnapshot: ...

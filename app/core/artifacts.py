@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.artifact import ArtifactSnapshot
-from app.events import ArtifactsChanged, EventHub, Exported
+from app.events import ArtifactsChanged, EventHub, ExportedModel
 from app.library.calibration import check_calibration
 from app.runs.services import Services
 
@@ -30,7 +30,7 @@ class CoreArtifacts:
 
     async def export(
         self, request: ExportRequest, out: Path, progress: Progress | None = None
-    ) -> Exported:
+    ) -> ExportedModel:
         """Write a run's model to the new folder `out`.
 
         Raises:
@@ -38,7 +38,7 @@ class CoreArtifacts:
         """
         from app.artifacts.exports import export
 
-        run_id = self._services.book.get(request.run_id).run_id
+        run_id = self._services.runs.get(request.run_id).run_id
         made = await export.export_run(
             self._services, replace(request, run_id=run_id), out, progress
         )
@@ -66,7 +66,7 @@ class CoreArtifacts:
         from app.artifacts import record
 
         found = record.list_artifacts(self._services, run_id)
-        nodes = self._services.cluster.names()
+        nodes = self._services.pool.names()
         return await asyncio.to_thread(
             lambda: tuple(record.look_at_folders(one, nodes) for one in found)
         )
@@ -80,9 +80,7 @@ class CoreArtifacts:
         from app.artifacts import record
 
         found = record.find_artifact(self._services, name)
-        return await asyncio.to_thread(
-            record.look_at_folders, found, self._services.cluster.names()
-        )
+        return await asyncio.to_thread(record.look_at_folders, found, self._services.pool.names())
 
     async def add(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
         """Enter a folder that was made elsewhere; of one that was moved, its new place.

@@ -31,8 +31,8 @@ from app.library.configs import ConfigLibrary
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, address_from_json
 from app.paths import Paths, private_folder
-from app.runs.fleet_pool import FleetCluster
-from app.runs.lifecycle.background_tasks import Upkeep
+from app.runs.fleet_pool import FleetPool
+from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
 from app.settings import Settings
@@ -57,9 +57,9 @@ class Core:
         """What a person should know about the store, such as a damaged file moved aside."""
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         """Called on the core's loop when it is closed and all nodes are let go of."""
-        self._upkeep = Upkeep(services, fleet, nodes, database, hub)
-        self.nodes = CoreNodes(services, fleet, nodes, self._upkeep, hub)
-        self.runs = CoreRuns(services, fleet, self._upkeep)
+        self._background = BackgroundTasks(services, fleet, nodes, database, hub)
+        self.nodes = CoreNodes(services, fleet, nodes, self._background, hub)
+        self.runs = CoreRuns(services, fleet, self._background)
         self.artifacts = CoreArtifacts(services, hub)
         self.chats = CoreChats(services)
         self.library = CoreLibrary(services)
@@ -85,7 +85,7 @@ class Core:
             fleet = await stack.enter_async_context(Fleet(home, hub := EventHub()))
             core = _assemble(paths, database, fleet, hub)
             core.at_end = at_end
-            stack.push_async_callback(core._upkeep.end)
+            stack.push_async_callback(core._background.end)
             stack.enter_context(hub.listening(core.runs.take_sample))
             yield core
         finally:
@@ -101,7 +101,7 @@ async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
 def _refill(paths: Paths, database: Database) -> None:
     """Put into a new store what outlives a lost one: the nodes, which remember their runs."""
     nodes = NodeStore(database, paths.nodes_file)
-    nodes.take_from_copy()
+    nodes.restore_from_copy()
     if nodes.all():
         RunStore(database).set_search_nodes(True)
 
@@ -113,9 +113,9 @@ def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> 
         fleet.add(Node(name=known.name, address=address_from_json(known.address)))
     services = Services(
         paths=paths,
-        book=RunRepository(paths, RunStore(database), hub),
+        runs=RunRepository(paths, RunStore(database), hub),
         hashes=HashStore(database),
-        cluster=FleetCluster(fleet),
+        pool=FleetPool(fleet),
         settings=Settings(paths.settings_file),
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs),

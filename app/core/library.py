@@ -50,14 +50,14 @@ class CoreLibrary:
             UserError: the data is of no use (naming file, row and reason), or nothing here can
                 look at it: no node that can train, and no training packages on this PC.
         """
-        from app.forecasts.learning import keep_counted
+        from app.forecasts.learning import store_counted
         from app.runs.preview import preview_data
 
         found = await preview_data(
             self._services, spec, part=part, node=node, whole=whole, progress=progress
         )
         if part == "train":
-            keep_counted(self._services.planning, spec, found)
+            store_counted(self._services.planning, spec, found)
         return found
 
     async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:

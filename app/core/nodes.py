@@ -10,7 +10,7 @@ from app.events import EventHub, LinkSnapshot, NodeSnapshot, SampleArrived
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node, NodeAddress, address_to_json
 from app.runs.lifecycle import reconcile, stop
-from app.runs.lifecycle.background_tasks import Upkeep
+from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.services import Services
 from app.storage.nodes import NodeStore
 
@@ -27,13 +27,13 @@ class CoreNodes:
         services: Services,
         fleet: Fleet,
         store: NodeStore,
-        upkeep: Upkeep,
+        upkeep: BackgroundTasks,
         events: EventHub,
     ) -> None:
         self._services = services
         self._fleet = fleet
         self._store = store
-        self._upkeep = upkeep
+        self._background = upkeep
         self._events = events
 
     async def wsl_distros(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class CoreNodes:
         """
         await self._fleet.join(Node(name=name, address=address), accept_host_key)
         self._store.save(name, address_to_json(address))
-        if self._upkeep.is_on:
+        if self._background.is_on:
             await self._fleet.connect((name,))
         await reconcile.search_nodes(self._services, (name,))
         return await self._fleet.refresh(name)
@@ -88,7 +88,7 @@ class CoreNodes:
             UserError: there is no such node, or an active run needs it.
         """
         self._fleet.node(name)
-        stop.expect_unused(self._services, name)
+        stop.require_unused(self._services, name)
         await self._fleet.remove(name)
         self._store.remove(name)
         self._services.planning.forget_node(name)
@@ -96,7 +96,7 @@ class CoreNodes:
     async def connect(self, names: tuple[str, ...] = ()) -> None:
         """Keep nodes (empty: all) connected from now on, and everything shown up to date."""
         await self._fleet.connect(names)
-        self._upkeep.begin()
+        self._background.begin()
 
     async def setup(
         self, name: str, python: str | None = None, progress: Progress | None = None
@@ -117,11 +117,11 @@ class CoreNodes:
 
         What it measures of the ways between nodes is kept for plans.
         """
-        from app.forecasts.learning import keep_links
+        from app.forecasts.learning import store_links
         from app.provisioning.check import check_nodes
 
         rows = await check_nodes(self._fleet, names or self._fleet.names())
-        keep_links(self._services.planning, rows)
+        store_links(self._services.planning, rows)
         return rows
 
     def links(self) -> tuple[LinkSnapshot, ...]:

@@ -21,15 +21,15 @@ from app.events import (
     RunEvent,
     RunSnapshot,
     SampleArrived,
-    SavedNow,
+    SaveResult,
     StepRecord,
-    TraceMade,
+    TraceResult,
 )
 from app.nodes.fleet import Fleet
 from app.runs import checkpoints
 from app.runs.journals.logs import LogFile, find_logs
 from app.runs.lifecycle import control_requests, launch, reconcile, resume, stop, waiting
-from app.runs.lifecycle.background_tasks import Upkeep
+from app.runs.lifecycle.background_tasks import BackgroundTasks
 from app.runs.preflight import choose_nodes
 from app.runs.services import LaunchForecast, Services
 from app.storage.runs import RunRecord
@@ -48,11 +48,11 @@ CERTIFICATE_S = 1800.0
 class CoreRuns:
     """Part of `app.core.core.Core`."""
 
-    def __init__(self, services: Services, fleet: Fleet, upkeep: Upkeep) -> None:
+    def __init__(self, services: Services, fleet: Fleet, upkeep: BackgroundTasks) -> None:
         self._services = services
-        self._book = services.book
+        self._repository = services.runs
         self._fleet = fleet
-        self._upkeep = upkeep
+        self._background = upkeep
         self._planner: Planner | None = None
         """Made at the first plan: it costs each other command a tenth of a second."""
         services.hooks.forecast = self._forecast
@@ -61,21 +61,21 @@ class CoreRuns:
         """Newest sample of each node: a plan reads from it how much of a GPU others hold."""
 
     async def plan(
-        self, spec: RunSpec, cluster: Path | None = None, *, look_far: bool = True
+        self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True
     ) -> Plan:
         """Say what a run needs and how fast it would be, on which GPU what; start nothing.
 
         Args:
             spec: what is asked for.
             cluster: a file that describes PCs, such as ones not bought yet; None: the nodes.
-            look_far: ask nodes for facts, and nodes and the hub for the model's config, where they
-                are not known here; False: answer at once, from what is.
+            ask_remote: ask nodes for facts, and nodes and the hub for the model's config, where
+                they are not known here; False: answer at once, from what is known.
 
         Raises:
             UserError: the model's sizes cannot be found out, there are no nodes, or the file is
                 of no use.
         """
-        from app.forecasts.planner import know_nodes
+        from app.forecasts.planner import describe_nodes
 
         planner = self._find_planner()
         if cluster is not None:
@@ -83,10 +83,10 @@ class CoreRuns:
 
             described = await asyncio.to_thread(read_cluster_file, cluster)
             choose_nodes(spec, [node.name for node in described.nodes])
-            return await planner.plan(spec, described, look_far=look_far)
+            return await planner.plan(spec, described, ask_remote=ask_remote)
         names = choose_nodes(spec, self._fleet.names())
         known = {node.name: node for node in self._fleet.snapshots()}
-        if look_far and any(known[name].facts is None for name in names):
+        if ask_remote and any(known[name].facts is None for name in names):
             known = {node.name: node for node in await self._fleet.reach()}
         facts = {name: fact for name in names if (fact := known[name].facts) is not None}
         if not facts:
@@ -96,10 +96,10 @@ class CoreRuns:
             )
         return await planner.plan(
             spec,
-            know_nodes(self._services.planning, facts, self._samples),
+            describe_nodes(self._services.planning, facts, self._samples),
             online=tuple(name for name in names if known[name].state == "online"),
             silent=tuple(name for name in names if name not in facts),
-            look_far=look_far,
+            ask_remote=ask_remote,
         )
 
     async def start(
@@ -121,9 +121,9 @@ class CoreRuns:
             announced or (lambda run_id: None),
             progress or (lambda line: None),
         )
-        if self._upkeep.is_on:
-            self._upkeep.watch(run_id)
-        return self._book.full_snapshot(run_id)
+        if self._background.is_on:
+            self._background.watch(run_id)
+        return self._repository.full_snapshot(run_id)
 
     async def stop(self, run_id: str) -> RunSnapshot:
         """Stop a run with a checkpoint; called again, at once. Returns when nothing is left.
@@ -131,25 +131,25 @@ class CoreRuns:
         Raises:
             UserError: it is not active, or no node of it can be reached.
         """
-        run_id = self._book.get(run_id).run_id
+        run_id = self._repository.get(run_id).run_id
         await stop.stop_run(self._services, run_id)
-        return self._book.full_snapshot(run_id)
+        return self._repository.full_snapshot(run_id)
 
-    async def save(self, run_id: str) -> SavedNow:
+    async def save(self, run_id: str) -> SaveResult:
         """Have a run save a checkpoint at the end of its present step, and go on training.
 
         Raises:
             UserError: it is not running, or could not save.
         """
-        return await control_requests.save_now(self._services, self._book.get(run_id).run_id)
+        return await control_requests.save_now(self._services, self._repository.get(run_id).run_id)
 
-    async def trace(self, run_id: str, num_steps: int = 3) -> TraceMade:
+    async def trace(self, run_id: str, num_steps: int = 3) -> TraceResult:
         """Have every rank of a run record its next steps, and fetch the traces.
 
         Raises:
             UserError: it is not running, or ended before.
         """
-        run_id = self._book.get(run_id).run_id
+        run_id = self._repository.get(run_id).run_id
         return await control_requests.record_trace(self._services, run_id, num_steps)
 
     async def resume(
@@ -168,13 +168,13 @@ class CoreRuns:
         Raises:
             UserError: the run is active or done, or cannot be launched.
         """
-        run_id = self._book.get(run_id).run_id
+        run_id = self._repository.get(run_id).run_id
         await resume.resume_run(
             self._services, run_id, checkpoint, nodes, verify_steps, progress or (lambda line: None)
         )
-        if self._upkeep.is_on:
-            self._upkeep.watch(run_id)
-        return self._book.full_snapshot(run_id)
+        if self._background.is_on:
+            self._background.watch(run_id)
+        return self._repository.full_snapshot(run_id)
 
     async def certificate(self, run_id: str) -> Certificate | None:
         """Wait for the result of a verified resume; None: no step came for half an hour.
@@ -182,8 +182,8 @@ class CoreRuns:
         Raises:
             UserError: the run ended before.
         """
-        run = self._book.get(run_id)
-        return await waiting.wait_for(
+        run = self._repository.get(run_id)
+        return await waiting.wait_for_journal(
             self._services, run, lambda attempt: attempt.certificate, CERTIFICATE_S
         )
 
@@ -193,21 +193,21 @@ class CoreRuns:
         Raises:
             UserError: it is active.
         """
-        return await stop.delete_run(self._services, self._book.get(run_id).run_id)
+        return await stop.delete_run(self._services, self._repository.get(run_id).run_id)
 
     def all(self) -> tuple[RunSnapshot, ...]:
         """Return every run as last known, newest first."""
-        return self._book.snapshots()
+        return self._repository.snapshots()
 
     async def refresh_all(self) -> tuple[RunSnapshot, ...]:
         """Ask the nodes of every active run how it stands, and return all runs.
 
         With a store that was lost, all nodes are asked for the runs that they remember.
         """
-        if self._book.store.must_search_nodes():
+        if self._repository.store.must_search_nodes():
             silent = await reconcile.search_nodes(self._services, self._fleet.names())
-            self._book.store.set_search_nodes(bool(silent))
-        active = self._book.store.in_states(ACTIVE_STATES)
+            self._repository.store.set_search_nodes(bool(silent))
+        active = self._repository.store.in_states(ACTIVE_STATES)
         await asyncio.gather(*(reconcile.reconcile_run(self._services, run) for run in active))
         return self.all()
 
@@ -217,39 +217,39 @@ class CoreRuns:
         Raises:
             UserError: there is no such run.
         """
-        if self._book.store.must_search_nodes():
+        if self._repository.store.must_search_nodes():
             await self.refresh_all()
-        run_id = self._book.get(run_id).run_id
+        run_id = self._repository.get(run_id).run_id
         await reconcile.reconcile_run(self._services, run_id)
-        return self._book.full_snapshot(run_id)
+        return self._repository.full_snapshot(run_id)
 
     async def watch(self, run_id: str) -> RunSnapshot:
         """Follow a run until its attempt ends, publishing what happens; return how it ended."""
-        run_id = self._book.get(run_id).run_id
-        await asyncio.shield(self._upkeep.watch(run_id))
-        return self._book.full_snapshot(run_id)
+        run_id = self._repository.get(run_id).run_id
+        await asyncio.shield(self._background.watch(run_id))
+        return self._repository.full_snapshot(run_id)
 
     async def sync(self, run_id: str) -> None:
         """Fetch the newest bytes of a run's logs and journals from the nodes that answer."""
-        run = self._book.get(run_id)
+        run = self._repository.get(run_id)
         await reconcile.sync_run(self._services, run, run.nodes)
-        self._book.refresh(run.run_id)
+        self._repository.refresh(run.run_id)
 
     def steps(self, run_id: str) -> list[StepRecord]:
         """Return the steps of a run that count, as mirrored so far, in order."""
-        return self._book.history(self._book.get(run_id).run_id).steps()
+        return self._repository.history(self._repository.get(run_id).run_id).steps()
 
     def evaluations(self, run_id: str) -> list[EvaluationRecord]:
         """Return the evaluations of a run that count, in order."""
-        return self._book.history(self._book.get(run_id).run_id).evaluations()
+        return self._repository.history(self._repository.get(run_id).run_id).evaluations()
 
     def events(self, run_id: str) -> list[RunEvent]:
         """Return what happened to a run, oldest first."""
-        return self._book.events(self._book.get(run_id).run_id)
+        return self._repository.events(self._repository.get(run_id).run_id)
 
     def data_preview(self, run_id: str) -> DataPreview | None:
         """Return what a run learns, as its first rank wrote it down; None: not told yet."""
-        return self._book.history(self._book.get(run_id).run_id).data
+        return self._repository.history(self._repository.get(run_id).run_id).data
 
     def forecast_comparison(self, run_id: str) -> ForecastComparison | None:
         """Return what was foretold of a run's newest attempt beside what was measured.
@@ -258,13 +258,13 @@ class CoreRuns:
         """
         from app.forecasts.learning import compare_run
 
-        return compare_run(self._services, self._book.get(run_id))
+        return compare_run(self._services, self._repository.get(run_id))
 
     def logs(
         self, run_id: str, rank: int | None = None, attempt: int | None = None
     ) -> tuple[LogFile, ...]:
         """Return the mirrored output of a run's ranks (None: all), in the order of attempts."""
-        run_id = self._book.get(run_id).run_id
+        run_id = self._repository.get(run_id).run_id
         return find_logs(self._services.paths, run_id, rank, attempt)
 
     async def checkpoints(
@@ -276,11 +276,11 @@ class CoreRuns:
             verify: have every copy hashed on its node, which reads it whole.
         """
         if run_id is not None:
-            run_id = self._book.get(run_id).run_id
+            run_id = self._repository.get(run_id).run_id
         copies = await checkpoints.find_copies(self._services, run_id, self._fleet.names())
         if verify:
-            copies = await checkpoints.verify(self._services.cluster, copies)
-        return checkpoints.with_stalls(self._services, checkpoints.group(copies))
+            copies = await checkpoints.verify_copies(self._services.pool, copies)
+        return checkpoints.add_stalls(self._services, checkpoints.group_by_step(copies))
 
     def take_sample(self, event: Event) -> None:
         if isinstance(event, SampleArrived) and not event.replayed:

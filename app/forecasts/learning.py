@@ -43,7 +43,7 @@ class MeasuredLink(Protocol):
     def bytes_per_s(self) -> float | None: ...
 
 
-def keep_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
+def store_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
     """Remember the ways between nodes that a check has measured."""
     now_s = time.time()
     links = [
@@ -61,7 +61,7 @@ def keep_links(store: PlanningStore, rows: Sequence[MeasuredLink]) -> None:
         store.save_links(links)
 
 
-def keep_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> None:
+def store_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> None:
     """Remember how much there is to learn, once all of it has been tokenized."""
     if data.whole and data.num_examples > 0:
         counted = CountedData(
@@ -72,7 +72,7 @@ def keep_counted(store: PlanningStore, spec: RunSpec, data: DataPreview) -> None
         store.save_counted(make_data_key(spec), counted)
 
 
-def recall_corrections(store: PlanningStore) -> Corrections:
+def load_corrections(store: PlanningStore) -> Corrections:
     """Return all that past runs taught."""
     return Corrections(outcomes=store.outcomes())
 
@@ -92,10 +92,10 @@ def compare_run(services: Services, run: RunRecord) -> ForecastComparison | None
 
 def measure_run(services: Services, run: RunRecord) -> Measured | None:
     """Return what the journals of a run's newest attempt tell; None: no step was done yet."""
-    attempt = services.book.history(run.run_id).attempt(run.attempt)
+    attempt = services.runs.history(run.run_id).attempt(run.attempt)
     if not attempt.steps:
         return None
-    ranks = [attempt.ranks.get(place.rank) for place in services.book.placements(run)]
+    ranks = [attempt.ranks.get(place.rank) for place in services.runs.placements(run)]
     waits = [median_of([pace.wait_s for pace in rank.paces]) for rank in ranks if rank]
     known = [wait for wait in waits if wait is not None]
     ended = run.state == "done" and attempt.first_step == 0 and run.ended_s and run.started_s
@@ -136,9 +136,9 @@ def _median_step(attempt: AttemptHistory, name: str) -> float | None:
 def learn_from_run(services: Services, run: RunRecord) -> None:
     """Store what an attempt that has ended measured, and what it teaches."""
     store = services.planning
-    data = services.book.history(run.run_id).data
+    data = services.runs.history(run.run_id).data
     if data is not None:
-        keep_counted(store, run.spec, data)
+        store_counted(store, run.spec, data)
     comparison = compare_run(services, run)
     if comparison is None or comparison.measured is None:
         return

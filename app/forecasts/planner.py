@@ -19,7 +19,7 @@ from agents.contract.run import RankPlacement
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UserError
 from app.forecasts.forecast import make_forecast
-from app.forecasts.learning import recall_corrections
+from app.forecasts.learning import load_corrections
 from app.library.configs import FoundConfig, is_hub_id
 from app.library.data_key import make_data_key
 from app.library.data_size import cut_and_pack, guess_data
@@ -49,7 +49,7 @@ class Planner:
         *,
         online: Sequence[str] = (),
         silent: Sequence[str] = (),
-        look_far: bool = True,
+        ask_remote: bool = True,
     ) -> Plan:
         """Return the plan for a run.
 
@@ -58,13 +58,13 @@ class Planner:
             cluster: every PC that may take part.
             online: nodes that can be asked for the model's config.
             silent: nodes that did not answer, which the plan leaves out.
-            look_far: also ask nodes and the hub for the config; False: only what is here counts.
+            ask_remote: also ask nodes and the hub for the config; False: only what is here counts.
 
         Raises:
             UserError: the model's sizes cannot be found out, or there is no such node.
         """
         question, notes = await self.ask(
-            spec, cluster, online=online, silent=silent, look_far=look_far
+            spec, cluster, online=online, silent=silent, ask_remote=ask_remote
         )
         plan = _lead_with_asked(spec, await asyncio.to_thread(make_plan, question))
         advice = (*plan.advice, *_say_nodes(spec, plan, cluster))
@@ -77,10 +77,10 @@ class Planner:
         *,
         online: Sequence[str] = (),
         silent: Sequence[str] = (),
-        look_far: bool = True,
+        ask_remote: bool = True,
     ) -> tuple[PlanRequest, tuple[str, ...]]:
         """Return the planner's question, and what was assumed for it."""
-        shape, shape_note = await self._find_shape(spec.model, online, look_far)
+        shape, shape_note = await self._find_shape(spec.model, online, ask_remote)
         data, data_note = await asyncio.to_thread(find_data_size, self._services.planning, spec)
         notes = [note for note in (shape_note, data_note) if note]
         if silent:
@@ -93,7 +93,7 @@ class Planner:
             shape=shape,
             data=data,
             cluster=cluster,
-            learned=recall_corrections(self._services.planning),
+            learned=load_corrections(self._services.planning),
         )
         return question, tuple(notes)
 
@@ -105,11 +105,11 @@ class Planner:
         One plan answers both: its candidates include all GPUs of the nodes, whether it chooses
         them or not.
         """
-        cluster = know_nodes(self._services.planning, facts)
+        cluster = describe_nodes(self._services.planning, facts)
         # A resume may run on other nodes than the run file names.
         asked = spec if spec.nodes == "all" else replace(spec, nodes=tuple(facts))
         try:
-            question, _ = await self.ask(asked, cluster, look_far=False)
+            question, _ = await self.ask(asked, cluster, ask_remote=False)
         except UserError:  # the model's sizes are not known here
             return LaunchForecast()
         plan = await asyncio.to_thread(make_plan, question)
@@ -124,18 +124,18 @@ class Planner:
         )
 
     async def _find_shape(
-        self, model: str, online: Sequence[str], look_far: bool
+        self, model: str, online: Sequence[str], ask_remote: bool
     ) -> tuple[ModelShape, str]:
         found = await asyncio.to_thread(self._services.configs.find_here, model)
         if found is None and model in self._shapes:
             found = self._shapes[model][0]  # a node's, or the hub's
-        if found is None and not look_far:
+        if found is None and not ask_remote:
             raise UserError(
                 f"the sizes of {model} are not known here",
                 "Name a folder with its config.json, or wait until it has been looked up.",
             )
         if found is None:
-            found = await self._look_far(model, online)
+            found = await self._ask_remote(model, online)
         known = self._shapes.get(model)
         if known is None or known[0].config != found.config:
             shape = read_shape(found.config)
@@ -147,10 +147,10 @@ class Planner:
             return shape, f"{shape.family} is no family that is known; counted like Llama"
         return shape, f"sizes of {model}: {found.source}" if found.source else ""
 
-    async def _look_far(self, model: str, online: Sequence[str]) -> FoundConfig:
+    async def _ask_remote(self, model: str, online: Sequence[str]) -> FoundConfig:
         for node in online:
             try:
-                config = await self._services.cluster.agent(node).model_config(model)
+                config = await self._services.pool.agent(node).model_config(model)
             except (UserError, NodeUnreachable):
                 continue  # the next one may have it
             if config is not None:
@@ -176,7 +176,7 @@ def _find_candidate(plan: Plan, ranks: Sequence[RankPlacement]) -> Candidate | N
     return None
 
 
-def know_nodes(
+def describe_nodes(
     store: PlanningStore,
     facts: Mapping[str, NodeFacts],
     samples: Mapping[str, Sample] | None = None,

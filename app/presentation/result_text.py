@@ -9,7 +9,7 @@ from app.text import count_of, show_bytes, show_bytes_of, show_duration
 
 if TYPE_CHECKING:
     from app.artifact import ArtifactCopy, ArtifactSnapshot, Verdict
-    from app.events import Certificate, SavedNow, TraceMade
+    from app.events import Certificate, SaveResult, TraceResult
 
 
 def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], None]:
@@ -30,11 +30,11 @@ def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], No
     return hear
 
 
-def describe_saved(saved: SavedNow) -> str:
+def describe_saved(saved: SaveResult) -> str:
     """Return what became of the wish for a checkpoint.
 
-    >>> from app.events import SavedNow
-    >>> describe_saved(SavedNow(step=12, stall_s=0.031, seconds=1.5))
+    >>> from app.events import SaveResult
+    >>> describe_saved(SaveResult(step=12, stall_s=0.031, seconds=1.5))
     'the checkpoint of step 12 is saved; training paused for 31 ms'
     """
     if saved.step is None:
@@ -47,7 +47,7 @@ def describe_saved(saved: SavedNow) -> str:
     return f"{text}; training paused for {show_duration(saved.stall_s)}"
 
 
-def describe_trace(made: TraceMade) -> str:
+def describe_trace(made: TraceResult) -> str:
     """Return what became of the wish for a trace, in a sentence."""
     if made.first_step is None:
         return "recording starts after the current step"
@@ -61,7 +61,7 @@ def describe_trace(made: TraceMade) -> str:
     return text if made.is_complete else f"{text}; the rest arrives with the run's logs"
 
 
-def describe_no_trace(made: TraceMade) -> str:
+def describe_no_trace(made: TraceResult) -> str:
     """Return why there is no trace."""
     if not made.ranks:
         return f"recording started at step {made.first_step}; it arrives with the run's logs"

@@ -14,53 +14,51 @@ from app.runs.run import RunPart
 ACTIVE = frozenset({"starting", "running", "stopping"})
 
 
-async def ask_part(cluster: NodePool, node: str, run_id: str, attempt: int) -> RunPart:
+async def ask_part(pool: NodePool, node: str, run_id: str, attempt: int) -> RunPart:
     """Return what the node says about its part; a node that cannot be asked is silent."""
     began_s = time.monotonic()
     try:
-        status = await cluster.agent(node).attempt_status(run_id, attempt)
+        status = await pool.agent(node).attempt_status(run_id, attempt)
     except NodeUnreachable:
         return RunPart(node=node, silent_s=time.monotonic() - began_s)
     except UserError:
         # It answers, and has never heard of this attempt; or it was taken out of the book.
-        known = node in cluster.names()
+        known = node in pool.names()
         return RunPart(node=node) if known else RunPart(node=node, silent_s=0.0)
     return RunPart(node=node, status=status)
 
 
 async def ask_parts(
-    cluster: NodePool, nodes: Sequence[str], run_id: str, attempt: int
+    pool: NodePool, nodes: Sequence[str], run_id: str, attempt: int
 ) -> tuple[RunPart, ...]:
     """Ask all nodes at once."""
-    return tuple(
-        await asyncio.gather(*(ask_part(cluster, node, run_id, attempt) for node in nodes))
-    )
+    return tuple(await asyncio.gather(*(ask_part(pool, node, run_id, attempt) for node in nodes)))
 
 
 async def stop_parts(
-    cluster: NodePool, nodes: Iterable[str], run_id: str, attempt: int, grace_s: float
+    pool: NodePool, nodes: Iterable[str], run_id: str, attempt: int, grace_s: float
 ) -> dict[str, RacklessError]:
     """Stop the parts on all `nodes` at once; return what went wrong, by node."""
     names = tuple(nodes)
     answers = await asyncio.gather(
-        *(_stop_part(cluster, node, run_id, attempt, grace_s) for node in names)
+        *(_stop_part(pool, node, run_id, attempt, grace_s) for node in names)
     )
     return {n: error for n, error in zip(names, answers, strict=True) if error is not None}
 
 
 async def _stop_part(
-    cluster: NodePool, node: str, run_id: str, attempt: int, grace_s: float
+    pool: NodePool, node: str, run_id: str, attempt: int, grace_s: float
 ) -> RacklessError | None:
-    if node not in cluster.names():
+    if node not in pool.names():
         return NodeUnreachable(f"node {node} was removed", "Add it again to reach its part.")
     try:
-        await cluster.agent(node).stop(run_id, attempt, grace_s)
+        await pool.agent(node).stop(run_id, attempt, grace_s)
     except RacklessError as error:
         return error
     return None
 
 
-def standing_s(parts: Iterable[RunPart]) -> float:
+def idle_s(parts: Iterable[RunPart]) -> float:
     """Return for how long no active rank has finished a step; 0 while any loads or saves.
 
     Taken from the ranks' own heartbeats, which only their training loop writes in phase `training`.
@@ -88,5 +86,5 @@ def newest_step(parts: Iterable[RunPart]) -> int | None:
     return max(steps, default=None)
 
 
-def active_of(statuses: Iterable[AttemptStatus]) -> tuple[AttemptStatus, ...]:
+def active_attempts(statuses: Iterable[AttemptStatus]) -> tuple[AttemptStatus, ...]:
     return tuple(status for status in statuses if status.state in ACTIVE)

@@ -34,56 +34,57 @@ async def find_copies(
 
     One whose manifest cannot be read tells no attempt. It counts, so that its damage is told.
     """
-    answers = await asyncio.gather(*(_list_on(services.cluster, node, run_id) for node in nodes))
+    answers = await asyncio.gather(*(_list_on(services.pool, node, run_id) for node in nodes))
     copies = [copy for answer in answers for copy in answer]
-    starts = {run: starts_of(services, run) for run in {copy.info.run_id for copy in copies}}
+    starts = {run: resume_steps(services, run) for run in {copy.info.run_id for copy in copies}}
     return tuple(
         copy
         for copy in copies
-        if copy.info.problem or counts(copy.info.step, copy.info.attempt, starts[copy.info.run_id])
+        if copy.info.problem
+        or is_current(copy.info.step, copy.info.attempt, starts[copy.info.run_id])
     )
 
 
-async def _list_on(cluster: NodePool, node: str, run_id: str | None) -> list[Copy]:
+async def _list_on(pool: NodePool, node: str, run_id: str | None) -> list[Copy]:
     try:
-        infos = await cluster.agent(node).checkpoint_list(run_id)
+        infos = await pool.agent(node).checkpoint_list(run_id)
     except RacklessError:
         return []
     return [Copy(node=node, info=info) for info in infos]
 
 
-def starts_of(services: Services, run_id: str) -> dict[int, int]:
+def resume_steps(services: Services, run_id: str) -> dict[int, int]:
     """Return the step after which each known attempt of a run went on."""
-    if services.book.store.get(run_id) is None:
+    if services.runs.store.get(run_id) is None:
         return {}
-    stored = {a.attempt: a.resume_step or 0 for a in services.book.store.attempts(run_id)}
+    stored = {a.attempt: a.resume_step or 0 for a in services.runs.store.attempts(run_id)}
     told = {
         number: attempt.first_step
-        for number, attempt in services.book.history(run_id).attempts.items()
+        for number, attempt in services.runs.history(run_id).attempts.items()
         if attempt.first_step is not None
     }
     return {**stored, **told}
 
 
-def counts(step: int, saved_in: int, starts: Mapping[int, int]) -> bool:
+def is_current(step: int, saved_in: int, starts: Mapping[int, int]) -> bool:
     """Tell whether no attempt after `saved_in` went on from before its checkpoint of `step`."""
     return all(step <= start for attempt, start in starts.items() if attempt > saved_in)
 
 
-async def verify(cluster: NodePool, copies: Iterable[Copy]) -> tuple[Copy, ...]:
+async def verify_copies(pool: NodePool, copies: Iterable[Copy]) -> tuple[Copy, ...]:
     """Have every copy's files hashed on its node."""
-    return tuple(await asyncio.gather(*(_verify_copy(cluster, copy) for copy in copies)))
+    return tuple(await asyncio.gather(*(_verify_copy(pool, copy) for copy in copies)))
 
 
-async def _verify_copy(cluster: NodePool, copy: Copy) -> Copy:
+async def _verify_copy(pool: NodePool, copy: Copy) -> Copy:
     try:
-        info = await cluster.agent(copy.node).checkpoint_verify(copy.info.run_id, copy.info.step)
+        info = await pool.agent(copy.node).checkpoint_verify(copy.info.run_id, copy.info.step)
     except RacklessError as error:
         return replace(copy, info=replace(copy.info, verified=False, problem=str(error)))
     return replace(copy, info=info)
 
 
-def group(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
+def group_by_step(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
     """Return one line per run and step, newest first."""
     by_step: dict[tuple[str, int], list[Copy]] = {}
     for copy in copies:
@@ -92,7 +93,7 @@ def group(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
     return tuple(sorted(snapshots, key=lambda s: (s.run_id, s.step), reverse=True))
 
 
-def with_stalls(
+def add_stalls(
     services: Services, found: Iterable[CheckpointSnapshot]
 ) -> tuple[CheckpointSnapshot, ...]:
     """Add how long training stood still for each, where a mirrored journal tells it."""
@@ -100,9 +101,9 @@ def with_stalls(
 
 
 def _find_stall_s(services: Services, checkpoint: CheckpointSnapshot) -> float | None:
-    if services.book.store.get(checkpoint.run_id) is None:
+    if services.runs.store.get(checkpoint.run_id) is None:
         return None
-    attempts = services.book.history(checkpoint.run_id).attempts
+    attempts = services.runs.history(checkpoint.run_id).attempts
     told = [attempts[number].checkpoints.get(checkpoint.step) for number in sorted(attempts)]
     return next((times.stall_s for times in reversed(told) if times is not None), None)
 

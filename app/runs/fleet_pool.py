@@ -11,7 +11,7 @@ from app.nodes.fleet import Fleet
 from app.runs.node_pool import BytesProgress, NodeAgent
 
 
-class FleetCluster:
+class FleetPool:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 

@@ -61,7 +61,7 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
     A resume must train on what the run began with: files edited since then are another data set.
     What nodes hold already is not needed here any more.
     """
-    for attempt in services.book.store.attempts(run.run_id):
+    for attempt in services.runs.store.attempts(run.run_id):
         if attempt.inputs:
             return from_wire(Inputs, attempt.inputs)
     return find_inputs(services, run.spec)
@@ -116,7 +116,7 @@ async def send(
     is_large = sum(file.size_bytes for file in source.files) >= TOLD_BYTES
     progress = say_bytes(tell, f"sending {what} to {node}") if is_large else None
     try:
-        return source.path_on_node(await services.cluster.push(node, source, progress))
+        return source.path_on_node(await services.pool.push(node, source, progress))
     except NodeUnreachable:
         raise  # what it has was not learned
     except UserError as error:

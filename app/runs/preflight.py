@@ -16,7 +16,7 @@ from agents.contract.spec import RunSpec
 from app.errors import NotAvailableYet, UserError
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.provisioning.environment import python_of
-from app.runs.attempt_status import active_of
+from app.runs.attempt_status import active_attempts
 from app.runs.placement import keep_single, place_ranks
 from app.runs.services import LaunchForecast, Services
 from app.text import show_list
@@ -58,7 +58,7 @@ def choose_nodes(spec: RunSpec, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(spec.nodes)
 
 
-def expect_supported(spec: RunSpec) -> None:
+def require_supported(spec: RunSpec) -> None:
     """Refuse what this version cannot train yet.
 
     Raises:
@@ -68,7 +68,7 @@ def expect_supported(spec: RunSpec) -> None:
         raise NotAvailableYet(refusal[0], f"{refusal[1]}.")
 
 
-async def look_over(services: Services, spec: RunSpec, nodes: Sequence[str]) -> LaunchPlan:
+async def plan_launch(services: Services, spec: RunSpec, nodes: Sequence[str]) -> LaunchPlan:
     """Ask every node whether it can take part, and decide who does what.
 
     Raises:
@@ -104,9 +104,9 @@ async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> L
 
 
 async def _look_at(services: Services, node: str) -> NodeFacts:
-    agent = services.cluster.agent(node)
+    agent = services.pool.agent(node)
     facts, attempts = await asyncio.gather(agent.facts(), agent.attempt_list())
-    for status in active_of(attempts):
+    for status in active_attempts(attempts):
         raise UserError(
             f"node {node} is already busy: run {status.run_id} is {status.state} there",
             f"Wait for it, stop it with: rackless runs stop {status.run_id}, or name other nodes "

@@ -91,11 +91,11 @@ async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> 
     Raises:
         UserError: none can; it tells why the first one cannot.
     """
-    names = (named,) if named else choose_nodes(spec, services.cluster.names())
+    names = (named,) if named else choose_nodes(spec, services.pool.names())
     problem: UserError | None = None
     for name in names:
         try:
-            return name, python_of(name, await services.cluster.agent(name).facts())
+            return name, python_of(name, await services.pool.agent(name).facts())
         except (UserError, NodeUnreachable) as error:
             problem = problem or error
     raise problem or UserError("there are no nodes yet", "Add one: rackless nodes add")
@@ -120,7 +120,7 @@ async def _run_there(
         held_out_from=held_out_from,
         whole=whole,
     )
-    return await services.cluster.agent(node).preview_data(job, tell)
+    return await services.pool.agent(node).preview_data(job, tell)
 
 
 async def _run_here(job: PreviewJob, home: Path, tell: Progress) -> DataPreview:

@@ -74,9 +74,9 @@ class Situation:
     may still be launching it."""
     step: int | None = None
     """Newest step that any journal tells."""
-    standing_s: float = 0.0
+    idle_s: float = 0.0
     """How long no journal has told a new step."""
-    patience_s: float = 15.0
+    lost_after_s: float = 15.0
     """A silent node is lost when the others have stood still for so long."""
     checkpoint_step: int | None = None
     """Newest checkpoint known."""
@@ -96,10 +96,10 @@ def judge(situation: Situation) -> StateJudgement:
     culprit = _find_culprit(situation)
     if culprit is not None:
         stop = tuple(part.node for part in situation.parts if part.active)
-        return replace(_sentence(culprit, situation), stop=stop)
+        return replace(_describe_failure(culprit, situation), stop=stop)
     if any(part.active for part in situation.parts):
-        return _going_on(situation)
-    return _ended(situation)
+        return _judge_active(situation)
+    return _judge_ended(situation)
 
 
 def is_peer_loss(status: AttemptStatus) -> bool:
@@ -119,7 +119,7 @@ def _find_culprit(situation: Situation) -> RunPart | None:
     silent = [p for p in parts if not p.answers]
     if silent and (failed or _stands_still(situation)):
         return max(silent, key=lambda part: part.silent_s or 0.0)
-    if any(part.active for part in parts) and situation.standing_s < situation.patience_s:
+    if any(part.active for part in parts) and situation.idle_s < situation.lost_after_s:
         return None  # only consequences so far: whoever caused them ends or goes silent soon
     return min(failed, key=_end_time) if failed else None
 
@@ -143,12 +143,12 @@ def _stands_still(situation: Situation) -> bool:
     silent_s = max((p.silent_s or 0.0 for p in situation.parts if not p.answers), default=0.0)
     return (
         any(part.active for part in situation.parts)
-        and silent_s >= situation.patience_s
-        and situation.standing_s >= situation.patience_s
+        and silent_s >= situation.lost_after_s
+        and situation.idle_s >= situation.lost_after_s
     )
 
 
-def _sentence(culprit: RunPart, situation: Situation) -> StateJudgement:
+def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
     status = culprit.status
     others = [p.node for p in situation.parts if p is not culprit and p.answers]
     if status is not None and status.state == "failed":
@@ -197,7 +197,7 @@ def _hint(hint: str, situation: Situation) -> str:
     return f"{hint.rstrip('.')}. Then resume from step {situation.checkpoint_step}."
 
 
-def _going_on(situation: Situation) -> StateJudgement:
+def _judge_active(situation: Situation) -> StateJudgement:
     silent = [part.node for part in situation.parts if not part.answers]
     message = (
         f"{show_list(silent)} cannot be reached; training goes on without us" if silent else ""
@@ -210,19 +210,19 @@ def _going_on(situation: Situation) -> StateJudgement:
     return StateJudgement(state="running", message=message)
 
 
-def _ended(situation: Situation) -> StateJudgement:
+def _judge_ended(situation: Situation) -> StateJudgement:
     """No part is active and nothing went wrong: done, stopped, or nobody can tell."""
     states = [part.status.state for part in situation.parts if part.status is not None]
     silent = [part.node for part in situation.parts if not part.answers]
     if not states:
-        return _nobody_answers(situation, silent)
+        return _judge_unanswered(situation, silent)
     note = _silent_note(silent)
     if all(state == "done" for state in states):
         return StateJudgement(state="done", message=note)
     return StateJudgement(state="stopped", message=note)
 
 
-def _nobody_answers(situation: Situation, silent: Sequence[str]) -> StateJudgement:
+def _judge_unanswered(situation: Situation, silent: Sequence[str]) -> StateJudgement:
     if situation.launching or not silent:
         return StateJudgement(state="launching")
     state: RunState = "stopping" if situation.stop_asked else "running"

@@ -68,9 +68,9 @@ class RunHooks:
 @dataclass(frozen=True, slots=True)
 class Services:
     paths: Paths
-    book: RunRepository
+    runs: RunRepository
     hashes: HashStore
-    cluster: NodePool
+    pool: NodePool
     settings: Settings
     planning: PlanningStore
     configs: ConfigLibrary

@@ -55,7 +55,7 @@ class NodeStore:
         nodes = [{"name": n.name, "address": n.address, "added_s": n.added_s} for n in self.all()]
         replace_text(self._copy, json.dumps(nodes, indent=1) + "\n")
 
-    def take_from_copy(self) -> None:
+    def restore_from_copy(self) -> None:
         """Take the nodes of the readable copy in, after the database was lost."""
         for node in _read_copy(self._copy):
             self._insert(node)

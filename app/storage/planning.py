@@ -16,7 +16,7 @@ from agents.contract.node import Calibration
 from app.planning.learning import RunOutcome
 from app.storage.database import Database
 
-MOST_OUTCOMES = 2000
+MAX_OUTCOMES = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,7 @@ class PlanningStore:
     def outcomes(self) -> tuple[RunOutcome, ...]:
         """Return what the newest runs taught; rows of another version are passed over."""
         rows = self._database.read(
-            "SELECT outcome FROM outcomes ORDER BY ended_s DESC LIMIT ?", (MOST_OUTCOMES,)
+            "SELECT outcome FROM outcomes ORDER BY ended_s DESC LIMIT ?", (MAX_OUTCOMES,)
         )
         found = []
         for (text,) in rows:

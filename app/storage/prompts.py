@@ -8,7 +8,7 @@ from agents.contract.messages import WireError, from_wire, to_wire
 from app.conversation import AnswerComparison, Project
 from app.storage.database import Database
 
-MOST_COMPARISONS = 50
+MAX_COMPARISONS = 50
 """Of one project; the oldest go."""
 
 
@@ -55,5 +55,5 @@ class PromptStore:
             connection.execute(
                 "DELETE FROM comparisons WHERE base = ? AND data = ? AND id NOT IN (SELECT id "
                 "FROM comparisons WHERE base = ? AND data = ? ORDER BY id DESC LIMIT ?)",
-                (*place, *place, MOST_COMPARISONS),
+                (*place, *place, MAX_COMPARISONS),
             )

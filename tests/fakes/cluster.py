@@ -419,9 +419,9 @@ def make_services(home: Path, cluster: FakeCluster) -> Services:
     database = open_database(paths.database)
     services = Services(
         paths=paths,
-        book=RunRepository(paths, RunStore(database), EventHub()),
+        runs=RunRepository(paths, RunStore(database), EventHub()),
         hashes=HashStore(database),
-        cluster=cluster,
+        pool=cluster,
         settings=Settings(paths.settings_file),
         planning=PlanningStore(database),
         configs=ConfigLibrary(paths.configs, {"HF_HUB_OFFLINE": "1", "HOME": str(home)}),

@@ -37,7 +37,7 @@ from app.events import (
     CheckpointSnapshot,
     EvaluationRecord,
     EventHub,
-    Exported,
+    ExportedModel,
     LinkSnapshot,
     LogArrived,
     NodeChanged,
@@ -51,10 +51,10 @@ from app.events import (
     RunEventArrived,
     RunSnapshot,
     SampleArrived,
-    SavedNow,
+    SaveResult,
     StepRecord,
     StepsArrived,
-    TraceMade,
+    TraceResult,
     TraceRow,
 )
 from app.hub.node_tokens import NodeToken
@@ -462,9 +462,9 @@ class FakeRuns:
         return self._core.comparison_map.get(run_id)
 
     async def plan(
-        self, spec: RunSpec, cluster: Path | None = None, *, look_far: bool = True
+        self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True
     ) -> Plan:
-        self._core.calls.append(("runs.plan", spec, look_far))
+        self._core.calls.append(("runs.plan", spec, ask_remote))
         if self._core.plan_gate is not None:
             await self._core.plan_gate.wait()
         if isinstance(self._core.plan_answer, Exception):
@@ -502,18 +502,18 @@ class FakeRuns:
         await self._core.act("runs.stop", run_id)
         self._core.put_run(replace(self._core.run_map[run_id], state="stopped", remaining_s=None))
 
-    async def save(self, run_id: str) -> SavedNow:
+    async def save(self, run_id: str) -> SaveResult:
         await self._core.act("runs.save", run_id)
-        return SavedNow(step=412, stall_s=0.018, seconds=2.1)
+        return SaveResult(step=412, stall_s=0.018, seconds=2.1)
 
-    async def trace(self, run_id: str, num_steps: int = 3) -> TraceMade:
+    async def trace(self, run_id: str, num_steps: int = 3) -> TraceResult:
         await self._core.act("runs.trace", run_id, num_steps)
         rows = (TraceRow(name="ampere_bf16_gemm", count=672, seconds=4.1, share=0.61),)
         trace = RankTrace(
             rank=0, first_step=413, last_step=415, path="/mirror/trace.json.gz",
             size_bytes=7_300_000, top=rows,
         )  # fmt: skip
-        return TraceMade(first_step=413, ranks=(trace,), is_complete=True)
+        return TraceResult(first_step=413, ranks=(trace,), is_complete=True)
 
     async def resume(
         self,
@@ -579,7 +579,7 @@ class FakeArtifacts:
 
     async def export(
         self, request: ExportRequest, out: Path, progress: Callable[[str], None] | None = None
-    ) -> Exported:
+    ) -> ExportedModel:
         await self._core.act("artifacts.export", request, out)
         if progress is not None:
             progress("merging layer 12 of 32")
@@ -591,7 +591,7 @@ class FakeArtifacts:
             )
             for kind in request.types
         ]  # fmt: skip
-        return Exported(path=out, verdicts=tuple(verdicts))
+        return ExportedModel(path=out, verdicts=tuple(verdicts))
 
     async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
         self._core.calls.append(("artifacts.all", run_id))

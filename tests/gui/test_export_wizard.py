@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 
 from app.artifacts.exports.request import ExportRequest
 from app.errors import UserError
-from app.events import Exported
+from app.events import ExportedModel
 from app.flows.export import ExportAnswers
 from app.gui.chat.chat_dialog import ChatDialog
 from app.gui.export.export_wizard import ExportWizard
@@ -271,7 +271,7 @@ def test_each_job_has_its_own_time_though_nobody_looks(busy):
 
 def test_what_was_made_is_asked_and_copied_by_where_it_is(busy, wizard, monkeypatch):
     async def make(request, out, progress):
-        return Exported(path=Path("/home/anna") / out.relative_to("~"))
+        return ExportedModel(path=Path("/home/anna") / out.relative_to("~"))
 
     monkeypatch.setattr(busy.core.artifacts, "export", make)
     go_on(busy, wizard, "nf4")

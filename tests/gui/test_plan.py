@@ -46,7 +46,7 @@ def test_the_plan_follows_the_answers(busy: Stage, dialog: NewRunDialog) -> None
     bars = dialog.outlook.plan.findChildren(MemoryBar)
     assert [bar.isVisibleTo(dialog.outlook.plan) for bar in bars] == [True] * 4
     assert "activations 5.4 GiB" in bars[0].accessibleName()
-    assert all(look_far is False for _, look_far in busy.called("runs.plan"))
+    assert all(ask_remote is False for _, ask_remote in busy.called("runs.plan"))
     asked = busy.called("runs.plan")[-1][0]
     assert (asked.model, asked.data.train) == ("org/m", "the data")  # type: ignore[attr-defined]
 

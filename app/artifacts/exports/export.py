@@ -25,7 +25,7 @@ from app.artifacts.exports.planner import keep_forecast, plan_export
 from app.artifacts.exports.request import ExportRequest, check_request
 from app.artifacts.record import record_export
 from app.errors import RacklessError, UsageError, UserError
-from app.events import Exported
+from app.events import ExportedModel
 from app.library.bundles import Source
 from app.library.calibration import find_calibration
 from app.library.licence import find_licence
@@ -46,7 +46,7 @@ Progress = Callable[[str], None]
 
 async def export_run(
     services: Services, request: ExportRequest, out: Path, progress: Progress | None = None
-) -> Exported:
+) -> ExportedModel:
     """Write the run's model as a folder `out`; return it with its measured quality.
 
     Raises:
@@ -61,18 +61,18 @@ async def export_run(
 
 async def _export(
     services: Services, request: ExportRequest, out: Path, tell: Progress
-) -> Exported:
+) -> ExportedModel:
     run_id, to = request.run_id, request.to
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     own = await asyncio.to_thread(_find_calibration, services, request)
     tell("looking for the newest whole checkpoint")
-    names = services.cluster.names() if request.node is None else (request.node,)
+    names = services.pool.names() if request.node is None else (request.node,)
     whole = await find_whole(services, run_id, names, request.checkpoint)
     plan = await plan_export(services, request, whole)
     await asyncio.to_thread(expect_room, plan, out)
     copy = _choose_place(plan, whole, tell)
-    agent = services.cluster.agent(copy.node)
+    agent = services.pool.agent(copy.node)
     facts = await agent.facts()
     python = python_of(copy.node, facts)
     origin = await asyncio.to_thread(origin_of, run, copy.info.step)
@@ -96,18 +96,18 @@ async def _export(
             )
         tell(f"fetching it from {copy.node}")
         try:
-            await services.cluster.fetch(copy.node, made, out)
+            await services.pool.fetch(copy.node, made, out)
         finally:
             if made != exported.path:  # the merged model stays, for the next format
                 with suppress(RacklessError):
                     await agent.delete_artifact(made)
-    services.book.add_event(run_id, "exported", f"step {copy.info.step} exported to {out} as {to}")
+    services.runs.add_event(run_id, "exported", f"step {copy.info.step} exported to {out} as {to}")
     chosen = next(place for place in plan.places if place.node == copy.node)
     measured = keep_forecast(chosen, maker_of(to, request.engine))
     made_of = await asyncio.to_thread(
         record_export, services, out, to, request.types, origin, measured
     )
-    return Exported(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
+    return ExportedModel(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
 
 
 async def forecast_export(services: Services, request: ExportRequest) -> ExportPlan:
@@ -117,7 +117,7 @@ async def forecast_export(services: Services, request: ExportRequest) -> ExportP
         UserError: there is no such run, format, type, node or data file.
     """
     request = check_request(request)
-    node, run = request.node, services.book.get(request.run_id)
+    node, run = request.node, services.runs.get(request.run_id)
     _expect_nodes(services, () if node is None else (node,))
     await asyncio.to_thread(_find_calibration, services, request)
     there = None if node is None else await find_copies(services, run.run_id, (node,))
@@ -128,7 +128,7 @@ async def forecast_export(services: Services, request: ExportRequest) -> ExportP
 
 def _expect_nodes(services: Services, names: Sequence[str]) -> None:
     for name in names:
-        if name not in services.cluster.names():
+        if name not in services.pool.names():
             raise UsageError(f"there is no node {name}", "See the nodes: rackless nodes list")
 
 
@@ -164,9 +164,9 @@ async def _make(
     tell: Progress,
 ) -> str:
     """Quantize the merged model on the node that has it; return the folder `name` there."""
-    agent = services.cluster.agent(node)
+    agent = services.pool.agent(node)
     packages = await bring_packages(agent, python, request.to, tell, request.engine)
-    spec = services.book.get(request.run_id).spec
+    spec = services.runs.get(request.run_id).spec
     train = TextSource(
         path=await send(services, node, inputs.train, tell, "the training data"),
         format=spec.data.format,
@@ -203,7 +203,7 @@ async def _expect_device(services: Services, node: str, planned: ExportDevice) -
     Raises:
         UserError: runs have taken every GPU since it was planned for one.
     """
-    now = choose_export_device(await services.cluster.agent(node).facts())
+    now = choose_export_device(await services.pool.agent(node).facts())
     if planned.gpu is not None and now.gpu is None:
         raise UserError(
             f"every GPU of {node} was taken during the merge: {now.note.partition(',')[0]}",

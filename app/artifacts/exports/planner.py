@@ -43,9 +43,9 @@ async def plan_export(
         whole: the copies to choose among, where they are already listed; None: those of all nodes
             are listed, not read.
     """
-    run, to, types = services.book.get(request.run_id), request.to, request.types
+    run, to, types = services.runs.get(request.run_id), request.to, request.types
     checkpoint, engine = request.checkpoint, request.engine
-    names = services.cluster.names()
+    names = services.pool.names()
     copies = whole if whole is not None else await find_copies(services, run.run_id, names)
     copies = [one for one in copies if not one.broken]
     steps = {one.info.step for one in copies if checkpoint in (None, one.info.step)}
@@ -185,7 +185,7 @@ async def _look(
     if refusal:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=refusal)
     try:
-        facts = await services.cluster.agent(node).facts()
+        facts = await services.pool.agent(node).facts()
     except RacklessError as error:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=f"does not answer: {error}")
     problem = "" if node in holders else "has no whole copy of the checkpoint"

@@ -31,7 +31,7 @@ class LivePlan(QObject):
         """Question under way, and whether it looks far."""
         self._answered: RunSpec | None = None
         self._rest = QTimer(self, singleShot=True)
-        self._rest.timeout.connect(lambda: self._ask(look_far=True))
+        self._rest.timeout.connect(lambda: self._ask(ask_remote=True))
 
     def follow(self, spec: RunSpec | None, words: str) -> None:
         """Plan `spec` from now on; None: there is nothing to plan yet, and `words` say why."""
@@ -42,20 +42,20 @@ class LivePlan(QObject):
         elif spec != self._wanted:
             self._wanted = spec
             self._rest.start(REST_MS)
-            self._ask(look_far=False)
+            self._ask(ask_remote=False)
 
     def again(self) -> None:
         """Plan the same once more, since something it rests on may be known better now."""
         self._answered = None
-        self._ask(look_far=False)
+        self._ask(ask_remote=False)
 
-    def _ask(self, *, look_far: bool) -> None:
+    def _ask(self, *, ask_remote: bool) -> None:
         spec = self._wanted
-        if spec is None or self._asked is not None or (look_far and spec == self._answered):
+        if spec is None or self._asked is not None or (ask_remote and spec == self._answered):
             return
-        self._asked = spec, look_far
+        self._asked = spec, ask_remote
         self._bridge.run(
-            lambda core, report: core.runs.plan(spec, look_far=look_far), self._take, self._fail
+            lambda core, report: core.runs.plan(spec, ask_remote=ask_remote), self._take, self._fail
         )
 
     def _take(self, plan: Plan) -> None:
@@ -73,10 +73,10 @@ class LivePlan(QObject):
         if asked is None:
             return
         if asked[0] != self._wanted:
-            self._ask(look_far=False)
+            self._ask(ask_remote=False)
             return
         if is_answer:
             self._answered = asked[0]
         show()
         if not is_answer and not self._rest.isActive():
-            self._ask(look_far=True)
+            self._ask(ask_remote=True)

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
 from app.conversation import Subject
-from app.events import ACTIVE_STATES, RunSnapshot, TraceMade
+from app.events import ACTIVE_STATES, RunSnapshot, TraceResult
 from app.gui.chat.chat_dialog import open_chat
 from app.gui.export.export_wizard import ExportWizard
 from app.gui.kit.ask import ask
@@ -68,7 +68,7 @@ class RunActions:
             cancelled="The ranks may still write traces, but they are not collected.",
         )
 
-    def _show_trace(self, run: RunSnapshot, made: TraceMade) -> None:
+    def _show_trace(self, run: RunSnapshot, made: TraceResult) -> None:
         whole = [trace for trace in made.ranks if not trace.problem]
         if not whole:
             self._banner.show_message("warning", run.name, describe_trace(made))

@@ -14,7 +14,7 @@ from typing import Literal
 from PySide6.QtCore import QObject, Signal
 
 from app.errors import RacklessError, describe_error
-from app.events import Exported
+from app.events import ExportedModel
 from app.flows.export import ExportAnswers, ExportJob, Step, find_phase, list_jobs
 from app.gui.session.bridge import Bridge, Op
 
@@ -40,7 +40,7 @@ class ExportProgress:
     """What it does just now."""
     began_s: float | None = None
     ended_s: float | None = None
-    made: Exported | None = None
+    made: ExportedModel | None = None
     problem: str = ""
 
 
@@ -102,7 +102,7 @@ class ExportBatch(QObject):
         row.line, row.phase = line, find_phase(line, row.phase)
         self.changed.emit()
 
-    def _finish(self, row: ExportProgress, made: Exported) -> None:
+    def _finish(self, row: ExportProgress, made: ExportedModel) -> None:
         row.state, row.made, row.ended_s = "done", made, self._now_s()
         self.start()
 

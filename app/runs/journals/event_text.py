@@ -19,16 +19,16 @@ from app.text import count_of, show_bytes, show_duration, show_loss, show_share
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class JournalEvent:
     """An event with what makes it the same event in another rank's journal."""
 
     key: tuple[object, ...]
     event: RunEvent
 
 
-def happening(
+def describe_line(
     line: Line, run_id: str, attempt: int, node: str, rank: int | None
-) -> Happening | None:
+) -> JournalEvent | None:
     """Return what a journal line tells a person; None: nothing worth a sentence."""
     line_kind = text_of(line, "kind")
     tellers = _SUPERVISOR_TELLERS if rank is None else _RANK_TELLERS
@@ -40,7 +40,7 @@ def happening(
     key = (attempt, line_kind, whole_of(line, "step"), *((text,) if own else ()))
     time_s = number_of(line, "time_s") or 0.0
     event = RunEvent(run_id=run_id, time_s=time_s, kind=kind, severity=severity, text=text)
-    return Happening(key, event)
+    return JournalEvent(key, event)
 
 
 Told = tuple[Severity, str, bool] | None

@@ -18,7 +18,7 @@ from agents.contract.data import DataPreview
 from agents.contract.messages import WireError, from_wire
 from agents.contract.run_layout import ATTEMPTS, SUPERVISOR_JOURNAL, attempt_folder, rank_of_journal
 from app.events import Certificate, EvaluationRecord, RankTrace, RunEvent, StepRecord
-from app.runs.journals.event_text import happening
+from app.runs.journals.event_text import describe_line
 from app.runs.journals.journal import (
     JournalTail,
     number_of,
@@ -225,7 +225,7 @@ class RunHistory:
         if line["kind"] == "preview":
             with contextlib.suppress(WireError):  # another version wrote it
                 self.data = from_wire(DataPreview, line)
-        told = happening(line, self._run_id, number, node, rank)
+        told = describe_line(line, self._run_id, number, node, rank)
         if told is not None and told.key not in self._told:
             self._told.add(told.key)
             self.events.append(told.event)

@@ -59,7 +59,7 @@ async def sync_part(
 
 
 async def sync_parts(
-    cluster: NodePool,
+    pool: NodePool,
     mirrors: dict[str, Mirror],
     run_id: str,
     attempt: int,
@@ -67,16 +67,16 @@ async def sync_parts(
     """Fetch from all nodes at once; return what went wrong, by node."""
     names = tuple(mirrors)
     answers = await asyncio.gather(
-        *(_sync_quietly(cluster, node, mirrors[node], run_id, attempt) for node in names)
+        *(_sync_quietly(pool, node, mirrors[node], run_id, attempt) for node in names)
     )
     return {n: error for n, error in zip(names, answers, strict=True) if error is not None}
 
 
 async def _sync_quietly(
-    cluster: NodePool, node: str, mirror: Mirror, run_id: str, attempt: int
+    pool: NodePool, node: str, mirror: Mirror, run_id: str, attempt: int
 ) -> RacklessError | None:
     try:
-        await sync_part(cluster.agent(node), mirror, run_id, attempt)
+        await sync_part(pool.agent(node), mirror, run_id, attempt)
     except RacklessError as error:
         return error
     return None

@@ -24,7 +24,7 @@ STORAGE_POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Upkeep:
+class BackgroundTasks:
     def __init__(
         self,
         services: Services,
@@ -54,7 +54,7 @@ class Upkeep:
         key = f"run {run_id}"
         task = self._tasks.get(key)
         if task is None or task.done():
-            run = self._services.book.get(run_id)
+            run = self._services.runs.get(run_id)
             task = self._spawn(key, RunWatch(self._services, run, self._events).run_until_end())
         return task
 
@@ -66,7 +66,7 @@ class Upkeep:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _watch_active(self) -> None:
-        for run_id in self._services.book.store.in_states(ACTIVE_STATES):
+        for run_id in self._services.runs.store.in_states(ACTIVE_STATES):
             self.watch(run_id)
 
     async def _follow_storage(self) -> None:
@@ -77,7 +77,7 @@ class Upkeep:
             newest = self._database.version_of_data()
             if newest != version:
                 version = newest
-                self._services.book.publish_changed()
+                self._services.runs.publish_changed()
                 self._events.publish(ArtifactsChanged())
                 self._take_new_nodes()
             self._watch_active()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from agents.contract.run import ControlRequest
 from app.errors import UsageError, UserError
-from app.events import ACTIVE_STATES, RESUMABLE_STATES, RankTrace, SavedNow, TraceMade
+from app.events import ACTIVE_STATES, RESUMABLE_STATES, RankTrace, SaveResult, TraceResult
 from app.runs.journals.history import AttemptHistory
 from app.runs.lifecycle.reconcile import reconcile_run
-from app.runs.lifecycle.waiting import wait_for
+from app.runs.lifecycle.waiting import wait_for_journal
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import count_of
@@ -25,7 +25,7 @@ ANSWER_S = 300.0
 MOST_TRACED_STEPS = 20
 
 
-async def save_now(services: Services, run_id: str) -> SavedNow:
+async def save_now(services: Services, run_id: str) -> SaveResult:
     """Have a checkpoint written at the end of the present step, while training goes on.
 
     Raises:
@@ -34,9 +34,9 @@ async def save_now(services: Services, run_id: str) -> SavedNow:
     """
     run = await _expect_running(services, run_id, "save a checkpoint")
     wish_id = await _leave(services, run, ControlRequest(wish_id=_make_id(), kind="save"))
-    services.book.add_event(run_id, "requested", "asked to save a checkpoint now")
+    services.runs.add_event(run_id, "requested", "asked to save a checkpoint now")
 
-    def find(attempt: AttemptHistory) -> SavedNow | None:
+    def find(attempt: AttemptHistory) -> SaveResult | None:
         step = attempt.wishes.get(wish_id)
         if step is None:
             return None
@@ -46,15 +46,17 @@ async def save_now(services: Services, run_id: str) -> SavedNow:
                 "It trains on and tries again at its usual time.",
             )
         saved = attempt.checkpoints.get(step)
-        return SavedNow(step=step, stall_s=saved.stall_s, seconds=saved.seconds) if saved else None
+        return (
+            SaveResult(step=step, stall_s=saved.stall_s, seconds=saved.seconds) if saved else None
+        )
 
-    found = await wait_for(services, run, find, ANSWER_S)
+    found = await wait_for_journal(services, run, find, ANSWER_S)
     if found is not None:
         return found
-    return SavedNow(step=services.book.history(run_id).attempt(run.attempt).wishes.get(wish_id))
+    return SaveResult(step=services.runs.history(run_id).attempt(run.attempt).wishes.get(wish_id))
 
 
-async def record_trace(services: Services, run_id: str, num_steps: int) -> TraceMade:
+async def record_trace(services: Services, run_id: str, num_steps: int) -> TraceResult:
     """Have every rank record its next steps, and fetch the traces.
 
     Raises:
@@ -69,27 +71,27 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
     run = await _expect_running(services, run_id, "record a trace")
     wish = ControlRequest(wish_id=_make_id(), kind="trace", num_steps=num_steps)
     wish_id = await _leave(services, run, wish)
-    services.book.add_event(run_id, "requested", f"asked to record {count_of(num_steps, 'step')}")
-    num_ranks = len(services.book.placements(run))
+    services.runs.add_event(run_id, "requested", f"asked to record {count_of(num_steps, 'step')}")
+    num_ranks = len(services.runs.placements(run))
 
-    def find(attempt: AttemptHistory) -> TraceMade | None:
+    def find(attempt: AttemptHistory) -> TraceResult | None:
         made = _find_trace(attempt, wish_id, num_ranks)
         return made if made.is_complete else None
 
-    found = await wait_for(services, run, find, ANSWER_S)
-    attempt = services.book.history(run_id).attempt(run.attempt)
+    found = await wait_for_journal(services, run, find, ANSWER_S)
+    attempt = services.runs.history(run_id).attempt(run.attempt)
     return found or _find_trace(attempt, wish_id, num_ranks)
 
 
-def _find_trace(attempt: AttemptHistory, wish_id: str, num_ranks: int) -> TraceMade:
+def _find_trace(attempt: AttemptHistory, wish_id: str, num_ranks: int) -> TraceResult:
     """Return what is known of a trace; a recording that was under way is made longer by a wish."""
     step = attempt.wishes.get(wish_id)
     if step is None:
-        return TraceMade(first_step=None)
+        return TraceResult(first_step=None)
     told = [t for t in attempt.traces if t.first_step == step + 1 or _covers(t, step + 1)]
     ranks = tuple(sorted(told, key=lambda trace: trace.rank))
     is_complete = len(ranks) >= num_ranks and all(map(_is_here, ranks))
-    return TraceMade(first_step=step + 1, ranks=ranks, is_complete=is_complete)
+    return TraceResult(first_step=step + 1, ranks=ranks, is_complete=is_complete)
 
 
 def _covers(trace: RankTrace, step: int) -> bool:
@@ -114,7 +116,7 @@ async def _expect_running(services: Services, run_id: str, what: str) -> RunReco
         UserError: it does not run.
     """
     await reconcile_run(services, run_id)
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     if run.state == "running":
         return run
     hint = "Wait until it runs."
@@ -126,7 +128,7 @@ async def _expect_running(services: Services, run_id: str, what: str) -> RunReco
 
 
 async def _leave(services: Services, run: RunRecord, wish: ControlRequest) -> str:
-    placements = services.book.placements(run)
+    placements = services.runs.placements(run)
     node = placements[0].node if placements else run.nodes[0]
-    await services.cluster.agent(node).leave_wish(run.run_id, run.attempt, wish)
+    await services.pool.agent(node).leave_wish(run.run_id, run.attempt, wish)
     return wish.wish_id

@@ -22,7 +22,13 @@ from app.runs.attempt_status import stop_parts
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
 from app.runs.node_pool import Progress
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
-from app.runs.preflight import LaunchPlan, add_forecast, choose_nodes, expect_supported, look_over
+from app.runs.preflight import (
+    LaunchPlan,
+    add_forecast,
+    choose_nodes,
+    plan_launch,
+    require_supported,
+)
 from app.runs.services import LaunchForecast, Services
 from app.storage.runs import AttemptRecord, RunRecord
 from app.text import show_list
@@ -52,8 +58,8 @@ async def start_run(
     Raises:
         UserError: it cannot be started; nothing was left behind on any node.
     """
-    nodes = choose_nodes(spec, services.cluster.names())
-    expect_supported(spec)
+    nodes = choose_nodes(spec, services.pool.names())
+    require_supported(spec)
     inputs = await asyncio.to_thread(find_inputs, services, spec)
     run_id = make_run_id()
     with services.launching(run_id):
@@ -66,15 +72,15 @@ async def start_run(
             nodes=nodes,
             created_s=time.time(),
         )
-        services.book.add(run)
+        services.runs.add(run)
         announced(run_id)
         try:
             tell(f"looking at {show_list(nodes)}")
-            plan = await look_over(services, spec, nodes)
+            plan = await plan_launch(services, spec, nodes)
             plan = await add_forecast(services, spec, plan)
             folders = await send_inputs(services, plan.nodes, inputs, tell)
         except BaseException:
-            services.book.discard(run_id)
+            services.runs.discard(run_id)
             services.remove_folder(run_id)
             raise
         tell(f"launching on {show_list(plan.nodes)}")
@@ -96,9 +102,9 @@ async def launch(
     Raises:
         UserError: a node could not launch; the others were stopped and the run is `failed`.
     """
-    book = services.book
+    runs = services.runs
     master = plan.endpoints[plan.nodes[0]]
-    port = await services.cluster.agent(plan.nodes[0]).port_choose(master.address)
+    port = await services.pool.agent(plan.nodes[0]).port_choose(master.address)
     record_intent(services, run, plan, inputs, resume_step)
     _store_forecast(services, run, plan.forecast)
     try:
@@ -113,20 +119,20 @@ async def launch(
     except BaseException as error:
         await asyncio.shield(_give_up(services, run, plan.nodes, error))
         raise
-    book.move(run.run_id, run.attempt, "running", "", "")
-    if book.get(run.run_id).stop_asked:  # somebody pressed Stop in the meantime
+    runs.move(run.run_id, run.attempt, "running", "", "")
+    if runs.get(run.run_id).stop_asked:  # somebody pressed Stop in the meantime
         grace_s = services.settings.number("stop_grace_s")
-        await stop_parts(services.cluster, plan.nodes, run.run_id, run.attempt, grace_s)
+        await stop_parts(services.pool, plan.nodes, run.run_id, run.attempt, grace_s)
 
 
 def record_intent(
     services: Services, run: RunRecord, plan: LaunchPlan, inputs: Inputs, resume_step: int | None
 ) -> None:
     """Write down what is about to be launched, before any node hears of it."""
-    services.book.change(
+    services.runs.change(
         run.run_id, lambda old: replace(old, attempt=run.attempt, nodes=plan.nodes, ended_s=None)
     )
-    services.book.store.save_attempt(
+    services.runs.store.save_attempt(
         AttemptRecord(
             run_id=run.run_id,
             attempt=run.attempt,
@@ -136,13 +142,13 @@ def record_intent(
             inputs=to_wire(inputs),
         )
     )
-    services.book.move(run.run_id, run.attempt, "launching", "", "")
+    services.runs.move(run.run_id, run.attempt, "launching", "", "")
     at = f" from step {resume_step}" if resume_step else ""
-    services.book.add_event(
+    services.runs.add_event(
         run.run_id, "launched", f"attempt {run.attempt} is launched on {show_list(plan.nodes)}{at}"
     )
     for advice in advise(run.spec, [place.device for place in plan.ranks]):
-        services.book.add_event(run.run_id, "advice", f"{advice.key}: {advice.text}")
+        services.runs.add_event(run.run_id, "advice", f"{advice.key}: {advice.text}")
 
 
 def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -> None:
@@ -153,7 +159,7 @@ def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -
     if found.forecast is not None:
         services.planning.save_forecast(run.run_id, run.attempt, to_wire(found.forecast))
     for text in found.advice:
-        services.book.add_event(run.run_id, "advice", f"nodes: {text}")
+        services.runs.add_event(run.run_id, "advice", f"nodes: {text}")
 
 
 def _intent(
@@ -196,7 +202,7 @@ def _environ(ranks: Sequence[RankPlacement]) -> dict[str, str]:
 
 async def _launch_everywhere(services: Services, intents: Sequence[AttemptIntent]) -> None:
     answers = await asyncio.gather(
-        *(services.cluster.agent(intent.node).launch(intent) for intent in intents),
+        *(services.pool.agent(intent.node).launch(intent) for intent in intents),
         return_exceptions=True,
     )
     for answer in answers:
@@ -207,17 +213,17 @@ async def _launch_everywhere(services: Services, intents: Sequence[AttemptIntent
 async def _give_up(
     services: Services, run: RunRecord, nodes: Sequence[str], error: BaseException
 ) -> None:
-    left = await stop_parts(services.cluster, nodes, run.run_id, run.attempt, grace_s=0.0)
+    left = await stop_parts(services.pool, nodes, run.run_id, run.attempt, grace_s=0.0)
     if isinstance(error, UserError):
         message, hint = f"could not be launched: {error.message}", error.hint
     elif isinstance(error, RacklessError):
         message, hint = f"could not be launched: {error}", "Look at the log of the agent."
     else:
         message, hint = "the launch was broken off", f"rackless runs resume {run.run_id}"
-    services.book.move(run.run_id, run.attempt, "failed", message, hint)
-    services.book.add_event(run.run_id, "failed", message)
+    services.runs.move(run.run_id, run.attempt, "failed", message, hint)
+    services.runs.add_event(run.run_id, "failed", message)
     silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]
     if silent:
-        services.book.add_event(
+        services.runs.add_event(
             run.run_id, "warning", f"{show_list(silent)} could not be asked to stop its part"
         )

@@ -15,7 +15,7 @@ from dataclasses import replace
 from agents.contract.run import AttemptStatus
 from app.errors import NodeUnreachable, RacklessError
 from app.events import ACTIVE_STATES, RunEventKind, RunState
-from app.runs.attempt_status import active_of, ask_parts, newest_step, standing_s, stop_parts
+from app.runs.attempt_status import active_attempts, ask_parts, idle_s, newest_step, stop_parts
 from app.runs.journals.streams import sync_part, sync_parts
 from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
@@ -28,13 +28,13 @@ _EVENT_KINDS: dict[RunState, RunEventKind] = {"failed": "failed", "interrupted":
 
 async def reconcile_run(services: Services, run_id: str) -> None:
     """Ask the run's nodes, fetch what is new in their journals, judge, and act on the verdict."""
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
     if services.is_launching(run_id):
         return
     if run.state == "created":
-        services.book.move(
+        services.runs.move(
             run_id,
             run.attempt,
             "failed",
@@ -42,48 +42,48 @@ async def reconcile_run(services: Services, run_id: str) -> None:
             f"Start it with: rackless runs resume {run_id}",
         )
         return
-    parts = await ask_parts(services.cluster, run.nodes, run_id, run.attempt)
+    parts = await ask_parts(services.pool, run.nodes, run_id, run.attempt)
     await sync_run(services, run, [part.node for part in parts if part.answers])
-    services.book.refresh(run_id)
-    services.book.save_progress(run_id)
-    patience_s = services.settings.number("lost_after_s")
+    services.runs.refresh(run_id)
+    services.runs.save_progress(run_id)
+    lost_after_s = services.settings.number("lost_after_s")
     # One look cannot tell for how long a node has been silent, but the others' heartbeats tell for
     # how long they have waited for somebody.
-    patient = tuple(p if p.answers else replace(p, silent_s=patience_s) for p in parts)
-    await settle(services, run, patient, standing_s(parts))
+    patient = tuple(p if p.answers else replace(p, silent_s=lost_after_s) for p in parts)
+    await apply_judgement(services, run, patient, idle_s(parts))
 
 
-async def settle(
-    services: Services, run: RunRecord, parts: tuple[RunPart, ...], standing: float
+async def apply_judgement(
+    services: Services, run: RunRecord, parts: tuple[RunPart, ...], idle: float
 ) -> StateJudgement:
     """Judge the parts of a run and do what the verdict asks for."""
-    verdict = judge(make_situation(services, run, parts, standing))
+    verdict = judge(make_situation(services, run, parts, idle))
     if run.stop_asked:
         await _ask_again_to_stop(services, run, parts)
     if verdict.stop:
         await stop_parts(
-            services.cluster, verdict.stop, run.run_id, run.attempt, grace_s=ZOMBIE_GRACE_S
+            services.pool, verdict.stop, run.run_id, run.attempt, grace_s=ZOMBIE_GRACE_S
         )
     if verdict.state not in ACTIVE_STATES:
         await _close(services, run, parts, verdict)
     elif may_move(run.state, verdict.state):
-        services.book.move(run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint)
+        services.runs.move(run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint)
     return verdict
 
 
 def make_situation(
-    services: Services, run: RunRecord, parts: tuple[RunPart, ...], standing: float
+    services: Services, run: RunRecord, parts: tuple[RunPart, ...], idle: float
 ) -> Situation:
-    snapshot = services.book.full_snapshot(run.run_id)
+    snapshot = services.runs.full_snapshot(run.run_id)
     steps = [s for s in (snapshot.step, newest_step(parts)) if s is not None]
     return Situation(
         parts=parts,
         stop_asked=run.stop_asked,
         launching=services.is_launching(run.run_id),
-        is_ours=services.book.is_ours(run),
+        is_ours=services.runs.is_ours(run),
         step=max(steps, default=None),
-        standing_s=standing,
-        patience_s=services.settings.number("lost_after_s"),
+        idle_s=idle,
+        lost_after_s=services.settings.number("lost_after_s"),
         checkpoint_step=snapshot.newest_checkpoint_step,
     )
 
@@ -92,8 +92,8 @@ async def sync_run(
     services: Services, run: RunRecord, nodes: Sequence[str]
 ) -> dict[str, RacklessError]:
     """Fetch the newest bytes of the run's newest attempt; return what went wrong, by node."""
-    mirrors = {node: services.book.mirror(run.run_id, run.attempt, node) for node in nodes}
-    return await sync_parts(services.cluster, mirrors, run.run_id, run.attempt)
+    mirrors = {node: services.runs.mirror(run.run_id, run.attempt, node) for node in nodes}
+    return await sync_parts(services.pool, mirrors, run.run_id, run.attempt)
 
 
 async def _ask_again_to_stop(services: Services, run: RunRecord, parts: Sequence[RunPart]) -> None:
@@ -103,7 +103,7 @@ async def _ask_again_to_stop(services: Services, run: RunRecord, parts: Sequence
     # The node goes on stopping after it has read the request; nobody needs to wait for the answer.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_REQUEST_S):
-            await stop_parts(services.cluster, deaf, run.run_id, run.attempt, grace_s)
+            await stop_parts(services.pool, deaf, run.run_id, run.attempt, grace_s)
 
 
 async def _close(
@@ -111,15 +111,15 @@ async def _close(
 ) -> None:
     """The attempt is over: fetch the last bytes of its journals, then say so."""
     await sync_run(services, run, [part.node for part in parts if part.answers])
-    services.book.refresh(run.run_id)
-    moved = services.book.move(
+    services.runs.refresh(run.run_id)
+    moved = services.runs.move(
         run.run_id, run.attempt, verdict.state, verdict.message, verdict.hint
     )
     if moved:
-        services.hooks.learn(services.book.get(run.run_id))
+        services.hooks.learn(services.runs.get(run.run_id))
     if moved and verdict.message:
         kind = _EVENT_KINDS.get(verdict.state, "warning")
-        services.book.add_event(run.run_id, kind, verdict.message)
+        services.runs.add_event(run.run_id, kind, verdict.message)
 
 
 # ---------------------------------------------------------------- runs that this book lost
@@ -140,23 +140,23 @@ async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, .
 
 async def _attempts_on(services: Services, node: str) -> tuple[AttemptStatus, ...] | None:
     try:
-        return await services.cluster.agent(node).attempt_list()
+        return await services.pool.agent(node).attempt_list()
     except RacklessError:
         return None
 
 
 async def _take_in(services: Services, run_id: str, statuses: list[AttemptStatus]) -> None:
-    book = services.book
-    if book.store.is_deleted(run_id):
+    runs = services.runs
+    if runs.store.is_deleted(run_id):
         await _end_deleted(services, run_id, statuses)
         return
     newest = max(status.attempt for status in statuses)
-    run = book.store.get(run_id)
+    run = runs.store.get(run_id)
     if run is None:
         run = _enter(services, run_id, [s for s in statuses if s.attempt == newest])
     elif newest > run.attempt and not services.is_launching(run_id):
         _move_on(services, run, [s for s in statuses if s.attempt == newest])
-        run = book.get(run_id)
+        run = runs.get(run_id)
     if run is None:
         return
     await _mirror_all(services, run, statuses)
@@ -182,9 +182,9 @@ def _enter(services: Services, run_id: str, newest: list[AttemptStatus]) -> RunR
         created_s=started_s or time.time(),
         started_s=started_s,
     )
-    services.book.add(run)
+    services.runs.add(run)
     _save_attempt(services, run, newest)
-    services.book.add_event(run_id, "found", f"found again on {', '.join(s.node for s in newest)}")
+    services.runs.add_event(run_id, "found", f"found again on {', '.join(s.node for s in newest)}")
     return run
 
 
@@ -193,17 +193,17 @@ def _move_on(services: Services, run: RunRecord, newest: list[AttemptStatus]) ->
     ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
     nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
     state: RunState = "running"
-    services.book.change(
+    services.runs.change(
         run.run_id,
         lambda old: replace(
             old, attempt=newest[0].attempt, nodes=nodes, state=state, message="", ended_s=None
         ),
     )
-    _save_attempt(services, services.book.get(run.run_id), newest)
+    _save_attempt(services, services.runs.get(run.run_id), newest)
 
 
 def _save_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
-    services.book.store.save_attempt(
+    services.runs.store.save_attempt(
         AttemptRecord(
             run_id=run.run_id,
             attempt=run.attempt,
@@ -218,11 +218,11 @@ async def _mirror_all(
 ) -> None:
     """Fetch the journals of every attempt that a node still has, ended ones too."""
     for status in statuses:
-        mirror = services.book.mirror(run.run_id, status.attempt, status.node)
-        agent = services.cluster.agent(status.node)
+        mirror = services.runs.mirror(run.run_id, status.attempt, status.node)
+        agent = services.pool.agent(status.node)
         with contextlib.suppress(RacklessError):
             await sync_part(agent, mirror, run.run_id, status.attempt)
-    services.book.refresh(run.run_id)
+    services.runs.refresh(run.run_id)
 
 
 async def _end_zombies(
@@ -231,22 +231,20 @@ async def _end_zombies(
     """Stop what still runs of a run that is over, or of an older attempt."""
     if services.is_launching(run.run_id):
         return
-    for status in active_of(statuses):
+    for status in active_attempts(statuses):
         if status.attempt == run.attempt and run.state in ACTIVE_STATES:
             continue
-        services.book.add_event(
+        services.runs.add_event(
             run.run_id,
             "warning",
             f"attempt {status.attempt} was still running on {status.node}; it is stopped",
         )
-        await stop_parts(
-            services.cluster, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S
-        )
+        await stop_parts(services.pool, [status.node], run.run_id, status.attempt, ZOMBIE_GRACE_S)
 
 
 async def _end_deleted(services: Services, run_id: str, statuses: Sequence[AttemptStatus]) -> None:
-    for status in active_of(statuses):
-        await stop_parts(services.cluster, [status.node], run_id, status.attempt, 0.0)
+    for status in active_attempts(statuses):
+        await stop_parts(services.pool, [status.node], run_id, status.attempt, 0.0)
     for node in {status.node for status in statuses}:
         with contextlib.suppress(NodeUnreachable, RacklessError):
-            await services.cluster.agent(node).run_delete(run_id)
+            await services.pool.agent(node).run_delete(run_id)

@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from app.errors import NodeUnreachable, RacklessError, UserError
 from app.events import RESUMABLE_STATES
-from app.runs.attempt_status import active_of, stop_parts
-from app.runs.checkpoints import Copy, find_copies, verify
+from app.runs.attempt_status import active_attempts, stop_parts
+from app.runs.checkpoints import Copy, find_copies, verify_copies
 from app.runs.inputs import recall_inputs, send_inputs
 from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.reconcile import reconcile_run
-from app.runs.lifecycle.resume_verification import choose_starts, expect_possible, read_replay
-from app.runs.lifecycle.rollback_guard import expect_newest, expect_no_checkpoint
+from app.runs.lifecycle.resume_verification import choose_starts, read_replay, require_replayable
+from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
 from app.runs.node_pool import Progress
-from app.runs.preflight import add_forecast, choose_nodes, look_over
+from app.runs.preflight import add_forecast, choose_nodes, plan_launch
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
@@ -51,9 +51,9 @@ async def resume_run(
             steps are logged after it, or checkpoints were saved and cannot be had.
     """
     if verify_steps is not None:
-        expect_possible(verify_steps)
+        require_replayable(verify_steps)
     await reconcile_run(services, run_id)
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     _expect_resumable(run)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     with services.launching(run_id):
@@ -62,7 +62,7 @@ async def resume_run(
         tell(f"looking at {show_list(chosen)}")
         attempt = await _raise_fence(services, run, answering)
         await _stop_leftovers(services, run_id, answering)
-        plan = await look_over(services, replace(run.spec, shares=None), chosen)
+        plan = await plan_launch(services, replace(run.spec, shares=None), chosen)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
         plan = await add_forecast(services, spec, plan)
@@ -97,14 +97,14 @@ def _expect_resumable(run: RunRecord) -> None:
 
 
 async def _find_answering(services: Services) -> tuple[str, ...]:
-    names = services.cluster.names()
+    names = services.pool.names()
     answers = await asyncio.gather(*(_answers(services, name) for name in names))
     return tuple(name for name, answer in zip(names, answers, strict=True) if answer)
 
 
 async def _answers(services: Services, name: str) -> bool:
     try:
-        await services.cluster.agent(name).attempt_list()
+        await services.pool.agent(name).attempt_list()
     except NodeUnreachable:
         return False
     return True
@@ -114,7 +114,7 @@ def _choose(
     services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
 ) -> tuple[str, ...]:
     if wanted is not None:
-        return choose_nodes(replace(run.spec, nodes=wanted), services.cluster.names())
+        return choose_nodes(replace(run.spec, nodes=wanted), services.pool.names())
     nodes = tuple(node for node in run.nodes if node in answering)
     if not nodes:
         raise UserError(
@@ -129,7 +129,7 @@ async def _raise_fence(services: Services, run: RunRecord, nodes: Sequence[str])
     attempt = run.attempt + 1
     while True:
         newest = await asyncio.gather(
-            *(services.cluster.agent(node).run_fence(run.run_id, attempt) for node in nodes)
+            *(services.pool.agent(node).run_fence(run.run_id, attempt) for node in nodes)
         )
         if max(newest, default=attempt) <= attempt:
             return attempt
@@ -137,11 +137,11 @@ async def _raise_fence(services: Services, run: RunRecord, nodes: Sequence[str])
 
 
 async def _stop_leftovers(services: Services, run_id: str, nodes: Sequence[str]) -> None:
-    answers = await asyncio.gather(*(services.cluster.agent(node).attempt_list() for node in nodes))
+    answers = await asyncio.gather(*(services.pool.agent(node).attempt_list() for node in nodes))
     for node, statuses in zip(nodes, answers, strict=True):
-        for status in active_of(statuses):
+        for status in active_attempts(statuses):
             if status.run_id == run_id:
-                await stop_parts(services.cluster, [node], run_id, status.attempt, LEFTOVER_GRACE_S)
+                await stop_parts(services.pool, [node], run_id, status.attempt, LEFTOVER_GRACE_S)
 
 
 # ---------------------------------------------------------------- from where
@@ -169,25 +169,25 @@ async def _prepare_checkpoint(
         fitting = tuple(copy for copy in copies if copy.info.step in starts)
     good = await choose_checkpoint(services, run_id, fitting, wanted)
     if not good:
-        expect_no_checkpoint(services, run_id, fitting, answering, verify_steps)
-        services.book.add_event(
+        require_no_checkpoint(services, run_id, fitting, answering, verify_steps)
+        services.runs.add_event(
             run_id, "warning", "there is no checkpoint yet: it starts from the beginning"
         )
         return None, []
     step = good[0].info.step
     if wanted is None:
-        expect_newest(services, run_id, step, answering)
+        require_newest(services, run_id, step, answering)
     holders = {copy.node for copy in good}
     damaged = [c for c in copies if c.info.step == step and c.node not in holders]
     await _delete_all(services, damaged)
     for node in nodes:
         if node not in holders:
-            services.book.add_event(
+            services.runs.add_event(
                 run_id,
                 "checkpoint_copied",
                 f"checkpoint of step {step} is copied from {good[0].node} to {node}",
             )
-            await services.cluster.copy(good[0].node, node, good[0].info.path)
+            await services.pool.copy(good[0].node, node, good[0].info.path)
     return step, [copy for copy in copies if copy.info.step > step]
 
 
@@ -208,10 +208,10 @@ async def choose_checkpoint(
             )
         steps = [wanted]
     for step in steps:
-        checked = await verify(services.cluster, [c for c in copies if c.info.step == step])
+        checked = await verify_copies(services.pool, [c for c in copies if c.info.step == step])
         for copy in checked:
             if not copy.info.verified:
-                services.book.add_event(
+                services.runs.add_event(
                     run_id,
                     "checkpoint_damaged",
                     f"the checkpoint of step {step} on {copy.node} is not whole: "
@@ -239,9 +239,9 @@ async def _delete_all(services: Services, copies: Sequence[Copy]) -> None:
 
 async def _delete(services: Services, copy: Copy) -> None:
     try:
-        await services.cluster.agent(copy.node).checkpoint_delete(copy.info.run_id, copy.info.step)
+        await services.pool.agent(copy.node).checkpoint_delete(copy.info.run_id, copy.info.step)
     except RacklessError as error:
-        services.book.add_event(
+        services.runs.add_event(
             copy.info.run_id,
             "checkpoint_failed",
             f"the checkpoint of step {copy.info.step} on {copy.node} could not be removed: {error}",

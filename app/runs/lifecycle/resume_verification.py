@@ -16,14 +16,14 @@ from app.errors import UsageError, UserError
 from app.runs.journals.journal import JournalTail, Line, text_of, whole_of
 from app.runs.services import Services
 
-MOST_STEPS = 1000
+MAX_REPLAYED_STEPS = 1000
 
 
-def expect_possible(num_steps: int) -> None:
+def require_replayable(num_steps: int) -> None:
     """Raises: UsageError when nobody can replay so many steps."""
-    if not 1 <= num_steps <= MOST_STEPS:
+    if not 1 <= num_steps <= MAX_REPLAYED_STEPS:
         raise UsageError(
-            f"{num_steps} steps cannot be replayed: it is 1 to {MOST_STEPS}",
+            f"{num_steps} steps cannot be replayed: it is 1 to {MAX_REPLAYED_STEPS}",
             "A few steps show as much as many: a wrong state shows in the first one.",
         )
 
@@ -44,7 +44,7 @@ def choose_starts(
     Raises:
         UserError: there is none.
     """
-    logged = {record.step for record in services.book.history(run_id).steps()}
+    logged = {record.step for record in services.runs.history(run_id).steps()}
     following = {start: _count_following(start, logged) for start in checkpoints}
     found = tuple(start for start, count in following.items() if count >= num_steps)
     if found:
@@ -75,7 +75,7 @@ def read_replay(services: Services, run_id: str, start: int, num_steps: int) -> 
     """Return what was logged of the `num_steps` after `start`. Reads whole journals."""
     attempt_of = {
         record.step: record.attempt
-        for record in services.book.history(run_id).steps()
+        for record in services.runs.history(run_id).steps()
         if start < record.step <= start + num_steps
     }
     steps: list[LoggedStep] = []
@@ -125,7 +125,7 @@ def _find_devices(
     """Return the devices that all these attempts had in common; empty when they differ."""
     known = [
         tuple((place.node, place.device_id) for place in record.placements)
-        for record in services.book.store.attempts(run_id)
+        for record in services.runs.store.attempts(run_id)
         if record.attempt in attempts
     ]
     return known[0] if len(known) == len(attempts) and len(set(known)) == 1 else ()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from app.errors import UserError
-from app.runs.checkpoints import Copy, counts, starts_of
+from app.runs.checkpoints import Copy, is_current, resume_steps
 from app.runs.placement import choose_checkpoint_ranks
 from app.runs.services import Services
 from app.text import capitalize, show_list
@@ -25,7 +25,7 @@ class _Saved:
     """That saved it, or that it was copied to."""
 
 
-def expect_no_checkpoint(
+def require_no_checkpoint(
     services: Services,
     run_id: str,
     copies: Sequence[Copy],
@@ -63,7 +63,7 @@ def expect_no_checkpoint(
     )
 
 
-def expect_newest(services: Services, run_id: str, step: int, answering: Collection[str]) -> None:
+def require_newest(services: Services, run_id: str, step: int, answering: Collection[str]) -> None:
     """Warn of a newer checkpoint that is out of reach, and refuse to go back behind several.
 
     Args:
@@ -83,7 +83,7 @@ def expect_newest(services: Services, run_id: str, step: int, answering: Collect
     newest = max(away)
     silent = away[newest]
     if len(away) == 1:
-        services.book.add_event(
+        services.runs.add_event(
             run_id,
             "warning",
             f"it goes on from step {step}: the checkpoint of step {newest} is on "
@@ -124,33 +124,33 @@ def _find_newest(services: Services, run_id: str) -> _Saved | None:
     found = _find_saved(services, run_id)
     if found:
         return _Saved(max(found), frozenset(found[max(found)]))
-    kept = services.book.get(run_id).progress.newest_checkpoint_step
-    if kept and not services.book.history(run_id).attempts:  # the mirrors are gone
+    kept = services.runs.get(run_id).progress.newest_checkpoint_step
+    if kept and not services.runs.history(run_id).attempts:  # the mirrors are gone
         return _Saved(kept, frozenset())
     return None
 
 
 def _find_saved(services: Services, run_id: str) -> dict[int, set[str]]:
     """Return the nodes of each checkpoint that was ever saved and that still counts, by step."""
-    services.book.refresh(run_id)
-    starts = starts_of(services, run_id)
-    told = services.book.history(run_id).attempts
+    services.runs.refresh(run_id)
+    starts = resume_steps(services, run_id)
+    told = services.runs.history(run_id).attempts
     found: dict[int, set[str]] = {}
     for number, attempt in told.items():
         for step, nodes in attempt.holders.items():
-            if counts(step, number, starts):
+            if is_current(step, number, starts):
                 found.setdefault(step, set()).update(nodes)
-    for record in services.book.store.attempts(run_id):
+    for record in services.runs.store.attempts(run_id):
         step = record.resume_step or 0
-        if step and counts(step, record.attempt, starts):
+        if step and is_current(step, record.attempt, starts):
             found.setdefault(step, set()).update(place.node for place in record.placements)
     return found
 
 
 def _find_writers(services: Services, run_id: str) -> list[str]:
     """Return the nodes that the newest attempt's checkpoints were to be written on."""
-    run = services.book.get(run_id)
-    ranks = services.book.placements(run)
+    run = services.runs.get(run_id)
+    ranks = services.runs.placements(run)
     chosen = choose_checkpoint_ranks(ranks, run.spec.checkpoint.copies)
     return [place.node for place in ranks if place.rank in chosen]
 
@@ -164,7 +164,7 @@ def _show_copies(copies: Sequence[Copy]) -> str:
 
 
 def _list_ways(services: Services, silent: Sequence[str]) -> list[str]:
-    off = [name for name in silent if name in services.cluster.names()]
+    off = [name for name in silent if name in services.pool.names()]
     removed = [name for name in silent if name not in off]
     ways = [f"turn on {' or '.join(off)} and resume again"] if off else []
     return ways + ([f"add {' or '.join(removed)} to the nodes again"] if removed else [])

@@ -26,27 +26,27 @@ async def stop_run(services: Services, run_id: str) -> None:
     Raises:
         UserError: the run is not active, or no node of it can be reached.
     """
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         raise UserError(
             f"run {run_id} is not active: it is {run.state}", "There is nothing to stop."
         )
     again = run.stop_asked
-    services.book.change(run_id, lambda old: replace(old, stop_asked=True))
-    services.book.add_event(
+    services.runs.change(run_id, lambda old: replace(old, stop_asked=True))
+    services.runs.add_event(
         run_id, "requested", "stopped at once" if again else "asked to stop and save"
     )
     await _launch_ended(services, run_id)
-    run = services.book.get(run_id)
-    services.book.move(run_id, run.attempt, "stopping", "", "")
+    run = services.runs.get(run_id)
+    services.runs.move(run_id, run.attempt, "stopping", "", "")
     grace_s = 0.0 if again else services.settings.number("stop_grace_s")
-    left = await stop_parts(services.cluster, run.nodes, run_id, run.attempt, grace_s)
+    left = await stop_parts(services.pool, run.nodes, run_id, run.attempt, grace_s)
     silent = [node for node, error in left.items() if isinstance(error, NodeUnreachable)]
     refused = [error for error in left.values() if not isinstance(error, NodeUnreachable)]
     await reconcile_run(services, run_id)
     if len(silent) == len(run.nodes):
-        _settle_unseen(services, run_id, silent, give_up=again)
-    elif refused and services.book.get(run_id).state in ACTIVE_STATES:
+        _handle_unreachable(services, run_id, silent, give_up=again)
+    elif refused and services.runs.get(run_id).state in ACTIVE_STATES:
         raise refused[0]
 
 
@@ -58,9 +58,11 @@ async def _launch_ended(services: Services, run_id: str) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _settle_unseen(services: Services, run_id: str, silent: list[str], *, give_up: bool) -> None:
+def _handle_unreachable(
+    services: Services, run_id: str, silent: list[str], *, give_up: bool
+) -> None:
     """When every node is silent, nothing is known: say so instead of calling it stopped."""
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
     if not give_up:
@@ -69,7 +71,7 @@ def _settle_unseen(services: Services, run_id: str, silent: list[str], *, give_u
             "It is stopped as soon as a node answers again. To give it up now, stop it once more: "
             f"rackless runs stop {run_id}",
         )
-    services.book.move(
+    services.runs.move(
         run_id,
         run.attempt,
         "stopped",
@@ -79,13 +81,13 @@ def _settle_unseen(services: Services, run_id: str, silent: list[str], *, give_u
     )
 
 
-def expect_unused(services: Services, node: str) -> None:
+def require_unused(services: Services, node: str) -> None:
     """Refuse to let go of a node that an active run needs.
 
     Raises:
         UserError: naming the run.
     """
-    for run in services.book.store.all():
+    for run in services.runs.store.all():
         if run.state in ACTIVE_STATES and node in run.nodes:
             raise UserError(
                 f"run {run.run_id} is {run.state} on node {node}",
@@ -102,7 +104,7 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
         UserError: the run is still active, or is being exported.
     """
     await reconcile_run(services, run_id)
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     if run.state in ACTIVE_STATES:
         raise UserError(
             f"run {run_id} is {run.state} and cannot be deleted",
@@ -110,9 +112,9 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
         )
     await asyncio.to_thread(refuse_exported, services, run_id)
     with services.launching(run_id):
-        names = services.cluster.names()
+        names = services.pool.names()
         answers = await asyncio.gather(*(_delete_on(services, node, run_id) for node in names))
-        services.book.forget(run_id)
+        services.runs.forget(run_id)
     services.remove_folder(run_id)
     return tuple(
         node
@@ -123,7 +125,7 @@ async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
 
 async def _delete_on(services: Services, node: str, run_id: str) -> RacklessError | None:
     try:
-        await services.cluster.agent(node).run_delete(run_id)
+        await services.pool.agent(node).run_delete(run_id)
     except RacklessError as error:
         return error
     return None

@@ -19,7 +19,7 @@ JUDGE_EVERY_S = 5.0
 T = TypeVar("T")
 
 
-async def wait_for(
+async def wait_for_journal(
     services: Services,
     run: RunRecord,
     find: Callable[[AttemptHistory], T | None],
@@ -33,11 +33,11 @@ async def wait_for(
     judged_s = moved_s = time.monotonic()
     newest: StepRecord | None = None
     while True:
-        now = services.book.get(run.run_id)
+        now = services.runs.get(run.run_id)
         is_over = now.attempt != run.attempt or now.state not in ACTIVE_STATES
         await sync_run(services, run, run.nodes)
-        services.book.refresh(run.run_id)
-        attempt = services.book.history(run.run_id).attempt(run.attempt)
+        services.runs.refresh(run.run_id)
+        attempt = services.runs.history(run.run_id).attempt(run.attempt)
         if attempt.newest is not newest:
             newest, moved_s = attempt.newest, time.monotonic()
         found = find(attempt)

@@ -13,9 +13,9 @@ import time
 from agents.contract.run_layout import LOG_SUFFIX
 from app.errors import NodeUnreachable, RacklessError
 from app.events import ACTIVE_STATES, EventHub, LogArrived
-from app.runs.attempt_status import ask_part, standing_s
+from app.runs.attempt_status import ask_part, idle_s
 from app.runs.journals.streams import follow_part
-from app.runs.lifecycle.reconcile import settle
+from app.runs.lifecycle.reconcile import apply_judgement
 from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -50,12 +50,12 @@ class RunWatch:
             finally:
                 for task in tasks:
                     task.cancel()
-        self._services.book.refresh(self._run_id)
+        self._services.runs.refresh(self._run_id)
 
     # ------------------------------------------------------------ one node
 
     async def _follow(self, node: str) -> None:
-        mirror = self._services.book.mirror(self._run_id, self._attempt, node)
+        mirror = self._services.runs.mirror(self._run_id, self._attempt, node)
 
         def written(stream: str, offset: int, data: bytes) -> None:
             self._news.set()
@@ -64,7 +64,7 @@ class RunWatch:
 
         while True:
             with contextlib.suppress(RacklessError):
-                agent = self._services.cluster.agent(node)
+                agent = self._services.pool.agent(node)
                 await follow_part(agent, mirror, self._run_id, self._attempt, written)
             await asyncio.sleep(RETRY_S)
 
@@ -73,22 +73,22 @@ class RunWatch:
         while True:
             await self._news.wait()
             self._news.clear()
-            self._services.book.refresh(self._run_id)
+            self._services.runs.refresh(self._run_id)
             if time.monotonic() - saved_s > SAVE_EVERY_S:
                 saved_s = time.monotonic()
-                self._services.book.save_progress(self._run_id)
+                self._services.runs.save_progress(self._run_id)
             await asyncio.sleep(TELL_EVERY_S)
 
     # ------------------------------------------------------------ the whole
 
     async def _judge_until_end(self) -> None:
         while True:
-            run = self._services.book.store.get(self._run_id)
+            run = self._services.runs.store.get(self._run_id)
             if run is None or run.attempt != self._attempt or run.state not in ACTIVE_STATES:
                 return
             if not self._services.is_launching(self._run_id):
                 parts = await self._ask_all()
-                verdict = await settle(self._services, run, parts, standing_s(parts))
+                verdict = await apply_judgement(self._services, run, parts, idle_s(parts))
                 if verdict.state not in ACTIVE_STATES:
                     return
             await asyncio.sleep(JUDGE_EVERY_S)
@@ -100,7 +100,7 @@ class RunWatch:
         """Ask one node, but never wait long: a silent node must not delay the verdict."""
         try:
             async with asyncio.timeout(JUDGE_EVERY_S * 3):
-                part = await ask_part(self._services.cluster, node, self._run_id, self._attempt)
+                part = await ask_part(self._services.pool, node, self._run_id, self._attempt)
         except (TimeoutError, NodeUnreachable):
             part = RunPart(node=node, silent_s=0.0)
         now_s = time.monotonic()

@@ -47,7 +47,7 @@ def copy(services: Services, made: ArtifactSnapshot, to: str) -> list[str]:
 
 
 def look(services: Services, made: ArtifactSnapshot) -> ArtifactSnapshot:
-    return look_at_folders(find_artifact(services, made.label), services.cluster.names())
+    return look_at_folders(find_artifact(services, made.label), services.pool.names())
 
 
 def delete(

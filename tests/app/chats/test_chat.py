@@ -159,7 +159,7 @@ def test_who_does_not_wait_for_a_model_lets_it_go(
 
 
 def test_projects_are_base_and_data(services: Services, interrupted: str, tmp_path: Path) -> None:
-    spec = services.book.get(interrupted).spec
+    spec = services.runs.get(interrupted).spec
     project = Project(base=spec.model, data=spec.data.train)
     assert find_project(services, interrupted) == project
     folder = make_artifact(tmp_path / "nf4", "nf4")

@@ -12,7 +12,7 @@ import pytest
 from agents.contract.messages import to_wire
 from agents.contract.node import GpuFacts
 from agents.contract.spec import RunSpec
-from app.forecasts.learning import compare_run, keep_counted, keep_links, recall_corrections
+from app.forecasts.learning import compare_run, load_corrections, store_counted, store_links
 from app.library.data_key import make_data_key
 from app.planning.forecast_accuracy import Forecast, RankForecast
 from app.planning.memory.forecast import MemorySetting
@@ -74,9 +74,9 @@ def test_the_end_of_a_run_teaches_the_next_plan(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
     Path(spec.model, "config.json").write_text(json.dumps(CONFIG))
-    assert recall_corrections(services.planning).outcomes == ()
+    assert load_corrections(services.planning).outcomes == ()
     run_id = asyncio.run(run_to_its_end(services, cluster, spec))
-    found = compare_run(services, services.book.get(run_id))
+    found = compare_run(services, services.runs.get(run_id))
     assert found is not None
     assert found.measured is not None
     rank = found.measured.ranks[0]
@@ -84,7 +84,7 @@ def test_the_end_of_a_run_teaches_the_next_plan(
     assert rank.setting == MemorySetting(micro_tokens=512, num_recomputed=1)
     assert (found.measured.num_steps, found.measured.step_s) == (12, 1.2)
     assert found.measured.network_s is None  # nobody to wait for
-    corrections = recall_corrections(services.planning)
+    corrections = load_corrections(services.planning)
     speed = corrections.find(CARD, "llama", "lora").speed
     assert speed.value == pytest.approx((0.9 + 0.5) / 1.5)
     assert corrections.find(CARD, "llama", "lora").memory.num_runs == 1
@@ -94,8 +94,8 @@ def test_a_model_without_a_shape_teaches_nothing_and_hurts_nobody(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
     run_id = asyncio.run(run_to_its_end(services, cluster, spec))
-    assert services.book.get(run_id).state == "done"
-    assert recall_corrections(services.planning).outcomes == ()
+    assert services.runs.get(run_id).state == "done"
+    assert load_corrections(services.planning).outcomes == ()
 
 
 def test_only_ways_between_two_nodes_are_kept(services: Services) -> None:
@@ -103,7 +103,7 @@ def test_only_ways_between_two_nodes_are_kept(services: Services) -> None:
         check="tcp", node="a", peer="b", status="pass", message="", round_trip_s=3e-4,
         bytes_per_s=1.1e8,
     )  # fmt: skip
-    keep_links(
+    store_links(
         services.planning,
         [row, replace(row, peer="a"), replace(row, peer=None), replace(row, round_trip_s=None)],
     )
@@ -111,9 +111,9 @@ def test_only_ways_between_two_nodes_are_kept(services: Services) -> None:
 
 
 def test_only_data_that_was_counted_whole_is_kept(services: Services, spec: RunSpec) -> None:
-    keep_counted(services.planning, spec, make_preview(whole=False))
+    store_counted(services.planning, spec, make_preview(whole=False))
     assert services.planning.counted(make_data_key(spec)) is None
-    keep_counted(services.planning, spec, make_preview())
+    store_counted(services.planning, spec, make_preview())
     counted = services.planning.counted(make_data_key(spec))
     assert counted is not None
     assert (counted.num_rows, counted.num_tokens, counted.longest_tokens) == (2, 10, 5)

@@ -13,7 +13,7 @@ from agents.contract.node import Calibration, GpuFacts, GpuSample, InterfaceFact
 from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
 from app.errors import UserError
 from app.forecasts.learning import compare_run
-from app.forecasts.planner import Planner, know_nodes
+from app.forecasts.planner import Planner, describe_nodes
 from app.library.data_key import make_data_key
 from app.planning.candidate import Plan, PlanRequest
 from app.planning.cluster import Cluster
@@ -43,7 +43,7 @@ def ask(services: Services, spec: RunSpec, cluster: Cluster, **options: object) 
 
 
 def home(services: Services) -> Cluster:
-    return know_nodes(services.planning, {"alpha": gpu_facts(), "beta": gpu_facts()})
+    return describe_nodes(services.planning, {"alpha": gpu_facts(), "beta": gpu_facts()})
 
 
 def test_a_plan_of_a_well_known_model_needs_no_file_and_no_network(services: Services) -> None:
@@ -64,10 +64,10 @@ def test_config_of_a_folder_on_the_nodes_is_asked_for_there(
     planner = Planner(services)
     known = home(services)
     with pytest.raises(UserError, match="are not known here"):
-        asyncio.run(planner.plan(spec, known, look_far=False))
+        asyncio.run(planner.plan(spec, known, ask_remote=False))
     plan = asyncio.run(planner.plan(spec, known, online=("alpha", "beta")))
     assert "sizes of /models/tiny: from beta" in plan.assumptions
-    asyncio.run(planner.plan(spec, known, look_far=False))  # remembered
+    asyncio.run(planner.plan(spec, known, ask_remote=False))  # remembered
     assert cluster.nodes["beta"].calls.count("model_config") == 1
     with pytest.raises(UserError, match="no model folder /models/none here nor on beta"):
         asyncio.run(planner.plan(replace(spec, model="/models/none"), known, online=("beta",)))
@@ -75,7 +75,7 @@ def test_config_of_a_folder_on_the_nodes_is_asked_for_there(
 
 def test_a_plan_that_leaves_nodes_out_says_how_to(services: Services) -> None:
     nodes = {f"pc{place}": gpu_facts("NVIDIA GeForce RTX 4070", 12) for place in range(7)}
-    known = know_nodes(services.planning, nodes)
+    known = describe_nodes(services.planning, nodes)
     plan = ask(services, LLAMA, known)
     assert plan.chosen is not None
     assert len(plan.chosen.nodes) == 6  # 24 sequences are divided evenly
@@ -127,7 +127,7 @@ def test_what_was_measured_of_nodes_is_used(services: Services) -> None:
         seq=1,
         gpus=(GpuSample(uuid="GPU-1", index=0, name="x", memory_used_bytes=GIB, process_ids=()),),
     )
-    known = know_nodes(store, nodes, {"alpha": sample})
+    known = describe_nodes(store, nodes, {"alpha": sample})
     assert known.nodes[0].gpus[0].calibration == measured
     assert known.nodes[0].gpus[0].desktop_bytes == GIB
     assert known.nodes[1].gpus[0].calibration is None
@@ -145,7 +145,7 @@ def test_a_launch_keeps_the_forecast_of_its_own_ranks(
         gpu = replace(facts.gpus[0], uuid=f"GPU-{name}")
         cluster.nodes[name].facts_now = replace(facts, gpus=(gpu,), address="127.0.0.1")
     run_id = asyncio.run(start_run(services, replace(spec, nodes=("beta", "alpha"))))
-    found = compare_run(services, services.book.get(run_id))
+    found = compare_run(services, services.runs.get(run_id))
     assert found is not None
     assert (found.forecast.mode, found.measured) == ("data", None)
     assert [rank.node for rank in found.forecast.ranks] == ["beta", "alpha"]
@@ -153,7 +153,7 @@ def test_a_launch_keeps_the_forecast_of_its_own_ranks(
     assert all(rank.allocated_bytes for rank in found.forecast.ranks)
     cluster.nodes["gamma"].facts_now = gpu_facts(address="127.0.0.1")
     alone = asyncio.run(start_run(services, replace(spec, nodes=("gamma",))))
-    found = compare_run(services, services.book.get(alone))
+    found = compare_run(services, services.runs.get(alone))
     assert found is not None
     assert found.forecast.mode == "single"
 
@@ -162,7 +162,7 @@ def test_a_model_of_unknown_shape_is_launched_without_a_forecast(
     services: Services, spec: RunSpec
 ) -> None:
     run_id = asyncio.run(start_run(services, replace(spec, nodes=("alpha",))))
-    assert compare_run(services, services.book.get(run_id)) is None
+    assert compare_run(services, services.runs.get(run_id)) is None
 
 
 def test_a_start_on_more_nodes_than_help_says_so(
@@ -176,7 +176,7 @@ def test_a_start_on_more_nodes_than_help_says_so(
 
     everywhere = replace(spec, nodes="all", parallel="auto", batch_sequences=2)
     run_id = asyncio.run(start_run(services, everywhere))
-    texts = [event.text for event in services.book.events(run_id)]
+    texts = [event.text for event in services.runs.events(run_id)]
     (text,) = [text for text in texts if text.startswith("nodes: ")]
     assert "alpha" in text
     facts = {name: node.facts_now for name, node in cluster.nodes.items()}
@@ -194,7 +194,7 @@ def test_a_start_is_planned_once_and_before_it_is_recorded(
     states: list[str] = []
 
     def count(question: PlanRequest) -> Plan:
-        states.extend(run.state for run in services.book.store.all())
+        states.extend(run.state for run in services.runs.store.all())
         return make_plan(question)
 
     monkeypatch.setattr("app.forecasts.planner.make_plan", count)

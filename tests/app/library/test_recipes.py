@@ -8,7 +8,7 @@ from app.errors import UsageError, UserError
 from app.library.recipes import delete_recipe, find_recipe, list_recipes, save_recipe
 from app.runfile.advice import advise
 from app.runfile.run_file import format_run, parse_run
-from app.runs.preflight import expect_supported
+from app.runs.preflight import require_supported
 
 RECIPES = list_recipes()
 
@@ -22,7 +22,7 @@ def test_there_is_a_recipe_for_each_usual_wish():
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_a_recipe_is_a_run_file_that_can_start(recipe):
-    expect_supported(recipe.spec)
+    require_supported(recipe.spec)
     assert parse_run(format_run(recipe.spec)) == recipe.spec
     assert advise(recipe.spec, ("cuda:0", "cuda:0")) == ()
     assert recipe.spec.model.startswith("path/to/")

@@ -109,15 +109,15 @@ def test_silent_node_alone_stops_nothing() -> None:
 
 def test_silent_node_is_lost_when_the_others_stand_still() -> None:
     parts = (part("alpha", "running"), silent("beta", 16.0))
-    assert verdict(*parts, standing_s=14.0, patience_s=15.0)[0] == "running"
-    state, message, stop = verdict(*parts, standing_s=15.0, patience_s=15.0)
+    assert verdict(*parts, idle_s=14.0, lost_after_s=15.0)[0] == "running"
+    state, message, stop = verdict(*parts, idle_s=15.0, lost_after_s=15.0)
     assert (state, stop) == ("interrupted", ("alpha",))
     assert message.startswith("node beta was lost")
 
 
 def test_node_that_just_fell_silent_gets_its_time_though_others_stand_still() -> None:
     parts = (part("alpha", "running"), silent("beta", 2.0))
-    assert verdict(*parts, standing_s=100.0, patience_s=15.0)[0] == "running"
+    assert verdict(*parts, idle_s=100.0, lost_after_s=15.0)[0] == "running"
 
 
 def test_ranks_that_lost_a_peer_make_the_silent_node_the_culprit() -> None:
@@ -152,8 +152,8 @@ def test_first_of_two_own_failures_is_the_cause() -> None:
 
 def test_lost_peers_alone_wait_for_the_real_culprit_then_give_up() -> None:
     parts = (part("alpha", "failed", "peer", peer_lost=True), part("beta", "running"))
-    assert verdict(*parts, standing_s=1.0)[0] == "running"
-    state, message, stop = verdict(*parts, standing_s=60.0)
+    assert verdict(*parts, idle_s=1.0)[0] == "running"
+    state, message, stop = verdict(*parts, idle_s=60.0)
     assert (state, stop) == ("interrupted", ("beta",))
     assert "lost contact with each other" in message
 
@@ -235,9 +235,9 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("stop_asked", [False, True])
-@pytest.mark.parametrize("standing_s", [0.0, 100.0])
+@pytest.mark.parametrize("idle_s", [0.0, 100.0])
 def test_every_combination_of_three_parts_ends_in_a_sound_verdict(
-    stop_asked: bool, standing_s: float
+    stop_asked: bool, idle_s: float
 ) -> None:
     """Over all 11 ** 3 combinations: an end never leaves a part running that it does not stop, a
     bad end always says why, and only parts that are active are stopped."""
@@ -246,7 +246,7 @@ def test_every_combination_of_three_parts_ends_in_a_sound_verdict(
             RunPart(node=node, status=found.status, silent_s=found.silent_s)
             for node, found in zip("abc", chosen, strict=True)
         )
-        found = judge(Situation(parts=parts, stop_asked=stop_asked, standing_s=standing_s))
+        found = judge(Situation(parts=parts, stop_asked=stop_asked, idle_s=idle_s))
         active = tuple(p.node for p in parts if p.active)
         states = [p.status.state if p.status else None for p in parts]
         assert found.stop in ((), active), states

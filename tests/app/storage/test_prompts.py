@@ -7,7 +7,7 @@ from pathlib import Path
 from agents.contract.artifacts import ChatAnswer
 from app.conversation import AnswerComparison, Compared, Project, to_markdown
 from app.storage.database import open_database
-from app.storage.prompts import MOST_COMPARISONS, PromptStore
+from app.storage.prompts import MAX_COMPARISONS, PromptStore
 
 PROJECT = Project(base="org/model", data="chats.jsonl")
 ANSWER = ChatAnswer(
@@ -41,11 +41,11 @@ def test_prompts_are_those_of_the_project(tmp_path: Path) -> None:
 
 def test_answers_are_kept_newest_first(tmp_path: Path) -> None:
     store = PromptStore(open_database(tmp_path / "store.sqlite3"))
-    for time_s in range(MOST_COMPARISONS + 2):
+    for time_s in range(MAX_COMPARISONS + 2):
         store.add_comparison(PROJECT, make_comparison(float(time_s)))
     found = store.comparisons(PROJECT)
-    assert len(found) == MOST_COMPARISONS
-    assert found[0] == make_comparison(MOST_COMPARISONS + 1.0)
+    assert len(found) == MAX_COMPARISONS
+    assert found[0] == make_comparison(MAX_COMPARISONS + 1.0)
 
 
 def test_they_read_as_a_document() -> None:

@@ -72,7 +72,7 @@ def test_lost_database_takes_the_nodes_from_their_copy(database: Database, tmp_p
     (tmp_path / "rackless.sqlite3").unlink()
     again = NodeStore(open_database(tmp_path / "rackless.sqlite3"), tmp_path / "nodes.json")
     assert again.all() == ()
-    again.take_from_copy()
+    again.restore_from_copy()
     assert [(n.name, n.address) for n in again.all()] == [("alpha", {"transport": "local"})]
 
 
@@ -80,7 +80,7 @@ def test_lost_database_takes_the_nodes_from_their_copy(database: Database, tmp_p
 def test_copy_that_was_edited_badly_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "nodes.json").write_text(text)
     store = NodeStore(open_database(tmp_path / "rackless.sqlite3"), tmp_path / "nodes.json")
-    store.take_from_copy()
+    store.restore_from_copy()
     assert store.all() == ()
 
 
@@ -89,7 +89,7 @@ def test_removed_node_does_not_come_back_from_the_copy(database: Database, tmp_p
     store.save("alpha", {"transport": "local"})
     store.remove("alpha")
     again = NodeStore(open_database(tmp_path / "new.sqlite3"), tmp_path / "nodes.json")
-    again.take_from_copy()
+    again.restore_from_copy()
     assert again.all() == ()
 
 

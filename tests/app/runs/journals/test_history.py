@@ -12,7 +12,7 @@ import pytest
 
 from agents.contract.run import RankPlacement
 from agents.contract.spec import DataSpec, RunSpec
-from app.runs.journals.event_text import happening
+from app.runs.journals.event_text import describe_line
 from app.runs.journals.history import RunHistory
 from app.runs.journals.journal import JournalTail, shares_of, step_record
 from app.runs.snapshot import make_snapshot
@@ -166,7 +166,7 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
 def test_what_a_line_tells_in_plain_words(
     line: dict[str, Any], rank: int | None, severity: str, text: str
 ) -> None:
-    told = happening(line, "run", 1, "alpha", rank)
+    told = describe_line(line, "run", 1, "alpha", rank)
     assert told is not None
     assert (told.event.severity, told.event.text) == (severity, text)
     kind = {"eval": "evaluated", "preview": "data_read"}.get(line["kind"], line["kind"])
@@ -184,7 +184,7 @@ def test_what_a_line_tells_in_plain_words(
     ],
 )
 def test_lines_that_need_no_sentence(line: dict[str, Any], rank: int | None) -> None:
-    assert happening(line, "run", 1, "alpha", rank) is None
+    assert describe_line(line, "run", 1, "alpha", rank) is None
 
 
 def test_steps_of_all_ranks_are_told_once(history: RunHistory, journals: Journals) -> None:
@@ -294,13 +294,13 @@ def test_other_files_in_the_folder_are_left_alone(history: RunHistory, journals:
 
 
 def test_an_evaluation_tells_what_its_loss_means() -> None:
-    told = happening(
+    told = describe_line(
         {"kind": "eval", "step": 8, "loss": 1.5, "perplexity": 4.4817}, "run", 1, "a", 0
     )
     assert told is not None
     assert told.event.text == "evaluation after step 8: loss 1.500, perplexity 4.482"
     line = {"kind": "eval", "step": 8, "loss": 0.6, "reward_accuracy": 0.75}
-    told = happening(line, "run", 1, "a", 0)
+    told = describe_line(line, "run", 1, "a", 0)
     assert told is not None
     assert told.event.text == "evaluation after step 8: loss 0.600, 75 % of pairs ranked rightly"
 

@@ -12,7 +12,7 @@ import pytest
 from agents.contract.run import ControlRequest
 from agents.contract.spec import RunSpec
 from app.errors import NodeUnreachable, UsageError, UserError
-from app.events import SavedNow
+from app.events import SaveResult
 from app.runs.lifecycle import control_requests, waiting
 from app.runs.lifecycle.launch import start_run
 from app.runs.services import Services
@@ -42,10 +42,10 @@ def test_a_checkpoint_that_is_asked_for_is_told_with_its_stall(
 ) -> None:
     answer(cluster, {"kind": "checkpoint", "step": 7, "seconds": 1.5, "stall_s": 0.03})
     saved = asyncio.run(control_requests.save_now(services, run_id))
-    assert saved == SavedNow(step=7, stall_s=0.03, seconds=1.5)
+    assert saved == SaveResult(step=7, stall_s=0.03, seconds=1.5)
     assert [wish.kind for wish in cluster["alpha"].wishes] == ["save"]
     assert not cluster["beta"].wishes
-    texts = [event.text for event in services.book.events(run_id)]
+    texts = [event.text for event in services.runs.events(run_id)]
     assert "asked to save a checkpoint now" in texts
     assert any("training stood still for 30 ms" in text for text in texts)
 
@@ -54,16 +54,16 @@ def test_a_refusing_disk_is_told(services: Services, cluster: FakeCluster, run_i
     answer(cluster, {"kind": "checkpoint_failed", "step": 7, "message": "The disk is full."})
     with pytest.raises(UserError, match="could not save after step 7: The disk is full"):
         asyncio.run(control_requests.save_now(services, run_id))
-    assert any("failed on alpha" in event.text for event in services.book.events(run_id))
+    assert any("failed on alpha" in event.text for event in services.runs.events(run_id))
 
 
 def test_patience_ends_with_what_is_known(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_requests, "ANSWER_S", 0.05)
-    assert asyncio.run(control_requests.save_now(services, run_id)) == SavedNow(step=None)
+    assert asyncio.run(control_requests.save_now(services, run_id)) == SaveResult(step=None)
     answer(cluster)
-    assert asyncio.run(control_requests.save_now(services, run_id)) == SavedNow(step=7)
+    assert asyncio.run(control_requests.save_now(services, run_id)) == SaveResult(step=7)
 
 
 def test_a_run_that_ends_meanwhile_is_told(
@@ -133,7 +133,7 @@ def test_traces_of_all_ranks_are_fetched_with_what_took_longest(
     assert [Path(trace.path).read_bytes() for trace in made.ranks[:2]] == [data, data]
     assert made.ranks[2].problem == "The disk is full."
     assert [(row.name, row.count, row.share) for row in made.ranks[0].top] == [("aten::mm", 4, 0.9)]
-    texts = [event.text for event in services.book.events(run_id)]
+    texts = [event.text for event in services.runs.events(run_id)]
     file = "trace-00000008-rank-1.json.gz"
     assert (
         f"rank 1 on beta recorded steps 8 to 9 ({file}, 15 B); most time: aten::mm (90 %)" in texts

@@ -13,7 +13,7 @@ from agents.contract.run import AttemptStatus
 from agents.contract.spec import DataSpec, RunSpec
 from app.errors import AgentBug, NotAvailableYet, UserError
 from app.runs.lifecycle.launch import make_run_id, start_run
-from app.runs.preflight import expect_supported
+from app.runs.preflight import require_supported
 from app.runs.services import Services
 from tests.fakes.cluster import FakeCluster, make_facts
 
@@ -26,9 +26,9 @@ def refused(services: Services, spec: RunSpec) -> UserError:
     """Return why a run was refused; nothing of it may be left anywhere."""
     with pytest.raises(UserError) as error:
         start(services, spec)
-    assert services.book.store.all() == ()
+    assert services.runs.store.all() == ()
     assert not any(services.paths.runs.glob("*"))
-    assert not any(node.intents for node in services.cluster.nodes.values())
+    assert not any(node.intents for node in services.pool.nodes.values())
     return error.value
 
 
@@ -43,7 +43,7 @@ def test_launch_tells_every_node_the_same_ranks(
 ) -> None:
     run_id = start(services, replace(spec, nodes=("gamma", "alpha")))
 
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     assert (run.state, run.nodes, run.attempt) == ("running", ("gamma", "alpha"), 1)
     first, second = cluster["gamma"].intents[0], cluster["alpha"].intents[0]
     assert [place.node for place in first.ranks] == ["gamma", "alpha"]
@@ -66,7 +66,7 @@ def test_model_and_data_are_sent_once_and_without_pickles(
     assert intent.train_path.endswith("/chats.jsonl")
     assert intent.eval_path is None
     assert len(set(cluster["alpha"].pushed)) == 2
-    source = services.book.store.attempts(services.book.store.all()[0].run_id)[0].inputs["model"]
+    source = services.runs.store.attempts(services.runs.store.all()[0].run_id)[0].inputs["model"]
     assert [entry["path"] for entry in source["files"]] == ["config.json", "model.safetensors"]
 
 
@@ -99,13 +99,13 @@ def test_single_takes_the_first_device_alone(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
     run_id = start(services, replace(spec, parallel="single"))
-    assert services.book.get(run_id).nodes == ("alpha",)
+    assert services.runs.get(run_id).nodes == ("alpha",)
     assert len(cluster["alpha"].intents[0].ranks) == 1
     assert cluster["beta"].pushed == []
 
 
 def test_no_nodes(tmp_path: Path, services: Services, spec: RunSpec) -> None:
-    services.cluster.nodes.clear()
+    services.pool.nodes.clear()
     assert "there are no nodes yet" in refused(services, spec).message
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_there_yet_is_refused_at_once(services: Services, spec: RunS
 def test_every_method_of_the_trainer_may_be_asked_for(
     spec: RunSpec, change: dict[str, object]
 ) -> None:
-    expect_supported(replace(spec, **change))
+    require_supported(replace(spec, **change))
 
 
 def test_broken_data_line_is_named_before_anything_happens(
@@ -212,7 +212,7 @@ def test_node_that_cannot_launch_stops_all_others(
     cluster["beta"].launch_error = error
     with pytest.raises(type(error)):
         start(services, spec)
-    run = services.book.store.all()[0]
+    run = services.runs.store.all()[0]
     assert run.state == "failed"
     assert run.message == f"could not be launched: {error}"
     for name in ("alpha", "beta", "gamma"):
@@ -233,7 +233,7 @@ def test_launch_that_is_cancelled_stops_all(
             await task
 
     asyncio.run(scenario())
-    run = services.book.store.all()[0]
+    run = services.runs.store.all()[0]
     assert (run.state, run.message) == ("failed", "the launch was broken off")
     assert all(node.stops for node in cluster.nodes.values())
     assert cluster["alpha"].attempts[run.run_id, 1].state == "stopped"
@@ -262,14 +262,14 @@ def test_a_launch_cancelled_before_it_is_asked_for_is_no_run_at_work(
     monkeypatch.setattr("app.runs.lifecycle.launch._launch_everywhere", cancelled)
     with pytest.raises(asyncio.CancelledError):
         start(services, spec)
-    assert services.book.store.all()[0].state == "failed"
+    assert services.runs.store.all()[0].state == "failed"
 
 
 def test_stop_pressed_during_the_launch_is_obeyed(
     services: Services, cluster: FakeCluster, spec: RunSpec
 ) -> None:
     def press_stop(run_id: str) -> None:
-        services.book.change(run_id, lambda run: replace(run, stop_asked=True))
+        services.runs.change(run_id, lambda run: replace(run, stop_asked=True))
 
     asyncio.run(start_run(services, spec, press_stop))
     assert all(node.stops for node in cluster.nodes.values())

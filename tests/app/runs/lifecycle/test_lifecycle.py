@@ -17,7 +17,7 @@ from agents.contract.spec import DataSpec, RunSpec
 from app.artifacts.exports.export import export_run
 from app.errors import UsageError, UserError
 from app.events import Event, EventHub, LogArrived, RunChanged, StepsArrived
-from app.runs.checkpoints import find_copies, group, verify
+from app.runs.checkpoints import find_copies, group_by_step, verify_copies
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run, search_nodes
 from app.runs.lifecycle.resume import resume_run
@@ -29,7 +29,7 @@ from tests.fakes.exports import ask_export
 
 
 def state(services: Services, run_id: str) -> str:
-    return services.book.get(run_id).state
+    return services.runs.get(run_id).state
 
 
 def finish(cluster: FakeCluster, run_id: str, how: str = "done", attempt: int = 1) -> None:
@@ -49,7 +49,7 @@ def test_finished_run_is_found_done_with_its_whole_journal(
         cluster["alpha"].write(run_id, 1, "rank-0.jsonl", json.dumps(line).encode() + b"\n")
     finish(cluster, run_id)
     asyncio.run(reconcile_run(services, run_id))
-    run = services.book.full_snapshot(run_id)
+    run = services.runs.full_snapshot(run_id)
     assert (run.state, run.step, run.loss, run.first_loss) == ("done", 2, 1.0, 2.0)
     assert run.ended_s is not None
 
@@ -59,13 +59,13 @@ def test_lost_node_stops_the_others_and_says_so(
 ) -> None:
     cluster["gamma"].set_state(run_id, 1, "lost")
     asyncio.run(reconcile_run(services, run_id))
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     assert run.state == "interrupted"
     assert run.message.startswith("node gamma was lost")
     assert run.hint == "Resume on alpha and beta."
     assert cluster["alpha"].stops
     assert cluster["beta"].stops
-    assert any("gamma was lost" in event.text for event in services.book.events(run_id))
+    assert any("gamma was lost" in event.text for event in services.runs.events(run_id))
 
 
 def test_one_look_does_not_give_up_a_silent_node_while_others_train(
@@ -76,7 +76,7 @@ def test_one_look_does_not_give_up_a_silent_node_while_others_train(
         cluster[name].set_rank(run_id, 1, phase="training", step=5, heartbeat_age_s=0.2)
     asyncio.run(reconcile_run(services, run_id))
     assert state(services, run_id) == "running"
-    assert "gamma cannot be reached" in services.book.get(run_id).message
+    assert "gamma cannot be reached" in services.runs.get(run_id).message
 
 
 def test_one_look_gives_up_a_silent_node_when_the_others_have_waited_for_long(
@@ -86,7 +86,7 @@ def test_one_look_gives_up_a_silent_node_when_the_others_have_waited_for_long(
     for name in ("alpha", "beta"):
         cluster[name].set_rank(run_id, 1, phase="training", step=5, heartbeat_age_s=20.0)
     asyncio.run(reconcile_run(services, run_id))
-    assert services.book.get(run_id).message.startswith("node gamma was lost at step 5")
+    assert services.runs.get(run_id).message.startswith("node gamma was lost at step 5")
 
 
 def test_loading_ranks_are_never_called_standing(
@@ -102,10 +102,10 @@ def test_loading_ranks_are_never_called_standing(
 def test_launcher_that_died_half_way_is_cleaned_up(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
-    services.book.change(run_id, lambda run: replace(run, state="launching"))
+    services.runs.change(run_id, lambda run: replace(run, state="launching"))
     del cluster["beta"].attempts[run_id, 1]
     asyncio.run(reconcile_run(services, run_id))
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     assert run.state == "interrupted"
     assert "beta has no part of the run" in run.message
     assert cluster["alpha"].attempts[run_id, 1].state == "stopped"
@@ -114,7 +114,7 @@ def test_launcher_that_died_half_way_is_cleaned_up(
 def test_launcher_that_died_after_its_last_launch_lets_the_run_go_on(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
-    services.book.change(run_id, lambda run: replace(run, state="launching"))
+    services.runs.change(run_id, lambda run: replace(run, state="launching"))
     asyncio.run(reconcile_run(services, run_id))
     assert state(services, run_id) == "running"
 
@@ -122,7 +122,7 @@ def test_launcher_that_died_after_its_last_launch_lets_the_run_go_on(
 def test_living_launcher_is_left_alone(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
-    services.book.change(run_id, lambda run: replace(run, state="launching"))
+    services.runs.change(run_id, lambda run: replace(run, state="launching"))
     cluster["beta"].attempts.clear()
     with services.launching(run_id):
         asyncio.run(reconcile_run(services, run_id))
@@ -131,16 +131,16 @@ def test_living_launcher_is_left_alone(
 
 
 def test_start_that_died_before_any_node_was_asked(services: Services, run_id: str) -> None:
-    services.book.change(run_id, lambda run: replace(run, state="created"))
+    services.runs.change(run_id, lambda run: replace(run, state="created"))
     asyncio.run(reconcile_run(services, run_id))
     assert state(services, run_id) == "failed"
-    assert "before any node was asked" in services.book.get(run_id).message
+    assert "before any node was asked" in services.runs.get(run_id).message
 
 
 def test_master_that_died_while_stopping_is_taken_over(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
-    services.book.change(run_id, lambda run: replace(run, state="stopping", stop_asked=True))
+    services.runs.change(run_id, lambda run: replace(run, state="stopping", stop_asked=True))
     cluster["alpha"].set_state(run_id, 1, "stopped")
     asyncio.run(reconcile_run(services, run_id))
     asyncio.run(reconcile_run(services, run_id))
@@ -159,7 +159,7 @@ def test_lost_store_finds_its_runs_again(
     cluster["beta"].write(run_id, 1, "rank-1.jsonl", json.dumps(line).encode() + b"\n")
     again = make_services(tmp_path / "other", cluster)
     assert asyncio.run(search_nodes(again, cluster.names())) == ()
-    found, lost = again.book.full_snapshot(run_id), services.book.full_snapshot(run_id)
+    found, lost = again.runs.full_snapshot(run_id), services.runs.full_snapshot(run_id)
     assert (found.state, found.step) == ("running", 3)
     assert (found.spec, found.nodes, found.attempt) == (lost.spec, lost.nodes, lost.attempt)
     assert [rank.node for rank in found.ranks] == ["alpha", "beta", "gamma"]
@@ -187,7 +187,7 @@ def test_zombie_of_a_run_that_is_over_is_ended_when_its_node_returns(
 def test_old_attempt_on_a_node_that_returns_is_ended_and_the_new_one_goes_on(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
-    services.book.change(
+    services.runs.change(
         run_id, lambda run: replace(run, attempt=2, nodes=("alpha",), state="running")
     )
     old = cluster["gamma"].attempts[run_id, 1]
@@ -208,7 +208,7 @@ def test_newer_attempt_of_another_master_is_taken_over(
         run_id=run_id, attempt=2, node="beta", state="running", all_ranks=ranks
     )
     asyncio.run(search_nodes(services, ("beta",)))
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     assert (run.state, run.attempt, run.nodes) == ("running", 2, ("beta",))
     assert not [stop for stop in cluster["beta"].stops if stop[1] == 2]
 
@@ -223,7 +223,7 @@ def test_launch_of_another_master_is_not_disturbed(
     assert not any(node.stops for node in cluster.nodes.values())
     cluster["gamma"].attempts[run_id, 1] = part
     asyncio.run(reconcile_run(other, run_id))
-    assert other.book.get(run_id).state == "running"
+    assert other.runs.get(run_id).state == "running"
 
 
 def test_deleted_run_is_deleted_on_a_node_that_returns(
@@ -236,7 +236,7 @@ def test_deleted_run_is_deleted_on_a_node_that_returns(
     cluster["gamma"].reachable = True
     asyncio.run(search_nodes(services, ("gamma",)))
     assert cluster["gamma"].deleted == [run_id]
-    assert services.book.store.all() == ()
+    assert services.runs.store.all() == ()
 
 
 # ---------------------------------------------------------------- stop and delete
@@ -269,7 +269,7 @@ def test_stop_names_the_node_that_it_could_not_reach(
 ) -> None:
     cluster["gamma"].reachable = False
     asyncio.run(stop_run(services, run_id))
-    run = services.book.get(run_id)
+    run = services.runs.get(run_id)
     assert run.state == "stopped"
     assert "gamma" in run.message
 
@@ -284,7 +284,7 @@ def test_stop_without_any_node_tells_and_the_second_gives_up(
     assert state(services, run_id) == "stopping"
     asyncio.run(stop_run(services, run_id))
     assert state(services, run_id) == "stopped"
-    assert "given up" in services.book.get(run_id).message
+    assert "given up" in services.runs.get(run_id).message
     cluster["beta"].reachable = True
     asyncio.run(search_nodes(services, ("beta",)))
     assert cluster["beta"].attempts[run_id, 1].state == "stopped"
@@ -293,7 +293,7 @@ def test_stop_without_any_node_tells_and_the_second_gives_up(
 def test_active_run_cannot_be_deleted(services: Services, run_id: str) -> None:
     with pytest.raises(UserError, match="is running and cannot be deleted"):
         asyncio.run(delete_run(services, run_id))
-    assert services.book.get(run_id)
+    assert services.runs.get(run_id)
 
 
 def test_delete_removes_mirrors_and_store(
@@ -313,7 +313,7 @@ def test_resume_on_the_rest_from_the_newest_checkpoint(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
     asyncio.run(resume_run(services, interrupted))
-    run = services.book.get(interrupted)
+    run = services.runs.get(interrupted)
     assert (run.state, run.attempt, run.nodes) == ("running", 2, ("alpha", "beta"))
     intent = cluster["alpha"].intents[-1]
     assert (intent.attempt, intent.resume_step) == (2, 10)
@@ -332,7 +332,7 @@ def test_damaged_copies_are_passed_over_and_removed(
     asyncio.run(resume_run(services, interrupted))
     assert cluster["alpha"].intents[-1].resume_step == 5
     assert (interrupted, 10) not in cluster["alpha"].checkpoints
-    texts = [event.text for event in services.book.events(interrupted)]
+    texts = [event.text for event in services.runs.events(interrupted)]
     assert sum("is not whole: state.json was changed" in text for text in texts) == 2
 
 
@@ -349,13 +349,13 @@ def test_checkpoint_whose_manifest_is_damaged_is_told_and_passed_over(
             whole, attempt=0, manifest_sha256="", verified=False, problem=problem
         )
     copies = asyncio.run(find_copies(services, interrupted, ("alpha", "beta")))
-    listed = group(copies)[0]
+    listed = group_by_step(copies)[0]
     assert (listed.step, listed.verified) == (15, False)
     assert listed.problem == f"alpha: {problem}; beta: {problem}"
     asyncio.run(resume_run(services, interrupted))
     assert cluster["alpha"].intents[-1].resume_step == 10
     assert (interrupted, 15) not in cluster["alpha"].checkpoints
-    texts = [event.text for event in services.book.events(interrupted)]
+    texts = [event.text for event in services.runs.events(interrupted)]
     assert sum("checkpoint of step 15 on" in text and "not whole" in text for text in texts) == 2
 
 
@@ -374,7 +374,7 @@ def test_checkpoint_is_copied_to_a_node_that_lacks_it(
     cluster["gamma"].reachable = True
     asyncio.run(resume_run(services, interrupted, nodes=("gamma", "alpha")))
     assert [(s, t) for s, t, _ in cluster.copies] == [("alpha", "gamma")]
-    assert services.book.get(interrupted).nodes == ("gamma", "alpha")
+    assert services.runs.get(interrupted).nodes == ("gamma", "alpha")
 
 
 def test_chosen_step_voids_what_came_after(
@@ -409,7 +409,7 @@ def test_chosen_step_voids_nothing_when_the_resume_fails_before_its_launch(
             resume_run(services, interrupted, checkpoint=5, nodes=("alpha", "beta", "gamma"))
         )
     assert {step for _, step in cluster["beta"].checkpoints} == {5, 10}
-    assert services.book.get(interrupted).state == "interrupted"
+    assert services.runs.get(interrupted).state == "interrupted"
 
 
 def test_step_that_is_not_there_is_refused_with_those_that_are(
@@ -427,7 +427,7 @@ def test_without_any_checkpoint_it_starts_again(
     asyncio.run(stop_run(services, run_id))
     asyncio.run(resume_run(services, run_id))
     assert cluster["alpha"].intents[-1].resume_step is None
-    texts = [event.text for event in services.book.events(run_id)]
+    texts = [event.text for event in services.runs.events(run_id)]
     assert any("starts from the beginning" in text for text in texts)
 
 
@@ -436,19 +436,19 @@ def test_run_is_not_started_again_while_its_checkpoints_are_out_of_reach(
 ) -> None:
     for name in ("alpha", "beta"):
         line = {"kind": "checkpoint", "step": 10, "seconds": 1.0}
-        services.book.mirror(interrupted, 1, name).append(
+        services.runs.mirror(interrupted, 1, name).append(
             f"rank-{int(name == 'beta')}.jsonl", 0, json.dumps(line).encode() + b"\n"
         )
         cluster[name].reachable = False
     cluster["gamma"].reachable = True
-    before = services.book.get(interrupted)
+    before = services.runs.get(interrupted)
     with pytest.raises(UserError) as refused:
         asyncio.run(resume_run(services, interrupted))
     assert "of step 10, is on nodes that cannot be reached (alpha and beta)" in str(refused.value)
     assert refused.value.hint.startswith("Turn on alpha or beta and resume again, or start a new")
-    assert services.book.get(interrupted) == before
+    assert services.runs.get(interrupted) == before
     assert len(cluster["gamma"].intents) == 1
-    texts = [event.text for event in services.book.events(interrupted)]
+    texts = [event.text for event in services.runs.events(interrupted)]
     assert not any("starts from the beginning" in text for text in texts)
     cluster["alpha"].reachable = True
     asyncio.run(resume_run(services, interrupted))
@@ -459,7 +459,7 @@ def save_on_gamma_alone(services: Services, run_id: str, *steps: int) -> None:
     """Let gamma's journal tell of checkpoints that no other node has."""
     for step in steps:
         line = json.dumps({"kind": "checkpoint", "step": step, "seconds": 1.0}).encode()
-        mirror = services.book.mirror(run_id, 1, "gamma")
+        mirror = services.runs.mirror(run_id, 1, "gamma")
         mirror.append("rank-2.jsonl", mirror.sizes().get("rank-2.jsonl", 0), line + b"\n")
 
 
@@ -469,7 +469,7 @@ def test_resume_that_costs_one_checkpoint_says_so(
     save_on_gamma_alone(services, interrupted, 10, 15)
     asyncio.run(resume_run(services, interrupted))
     assert cluster["alpha"].intents[-1].resume_step == 10
-    texts = [event.text for event in services.book.events(interrupted)]
+    texts = [event.text for event in services.runs.events(interrupted)]
     told = "it goes on from step 10: the checkpoint of step 15 is on gamma, which cannot be reached"
     assert told in texts
 
@@ -478,7 +478,7 @@ def test_resume_that_costs_several_checkpoints_is_refused_until_it_is_asked_for(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
     save_on_gamma_alone(services, interrupted, 15, 20, 25)
-    before = services.book.get(interrupted)
+    before = services.runs.get(interrupted)
     with pytest.raises(UserError) as refused:
         asyncio.run(resume_run(services, interrupted))
     assert refused.value.message == (
@@ -489,7 +489,7 @@ def test_resume_that_costs_several_checkpoints_is_refused_until_it_is_asked_for(
         "Turn on gamma and resume again, or lose them: rackless runs resume "
         f"{interrupted} --checkpoint 10. No checkpoint was touched."
     )
-    assert services.book.get(interrupted) == before
+    assert services.runs.get(interrupted) == before
     assert len(cluster["alpha"].checkpoints) == 2
     asyncio.run(resume_run(services, interrupted, checkpoint=10))
     assert cluster["alpha"].intents[-1].resume_step == 10
@@ -518,12 +518,12 @@ def test_run_whose_checkpoints_are_all_damaged_is_not_started_again(
 ) -> None:
     for name in ("alpha", "beta"):
         cluster[name].damaged.update({5, 10})
-    before = services.book.get(interrupted)
+    before = services.runs.get(interrupted)
     with pytest.raises(UserError) as refused:
         asyncio.run(resume_run(services, interrupted))
     assert "(step 10 on alpha and beta, step 5 on alpha and beta)" in refused.value.message
     assert "start a new run with the same settings" in refused.value.hint
-    assert services.book.get(interrupted) == before
+    assert services.runs.get(interrupted) == before
     assert [len(cluster[name].checkpoints) for name in ("alpha", "beta")] == [2, 2]
     assert len(cluster["alpha"].intents) == 1
 
@@ -548,8 +548,8 @@ def test_checkpoint_that_was_brought_to_other_nodes_is_known_there(
 def test_checkpoint_that_was_taken_off_its_nodes_is_missed(
     services: Services, cluster: FakeCluster, interrupted: str
 ) -> None:
-    progress = replace(services.book.get(interrupted).progress, newest_checkpoint_step=10)
-    services.book.change(interrupted, lambda run: replace(run, progress=progress))
+    progress = replace(services.runs.get(interrupted).progress, newest_checkpoint_step=10)
+    services.runs.change(interrupted, lambda run: replace(run, progress=progress))
     for name in ("alpha", "beta"):
         cluster[name].checkpoints.clear()
     with pytest.raises(UserError, match=r"of step 10, is no longer on alpha and beta"):
@@ -581,7 +581,7 @@ def test_attempt_number_rises_above_what_any_node_knows(
 ) -> None:
     cluster["beta"].fences[interrupted] = 6
     asyncio.run(resume_run(services, interrupted))
-    assert services.book.get(interrupted).attempt == 7
+    assert services.runs.get(interrupted).attempt == 7
     assert cluster["alpha"].fences[interrupted] == 7
 
 
@@ -601,7 +601,7 @@ def test_given_shares_are_measured_again_on_other_ranks(
     asyncio.run(stop_run(services, run_id))
     asyncio.run(resume_run(services, run_id, nodes=("alpha", "beta")))
     assert cluster["alpha"].intents[-1].spec.shares is None
-    assert services.book.get(run_id).spec.shares == (1.0, 2.0, 3.0)
+    assert services.runs.get(run_id).spec.shares == (1.0, 2.0, 3.0)
 
 
 def test_resume_that_cannot_launch_is_failed_and_can_be_tried_again(
@@ -613,7 +613,7 @@ def test_resume_that_cannot_launch_is_failed_and_can_be_tried_again(
     assert state(services, interrupted) == "failed"
     cluster["beta"].launch_error = None
     asyncio.run(resume_run(services, interrupted))
-    assert (state(services, interrupted), services.book.get(interrupted).attempt) == ("running", 3)
+    assert (state(services, interrupted), services.runs.get(interrupted).attempt) == ("running", 3)
 
 
 # ---------------------------------------------------------------- checkpoints and export
@@ -624,12 +624,12 @@ def test_checkpoints_are_listed_with_their_holders(
 ) -> None:
     cluster["beta"].damaged.add(10)
     copies = asyncio.run(find_copies(services, interrupted, cluster.names()))
-    listed = group(copies)
+    listed = group_by_step(copies)
     assert [(c.step, c.nodes, c.verified) for c in listed] == [
         (10, ("alpha", "beta"), None),
         (5, ("alpha", "beta"), None),
     ]
-    checked = group(asyncio.run(verify(services.cluster, copies)))
+    checked = group_by_step(asyncio.run(verify_copies(services.pool, copies)))
     assert [(c.step, c.verified) for c in checked] == [(10, False), (5, True)]
     assert checked[0].problem == "beta: state.json was changed"
 
@@ -639,7 +639,7 @@ def test_copies_that_differ_are_not_verified(
 ) -> None:
     cluster["beta"].add_checkpoint(interrupted, 10, content="other")
     copies = asyncio.run(find_copies(services, interrupted, cluster.names()))
-    newest = group(asyncio.run(verify(services.cluster, copies)))[0]
+    newest = group_by_step(asyncio.run(verify_copies(services.pool, copies)))[0]
     assert (newest.verified, newest.problem) == (False, "the copies differ")
 
 
@@ -770,7 +770,7 @@ def test_export_without_a_checkpoint(services: Services, run_id: str, tmp_path: 
 
 
 async def watch(services: Services, run_id: str, hub: EventHub) -> None:
-    await RunWatch(services, services.book.get(run_id), hub).run_until_end()
+    await RunWatch(services, services.runs.get(run_id), hub).run_until_end()
 
 
 def test_watch_publishes_steps_and_log_bytes_until_the_end(
@@ -778,7 +778,7 @@ def test_watch_publishes_steps_and_log_bytes_until_the_end(
 ) -> None:
     monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_EVERY_S", 0.05)
     seen: list[Event] = []
-    hub = services.book._events
+    hub = services.runs._events
 
     async def scenario() -> None:
         with hub.listening(seen.append):
@@ -812,7 +812,7 @@ def test_watch_names_the_node_that_fell_silent_for_good(
         cluster[name].set_rank(run_id, 1, phase="training", step=8, heartbeat_age_s=99.0)
     cluster["gamma"].reachable = False
     asyncio.run(asyncio.wait_for(watch(services, run_id, EventHub()), 20))
-    assert services.book.get(run_id).message.startswith("node gamma was lost at step 8")
+    assert services.runs.get(run_id).message.startswith("node gamma was lost at step 8")
     assert cluster["alpha"].attempts[run_id, 1].state == "stopped"
 
 
@@ -820,8 +820,8 @@ def test_watch_ends_when_a_newer_attempt_took_over(
     services: Services, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_EVERY_S", 0.05)
-    services.book.change(run_id, lambda run: replace(run, attempt=2))
-    run = replace(services.book.get(run_id), attempt=1)
+    services.runs.change(run_id, lambda run: replace(run, attempt=2))
+    run = replace(services.runs.get(run_id), attempt=1)
     asyncio.run(asyncio.wait_for(RunWatch(services, run, EventHub()).run_until_end(), 10))
     assert state(services, run_id) == "running"
 

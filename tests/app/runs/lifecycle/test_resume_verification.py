@@ -74,7 +74,7 @@ def test_too_few_logged_steps_are_told_before_anything_is_deleted(
     with pytest.raises(UsageError, match="0 steps cannot be replayed"):
         asyncio.run(resume_run(services, stopped, verify_steps=0))
     assert {step for _, step in cluster["alpha"].checkpoints} == {5, 10}
-    assert services.book.get(stopped).state == "stopped"
+    assert services.runs.get(stopped).state == "stopped"
 
 
 def test_damaged_checkpoint_that_alone_can_be_verified_is_no_reason_to_start_again(
@@ -85,7 +85,7 @@ def test_damaged_checkpoint_that_alone_can_be_verified_is_no_reason_to_start_aga
         asyncio.run(resume_run(services, stopped, verify_steps=7))
     assert refused.value.hint.startswith("Resume without verifying")
     assert {step for _, step in cluster["alpha"].checkpoints} == {5, 10}
-    assert services.book.get(stopped).state == "stopped"
+    assert services.runs.get(stopped).state == "stopped"
 
 
 def test_steps_of_two_attempts_on_other_devices_promise_no_bits(
@@ -134,8 +134,8 @@ def test_a_certificate_is_told_in_words(
     asyncio.run(resume_run(services, stopped, verify_steps=2))
     log(cluster, stopped, 2, {**line, **changes})
     asyncio.run(stop_run(services, stopped))
-    run = services.book.full_snapshot(stopped)
+    run = services.runs.full_snapshot(stopped)
     assert run.certificate is not None
     assert words in describe_certificate(run.certificate)
-    told = [event for event in services.book.events(stopped) if "replayed" in event.text]
+    told = [event for event in services.runs.events(stopped) if "replayed" in event.text]
     assert [event.severity for event in told] == [severity]
