@@ -8,7 +8,7 @@ from agents.contract.parallel import PARALLEL
 from app.planning.candidate import Candidate
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
-from app.planning.strategies.sharded import wire_s
+from app.planning.strategies.registry import PLANNED_MODES
 
 _NOT_YET = "not trained by this version yet"
 
@@ -71,17 +71,13 @@ def _network_words(case: Case, candidate: Candidate) -> str:
     """
     if len(candidate.gpus) < 2:
         return ""
-    seconds = candidate.parts_s.network_s
-    if candidate.mode == "sharded" and seconds > 0.05 * candidate.step_s:
-        workers = case.of(candidate.nodes)
-        rows = [round(gpu.share * case.spec.batch_sequences) for gpu in candidate.gpus]
-        fits = [gpu.setting for gpu in candidate.gpus]
-        seconds = wire_s(case, workers, fits, rows, 3)
-    elif seconds <= 0.05 * candidate.step_s:
-        bubble = candidate.parts_s.bubble_s
-        if bubble > 0.1 * candidate.step_s:
-            return f"{bubble / candidate.step_s:.0%} of a step is a bubble"
-        return ""
+    seconds, step_s = candidate.parts_s.network_s, candidate.step_s
+    if seconds <= 0.05 * step_s:
+        bubble_s = candidate.parts_s.bubble_s
+        return f"{bubble_s / step_s:.0%} of a step is a bubble" if bubble_s > 0.1 * step_s else ""
+    measure = PLANNED_MODES[candidate.mode].wire_s
+    if measure is not None:
+        seconds = measure(case, candidate)
     return f"{_seconds(seconds)} of network per step over {_rate(case, candidate)}"
 
 

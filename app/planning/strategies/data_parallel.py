@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -10,14 +11,29 @@ from app.planning.candidate import Candidate, StepParts
 from app.planning.memory.forecast import Fit
 from app.planning.network import gradient_bytes, hide, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
+from app.planning.subsets import choose_subsets
 
 _STATE_BYTES = {"adamw": 12.0, "adamw_8bit": 6.0, "paged_adamw_8bit": 6.0}
 """Of a checkpoint for each trained value."""
+# Subsets of the nodes that are computed in full; the others are only estimated.
+_MAX_SUBSETS = 6
 
 
-def plan_single(case: Case, worker: Worker) -> Candidate:
-    """Return the plan of one GPU alone."""
-    return plan_data(case, (worker,), mode="single")
+def propose_single(case: Case) -> Iterator[Candidate]:
+    """Yield the plan of the first GPU of each node, alone."""
+    for node in case.cluster.nodes:
+        for worker in case.of((node.name,))[:1]:
+            yield plan_data(case, (worker,), mode="single")
+
+
+def propose_data(case: Case) -> Iterator[Candidate]:
+    """Yield the plans of the best subsets of the nodes, then that of all GPUs."""
+    for names in choose_subsets(case, _MAX_SUBSETS):
+        workers = case.of(names)
+        if 1 < len(workers) < len(case.workers):
+            yield plan_data(case, workers)
+    if len(case.workers) > 1:
+        yield plan_data(case, case.workers)
 
 
 def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: ParallelMode = "data") -> Candidate:

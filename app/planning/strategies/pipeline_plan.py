@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from app.planning.candidate import Candidate, GpuPlan, StepParts
@@ -15,9 +15,35 @@ from app.planning.memory.forecast import (
 )
 from app.planning.plan_context import Case, Worker, correct, gpu_plan, make_candidate
 from app.planning.strategies.pipeline_schedule import bounds_of, split_layers, time_pipeline
+from app.planning.subsets import fastest_together
 from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, make_pace
 
 _WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+# Parts of a GPU's memory that a pipeline divides among its stages.
+_SPLIT_PARTS = ("weights", "constants", "adapter", "gradients", "optimizer")
+# A smaller chain is tried only where its memory exceeds those parts by this factor: activations,
+# the CUDA context and uneven stages need the rest.
+_ROOM_FACTOR = 1.3
+
+
+def propose_pipeline(case: Case) -> Iterator[Candidate]:
+    """Yield the pipeline over all GPUs, and the shortest one whose memory may suffice."""
+    for workers in _chains(case):
+        candidate = plan_pipeline(case, workers)
+        if candidate is not None:
+            yield candidate
+
+
+def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
+    yield case.workers
+    need = sum(case.fit(case.workers[0], 1).memory.parts[part] for part in _SPLIT_PARTS)
+    for names in fastest_together(case):
+        workers = case.of(names)
+        room = sum(case.room_bytes(worker) for worker in workers)
+        if 1 < len(workers) < len(case.workers) and room > _ROOM_FACTOR * need:
+            yield workers
+            return
 
 
 def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from agents.contract.parallel import ParallelMode
@@ -13,17 +14,35 @@ from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan,
 from app.planning.strategies.data_parallel import choose_weights, save_s, split_rows
 
 
+def propose_sharded(case: Case) -> Iterator[Candidate]:
+    """Yield the FSDP2 plan of all GPUs, which shards everything."""
+    if len(case.workers) > 1:
+        yield plan_sharded(case, case.workers, stage=3, mode="sharded")
+
+
+def propose_deepspeed(case: Case) -> Iterator[Candidate]:
+    """Yield the plans of all GPUs with the three ZeRO stages."""
+    if len(case.workers) > 1:
+        for stage in (1, 2, 3):
+            yield plan_sharded(case, case.workers, stage=stage, mode="deepspeed")
+
+
+def gathering_s(case: Case, candidate: Candidate) -> float:
+    """Return the seconds of a step in which a fully sharded plan keeps the network busy."""
+    rows = [round(gpu.share * case.spec.batch_sequences) for gpu in candidate.gpus]
+    settings = [gpu.setting for gpu in candidate.gpus]
+    return wire_s(case, case.of(candidate.nodes), settings, rows, 3)
+
+
 def plan_sharded(
     case: Case, workers: tuple[Worker, ...], *, stage: int, mode: ParallelMode
-) -> Candidate | None:
+) -> Candidate:
     """Return the plan in which optimizer (1), gradients (2) or weights, too (3), are spread.
 
     ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). With stage 3 every micro-batch gathers all
     weights twice, and all GPUs do equally many. `deepspeed` gives all GPUs equal shares.
     """
     num = len(workers)
-    if num < 2:
-        return None
     fits = [_shard(case, worker, num, stage) for worker in workers]
     speeds = [
         worker.pace.tokens_per_s(fit.setting, case.mean_tokens)

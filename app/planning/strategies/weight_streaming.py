@@ -7,15 +7,26 @@ where a micro-batch has enough tokens: bytes / bandwidth <= the time of a layer'
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from app.planning.candidate import Candidate, StepParts
 from app.planning.memory.forecast import Fit, MemoryForecast, MemorySetting
 from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan, make_candidate
 from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s, split_rows
+from app.planning.subsets import fastest_together
 
 _SLOTS = 3
 """Layers on the GPU while one is computed and the next is on its way."""
+
+
+def propose_streamed(case: Case) -> Iterator[Candidate]:
+    """Yield the plans of the fastest node alone and of all nodes."""
+    together = [case.of(names) for names in fastest_together(case)]
+    for workers in dict.fromkeys((together[0], together[-1])):
+        candidate = plan_streamed(case, workers)
+        if candidate is not None:
+            yield candidate
 
 
 def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
