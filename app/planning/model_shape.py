@@ -173,15 +173,6 @@ class ModelShape:
         """Values that 4-bit or 8-bit quantization takes: the matrices of linear layers."""
         return sum(count * one.num_weights for layer, count in self.kinds for one in layer.linears)
 
-    @property
-    def linear_sizes(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of the linear layers by name; of all kinds of layers."""
-        return {
-            one.name: (one.num_inputs, one.num_outputs)
-            for layer in self.layers
-            for one in layer.linears
-        }
-
     def count_adapter(
         self, rank: int, targets: str | tuple[str, ...], *, dora: bool = False
     ) -> int:

@@ -52,7 +52,12 @@ def test_parameters_are_those_of_the_class(name):
             sum(p.numel() for p in params) for params in layers
         ]
         assert shape.num_embedding == model.get_input_embeddings().weight.numel()
-        assert shape.linear_sizes == linears
+        sizes = {
+            one.name: (one.num_inputs, one.num_outputs)
+            for layer in shape.layers
+            for one in layer.linears
+        }
+        assert sizes == linears
         quantized = [m for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
         assert shape.num_quantized == sum(m.weight.numel() for m in quantized)
 

@@ -112,6 +112,18 @@ def test_a_place_outside_of_the_agents_home_is_refused(tmp_path: Path, destinati
     asyncio.run(run())
 
 
+def test_a_file_in_the_way_of_a_folder_is_reported(tmp_path: Path) -> None:
+    async def run() -> None:
+        root = tmp_path / "data"
+        files = make_files(root, rows=10)
+        async with nodes(tmp_path, 1) as (pc,):
+            (tmp_path / "pc-0" / HOME / "data").write_text("a file in the way")
+            with pytest.raises(UserError):
+                await transfer.push(pc, "data/d", root, files)
+
+    asyncio.run(run())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can only be mounted by root")
 def test_a_disk_that_fills_up_on_the_node(tmp_path: Path) -> None:
     async def run() -> None:
@@ -126,7 +138,7 @@ def test_a_disk_that_fills_up_on_the_node(tmp_path: Path) -> None:
             try:
                 with pytest.raises(UserError, match=r"pc-0: The disk .*full") as caught:
                     await transfer.push(pc, "models/m", root, files)
-                assert "Free some room" in caught.value.hint
+                assert "Free some space" in caught.value.hint
                 assert not [name for name in content(place) if "half" in name]
             finally:
                 await asyncio.to_thread(subprocess.run, ["umount", "-l", str(place)])
