@@ -55,6 +55,15 @@ ORDER = {
         " | forecasts recovery scheduling | artifacts | chats flows | core | demo | gui cli"
         " | __main__"
     ),
+    "app.nodes": (
+        "node archive endpoints | transport | bootstrap | channel | link | client watch"
+        " | fleet files"
+    ),
+    "app.planning": (
+        "model_shape learning | memory | cluster setting_search forecast_accuracy | rates network"
+        " | throughput | candidate | plan_context | build_context subsets | strategies | reasons"
+        " | advice | plan"
+    ),
     "app.runs": (
         "node_pool placement run | journals attempt_status | snapshot run_repository services"
         " | * | lifecycle"
