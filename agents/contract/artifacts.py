@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.contract.formats import ENGINES, METHODS, TYPES, Engine, Method
+from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
 from agents.contract.spec import DataFormat, Objective
 
 PROOF_FILE = "proof.json"
@@ -55,7 +55,7 @@ class MakeJob:
     calibration: TextSource | None = None
     """What the rounding of AWQ and GPTQ is fitted to; None: rows of the training data."""
     types: tuple[str, ...] = ()
-    """Of `TYPES`: several of GGUF, one of GPTQ."""
+    """Types of the format; several where one job makes them together."""
     engine: Engine = "gptqmodel"
     """What makes AWQ; the other methods have one each."""
     device: str = "cpu"
@@ -68,7 +68,8 @@ class MakeJob:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"method is {self.method}; it must be one of {', '.join(METHODS)}")
-        known = TYPES[self.method]
+        row = EXPORTS[self.method]
+        known = row.types
         unknown = [kind for kind in self.types if kind not in known]
         if unknown:
             raise ValueError(
@@ -80,10 +81,10 @@ class MakeJob:
             )
         if self.engine not in ENGINES:
             raise ValueError(f"engine is {self.engine}; it must be {' or '.join(ENGINES)}")
-        if self.engine != ENGINES[0] and self.method != "awq":
-            raise ValueError(f"engine is {self.engine}, which makes awq and not {self.method}")
-        if self.method == "gptq" and len(self.types) > 1:
-            raise ValueError("types has two; a GPTQ artifact has one")
+        if self.engine not in row.engines:
+            raise ValueError(f"engine is {self.engine}, which does not make {self.method}")
+        if len(self.types) > 1 and not row.joins_types:
+            raise ValueError(f"types has {len(self.types)}; an artifact in {self.method} has one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

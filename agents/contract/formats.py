@@ -1,53 +1,151 @@
-"""Formats that a run is exported to, their types and what makes them."""
+"""Formats that a run is exported to: one row each, asked by every place that makes or shows one.
+
+A new format is a row here and a module in `agents/quantizers/formats`, found by its name; what
+making it takes is a row of `app/artifacts/estimates/rates.py`. Command line, wizard, checks and
+cards loop over the rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Method = Literal["nf4", "awq", "gptq", "gguf"]
-
-
-METHODS: tuple[Method, ...] = ("nf4", "awq", "gptq", "gguf")
-
+"""Formats other than the merged model, in half precision: those that something has to quantize."""
 
 Engine = Literal["gptqmodel", "autoawq"]
-
-
 ENGINES: tuple[Engine, ...] = ("gptqmodel", "autoawq")
-"""What can make AWQ; the first measures better and is maintained."""
+"""Packages that can make AWQ; the first measures better and is maintained."""
 
 
-FORMATS = ("merged", *METHODS)
-"""What a run is exported to."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportFormat:
+    """What all of agent and app know of a format."""
+
+    name: str
+    """Value of `--to`, of a job's `method` and of an artifact's format."""
+    label: str
+    """Name in the export wizard."""
+    summary: str
+    """Programs and purposes that it suits, for the wizard."""
+    made_by: str = ""
+    """Package and paper of the method, for the card; `{engine}` is the engine of the job."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """Variants with their labels; empty: it has none."""
+    usual_types: tuple[str, ...] = ()
+    """Types of an export that names none."""
+    joins_types: bool = False
+    """Whether one job makes several types, which share its work, as files of one artifact."""
+    converted_types: tuple[str, ...] = ()
+    """Types that need no tool built with a C++ compiler first."""
+    bits_per_weight: float | None = None
+    """Bits of a quantized weight with its share of scales; None: they depend on the type."""
+    calibrated: bool = False
+    """Whether its rounding is fitted to texts, in groups of weights (see `choose_group`)."""
+    needs_gpu: bool = False
+    """Whether it cannot be made on a CPU."""
+    runtime: Literal["transformers", "llama.cpp"] = "transformers"
+    """Program that loads the result to prove it and to chat with it."""
+    lock: str | None = None
+    """Packages that it is made and loaded with, as a file of `resources/environments`; None: the
+    training environment has them."""
+    loaded_with: str = ""
+    """Packages that Transformers loads it with, as arguments of pip, for the card."""
+    quant_method: str | None = None
+    """Value of `quant_method` in its config.json; None: it has none."""
+    tgi: bool = True
+    """Whether Text Generation Inference reads it."""
+    engines: tuple[Engine, ...] = ENGINES[:1]
+    """Packages that can make it, where there is a choice."""
 
 
-TYPES: dict[str, tuple[str, ...]] = {
-    "nf4": (),
-    "awq": (),
-    "gptq": ("4-bit", "8-bit"),
-    "gguf": ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M"),
+_NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+"""One 8-bit scale for 64 weights, and a 32-bit one for 256 of those (arXiv:2305.14314)."""
+
+_AWQ_BITS = 4 + 20 / 128
+"""A 16-bit scale and a 4-bit zero point for 128 weights (arXiv:2306.00978)."""
+
+EXPORTS: dict[str, ExportFormat] = {
+    row.name: row
+    for row in (
+        ExportFormat(
+            name="merged",
+            label="Merged model",
+            summary="Base model and adapter in one, at full precision. For Transformers, vLLM or "
+            "further training.",
+        ),
+        ExportFormat(
+            name="gguf",
+            label="GGUF",
+            summary="For llama.cpp, Ollama and LM Studio. Also runs on CPUs and small GPUs.",
+            made_by="llama.cpp",
+            types={
+                "F16": "F16, lossless",
+                "Q8_0": "Q8_0, nearly lossless",
+                "Q6_K": "Q6_K",
+                "Q5_K_M": "Q5_K_M",
+                "Q4_K_M": "Q4_K_M, the usual choice",
+                "Q3_K_M": "Q3_K_M, when nothing else fits",
+            },
+            usual_types=("Q8_0",),
+            joins_types=True,
+            converted_types=("F16", "Q8_0"),
+            runtime="llama.cpp",
+            lock="gguf",
+        ),
+        ExportFormat(
+            name="awq",
+            label="AWQ, 4-bit",
+            summary="Calibrated on your data. For vLLM, TGI and Transformers on NVIDIA GPUs.",
+            made_by="{engine}, AWQ in its classic layout (arXiv:2306.00978)",
+            bits_per_weight=_AWQ_BITS,
+            calibrated=True,
+            lock="gptqmodel",
+            loaded_with="gptqmodel",
+            quant_method="awq",
+            engines=ENGINES,
+        ),
+        ExportFormat(
+            name="gptq",
+            label="GPTQ",
+            summary="Calibrated on your data, 4-bit or 8-bit. For vLLM, TGI and Transformers on "
+            "NVIDIA GPUs.",
+            made_by="gptqmodel, GPTQ (arXiv:2210.17323)",
+            types={"4-bit": "4-bit", "8-bit": "8-bit, closer to the original"},
+            usual_types=("4-bit",),
+            calibrated=True,
+            lock="gptqmodel",
+            loaded_with="gptqmodel optimum",
+            quant_method="gptq",
+        ),
+        ExportFormat(
+            name="nf4",
+            label="NF4, 4-bit",
+            summary="The format QLoRA trains on, and the fastest to make. For Transformers with "
+            "bitsandbytes.",
+            made_by="bitsandbytes NF4 with double quantization (arXiv:2305.14314)",
+            bits_per_weight=_NF4_BITS,
+            loaded_with="bitsandbytes",
+            quant_method="bitsandbytes",
+            tgi=False,  # it makes NF4 of whole models as it loads them, and reads none
+        ),
+    )
 }
-"""What may be chosen of each."""
+"""Every format by its name; the order is that of the wizard."""
 
-
-USUAL_TYPES: dict[str, tuple[str, ...]] = {"gptq": ("4-bit",), "gguf": ("Q8_0",)}
-
-
-CONVERTED_TYPES = ("F16", "Q8_0")
-"""Of GGUF, that llama.cpp's converter writes itself; the others need a tool that is built first."""
-
+FORMATS = tuple(EXPORTS)
+METHODS = tuple(name for name in FORMATS if name != "merged")
 
 GROUPS = (128, 64, 32)
 """Weights of AWQ and GPTQ that share a scale; the first that divides every layer's input."""
 
-
+# Keys that every current transformer has in its configuration. GPT-2 and Mamba use others, and
+# neither gptqmodel nor AutoAWQ quantizes them.
 _SIZES = {"hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers"}
-"""That every transformer of our time has in its configuration; GPT-2 and Mamba have others."""
 
-
+# AWQ's search for clipping takes the outputs of a layer in blocks of this many.
 _AWQ_ROWS = 64
-"""AWQ's search for clipping takes the outputs of a layer in blocks of so many."""
 
 
 def choose_group(config: Mapping[str, Any], method: str) -> int:
@@ -58,12 +156,12 @@ def choose_group(config: Mapping[str, Any], method: str) -> int:
     64
 
     Raises:
-        ValueError: the method is not made of such a model; the sentence says why.
+        ValueError: this model cannot be quantized with the method; the message says why.
     """
     if not config.keys() >= _SIZES:
         raise ValueError(
-            f"{method} is not made of this kind of model ({config.get('model_type')}), whose "
-            "layers are built otherwise"
+            f"{method} does not support this kind of model ({config.get('model_type')}), whose "
+            "layers are built differently"
         )
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads

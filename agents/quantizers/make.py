@@ -8,17 +8,17 @@ against it does not keep it from appearing, since what to do about it is a perso
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, MakeJob
+from agents.contract.formats import EXPORTS
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.quantizers.formats import calibrated
-from agents.quantizers.formats.gguf import write_files
+from agents.quantizers.formats.registry import WriteRequest, find_writer
 from agents.quantizers.inference.llama_cpp import LlamaCpp, name_runtime
 from agents.quantizers.inference.models import (
     ANSWER_TOKENS,
@@ -68,7 +68,7 @@ def make(job: MakeJob, home: Path, progress: JobProgress) -> None:
     model, destination = home / job.model, home / job.destination
     if not (model / "config.json").exists():
         raise ExpectedError(f"{model} is no model of Transformers.", "Export the run again")
-    if job.method in ("awq", "gptq"):  # told before the original is measured, which takes long
+    if EXPORTS[job.method].calibrated:  # refuse before the original is measured, which takes long
         calibrated.choose_group(model, job.method)
     try:
         with using(model):
@@ -101,7 +101,9 @@ def _make(
     tokenizer: Any,
     progress: JobProgress,
 ) -> list[Proof]:
-    rows = texts.held_out if job.method != "gguf" else texts.held_out[: count_rows(weigh(model))]
+    rows = texts.held_out
+    if EXPORTS[job.method].runtime == "llama.cpp":
+        rows = rows[: count_rows(weigh(model))]
     place, stays = find_reference(model, rows, folder)
     if stays:
         progress.count(place)
@@ -110,14 +112,22 @@ def _make(
         first = look_at_original(model, job.device, rows, place, progress)
     else:
         progress.tell("The original was measured here before; its distributions are still there")
-    if job.method == "gguf":
-        stem = folder / (re.sub(r"[^A-Za-z0-9]+", "-", job.origin.run_name).strip("-") or "model")
-        files = write_files(model, stem, job.types, home / job.tools, progress)
+    request = WriteRequest(
+        job=job,
+        model=model,
+        folder=folder,
+        calibration=texts.calibration,
+        tokenizer=tokenizer,
+        tools=home / job.tools,
+        progress=progress,
+    )
+    files = find_writer(job.method)(request)
+    if files:
         proofs = [
             _prove_gguf(kind, path, first, tokenizer, progress) for kind, path in files.items()
         ]
     else:
-        _quantize(job, model, folder, texts, tokenizer, progress)
+        copy_companions(model, folder, leave=(LINEAGE_FILE,))
         proofs = [_prove_folder(job, folder, first, progress)]
     if not stays or weigh_folder(place) > MOST_REFERENCE_BYTES:
         shutil.rmtree(place)
@@ -140,20 +150,6 @@ def count_rows(size_bytes: int) -> int:
     (12, 2, 2)
     """
     return max(_FEWEST_ROWS, min(_LLAMA_CPP_ROWS, _LLAMA_CPP_ROWS * _LLAMA_CPP_BYTES // size_bytes))
-
-
-def _quantize(
-    job: MakeJob, model: Path, folder: Path, texts: Texts, tokenizer: Any, progress: JobProgress
-) -> None:
-    """Write a model that Transformers loads."""
-    from agents.quantizers.formats import nf4
-
-    progress.begin("quantize", f"Quantizing to {_name(job)}")
-    if job.method == "nf4":
-        nf4.quantize(model, folder, job.device)
-    else:
-        calibrated.quantize(job, model, folder, texts.calibration, tokenizer, progress)
-    copy_companions(model, folder, leave=(LINEAGE_FILE,))
 
 
 def _name(job: MakeJob) -> str:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.artifacts import PROOF_FILE, Origin
-from agents.contract.formats import METHODS, TYPES
+from agents.contract.formats import EXPORTS
 from agents.contract.wire import from_wire
 from app.artifact import Verdict
 from app.errors import UserError
 from app.library.bundles import Source, make_bundle
 from app.storage.hashes import HashStore
 
-_METHODS = {"awq": "awq", "gptq": "gptq", "bitsandbytes": "nf4"}
-"""What a config.json calls them -> what we do."""
 _SENT_SUFFIXES = frozenset({".safetensors", ".json", ".model", ".txt", ".jinja"})
 
 
@@ -59,9 +57,10 @@ def read_artifact(folder: Path) -> Artifact:
             return _recognise(folder)
         about = json.loads((folder / PROOF_FILE).read_bytes())
         method, proofs = about["method"], about["proofs"]
-        if method in METHODS:
+        if method in EXPORTS and method != "merged":
             names = [str(one["name"]).removeprefix(f"{method} ") for one in proofs]
-            types = [name for name in names if method == "gguf" or name in TYPES[method]]
+            row = EXPORTS[method]
+            types = [name for name in names if row.joins_types or name in row.types]
             return Artifact(folder=folder, method=method, types=tuple(types))
     raise UserError(
         f"{folder} is no artifact: it has neither {PROOF_FILE} nor config.json",
@@ -81,7 +80,8 @@ def _recognise(folder: Path) -> Artifact:
         return Artifact(folder=folder, method="gguf", types=types)
     config = json.loads((folder / "config.json").read_bytes())
     found = (config.get("quantization_config") or {}).get("quant_method")
-    return Artifact(folder=folder, method=_METHODS.get(str(found), "merged"))
+    known = (row.name for row in EXPORTS.values() if row.quant_method == found and found)
+    return Artifact(folder=folder, method=next(known, "merged"))
 
 
 def read_verdicts(folder: Path) -> tuple[Verdict, ...]:
@@ -118,7 +118,7 @@ def read_origin(folder: Path) -> Origin | None:
 def bundle_artifact(artifact: Artifact, kind: str | None, hashes: HashStore) -> Source:
     """Return what is sent to a node to run it there. Hashes files that changed since last time."""
     folder = artifact.folder
-    if artifact.method == "gguf":
+    if EXPORTS[artifact.method].runtime == "llama.cpp":
         file = artifact.file_of(kind)
         return make_bundle("models", file.stem, folder, [file], hashes, member=file.name)
     files = [p for p in folder.iterdir() if p.is_file() and p.suffix in _SENT_SUFFIXES]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agents.contract.formats import EXPORTS
 from app.artifact import ArtifactSnapshot
 
 NOT_TRIED = "Not tried here."
@@ -50,14 +51,15 @@ class ServedFolder:
 
 def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[ServeCommand, ...]:
     """Return the commands for a Linux PC with the program installed."""
-    if artifact.format == "gguf":
+    row = EXPORTS[artifact.format]
+    if row.runtime == "llama.cpp":
         found = []
         for kind, file in folder.files:
             found.append(_llama_cpp(artifact, folder, kind, file))
             found.append(_ollama(artifact, folder, kind, file))
         return tuple(found)
     found = [_vllm(artifact, folder)]
-    if artifact.format != "nf4":  # TGI makes NF4 of whole models, and does not read it
+    if row.tgi:
         found.append(_tgi(artifact, folder))
     return tuple(found)
 
@@ -75,7 +77,8 @@ def _vllm(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
 
 
 def _tgi(artifact: ArtifactSnapshot, folder: ServedFolder) -> ServeCommand:
-    quantize = f" --quantize {artifact.format}" if artifact.format in ("awq", "gptq") else ""
+    method = EXPORTS[artifact.format].quant_method
+    quantize = f" --quantize {method}" if method else ""
     return ServeCommand(
         runtime="tgi",
         title="Text Generation Inference",
@@ -153,15 +156,15 @@ def check_vllm_config(kind: str, config: Mapping[str, Any]) -> tuple[str, ...]:
         return (*problems, *(["config.json says that it is quantized."] if found else []))
     if not isinstance(found, dict):
         return (*problems, "config.json has no quantization_config.")
-    checks: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[str]]]] = {
-        "awq": ("awq", _check_awq),
-        "gptq": ("gptq", _check_gptq),
-        "nf4": ("bitsandbytes", _check_nf4),
+    checks: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+        "awq": _check_awq,
+        "gptq": _check_gptq,
+        "nf4": _check_nf4,
     }
-    method, check = checks[kind]
+    method = EXPORTS[kind].quant_method
     if found.get("quant_method") != method:
         problems.append(f"quant_method is {found.get('quant_method')!r}; vLLM expects {method!r}.")
-    return (*problems, *check(found))
+    return (*problems, *(checks[kind](found) if kind in checks else ()))
 
 
 def _check_awq(found: Mapping[str, Any]) -> list[str]:

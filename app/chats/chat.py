@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agents.contract.artifacts import ChatAnswer, ChatDevice, ChatJob, ChatOpened, ChatTurn
+from agents.contract.formats import EXPORTS
 from agents.contract.node import NodeFacts
 from agents.contract.run_layout import checkpoint_path
 from app.artifacts.bundle import bundle_artifact, read_artifact, read_origin
@@ -216,7 +217,7 @@ async def _load_artifact(
     if subject.checkpoint is not None:
         raise UsageError("an artifact is of one checkpoint", "Ask another one through its run.")
     artifact = await asyncio.to_thread(read_artifact, folder)
-    if subject.type is not None and artifact.method != "gguf":
+    if subject.type is not None and not EXPORTS[artifact.method].joins_types:
         raise UsageError(f"{artifact.method} has no types to choose from", "Leave --type out.")
     source = await asyncio.to_thread(bundle_artifact, artifact, subject.type, services.hashes)
     node, facts = await _choose_node(services, subject.node)

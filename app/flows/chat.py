@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agents.contract.artifacts import ChatMessage, ChatTurn
+from agents.contract.formats import EXPORTS
 from app.artifact import ArtifactSnapshot
 from app.conversation import Subject
 from app.events import CheckpointSnapshot, RunSnapshot
@@ -55,7 +56,7 @@ def offer(
     for artifact in artifacts:
         if artifact.folder() is None:
             continue
-        for kind in (artifact.types if artifact.format == "gguf" else ()) or (None,):
+        for kind in (artifact.types if EXPORTS[artifact.format].joins_types else ()) or (None,):
             version = f", version {artifact.version}" if artifact.version > 1 else ""
             what = kind or ", ".join(artifact.types)
             label = f"{artifact.format.upper()} {what}".strip() + version

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.contract.formats import ENGINES, TYPES, Engine
+from agents.contract.formats import ENGINES, EXPORTS, Engine
 from app.artifacts.estimates.plan import ExportPlan, PlacePlan
-from app.artifacts.exports.request import CALIBRATED, ExportRequest
+from app.artifacts.exports.request import ExportRequest
 from app.text import file_name, show_bytes, show_duration, show_list
 
 Step = Literal["what", "formats", "calibration", "where", "summary"]
@@ -30,57 +30,21 @@ _BEGINS_SOMEWHERE = re.compile(r"[~/\\]|[A-Za-z]:")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Format:
-    """A choice, in the words of the person who wants to use the result."""
+class Maker:
+    """An engine as the wizard offers it."""
 
     key: str
     label: str
     help: str
 
 
-FORMATS = (
-    Format(
-        key="merged",
-        label="Merged model",
-        help=(
-            "Base model and adapter in one, at full precision. For Transformers, vLLM or "
-            "further training."
-        ),
-    ),
-    Format(
-        key="gguf",
-        label="GGUF",
-        help="For llama.cpp, Ollama and LM Studio. Also runs on CPUs and small GPUs.",
-    ),
-    Format(
-        key="awq",
-        label="AWQ, 4-bit",
-        help="Calibrated on your data. For vLLM, TGI and Transformers on NVIDIA GPUs.",
-    ),
-    Format(
-        key="gptq",
-        label="GPTQ",
-        help=(
-            "Calibrated on your data, 4-bit or 8-bit. For vLLM, TGI and Transformers on NVIDIA "
-            "GPUs."
-        ),
-    ),
-    Format(
-        key="nf4",
-        label="NF4, 4-bit",
-        help=(
-            "The format QLoRA trains on, and the fastest to make. For Transformers with "
-            "bitsandbytes."
-        ),
-    ),
-)
 MAKERS = (
-    Format(
+    Maker(
         key="gptqmodel",
         label="gptqmodel",
         help="Actively maintained. Can continue an interrupted export (Llama models).",
     ),
-    Format(
+    Maker(
         key="autoawq",
         label="AutoAWQ",
         help=(
@@ -89,17 +53,7 @@ MAKERS = (
         ),
     ),
 )
-"""What can make AWQ, by its engine."""
-_TYPE_WORDS = {
-    "F16": "F16, lossless",
-    "Q8_0": "Q8_0, nearly lossless",
-    "Q6_K": "Q6_K",
-    "Q5_K_M": "Q5_K_M",
-    "Q4_K_M": "Q4_K_M, the usual choice",
-    "Q3_K_M": "Q3_K_M, when nothing else fits",
-    "4-bit": "4-bit",
-    "8-bit": "8-bit, closer to the original",
-}
+"""Packages that can make AWQ, by engine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,10 +107,10 @@ def offer_targets(to: str) -> tuple[tuple[str, str], ...]:
     >>> offer_targets("awq")
     (('awq', 'AWQ, 4-bit'),)
     """
-    types = TYPES.get(to, ())
-    if not types:
-        return ((to, next(one.label for one in FORMATS if one.key == to)),)
-    return tuple((f"{to}:{kind}", _TYPE_WORDS[kind]) for kind in types)
+    row = EXPORTS[to]
+    if not row.types:
+        return ((to, row.label),)
+    return tuple((f"{to}:{kind}", label) for kind, label in row.types.items())
 
 
 def split_target(target: str) -> tuple[str, tuple[str, ...]]:
@@ -167,6 +121,22 @@ def split_target(target: str) -> tuple[str, tuple[str, ...]]:
     """
     to, _, kind = target.partition(":")
     return to, (kind,) if kind else ()
+
+
+def group_targets(to: str, targets: Sequence[str]) -> list[list[str]]:
+    """Return the targets of a format by the job that makes them.
+
+    >>> group_targets("gguf", ["gguf:F16", "gguf:Q8_0"]), group_targets("gptq", ["gptq:4-bit"])
+    ([['gguf:F16', 'gguf:Q8_0']], [['gptq:4-bit']])
+    """
+    joined = EXPORTS[to].joins_types and targets
+    return [list(targets)] if joined else [[target] for target in targets]
+
+
+def split_targets(targets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the format of the targets of one job, and all their types."""
+    types = tuple(kind for target in targets for kind in split_target(target)[1])
+    return split_target(targets[0])[0], types
 
 
 def place_folder(text: str) -> str:
@@ -183,15 +153,10 @@ def place_folder(text: str) -> str:
 def list_jobs(run_id: str, answers: ExportAnswers) -> tuple[ExportJob, ...]:
     """Return the exports that the answers ask for, in the order of the formats."""
     groups: list[tuple[str, tuple[str, ...]]] = []
-    for one in FORMATS:
-        chosen = [t for t, _ in offer_targets(one.key) if t in answers.targets]
-        types = tuple(kind for target in chosen for kind in split_target(target)[1])
-        if one.key == "gguf" and types:
-            groups.append((one.key, types))
-        else:
-            groups += [split_target(target) for target in chosen]
+    for name in EXPORTS:
+        chosen = [target for target, _ in offer_targets(name) if target in answers.targets]
+        groups += [split_targets(group) for group in group_targets(name, chosen)]
     folder = place_folder(answers.folder)
-    both_gptq = sum(to == "gptq" for to, _ in groups) > 1
     own = answers.calibration.strip()
     return tuple(
         ExportJob(
@@ -201,22 +166,25 @@ def list_jobs(run_id: str, answers: ExportAnswers) -> tuple[ExportJob, ...]:
                 types=types,
                 checkpoint=answers.checkpoint,
                 node=answers.node or None,
-                calibration=own if own and to in CALIBRATED else None,
-                engine=answers.engine if to == "awq" else ENGINES[0],
+                calibration=own if own and EXPORTS[to].calibrated else None,
+                engine=answers.engine if answers.engine in EXPORTS[to].engines else ENGINES[0],
             ),
-            folder=folder if len(groups) == 1 else f"{folder}/{_name_folder(to, types, both_gptq)}",
+            folder=folder if len(groups) == 1 else f"{folder}/{_name_folder(to, types, groups)}",
         )
         for to, types in groups
     )
 
 
-def _name_folder(to: str, types: Sequence[str], both_gptq: bool) -> str:
-    return f"{to}-{types[0]}" if to == "gptq" and both_gptq else to
+def _name_folder(
+    to: str, types: Sequence[str], groups: Sequence[tuple[str, tuple[str, ...]]]
+) -> str:
+    is_alone = sum(other == to for other, _ in groups) == 1
+    return to if is_alone else f"{to}-{types[0]}"
 
 
 def asks_calibration(answers: ExportAnswers) -> bool:
     """Tell whether what is chosen is fitted to data."""
-    return any(split_target(target)[0] in CALIBRATED for target in answers.targets)
+    return any(EXPORTS[split_target(target)[0]].calibrated for target in answers.targets)
 
 
 def find_problems(

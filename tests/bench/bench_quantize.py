@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.contract.formats import CONVERTED_TYPES, ENGINES, Engine
+from agents.contract.formats import ENGINES, EXPORTS, Engine
 from agents.node.files import describe_file
 from tests.agents.trainer.ranks import DEMO
 from tests.bench import learned_model
@@ -89,7 +89,7 @@ def measure_quality(bench: Bench, model: Path, cases: Sequence[str]) -> None:
         method, engine = split_maker(name)
         chosen = tuple(types[0].split("+")) if types else ()
         if method == "gguf" and bench.tools is None:
-            chosen = tuple(kind for kind in chosen if kind in CONVERTED_TYPES)
+            chosen = tuple(kind for kind in chosen if kind in EXPORTS["gguf"].converted_types)
         bench.tell(make(bench, f"learned {case}", model, method, chosen, engine=engine))
 
 

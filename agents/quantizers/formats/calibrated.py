@@ -10,47 +10,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agents.contract import formats
-from agents.contract.artifacts import MakeJob
 from agents.contract.formats import Method
 from agents.errors import ExpectedError
 from agents.quantizers.formats import autoawq
 from agents.quantizers.formats.by_gptqmodel import SCRATCH, Gptqmodel, LayerFiles
-from agents.quantizers.job.job import JobProgress
+from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.texts import split_blocks
 
 
-def quantize(
-    job: MakeJob,
-    model: Path,
-    folder: Path,
-    calibration: Sequence[Sequence[int]],
-    tokenizer: Any,
-    progress: JobProgress,
-) -> None:
-    """Write the quantized model into `folder`.
-
-    Args:
-        job: names method, type, engine and device.
-        model: folder of Transformers.
-        folder: where it goes.
-        calibration: token ids of texts.
-        tokenizer: of the model.
-        progress: hears of each layer.
+def write(request: WriteRequest) -> dict[str, Path]:
+    """Write the quantized model.
 
     Raises:
         ExpectedError: the layers' sizes cannot be divided into groups, or the engine cannot do it.
     """
-    group = choose_group(model, job.method)
-    num_layers = _read_config(model)["num_hidden_layers"]
-    model, folder = model.absolute(), folder.absolute()
-    layers = LayerFiles(progress, num_layers)
-    rows = split_blocks(calibration) if job.method == "awq" else calibration
+    request.begin()
+    job, tokenizer = request.job, request.tokenizer
+    group = choose_group(request.model, job.method)
+    num_layers = _read_config(request.model)["num_hidden_layers"]
+    # Engines write beside the working folder, which changes below.
+    model, folder = request.model.absolute(), request.folder.absolute()
+    layers = LayerFiles(request.progress, num_layers)
+    rows = split_blocks(request.calibration) if job.method == "awq" else request.calibration
     with _working_in(folder / SCRATCH):
         if job.engine == "autoawq":
             autoawq.quantize(model, folder, group, rows, tokenizer, layers.tell)
@@ -60,6 +47,7 @@ def quantize(
                 tokenizer=tokenizer, layers=layers,
             )  # fmt: skip
             work.do()
+    return {}
 
 
 def _read_config(model: Path) -> dict[str, Any]:

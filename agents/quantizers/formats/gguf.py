@@ -15,19 +15,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.contract.formats import CONVERTED_TYPES
+from agents.contract.formats import EXPORTS
 from agents.errors import ExpectedError
 from agents.program import command
+from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.formats.vocabulary import with_pieces
 from agents.quantizers.job.job import JobProgress
 
 QUANTIZER = "llama-quantize"
+_CONVERTED = EXPORTS["gguf"].converted_types
 _FULL_DISK = (os.strerror(errno.ENOSPC), "requested and", "iostream error")
 """Signs of one: the system's words, and those of numpy and of C++ for what was not all written."""
 _GPT2_SPLIT = "gpt-2"
@@ -40,31 +42,25 @@ _SPLITS = {
 """Regular expression of a tokenizer -> what llama.cpp calls it."""
 
 
-def write_files(
-    model: Path, stem: Path, types: Sequence[str], tools: Path, progress: JobProgress
-) -> dict[str, Path]:
-    """Write `STEM-TYPE.gguf` for each type, and return them.
-
-    Args:
-        model: folder of Transformers, in half precision or wider.
-        stem: folder and beginning of the files' names.
-        types: of `GGUF_TYPES`.
-        tools: where `llama-quantize` is kept once it is built.
-        progress: hears of each file.
+def write(request: WriteRequest) -> dict[str, Path]:
+    """Write `NAME-TYPE.gguf` for each type, named after the run, and return them by type.
 
     Raises:
         ExpectedError: llama.cpp does not know the architecture or the tokenizer, or its tool
             cannot be built or fails.
     """
+    model, types, progress = request.model, request.job.types, request.progress
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.job.origin.run_name).strip("-") or "model"
+    stem = request.folder / name
     files = {kind: stem.with_name(f"{stem.name}-{kind}.gguf") for kind in types}
-    for kind in CONVERTED_TYPES:
+    for kind in _CONVERTED:
         if kind in files:
             progress.begin("quantize", f"Converting to {kind}")
             convert(model, files[kind], kind)
-    others = [kind for kind in types if kind not in CONVERTED_TYPES]
+    others = [kind for kind in types if kind not in _CONVERTED]
     if not others:
         return files
-    quantizer = find_quantizer(tools, progress)
+    quantizer = find_quantizer(request.tools, progress)
     whole = files.get("F16", stem.with_name(".whole.gguf"))
     if not whole.exists():
         progress.begin("quantize", "Converting to F16, which the smaller types are made of")

@@ -9,13 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from agents.quantizers.formats.registry import WriteRequest
+
 _SHARD_SIZE = "5GB"
 
 
-def quantize(model: Path, folder: Path, device: str) -> None:
-    """Write the quantized model of Transformers into `folder`, without its tokenizer."""
-    loaded = load_quantized(model, device)
-    loaded.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
+def write(request: WriteRequest) -> dict[str, Path]:
+    """Write the quantized model of Transformers, without its tokenizer."""
+    request.begin()
+    loaded = load_quantized(request.model, request.job.device)
+    loaded.save_pretrained(request.folder, max_shard_size=_SHARD_SIZE)
+    return {}
 
 
 def load_quantized(model: Path, device: str) -> Any:

@@ -7,21 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agents.contract.artifacts import Origin
-from agents.contract.formats import Engine
+from agents.contract.formats import EXPORTS, Engine
 from agents.quantizers.job.meter import Phase
 from agents.quantizers.job.texts import Texts
 from agents.quantizers.proof.verdict import Proof
 
-_METHODS = {
-    "nf4": "bitsandbytes NF4 with double quantization (arXiv:2305.14314)",
-    "awq": "{engine}, AWQ in its classic layout (arXiv:2306.00978)",
-    "gptq": "gptqmodel, GPTQ (arXiv:2210.17323)",
-    "gguf": "llama.cpp",
-}
-
-
-_NEEDS = {"nf4": "bitsandbytes", "awq": "gptqmodel", "gptq": "gptqmodel optimum"}
-"""What Transformers loads a method with."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """What the hub takes as a base; a folder's path there makes it refuse the whole card."""
 
@@ -48,13 +38,14 @@ def write_card(
     """
     licence = f"license: {origin.licence}\n" if origin.licence else ""
     base = f"base_model: {origin.base}\n" if _HUB_ID.fullmatch(origin.base) else ""
-    library = "gguf" if method == "gguf" else "transformers"
+    row = EXPORTS[method]
+    library = "transformers" if row.runtime == "transformers" else method
     lines = [
         f"---\n{base}{licence}library_name: {library}\npipeline_tag: text-generation\n"
         f"tags: [rackless, {method}]\n---",
         f"# {origin.run_name}, {method}",
         "",
-        f"Made by {_METHODS[method].format(engine=engine)} from step {origin.step} of run "
+        f"Made by {row.made_by.format(engine=engine)} from step {origin.step} of run "
         f"`{origin.run_id}`{_calibration(method, texts)}.",
         "",
         *_facts(origin),
@@ -91,18 +82,18 @@ def write_card(
 
 
 def _calibration(method: str, texts: Texts) -> str:
-    if method not in ("awq", "gptq"):
+    if not EXPORTS[method].calibrated:
         return ""
     return f", calibrated with {len(texts.calibration)} rows of {texts.calibrated_with}"
 
 
 def _use(method: str, files: Mapping[str, int]) -> list[str]:
     """Return how to try it; FOLDER is where it lies, or its name on the hub."""
-    if method == "gguf":
+    if EXPORTS[method].runtime == "llama.cpp":
         name = min((n for n in files if n.endswith(".gguf")), key=lambda n: files[n])
         return ["```", f"llama-cli -m {name} -cnv", "```"]
     return [
-        f"With `pip install transformers accelerate {_NEEDS[method]}`:",
+        f"With `pip install transformers accelerate {EXPORTS[method].loaded_with}`:",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.contract.formats import Engine
+from agents.contract.formats import EXPORTS, Engine
 from app.artifacts.estimates import rates
 from app.artifacts.estimates.forecast import ArtifactForecast, count_judged_rows
 from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
@@ -268,24 +268,24 @@ class _Work:
         return self._on("control", seconds, ram, vram)
 
     def _quantize(self) -> PhaseForecast:
-        return {
-            "nf4": self._quantize_nf4,
+        own = {
             "awq": self._quantize_awq,
             "gptq": self._quantize_gptq,
             "gguf": self._quantize_gguf,
-        }[self.method]()
+        }
+        return own.get(self.method, self._quantize_by_loading)()
 
-    def _quantize_nf4(self) -> PhaseForecast:
+    def _quantize_by_loading(self) -> PhaseForecast:
         whole, size = self.made.merged_bytes, self.made.final_bytes
-        seconds = (
-            rates.BITSANDBYTES_S + whole / rates.READ_BYTES_PER_S + size / rates.WRITE_BYTES_PER_S
-        )
+        of_format = rates.FORMATS[self.method]
+        seconds = of_format.import_s + whole / rates.READ_BYTES_PER_S
+        seconds += size / rates.WRITE_BYTES_PER_S
         if not self.bench.is_gpu:
-            seconds += self.shape.num_quantized / rates.NF4_WEIGHTS_PER_S
+            seconds += self.shape.num_quantized / of_format.weights_per_s
         vram = size + 2 * self._widest * 2
         ram = (
             self._base_ram
-            + rates.NF4_RAM_BYTES
+            + of_format.ram_bytes
             + (min(size, rates.SHARD_BYTES) if self.bench.is_gpu else size)
         )
         return self._on("quantize", seconds, ram, vram)
@@ -391,7 +391,7 @@ class _Work:
 
     def _proof(self) -> PhaseForecast:
         size, ram = self.made.final_bytes, self._base_ram
-        if self.method == "gguf":
+        if EXPORTS[self.method].runtime == "llama.cpp":
             words = min(rates.LLAMA_WORDS, self.shape.vocab)
             rate = rates.LLAMA_BYTES_PER_S * self.bench.num_cores
             step = (
@@ -403,7 +403,7 @@ class _Work:
             seconds = len(self.made.files) * tokens * step
             compared = self._logits_bytes(rates.COMPARE_BYTES)
             return self._on("proof", seconds, ram + compared + rates.LLAMA_RAM_BYTES, 0)
-        on_gpu = self.bench.is_gpu
+        on_gpu, of_format = self.bench.is_gpu, rates.FORMATS[self.method]
         seconds = (
             rates.PROVE_S
             + size / rates.READ_BYTES_PER_S
@@ -414,18 +414,16 @@ class _Work:
         tokens = self._answer_passes + rates.ANSWER_TOKENS + 1
         moved = size
         if on_gpu:
-            moved += rates.MADE_WEIGHT_BYTES[self.method] * self.shape.num_quantized
-        layer_s = rates.MADE_LAYER_S[self.method]
-        seconds += self._answer_s(moved, tokens, on_gpu=on_gpu, layer_s=layer_s)
-        vram = size + self._logits_bytes() + rates.UNPACK_BYTES[self.method] * self._widest
-        if on_gpu and self.method != "nf4":  # gptqmodel gives little back of what it took
+            moved += of_format.weight_bytes * self.shape.num_quantized
+        seconds += self._answer_s(moved, tokens, on_gpu=on_gpu, layer_s=of_format.layer_s)
+        vram = size + self._logits_bytes() + of_format.unpack_bytes * self._widest
+        if on_gpu and EXPORTS[self.method].calibrated:  # gptqmodel returns little of its memory
             ram = self._pack_ram() + (rates.AWQ_RAM_BYTES["gpu"] if self.method == "awq" else 0)
             if self.engine == "autoawq":  # which is still there when gptqmodel loads the result
                 ram += rates.PACK_RAM_BYTES["autoawq"]["gpu"] + self._kept_value_bytes()
             vram += rates.PACK_VRAM_BYTES
         else:
-            is_nf4 = self.method == "nf4"
-            ram += rates.NF4_RAM_BYTES if is_nf4 else rates.UNPACK_RAM_BYTES[self.engine]
+            ram += of_format.ram_bytes or rates.UNPACK_RAM_BYTES[self.engine]
             ram += self._logits_bytes(rates.COMPARE_BYTES) + (0 if on_gpu else self._loaded_bytes())
         return self._on("proof", seconds, ram, vram)
 
@@ -437,7 +435,7 @@ class _Work:
         """
         size, shape = self.made.final_bytes, self.shape
         wide = 2 * (shape.num_parameters - shape.num_quantized)
-        if self.method == "nf4":
+        if not EXPORTS[self.method].calibrated:
             return size + wide + 4 * shape.num_quantized
         wide += 4 * shape.num_quantized
         kept = self.made.merged_bytes if self.engine == "gptqmodel" else 0

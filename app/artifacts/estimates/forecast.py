@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.contract.formats import Engine
+from agents.contract.formats import EXPORTS, Engine
 from app.artifacts.estimates.texts import MOST_TEXTS, TextSizes
 from app.planning.model_shape import LayerShape, Linear, ModelShape
 from app.text import show_bytes
@@ -23,8 +23,6 @@ _BLOCK = 256
 """Weights of a row that a K block takes; other rows get the type that stands beside it."""
 _OTHERWISE = {"Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _GROUP = 128
-_NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-"""One 8-bit scale for 64 weights, and a 32-bit one for 256 of those (arXiv:2305.14314)."""
 _NF4_LAYER_BYTES = 1970
 """Code books and description of one linear layer, as measured on 28 of them."""
 _LOGIT_BYTES = 2
@@ -87,12 +85,13 @@ def forecast_artifact(
     logits = int(_LOGIT_BYTES * rows * (texts.mean_tokens - 1) * shape.vocab)
     if method == "merged":
         return ArtifactForecast(merged_bytes=merged, files=(("merged", merged),), temporary_bytes=0)
-    if method == "gguf":
+    row = EXPORTS[method]
+    if row.runtime == "llama.cpp":
         whole = _gguf_bytes(shape, "F16")
         hidden = 0 if "F16" in types or all(kind == "Q8_0" for kind in types) else whole
         files = tuple((kind, _gguf_bytes(shape, kind)) for kind in types)
         return ArtifactForecast(merged_bytes=merged, files=files, temporary_bytes=logits + hidden)
-    bits = {"nf4": _NF4_BITS, "awq": 4 + 20 / _GROUP}.get(method)
+    bits = row.bits_per_weight
     if bits is None:
         wide = float(types[0][0]) if types else 4.0
         bits = wide + (16 + wide) / _GROUP
@@ -102,7 +101,7 @@ def forecast_artifact(
     if method == "gptq":  # each input says its group
         size += sum(4 * one.num_inputs * n for layer, n in shape.kinds for one in layer.linears)
     packed = size - 2 * (shape.num_parameters - shape.num_quantized)
-    is_offloaded = method != "nf4" and engine == "gptqmodel"
+    is_offloaded = row.calibrated and engine == "gptqmodel"
     offloaded = _offload(shape, packed, texts) if is_offloaded else 0
     return ArtifactForecast(
         merged_bytes=merged, files=((method, size),), temporary_bytes=logits + offloaded
@@ -129,7 +128,7 @@ def count_judged_rows(method: str, merged_bytes: int, texts: TextSizes) -> int:
     >>> [count_judged_rows(method, 6 << 30, MOST_TEXTS) for method in ("gguf", "awq")]
     [2, 32]
     """
-    if method != "gguf":
+    if EXPORTS[method].runtime != "llama.cpp":
         return texts.held_out_rows
     most = min(_GGUF_ROWS, texts.held_out_rows)
     return max(_GGUF_FEWEST, min(most, _GGUF_ROWS * _GGUF_BYTES // max(1, merged_bytes)))

@@ -8,14 +8,16 @@ nothing else used. Where there are two, `cpu` and `gpu` are the device of the jo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 PROMPTS, ANSWER_TOKENS = 8, 32
 IMPORT_S = {"cpu": 3.4, "gpu": 11.0}
 """PyTorch as it is built for either, with Transformers: on a GPU's PC from 6 s, if its memory still
 holds what the disk has read, to 15."""
 CUDA_S = 2.0
 """To begin with a GPU."""
-PEFT_S, BITSANDBYTES_S, GPTQMODEL_S = 2.8, 1.0, 6.0
-"""The same, of what comes later."""
+PEFT_S, GPTQMODEL_S = 2.8, 6.0
+"""Seconds to import packages that come later."""
 CONVERT_S = {"cpu": 5.0, "gpu": 15.0}
 """For llama.cpp's converter to start."""
 PROVE_S = 2.5
@@ -28,16 +30,12 @@ MERGED_WEIGHTS_PER_S = 0.3e9
 """Of one core: float32 there and back."""
 LAYER_S = 0.0012
 """Of a decoder layer for one token on a GPU: starting its kernels."""
-MADE_LAYER_S = {"nf4": 0.0022, "gptq": 0.007, "awq": 0.007}
-"""The same of a result, whose weights are unpacked."""
-MADE_WEIGHT_BYTES = {"nf4": 0, "gptq": 120, "awq": 120}
-"""That the memory of a GPU moves for each weight of it: PyTorch's own operations unpack it."""
 KEEP_VALUES_PER_S = 45e6
 """Log-probabilities that become half precision, or are compared, on the processor."""
 ROUNDED_WEIGHTS_PER_S = {"cpu": 0.1e9, "gpu": 20e9}
 """Of one core, or of a GPU."""
-NF4_WEIGHTS_PER_S, UNPACKED_WEIGHTS_PER_S = 70e6, 60e6
-"""Of a processor: into NF4, and of 4 bits into what its kernel computes with."""
+UNPACKED_WEIGHTS_PER_S = 60e6
+"""Weights of 4 bits that a processor unpacks for its kernel in a second."""
 GRID, CLIPS, CLIP_TOKENS = 26, 11, 512
 """AWQ tries 20 scales for each group of layers, by products of all that the group feeds
 (arXiv:2306.00978), and ten clippings of each on 512 tokens."""
@@ -96,14 +94,10 @@ SHARD_BYTES = 5_000_000_000
 """Of one file of a model; those of a result come from the GPU to be written."""
 PACK_VRAM_BYTES = 130_000_000
 """That gptqmodel takes of a GPU beside the layer and what goes through it."""
-UNPACK_BYTES = {"nf4": 4, "awq": 24, "gptq": 24}
-"""Of one weight of a matrix, while a GPU unpacks it."""
 AWQ_RAM_BYTES = {"cpu": 0, "gpu": 620_000_000}
 """Of its search, however little the text."""
 UNPACK_RAM_BYTES = {"gptqmodel": 390_000_000, "autoawq": 100_000_000}
 """To load the result in the process that made it."""
-NF4_RAM_BYTES = 75_000_000
-"""bitsandbytes."""
 LLAMA_RAM_BYTES = 55_000_000
 """llama.cpp, which maps the file."""
 PREDICT_BYTES, COMPARE_BYTES = 12, 36
@@ -114,3 +108,36 @@ STREAM_SPARE_BYTES, LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
 """The same: left of a GPU to which weights come for each pass, and what has to stay there."""
 STREAMED_BYTES_PER_S = 6e9
 """From ordinary memory of the PC to a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatRates:
+    """What a result that Transformers loads takes; the last four only while it is made by loading.
+
+    Formats that are made by loading, such as NF4, are quantized by Transformers itself, weight by
+    weight; those of gptqmodel have formulas of their own in `cost`.
+    """
+
+    layer_s: float
+    """Seconds that one decoder layer takes for one token on a GPU, besides moving weights."""
+    weight_bytes: int
+    """Bytes that the memory of a GPU moves to unpack one weight."""
+    unpack_bytes: int
+    """Bytes of GPU memory for one weight of a matrix while it is unpacked."""
+    import_s: float = 0.0
+    """Seconds to import the package that quantizes."""
+    weights_per_s: float = 0.0
+    """Weights that a CPU quantizes in a second."""
+    ram_bytes: int = 0
+    """Memory of the package that quantizes, in bytes."""
+
+
+FORMATS = {
+    "nf4": FormatRates(
+        layer_s=0.0022, weight_bytes=0, unpack_bytes=4, import_s=1.0, weights_per_s=70e6,
+        ram_bytes=75_000_000,
+    ),
+    # PyTorch's own operations unpack the results of gptqmodel, several of them for each weight.
+    "awq": FormatRates(layer_s=0.007, weight_bytes=120, unpack_bytes=24),
+    "gptq": FormatRates(layer_s=0.007, weight_bytes=120, unpack_bytes=24),
+}  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from agents.contract.artifacts import MakeJob, MergeJob, Origin, PackagesBuild, TextSource
-from agents.contract.formats import ENGINES, METHODS, Engine, Method
+from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
 from app.artifacts.estimates.forecast import describe_forecast
 from app.artifacts.estimates.learning import maker_of
 from app.artifacts.estimates.plan import ExportPlan, describe_place
@@ -39,8 +39,6 @@ from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
 
-_LOCKS = {"gguf": "gguf", "awq": "gptqmodel", "gptq": "gptqmodel"}
-"""Method -> the lock of the packages that it needs beside the training environment."""
 Progress = Callable[[str], None]
 
 
@@ -216,9 +214,10 @@ async def bring_packages(
     agent: NodeAgent, python: str, to: str, tell: Progress, engine: Engine = "gptqmodel"
 ) -> str | None:
     """Return the folder on the node with what a method needs; None: the environment has it all."""
-    if to not in _LOCKS:
+    name = EXPORTS[to].lock
+    if name is None:
         return None
-    lock = read_lock("autoawq" if engine == "autoawq" else _LOCKS[to])
+    lock = read_lock("autoawq" if engine == "autoawq" else name)
     report = await agent.build_packages(
         PackagesBuild(
             python=python,

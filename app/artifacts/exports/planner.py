@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from agents.contract.formats import CONVERTED_TYPES, METHODS, choose_group
+from agents.contract.formats import EXPORTS, METHODS, choose_group
 from agents.contract.node import NodeFacts
 from app.artifact import ArtifactSnapshot
 from app.artifacts.estimates.cost import Bench, PhaseForecast, forecast_phases
@@ -126,7 +126,7 @@ def _peak(phases: Sequence[Mapping[str, Any]], name: str) -> int:
 
 def _find_refusal(services: Services, model: str, to: str) -> str:
     """Return why a format is not made of a model, as far as its sizes are known; empty: it is."""
-    found = services.configs.find_here(model) if to in ("awq", "gptq") else None
+    found = services.configs.find_here(model) if EXPORTS[to].calibrated else None
     if found is None or "model_type" not in found.config:
         return ""
     try:
@@ -193,10 +193,12 @@ async def _look(
         python_of(node, facts)
     except UserError as error:
         problem = problem or error.message
-    is_built = to == "gguf" and not set(types) <= set(CONVERTED_TYPES)
+    row, chosen = EXPORTS[to], choose_export_device(facts)
+    is_built = row.converted_types and not set(types) <= set(row.converted_types)
     if not problem and is_built and facts.compiler is None:
         problem = "has no C++ compiler, which the K types need"
-    chosen = choose_export_device(facts)
+    if not problem and row.needs_gpu and chosen.gpu is None:
+        problem = f"has no free GPU, which {row.name} needs"
     return ExportNode(
         node=node,
         bench=_bench(services, node, replace(facts, gpus=(chosen.gpu,) if chosen.gpu else ())),

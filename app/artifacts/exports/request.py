@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agents.contract.formats import ENGINES, FORMATS, TYPES, USUAL_TYPES, Engine
+from agents.contract.formats import ENGINES, EXPORTS, FORMATS, Engine
 from app.errors import UsageError
-
-CALIBRATED = ("awq", "gptq")
-"""Formats whose rounding is fitted to data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +35,10 @@ def check_request(request: ExportRequest) -> ExportRequest:
         UsageError: there is no such format or type, or an option does not apply to the format.
     """
     types = choose_types(request.to, request.types)
-    if request.engine != ENGINES[0] and request.to != "awq":
-        raise UsageError(f"{request.engine} makes awq, not {request.to}", "Leave --engine out.")
-    if request.calibration is not None and request.to not in CALIBRATED:
+    row = EXPORTS[request.to]
+    if request.engine not in row.engines:
+        raise UsageError(f"{request.engine} does not make {row.name}", "Leave --engine out.")
+    if request.calibration is not None and not row.calibrated:
         raise UsageError(f"{request.to} is not calibrated", "Leave --calibration out.")
     return replace(request, types=types)
 
@@ -53,13 +51,13 @@ def choose_types(to: str, types: Sequence[str]) -> tuple[str, ...]:
     """
     if to not in FORMATS:
         raise UsageError(f"{to} is no export format", f"Use one of {', '.join(FORMATS)}.")
-    offered = TYPES.get(to, ())
-    known = {kind.lower(): kind for kind in offered}
+    row = EXPORTS[to]
+    known = {kind.lower(): kind for kind in row.types}
     unknown = [kind for kind in types if kind.lower() not in known]
     if unknown:
-        hint = f"Use one of {', '.join(offered)}." if offered else "Leave --type out."
+        hint = f"Use one of {', '.join(row.types)}." if row.types else "Leave --type out."
         raise UsageError(f"{to} has no type {unknown[0]}", hint)
     chosen = tuple(dict.fromkeys(known[kind.lower()] for kind in types))
-    if to == "gptq" and len(chosen) > 1:
-        raise UsageError("gptq makes one type at a time", "Export twice, to two folders.")
-    return chosen or USUAL_TYPES.get(to, ())
+    if len(chosen) > 1 and not row.joins_types:
+        raise UsageError(f"{to} makes one type at a time", "Export twice, to two folders.")
+    return chosen or row.usual_types

@@ -15,8 +15,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from agents.contract.formats import Engine
-from app.flows.export import FORMATS, offer_targets
+from agents.contract.formats import EXPORTS, Engine
+from app.flows.export import offer_targets
 from app.gui.export.export_maker import MakerChoice
 from app.gui.kit.primitives import make_label
 
@@ -36,14 +36,14 @@ class FormatsPage(QWidget):
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 8, 0)
         column.setSpacing(4)
-        for one in FORMATS:
+        for one in EXPORTS.values():
             column.addWidget(make_label(one.label, "subheading"))
-            column.addWidget(make_label(one.help, "caption", wraps=True))
-            column.addLayout(self._make_grid(one.key))
-            if one.key == "awq":
+            column.addWidget(make_label(one.summary, "caption", wraps=True))
+            column.addLayout(self._make_grid(one.name))
+            if len(one.engines) > 1:
                 column.addWidget(self.maker)
                 self.maker.hide()
-                self.boxes["awq"].toggled.connect(self.maker.setVisible)
+                self.boxes[one.name].toggled.connect(self.maker.setVisible)
             column.addSpacing(12)
         column.addStretch(1)
         scroll = QScrollArea()

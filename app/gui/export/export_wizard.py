@@ -17,21 +17,22 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from agents.contract.formats import EXPORTS
 from app.artifacts.exports.request import ExportRequest
 from app.core.api import CoreApi
 from app.errors import RacklessError, describe_error
 from app.events import CheckpointSnapshot, RunSnapshot
 from app.flows.export import (
-    FORMATS,
     NO_CHECKPOINT,
     STEPS,
     ExportAnswers,
     Step,
     describe_target,
     find_problems,
+    group_targets,
     next_step,
     offer_targets,
-    split_target,
+    split_targets,
     suggest_folder,
 )
 from app.gui.export.export_calibration import CalibrationPage
@@ -299,10 +300,7 @@ class ExportWizard(QDialog):
 
 async def foretell(core: CoreApi, report: Report, run_id: str) -> None:
     """Foretell each format by itself; GGUF's types together, since only sizes are shown."""
-    for one in FORMATS:
-        targets = [target for target, _ in offer_targets(one.key)]
-        groups = [targets] if one.key == "gguf" else [[target] for target in targets]
-        for group in groups:
-            types = tuple(kind for target in group for kind in split_target(target)[1])
-            request = ExportRequest(run_id=run_id, to=one.key, types=types)
+    for to in EXPORTS:
+        for group in group_targets(to, [target for target, _ in offer_targets(to)]):
+            request = ExportRequest(run_id=run_id, to=to, types=split_targets(group)[1])
             report((group, await core.artifacts.plan_export(request)))

@@ -31,6 +31,7 @@ from agents.program import command
 from agents.quantizers.formats import autoawq, calibrated
 from agents.quantizers.formats.by_gptqmodel import Gptqmodel
 from agents.quantizers.formats.calibrated import choose_group
+from agents.quantizers.formats.registry import WriteRequest
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.job.texts import read_texts, split_blocks
 from agents.state import Home
@@ -186,9 +187,16 @@ def test_awq_gets_all_texts_in_blocks_of_one_length_and_gptq_the_rows(
     monkeypatch.setattr(Gptqmodel, "do", lambda self: got.extend(self.rows))
     progress = JobProgress(io.StringIO(), time.monotonic)
     (tmp_path / "made").mkdir()
-    calibrated.quantize(
-        job_for(learned, method, *types), learned, tmp_path / "made", rows, None, progress
+    request = WriteRequest(
+        job=job_for(learned, method, *types),
+        model=learned,
+        folder=tmp_path / "made",
+        calibration=rows,
+        tokenizer=None,
+        tools=tmp_path,
+        progress=progress,
     )
+    calibrated.write(request)
     if method == "gptq":
         assert got == rows
     else:
@@ -212,7 +220,7 @@ def test_sizes_that_cannot_be_divided_are_named(learned, tmp_path):
 
 def test_a_model_that_is_built_otherwise_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 256}))
-    with pytest.raises(ExpectedError, match=r"awq is not made of this kind of model \(gpt2\)"):
+    with pytest.raises(ExpectedError, match=r"awq does not support this kind of model \(gpt2\)"):
         choose_group(tmp_path, "awq")
 
 
@@ -238,7 +246,7 @@ def test_a_search_for_scales_leaves_the_weights_as_they_were():
 
 
 def test_only_awq_has_a_second_engine():
-    with pytest.raises(ValueError, match="makes awq and not gptq"):
+    with pytest.raises(ValueError, match="does not make gptq"):
         job_for(Path("m"), "gptq", "4-bit", engine="autoawq")
 
 
