@@ -24,9 +24,9 @@ from app.gui.session.preferences import preferences_of
 from app.gui.shell.crash_dialog import CrashHook
 from app.gui.shell.demo_process import run_demo_apart
 from app.gui.shell.main_window import MainWindow
-from app.gui.shell.one_instance import OneInstance
 from app.gui.shell.selfcheck import check_reference_counts
 from app.gui.shell.shell import DemoRunner
+from app.gui.shell.single_instance import SingleInstance
 from app.gui.shell.window_state import read_window_state, write_window_state
 from app.paths import Paths
 from app.settings import Settings
@@ -60,7 +60,7 @@ def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool
     """
     check_reference_counts()
     application = make_application()
-    instance = OneInstance(home)
+    instance = SingleInstance(home)
     if not instance.is_first and instance.show_first():
         return 0
     theme = Theme(application)

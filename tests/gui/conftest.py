@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.gui.application import make_application
 from app.gui.kit.theme import Theme
-from app.gui.session.garbage import GarbageCollection, collect_if_due
+from app.gui.session.garbage_collector import MainThreadCollector, collect_if_due
 from tests.fakes.core import FakeCore, busy_core
 from tests.gui.stage import Stage
 
@@ -26,9 +26,9 @@ def application() -> QApplication:
 
 
 @pytest.fixture(autouse=True)
-def garbage(application: QApplication) -> Iterator[GarbageCollection]:
+def garbage(application: QApplication) -> Iterator[MainThreadCollector]:
     """Let garbage be collected as in the app, and give the collector back after the test."""
-    collection = GarbageCollection()
+    collection = MainThreadCollector()
     yield collection
     collect_if_due()
     collection.end()

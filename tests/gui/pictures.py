@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 from agents.contract.spec import DataSpec, RunSpec
 from app.events import Certificate
 from app.gui.application import make_application
-from app.gui.kit.fold import Fold
+from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import FakeCore, busy_core, make_node, make_steps, publish_history
@@ -336,7 +336,7 @@ def _chat(stage: Stage) -> QWidget:
 
 def _chat_settings(stage: Stage) -> QWidget:
     dialog = _chat(stage)
-    fold = next(one for one in dialog.findChildren(Fold) if one.body is dialog.how)  # type: ignore[attr-defined]
+    fold = next(one for one in dialog.findChildren(CollapsibleSection) if one.body is dialog.how)  # type: ignore[attr-defined]
     fold.open()
     stage.settle(0.2)
     return dialog

@@ -166,7 +166,7 @@ def test_a_flood_never_holds_the_qt_thread_and_loses_no_event(application):
     core = busy_core()
     bridge = Bridge(core.open)
     events, samples, gaps = [], [], []
-    bridge.happened.connect(lambda event: (events.append(event), time.sleep(0.0001)))
+    bridge.event_arrived.connect(lambda event: (events.append(event), time.sleep(0.0001)))
     bridge.sampled.connect(samples.extend)
     opened = []
     bridge.opened.connect(lambda nodes, runs: opened.append((nodes, runs)))

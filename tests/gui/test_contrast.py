@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PySide6.QtGui import QImage
 
-from app.gui.charts.line import COLORS, PATTERNS, choose_look
+from app.gui.charts.line import COLORS, PATTERNS, choose_style
 from app.gui.kit.theme import RESOURCES, read_palette
 from app.gui.new_run.memory_bar import COLORS as MEMORY_COLORS
 from app.gui.tables.view import MARK_PX, SPLIT_COLORS
@@ -97,7 +97,7 @@ def test_contrast_is_that_of_the_standard():
 
 
 def test_curves_differ_by_their_dashes_too():
-    looks = [choose_look(place) for place in range(16)]
+    looks = [choose_style(place) for place in range(16)]
     assert len(set(looks)) == 16
     assert len({pattern for _, pattern in looks[:4]}) == len(PATTERNS)
 

@@ -14,7 +14,7 @@ from PySide6.QtCore import QRectF
 from PySide6.QtGui import QFontMetricsF
 from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
 
-from app.gui.kit.flow import FlowRow
+from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import make_label
 from app.gui.kit.theme import Theme
 from app.gui.overview.card import _CAPTIONS, MIN_WIDTH_PX, DeviceCard
@@ -73,7 +73,7 @@ def test_the_words_of_a_card_keep_clear_of_each_other(busy, theme, monkeypatch, 
 def make_row(width, *, lead):
     box = QWidget()
     title = make_label("Title", "title") if lead else None
-    row = FlowRow(lead=title)
+    row = FlowLayout(lead=title)
     buttons = [QPushButton(f"Button number {number}") for number in range(4)]
     for button in buttons:
         row.addWidget(button)

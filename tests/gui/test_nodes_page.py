@@ -8,7 +8,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
-from app.gui.kit.ask import QuestionDialog
+from app.gui.kit.confirm import ConfirmDialog
 from app.gui.nodes.add_node_dialog import AddNodeDialog
 from tests.fakes.core import FINGERPRINT, make_node
 from tests.gui.test_overview import press
@@ -24,7 +24,7 @@ def answer_question(stage, name):
     from PySide6.QtCore import QTimer
 
     def answer():
-        question = open_dialog(QuestionDialog)
+        question = open_dialog(ConfirmDialog)
         assert question is not None
         press(question, name)
 

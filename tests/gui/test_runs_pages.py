@@ -16,7 +16,7 @@ from app.errors import UsageError, UserError
 from app.events import Certificate, EvaluationRecord, RunEvent
 from app.flows.new_run_advanced import ADVANCED
 from app.flows.new_run_answers import RunAnswers, to_spec
-from app.gui.charts.axis import choose_ticks, write_tick
+from app.gui.charts.axis import choose_ticks, format_tick
 from app.gui.charts.curves import Curves
 from app.gui.charts.limits import Limits
 from app.gui.charts.plot import Plot
@@ -401,7 +401,7 @@ def test_where_there_is_no_checkpoint_none_is_called_whole(busy, page, monkeypat
     [(2e-6, 1e-6, "2e-6"), (0.0, 1e-6, "0"), (5e-4, 1e-4, "0.0005"), (1e36, 5e35, "1e36")],
 )
 def test_figures_of_an_axis_fit_beside_it_and_differ(value, step, text):
-    assert write_tick(value, step) == text
+    assert format_tick(value, step) == text
     assert choose_ticks(Limits(0.0, 5e-7), 3) == [0.0, 2e-7, 4e-7]
     assert choose_ticks(Limits(-1.7e308, 1.7e308), 3) == []
 

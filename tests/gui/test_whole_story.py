@@ -20,7 +20,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QCheckBox, QDialog
 
 from app.gui.export.export_wizard import ExportWizard
-from app.gui.kit.ask import QuestionDialog
+from app.gui.kit.confirm import ConfirmDialog
 from app.gui.kit.theme import Theme
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.gui.nodes.add_node_dialog import AddNodeDialog
@@ -174,7 +174,7 @@ def watch_it(stage: RealStage, run_id: str) -> None:
 
 
 def stop_it(stage: RealStage, run_id: str) -> None:
-    stage.answer(QuestionDialog, "Stop run")
+    stage.answer(ConfirmDialog, "Stop run")
     stage.press(stage.window.run_page().head, "Stop")
     stage.until(lambda: stage.cluster.runs[run_id].state == "stopped", "the run has stopped")
     assert (stage.cluster.runs[run_id].step or 0) < NUM_STEPS
@@ -238,7 +238,7 @@ def delete_it(site: Site, stage: RealStage, run_id: str) -> None:
     stage.key(Qt.Key.Key_3, Qt.KeyboardModifier.ControlModifier)
     assert window.stack.currentWidget() is window.runs
     window.runs.table.select(run_id)
-    stage.answer(QuestionDialog, "Delete permanently")
+    stage.answer(ConfirmDialog, "Delete permanently")
     stage.press(window.runs, "Delete")
     stage.until(lambda: run_id not in stage.cluster.runs, "the run is gone")
     assert window.runs.model.rows() == []

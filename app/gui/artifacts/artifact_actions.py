@@ -14,9 +14,10 @@ from app.conversation import Subject
 from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
 from app.gui.artifacts.push_dialog import PushDialog
 from app.gui.chat.chat_dialog import open_chat
-from app.gui.kit.ask import ask
-from app.gui.kit.banner import Banner, copy_text
-from app.gui.session.banner_work import run_in_banner
+from app.gui.kit.banner import Banner
+from app.gui.kit.confirm import confirm
+from app.gui.kit.primitives import copy_to_clipboard
+from app.gui.session.banner_task import run_in_banner
 from app.gui.session.context import Context
 from app.presentation.result_text import describe_copy
 from app.telemetry.state import Tone
@@ -109,7 +110,7 @@ class ArtifactActions:
         warning = tell_last(artifact, place)
         what = artifact.label if copy is None else f"the copy in {copy.place}"
         text = " ".join(filter(None, (warning, "This cannot be undone.")))
-        if not ask(
+        if not confirm(
             self._parent,
             self._context.theme,
             f"Delete {what}?",
@@ -148,7 +149,7 @@ class ArtifactActions:
 
     def take_command(self, artifact: ArtifactSnapshot, command: ServeCommand) -> None:
         """Put a command on the clipboard, and write the Modelfile that it names."""
-        copy_text(command.command)
+        copy_to_clipboard(command.command)
         self._context.bridge.run(
             lambda core, report: core.artifacts.write_modelfile(artifact.label, command),
             success=lambda path: self._banner.show_message(

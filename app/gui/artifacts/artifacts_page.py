@@ -21,10 +21,10 @@ from app.errors import RacklessError
 from app.gui.artifacts.artifact_actions import ArtifactActions
 from app.gui.artifacts.artifact_details import ArtifactDetails
 from app.gui.artifacts.serving_pane import ServingPane
-from app.gui.kit.banner import Banner, page_margins
+from app.gui.kit.banner import Banner
 from app.gui.kit.empty import EmptyState
-from app.gui.kit.flow import FlowRow
-from app.gui.kit.primitives import Button, IconButton, make_label, plain_action
+from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.primitives import Button, IconButton, escape_mnemonic, make_label, set_page_margins
 from app.gui.runs.run_actions import RunActions, can_export
 from app.gui.session.context import Context
 from app.gui.tables.artifact_columns import artifact_columns
@@ -65,7 +65,7 @@ class ArtifactsPage(QWidget):
         self._stack.addWidget(self._make_empty())
         self._stack.addWidget(self._make_split())
         column = QVBoxLayout(self)
-        page_margins(column, self)
+        set_page_margins(column, self)
         column.addLayout(self._make_head())
         column.addWidget(self.banner)
         column.addWidget(self._stack, 1)
@@ -84,7 +84,7 @@ class ArtifactsPage(QWidget):
 
     # ------------------------------------------------------------ layout
 
-    def _make_head(self) -> FlowRow:
+    def _make_head(self) -> FlowLayout:
         tip = "Add an artifact folder that was made elsewhere or moved"
         lead = QWidget()
         row = QHBoxLayout(lead)
@@ -93,7 +93,7 @@ class ArtifactsPage(QWidget):
         row.addWidget(make_label("Artifacts", "title"))
         row.addWidget(IconButton(self._context.theme, "add", tip, self.deeds.add))
         row.addStretch(1)
-        head = FlowRow(lead=lead)
+        head = FlowLayout(lead=lead)
         for button in self.buttons.values():
             head.addWidget(button)
         head.addWidget(self.export)
@@ -211,7 +211,7 @@ class ArtifactsPage(QWidget):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for run in runs[:MOST_RUNS]:
-            menu.addAction(plain_action(run.name), partial(self._runs.export, run))
+            menu.addAction(escape_mnemonic(run.name), partial(self._runs.export, run))
         menu.popup(self.export.mapToGlobal(self.export.rect().bottomLeft()))
 
     def _open_folder(self, artifact: ArtifactSnapshot) -> None:

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 
 from app.artifact import ArtifactSnapshot
 from app.flows.export import place_folder
-from app.gui.kit.primitives import Button, make_foot, make_label
+from app.gui.kit.primitives import Button, make_dialog_buttons, make_label
 from app.gui.kit.theme import Theme
 from app.text import show_bytes
 
@@ -81,7 +81,7 @@ class CopyArtifactDialog(QDialog):
                 row.addWidget(part)
             column.addLayout(row)
         column.addSpacing(4)
-        column.addLayout(make_foot(theme, self, self.start))
+        column.addLayout(make_dialog_buttons(theme, self, self.start))
 
     def _choose(self) -> None:
         chosen, _ = QFileDialog.getSaveFileName(self, "Folder for the copy", self.folder.text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QCheckBox, QDialog, QLineEdit, QVBoxLayout, QWidget
 
 from app.artifact import ArtifactSnapshot
-from app.gui.kit.primitives import Button, make_foot, make_label
+from app.gui.kit.primitives import Button, make_dialog_buttons, make_label
 from app.gui.kit.theme import Theme
 from app.hub.hub import is_hub_id
 from app.text import show_bytes
@@ -43,7 +43,7 @@ class PushDialog(QDialog):
         label = make_label(words, "muted", wraps=True)
         column.addWidget(label)
         column.addSpacing(8)
-        column.addLayout(make_foot(theme, self, self.start))
+        column.addLayout(make_dialog_buttons(theme, self, self.start))
         self.hub_id.textChanged.connect(self._review)
         self._review()
 

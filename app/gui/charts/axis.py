@@ -25,7 +25,7 @@ def choose_ticks(limits: Limits, num_wanted: int) -> list[float]:
     return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 
-def write_tick(value: float, step: float) -> str:
+def format_tick(value: float, step: float) -> str:
     """Return a tick's text with as many digits as the distance between ticks needs.
 
     >>> write_tick(1.5, 0.5), write_tick(2000.0, 500.0), write_tick(25000.0, 5000.0)

@@ -19,9 +19,8 @@ from PySide6.QtWidgets import (
 
 from app.gui.charts.limits import Limits
 from app.gui.charts.line import LineSeries
-from app.gui.charts.table import write_table
-from app.gui.kit.banner import copy_text
-from app.gui.kit.primitives import Button, make_label
+from app.gui.charts.table import format_table
+from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
 from app.gui.kit.theme import Theme
 from app.gui.tables.rows_model import Index
 from app.gui.tables.view import ROW_HEIGHT_PX, CellDelegate
@@ -109,7 +108,7 @@ class FiguresDialog(QDialog):
             Button(
                 theme,
                 "Copy as text",
-                lambda: copy_text(write_table(lines, view)),
+                lambda: copy_to_clipboard(format_table(lines, view)),
                 icon="copy",
                 tip="Copy every figure, in columns that a spreadsheet takes",
             )

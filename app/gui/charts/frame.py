@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPen
 
-from app.gui.charts.axis import choose_ticks, write_tick
+from app.gui.charts.axis import choose_ticks, format_tick
 from app.gui.charts.curves import Mark
 from app.gui.charts.limits import Limits
 from app.gui.charts.line import LineSeries
@@ -100,11 +100,11 @@ def paint_axes(painter: QPainter, theme: Theme, frame: Frame, width: float) -> N
         painter.setPen(QPen(colors.color("chart_grid"), 1))
         painter.drawLine(QPointF(area.left(), y), QPointF(area.right(), y))
         painter.setPen(colors.color("muted"))
-        painter.drawText(QRectF(0, y - 9, LEFT_PX - 8, 18), int(_RIGHT), write_tick(value, step))
+        painter.drawText(QRectF(0, y - 9, LEFT_PX - 8, 18), int(_RIGHT), format_tick(value, step))
     columns = choose_ticks(frame.view, max(2, int(area.width() // 90)))
     step = columns[1] - columns[0] if len(columns) > 1 else 1.0
     for value in columns:
-        text = write_tick(value, step)
+        text = format_tick(value, step)
         wide = QFontMetricsF(painter.font()).horizontalAdvance(text) + 4
         left = min(max(frame.x_of(value) - wide / 2, area.left() - 8), width - wide - 2)
         label = QRectF(left, area.bottom() + 5, wide, 16)

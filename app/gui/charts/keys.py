@@ -19,11 +19,11 @@ class Readable(Protocol):
 
     def visible(self) -> Limits: ...
     def show_range(self, view: Limits | None) -> None: ...
-    def read_on(self, direction: int) -> None: ...
+    def step_readout(self, direction: int) -> None: ...
     def show_table(self) -> None: ...
 
 
-def take_key(plot: Readable, event: QKeyEvent) -> bool:
+def handle_key(plot: Readable, event: QKeyEvent) -> bool:
     """Do what the key means; False: nothing."""
     key, view = Qt.Key(event.key()), plot.visible()
     middle = (view.low + view.high) / 2
@@ -32,7 +32,7 @@ def take_key(plot: Readable, event: QKeyEvent) -> bool:
         if event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
             plot.show_range(view.moved(direction * view.span * 0.1))
         else:
-            plot.read_on(direction)
+            plot.step_readout(direction)
     elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
         plot.show_range(view.zoomed(0.8, middle))
     elif key == Qt.Key.Key_Minus:

@@ -27,6 +27,6 @@ class LineSeries:
     curves: Curves = field(default_factory=Curves)
 
 
-def choose_look(place: int) -> tuple[str, Qt.PenStyle]:
+def choose_style(place: int) -> tuple[str, Qt.PenStyle]:
     """Return colour and dashes of the `place`-th of several lines: no two of 16 are alike."""
     return COLORS[place % len(COLORS)], PATTERNS[(place + place // len(COLORS)) % len(PATTERNS)]

@@ -33,26 +33,26 @@ from app.gui.charts.frame import (
     paint_readout,
     paint_title,
 )
-from app.gui.charts.keys import take_key
+from app.gui.charts.keys import handle_key
 from app.gui.charts.limits import Limits, fit_values
 from app.gui.charts.line import LineSeries
-from app.gui.charts.reading import next_step, read_lines, speak
+from app.gui.charts.reading import describe_readings, next_step, read_lines
 from app.gui.charts.sparkline import make_polygon
-from app.gui.charts.table import write_table
+from app.gui.charts.table import format_table
 from app.gui.kit.theme import Theme
 from app.telemetry.history import finite_parts
 
 FINE_POINTS = 1500
 """Up to so many points a line may be wider than one pixel of the screen."""
-LEAST_HEIGHT_PX = 110
-LEAST_SPAN = 4.0
+MIN_HEIGHT_PX = 110
+MIN_SPAN = 4.0
 """Steps that stay visible at the deepest zoom."""
 
 
 class Plot(QWidget):
     """One quantity over the steps of a run, one curve per attempt; or of several things."""
 
-    viewed = Signal(object)
+    view_changed = Signal(object)
     """Other steps are in view: their Limits, or None for all."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Plot(QWidget):
         self._view: Limits | None = None
         self._hover: float | None = None
         self._drag: tuple[float, Limits] | None = None
-        self.setMinimumHeight(LEAST_HEIGHT_PX)
+        self.setMinimumHeight(MIN_HEIGHT_PX)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
@@ -133,11 +133,11 @@ class Plot(QWidget):
     def show_range(self, view: Limits | None) -> None:
         """Show these steps; None: all, and what is to come."""
         whole, before = self.whole(), self._view
-        self._view = view.inside(whole, LEAST_SPAN) if view is not None else None
+        self._view = view.inside(whole, MIN_SPAN) if view is not None else None
         if self._view is not None and self._view.span >= whole.span * 0.999:
             self._view = None
         if self._view != before:
-            self.viewed.emit(self._view)
+            self.view_changed.emit(self._view)
             self.update()
 
     # ------------------------------------------------------------ painting
@@ -206,7 +206,7 @@ class Plot(QWidget):
 
     def copy_figures(self) -> None:
         """Put every point in view on the clipboard, as columns divided by tabs."""
-        QApplication.clipboard().setText(write_table(self.lines, self.visible()))
+        QApplication.clipboard().setText(format_table(self.lines, self.visible()))
 
     def show_table(self) -> None:
         """Open the figures in view as a table."""
@@ -268,10 +268,10 @@ class Plot(QWidget):
         self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if not take_key(self, event):
+        if not handle_key(self, event):
             super().keyPressEvent(event)
 
-    def read_on(self, direction: int) -> None:
+    def step_readout(self, direction: int) -> None:
         """Read the next point to the right (1) or left (-1), at least a pixel away; say it."""
         view = self.visible()
         gap = view.span / area_of(self.width(), self.height()).width() * direction
@@ -284,7 +284,9 @@ class Plot(QWidget):
         if not view.low <= found <= view.high:
             self.show_range(view.moved(found - (view.high if direction > 0 else view.low)))
         self._hover = found
-        self.setAccessibleDescription(speak(read_lines(self.lines, found, self._write)[1]))
+        self.setAccessibleDescription(
+            describe_readings(read_lines(self.lines, found, self._write)[1])
+        )
         self.update()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:

@@ -43,7 +43,7 @@ def read_lines(
     return at, readings
 
 
-def speak(readings: Sequence[ChartReading]) -> str:
+def describe_readings(readings: Sequence[ChartReading]) -> str:
     """Return the readings as one sentence for a screen reader."""
     return "; ".join(", ".join(one.text.split("   ")) for one in readings).replace(DASH, "unknown")
 

@@ -10,7 +10,7 @@ from app.gui.charts.limits import Limits
 from app.gui.charts.line import LineSeries
 
 
-def write_table(lines: Sequence[LineSeries], view: Limits) -> str:
+def format_table(lines: Sequence[LineSeries], view: Limits) -> str:
     """Return every point in view; several lines have a column with their names."""
     names = len(lines) > 1
     head = [

@@ -32,7 +32,7 @@ from app.gui.chat.answer_settings import AnswerSettings
 from app.gui.chat.chat_column import Answers, ChatColumn
 from app.gui.chat.prompt_pane import PromptPane
 from app.gui.kit.banner import Banner
-from app.gui.kit.fold import Fold
+from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.primitives import Button, make_label
 from app.gui.session.bridge import Report
 from app.gui.session.context import Context
@@ -155,9 +155,9 @@ class ChatDialog(QDialog):
         column.addLayout(self._row, 1)
         column.addLayout(asks)
         theme = self._context.theme
-        how = Fold(theme, "Generation settings", self.how)
-        how.tell("By default: the most likely token each time, up to 256 tokens.")
-        self.fold = Fold(theme, "Test prompts", self.prompts)
+        how = CollapsibleSection(theme, "Generation settings", self.how)
+        how.set_note("By default: the most likely token each time, up to 256 tokens.")
+        self.fold = CollapsibleSection(theme, "Test prompts", self.prompts)
         column.addWidget(how)
         column.addWidget(self.fold)
 

@@ -23,7 +23,7 @@ from app.errors import RacklessError, describe_error
 from app.flows.export import ExportAnswers, PlaceRow, join_places, list_jobs
 from app.gui.export.export_calibration import WAIT_MS
 from app.gui.forms.answer_field import TICK_INDENT_PX
-from app.gui.kit.primitives import Button, make_label, make_scroll
+from app.gui.kit.primitives import Button, make_label, make_scroll_area
 from app.gui.session.bridge import Op, Report
 from app.gui.session.context import Context
 
@@ -67,7 +67,7 @@ class PlacesPage(QWidget):
         rows.setContentsMargins(0, 0, 8, 0)
         rows.addLayout(self._rows)
         rows.addStretch(1)
-        column.addWidget(make_scroll(body), 1)
+        column.addWidget(make_scroll_area(body), 1)
         column.addWidget(make_label("Output folder on this PC", "subheading"))
         row = QHBoxLayout()
         row.setSpacing(8)

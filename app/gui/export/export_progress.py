@@ -6,8 +6,14 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.flows.export import PHASES, ExportJob
-from app.gui.kit.banner import copy_text
-from app.gui.kit.primitives import Button, ElidedLabel, make_label, make_panel, make_selectable
+from app.gui.kit.primitives import (
+    Button,
+    ElidedLabel,
+    copy_to_clipboard,
+    make_label,
+    make_panel,
+    make_selectable,
+)
 from app.gui.kit.status import StatusPill
 from app.gui.kit.theme import Theme
 from app.gui.session.export_board import ExportBatch, ExportProgress
@@ -44,7 +50,7 @@ class ProgressRow(QWidget):
         deeds = QHBoxLayout(self._deeds)
         deeds.setContentsMargins(0, 0, 0, 0)
         deeds.setSpacing(8)
-        copy = Button(theme, "Copy path", lambda: copy_text(self._folder), icon="copy")
+        copy = Button(theme, "Copy path", lambda: copy_to_clipboard(self._folder), icon="copy")
         chat = Button(theme, "Chat", lambda: self.chat_wanted.emit(self._folder), icon="chat")
         for button in (copy, chat):
             deeds.addWidget(button)

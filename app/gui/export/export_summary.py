@@ -6,8 +6,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.events import RunSnapshot
 from app.flows.export import ExportAnswers, describe_commands, list_jobs
-from app.gui.kit.banner import copy_text
-from app.gui.kit.primitives import Button, make_label, make_selectable
+from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
 from app.gui.kit.theme import Theme
 
 
@@ -18,7 +17,7 @@ class SummaryPage(QWidget):
         self._words = make_label(wraps=True)
         self.commands = make_selectable(make_label(role="command", wraps=True))
         copy = Button(
-            theme, "Copy", lambda: copy_text(self.commands.text()), icon="copy", role="link"
+            theme, "Copy", lambda: copy_to_clipboard(self.commands.text()), icon="copy", role="link"
         )
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)

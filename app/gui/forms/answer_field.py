@@ -20,7 +20,7 @@ from app.events import NodeSnapshot
 from app.flows.field import NO, YES, Field
 from app.flows.new_run import Finding
 from app.flows.new_run_answers import ALL_NODES, split_names
-from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_role
+from app.gui.kit.primitives import Button, ElidedLabel, make_label, set_style_property
 from app.gui.kit.theme import Theme
 from app.gui.tables.node_columns import describe_hardware
 
@@ -112,7 +112,7 @@ class AnswerField(QWidget):
         if self._finding.objectName() != name:
             self._finding.setObjectName(name)
             self._finding.style().polish(self._finding)
-        set_role(self.input, "bad", is_bad)
+        set_style_property(self.input, "bad", is_bad)
 
     def _make_row(self) -> QHBoxLayout:
         row = QHBoxLayout()

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout
 
 from app.errors import RacklessError, UserError
-from app.gui.kit.primitives import Button, IconButton, make_label, make_selectable, set_role
+from app.gui.kit.primitives import (
+    Button,
+    IconButton,
+    make_label,
+    make_selectable,
+    set_style_property,
+)
 from app.gui.kit.theme import Theme
 from app.telemetry.state import Tone
 
@@ -65,7 +70,7 @@ class Banner(QFrame):
         if action is not None:
             self._action.setText(action[0])
             self._acted = action[1]
-        set_role(self, "tone", tone)
+        set_style_property(self, "tone", tone)
         self.setAccessibleName(f"{tone}: {message} {hint}".strip())
         self._paint_glyph()
         self.show()
@@ -81,16 +86,3 @@ class Banner(QFrame):
     def _paint_glyph(self) -> None:
         scale = self.devicePixelRatioF()
         self._glyph.setPixmap(self._theme.pixmap(self._tone, self._tone, 20, scale))
-
-
-def copy_text(text: str) -> None:
-    """Put a text on the clipboard."""
-    QGuiApplication.clipboard().setText(text)
-
-
-def page_margins(layout: QVBoxLayout | QHBoxLayout, widget: QWidget) -> None:
-    """Give a page its outer room."""
-    widget.setObjectName("page")
-    widget.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-    layout.setContentsMargins(24, 20, 24, 20)
-    layout.setSpacing(16)

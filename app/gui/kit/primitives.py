@@ -27,13 +27,14 @@ from PySide6.QtWidgets import (
     QScrollArea,
     QSizePolicy,
     QToolButton,
+    QVBoxLayout,
     QWidget,
 )
 
 from app.gui.kit.theme import Theme
 from app.text import BREAK, let_break
 
-MOST_OF_TIP = 100
+MAX_TIP_LINE_CHARS = 100
 """Characters of a tooltip that fit into one line."""
 
 
@@ -136,7 +137,7 @@ class ElidedLabel(QLabel):
         text = self.fontMetrics().elidedText(
             self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width()
         )
-        self.setToolTip(plain_tip(self.text()) if text != self.text() else "")
+        self.setToolTip(make_tooltip(self.text()) if text != self.text() else "")
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.contentsRect(), int(self.alignment()), text)
 
@@ -144,7 +145,7 @@ class ElidedLabel(QLabel):
         return QSize(24, super().minimumSizeHint().height())
 
 
-def plain_tip(text: str) -> str:
+def make_tooltip(text: str) -> str:
     """Return a text as a tooltip shows it as it is, on as many lines as it needs.
 
     Qt takes one with a tag for HTML, and any other for a single line, however long.
@@ -152,12 +153,12 @@ def plain_tip(text: str) -> str:
     >>> plain_tip("the <b> of Q&A")
     '<p style="white-space:pre-wrap">the &lt;b&gt; of Q&amp;A</p>'
     """
-    if len(text) <= MOST_OF_TIP and "<" not in text:
+    if len(text) <= MAX_TIP_LINE_CHARS and "<" not in text:
         return text
     return f'<p style="white-space:pre-wrap">{escape(text)}</p>'
 
 
-def plain_action(text: str) -> str:
+def escape_mnemonic(text: str) -> str:
     """Return a text as an entry of a menu shows it whole: `&` marks a key there.
 
     >>> plain_action("Q&A")
@@ -166,7 +167,7 @@ def plain_action(text: str) -> str:
     return text.replace("&", "&&")
 
 
-def make_rule(*, upright: bool = False) -> QFrame:
+def make_separator(*, upright: bool = False) -> QFrame:
     """Return a hairline."""
     rule = QFrame()
     rule.setObjectName("upright" if upright else "rule")
@@ -180,7 +181,7 @@ def make_panel() -> QFrame:
     return panel
 
 
-def make_scroll(content: QWidget) -> QScrollArea:
+def make_scroll_area(content: QWidget) -> QScrollArea:
     """Return the content in what scrolls upright where it is too tall."""
     scroll = QScrollArea()
     scroll.setWidgetResizable(True)
@@ -258,22 +259,35 @@ class IconButton(QToolButton):
         self.setIcon(self._theme.icon(self._icon, "muted", 16))
 
 
-def make_foot(theme: Theme, dialog: QDialog, deed: QWidget) -> QHBoxLayout:
-    """Return the last row of a dialog: Cancel, and the deed."""
+def make_dialog_buttons(theme: Theme, dialog: QDialog, action: QWidget) -> QHBoxLayout:
+    """Return the last row of a dialog: Cancel, and the action."""
     row = QHBoxLayout()
     row.setSpacing(8)
     row.addStretch(1)
     row.addWidget(Button(theme, "Cancel", dialog.reject))
-    row.addWidget(deed)
-    if isinstance(deed, QPushButton):
-        deed.setDefault(True)
+    row.addWidget(action)
+    if isinstance(action, QPushButton):
+        action.setDefault(True)
     return row
 
 
-def set_role(widget: QWidget, name: str, value: object) -> None:
+def set_style_property(widget: QWidget, name: str, value: object) -> None:
     """Set a property that window.qss selects on, and apply the style anew."""
     if widget.property(name) == value:
         return
     widget.setProperty(name, value)
     widget.style().unpolish(widget)
     widget.style().polish(widget)
+
+
+def copy_to_clipboard(text: str) -> None:
+    """Put a text on the clipboard."""
+    QGuiApplication.clipboard().setText(text)
+
+
+def set_page_margins(layout: QVBoxLayout | QHBoxLayout, widget: QWidget) -> None:
+    """Give a page its outer room."""
+    widget.setObjectName("page")
+    widget.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+    layout.setContentsMargins(24, 20, 24, 20)
+    layout.setSpacing(16)

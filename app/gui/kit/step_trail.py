@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
-from app.gui.kit.primitives import make_label, set_role
+from app.gui.kit.primitives import make_label, set_style_property
 
 
 class StepTrail(QWidget):
@@ -27,4 +27,4 @@ class StepTrail(QWidget):
     def show_step(self, now: str) -> None:
         """Mark the step that one is at."""
         for key, label in self._marks.items():
-            set_role(label, "now", key == now)
+            set_style_property(label, "now", key == now)

@@ -32,8 +32,8 @@ from app.flows.new_run_answers import (
     to_draft,
     use_recipe,
 )
-from app.gui.kit.ask import ask
 from app.gui.kit.banner import Banner
+from app.gui.kit.confirm import confirm
 from app.gui.kit.primitives import Button
 from app.gui.kit.theme import Theme
 from app.gui.new_run.data_dialog import DataDialog
@@ -43,7 +43,7 @@ from app.gui.new_run.run_file_dialog import RUN_FILES, RunFileDialog
 from app.gui.new_run.run_form import RunForm
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
-from app.gui.session.live_paths import LivePaths
+from app.gui.session.path_checker import PathChecker
 from app.text import capitalize, free_name
 
 
@@ -61,7 +61,7 @@ async def drop_recipe(core: CoreApi, name: str) -> RecipeRow:
 
 def may_delete_recipe(parent: QWidget, theme: Theme) -> bool:
     """Ask whether a recipe of one's own shall go."""
-    return ask(
+    return confirm(
         parent,
         theme,
         "Delete this recipe?",
@@ -91,8 +91,8 @@ class NewRunDialog(QDialog):
         self.banner = Banner(context.theme)
         self.outlook = Outlook(context.theme, self.look_at_data)
         self._plan = LivePlan(context.bridge, self.outlook.plan)
-        self._paths = LivePaths(context.bridge, self)
-        self._paths.looked.connect(self._review)
+        self._paths = PathChecker(context.bridge, self)
+        self._paths.checked.connect(self._review)
         self.start = Button(context.theme, "Start", self._start, icon="resume", role="primary")
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QLabel, QScrollArea, QVBoxLayout, QWidget
 
-from app.gui.kit.primitives import Button, make_label, make_rule
+from app.gui.kit.primitives import Button, make_label, make_separator
 from app.gui.kit.theme import Theme
 from app.gui.new_run.plan_view import PlanView
 
@@ -44,7 +44,7 @@ class Outlook(QFrame):
         column.setSpacing(12)
         column.addWidget(make_label("Plan", "heading"))
         column.addWidget(self.plan)
-        column.addWidget(make_rule())
+        column.addWidget(make_separator())
         column.addWidget(make_label("Summary", "heading"))
         column.addLayout(self._rows)
         column.addWidget(self.look)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from app.gui.kit.fold import Fold
+from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.primitives import Button, make_label
 from app.gui.kit.theme import Theme
 from app.gui.new_run.memory_bar import COLORS, MemoryBar, Swatch
@@ -51,9 +51,9 @@ class PlanView(QWidget):
         self._advice_column = QVBoxLayout()
         self._advice_column.setSpacing(4)
         self._other_text = make_label(role="caption", wraps=True)
-        self.others = Fold(theme, "Alternatives", self._other_text)
+        self.others = CollapsibleSection(theme, "Alternatives", self._other_text)
         self._assumed_text = make_label(role="caption", wraps=True)
-        self.assumed = Fold(theme, "Assumptions", self._assumed_text)
+        self.assumed = CollapsibleSection(theme, "Assumptions", self._assumed_text)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
@@ -99,10 +99,10 @@ class PlanView(QWidget):
         others = plan.others if fits else plan.others[1:]
         self._other_text.setText("\n\n".join(describe_other(one) for one in others[:MOST_OTHERS]))
         self.others.setVisible(bool(others))
-        self.others.tell(count_of(len(others), "plan"))
+        self.others.set_note(count_of(len(others), "plan"))
         self._assumed_text.setText("\n\n".join(plan.assumptions))
         self.assumed.setVisible(bool(plan.assumptions))
-        self.assumed.tell(count_of(len(plan.assumptions), "thing"))
+        self.assumed.set_note(count_of(len(plan.assumptions), "thing"))
 
     def _polish(self) -> None:
         self.headline.style().unpolish(self.headline)

@@ -19,8 +19,14 @@ from PySide6.QtWidgets import (
 from agents.contract.spec import RunSpec
 from app.core.api import CoreApi, RecipeRow
 from app.errors import RacklessError
-from app.gui.kit.banner import Banner, copy_text
-from app.gui.kit.primitives import Button, make_label, make_rule, make_selectable
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import (
+    Button,
+    copy_to_clipboard,
+    make_label,
+    make_selectable,
+    make_separator,
+)
 from app.gui.session.context import Context
 from app.text import file_name
 
@@ -86,7 +92,7 @@ class RunFileDialog(QDialog):
         )
         column.addWidget(self.command)
         column.addWidget(self.text, 1)
-        column.addWidget(make_rule())
+        column.addWidget(make_separator())
         column.addWidget(
             make_label(
                 "A recipe keeps every setting except name and nodes. Find it under \u201cStart "
@@ -110,7 +116,7 @@ class RunFileDialog(QDialog):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addWidget(
-            Button(theme, "Copy", lambda: copy_text(self.text.toPlainText()), icon="copy")
+            Button(theme, "Copy", lambda: copy_to_clipboard(self.text.toPlainText()), icon="copy")
         )
         row.addStretch(1)
         row.addWidget(Button(theme, "Close", self.accept))

@@ -11,7 +11,7 @@ from app.flows.new_run_answers import RunAnswers
 from app.flows.new_run_fields import FIELDS, MAIN
 from app.gui.forms.answer_field import AnswerField
 from app.gui.forms.form import make_sections, stack_sections
-from app.gui.kit.fold import Fold
+from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.new_run.start_from import StartFrom
 from app.gui.session.context import Context
 from app.text import count_of
@@ -30,7 +30,7 @@ class RunForm(QScrollArea):
         self.start_from = StartFrom(context.theme)
         self._main = make_sections(MAIN, self.fields)
         self._advanced = make_sections(ADVANCED, self.fields)
-        self.fold = Fold(context.theme, "Advanced", stack_sections(self._advanced))
+        self.fold = CollapsibleSection(context.theme, "Advanced", stack_sections(self._advanced))
         body = QWidget()
         body.setObjectName("content")
         column = QVBoxLayout(body)
@@ -94,8 +94,8 @@ class RunForm(QScrollArea):
         if found:
             number = count_of(len(found), "setting")
             role = "problem" if any(result.is_error(key) for key in found) else "advice"
-            self.fold.tell(f"{number} need{'s' if len(found) == 1 else ''} attention", role)
+            self.fold.set_note(f"{number} need{'s' if len(found) == 1 else ''} attention", role)
         elif result.changed:
-            self.fold.tell(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
+            self.fold.set_note(f"{len(result.changed)} of {len(ADVANCED)} settings changed")
         else:
-            self.fold.tell(f"{len(ADVANCED)} settings, all at their defaults")
+            self.fold.set_note(f"{len(ADVANCED)} settings, all at their defaults")

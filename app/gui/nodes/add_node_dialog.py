@@ -23,7 +23,7 @@ from app.events import NodeSnapshot
 from app.flows.add_node import NodeAnswers, NodeReview, Way, review
 from app.gui.forms.answer_field import ChoiceBox
 from app.gui.kit.banner import Banner
-from app.gui.kit.primitives import Button, make_label, make_rule, set_role
+from app.gui.kit.primitives import Button, make_label, make_separator, set_style_property
 from app.gui.nodes.node_found import NodeFound
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -75,7 +75,7 @@ class AddNodeDialog(QDialog):
         column.addWidget(self.in_wsl)
         column.addWidget(self.distro)
         column.addWidget(self.problems["distro"])
-        column.addWidget(make_rule())
+        column.addWidget(make_separator())
         column.addWidget(self._ssh_part)
         column.addWidget(make_label("Name", "subheading"))
         column.addWidget(self.name)
@@ -196,7 +196,7 @@ class AddNodeDialog(QDialog):
                 text = ""
             label.setText(text)
             label.setVisible(bool(text))
-            set_role(asked[key], "bad", bool(text))
+            set_style_property(asked[key], "bad", bool(text))
         self.add.setEnabled(result.address is not None)
         QTimer.singleShot(0, self, self._fit)
 

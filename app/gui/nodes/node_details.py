@@ -17,8 +17,7 @@ from PySide6.QtWidgets import (
 
 from agents.contract.node import Calibration
 from app.events import NodeSnapshot
-from app.gui.kit.banner import copy_text
-from app.gui.kit.primitives import Button, make_label, make_selectable
+from app.gui.kit.primitives import Button, copy_to_clipboard, make_label, make_selectable
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import check_columns, describe_clock, describe_environment
 from app.gui.tables.rows_model import RowsModel
@@ -156,7 +155,7 @@ class CheckResults(QWidget):
         self._copy = Button(
             context.theme,
             "Copy fix",
-            lambda: copy_text(self._fix.text()),
+            lambda: copy_to_clipboard(self._fix.text()),
             icon="copy",
             tip="Copy the command that fixes the selected problem, to run it on that PC",
         )

@@ -11,7 +11,7 @@ from app.flows.add_node import describe_found
 from app.gui.kit.banner import Banner
 from app.gui.kit.fact_rows import FactRows
 from app.gui.kit.primitives import Button, make_label
-from app.gui.session.banner_work import set_up_in_banner
+from app.gui.session.banner_task import build_environment_in_banner
 from app.gui.session.context import Context
 
 
@@ -70,7 +70,7 @@ class NodeFound(QWidget):
         self.changed.emit()
 
     def _setup(self) -> None:
-        set_up_in_banner(self._context.bridge, self.banner, self._name, self._show_ready)
+        build_environment_in_banner(self._context.bridge, self.banner, self._name, self._show_ready)
         self.changed.emit()
 
     def _show_ready(self, report: EnvironmentReport) -> None:

@@ -19,15 +19,15 @@ from app.core.api import CoreApi
 from app.errors import RacklessError
 from app.events import NodeSnapshot
 from app.gui.kit.actions import Actions
-from app.gui.kit.ask import ask
-from app.gui.kit.banner import Banner, page_margins
+from app.gui.kit.banner import Banner
+from app.gui.kit.confirm import confirm
 from app.gui.kit.empty import EmptyState
-from app.gui.kit.flow import FlowRow
-from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.primitives import Button, make_label, set_page_margins
 from app.gui.nodes.links_pane import LinksPane
 from app.gui.nodes.node_details import CheckResults, NodeDetails
 from app.gui.nodes.node_log_pane import NodeLogPane
-from app.gui.session.banner_work import run_in_banner, set_up_in_banner
+from app.gui.session.banner_task import build_environment_in_banner, run_in_banner
 from app.gui.session.context import Context
 from app.gui.tables.node_columns import node_columns
 from app.gui.tables.rows_model import RowsModel
@@ -67,7 +67,7 @@ class NodesPage(QWidget):
         self._buttons = self._make_buttons()
         self._asked_measured: set[str] = set()
         column = QVBoxLayout(self)
-        page_margins(column, self)
+        set_page_margins(column, self)
         column.addLayout(self._make_head(actions))
         column.addWidget(self.banner)
         column.addWidget(self._stack, 1)
@@ -115,8 +115,8 @@ class NodesPage(QWidget):
 
     # ------------------------------------------------------------ layout
 
-    def _make_head(self, actions: Actions) -> FlowRow:
-        head = FlowRow(lead=make_label("Nodes", "title"))
+    def _make_head(self, actions: Actions) -> FlowLayout:
+        head = FlowLayout(lead=make_label("Nodes", "title"))
         for button in self._buttons.values():
             head.addWidget(button)
         head.addWidget(actions.button("check"))
@@ -197,7 +197,7 @@ class NodesPage(QWidget):
         node = self.table.selected()
         if node is None:
             return
-        set_up_in_banner(
+        build_environment_in_banner(
             self._context.bridge,
             self.banner,
             node.name,
@@ -235,7 +235,7 @@ class NodesPage(QWidget):
 
     def _ask_remove(self) -> None:
         node = self.table.selected()
-        if node is None or not ask(
+        if node is None or not confirm(
             self,
             self._context.theme,
             f"Remove {node.name}?",

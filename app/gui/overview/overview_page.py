@@ -6,10 +6,9 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from app.gui.kit.actions import Actions
-from app.gui.kit.banner import page_margins
 from app.gui.kit.empty import EmptyState
-from app.gui.kit.flow import FlowRow
-from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.primitives import Button, make_label, set_page_margins
 from app.gui.overview.story_strip import StoryStrip
 from app.gui.overview.totals import TotalsBar
 from app.gui.overview.wall import Wall
@@ -52,7 +51,7 @@ class OverviewPage(QWidget):
         for widget in (self.story, self.totals, self.strip):
             upper.addWidget(widget)
         column = QVBoxLayout(self)
-        page_margins(column, self)
+        set_page_margins(column, self)
         column.setContentsMargins(24, 16, 24 - SCROLL_PX, 12)
         column.setSpacing(8)
         column.addLayout(upper)
@@ -83,8 +82,8 @@ class OverviewPage(QWidget):
         self.show_as_table(not self._is_table)
         self.view_chosen.emit(self._is_table)
 
-    def _make_head(self, actions: Actions) -> FlowRow:
-        head = FlowRow(lead=make_label("Overview", "title"))
+    def _make_head(self, actions: Actions) -> FlowLayout:
+        head = FlowLayout(lead=make_label("Overview", "title"))
         head.addWidget(self.view)
         head.addWidget(actions.button("add_node"))
         head.addWidget(actions.button("new_run", role="primary"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from app.gui.kit.flow import FlowRow
+from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import IconButton, make_label
 from app.gui.kit.theme import Theme
 
@@ -30,7 +30,7 @@ class StoryStrip(QFrame):
         head.addStretch(1)
         head.addWidget(IconButton(theme, "close", "Hide the demo steps", self.hide))
         column.addLayout(head)
-        self._row = FlowRow(gap_px=16, line_gap_px=4)
+        self._row = FlowLayout(gap_px=16, line_gap_px=4)
         column.addLayout(self._row)
         self._note = make_label(role="caption", wraps=True)
         column.addWidget(self._note)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from app.gui.kit.flow import FlowRow
-from app.gui.kit.primitives import make_label, make_rule
+from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.primitives import make_label, make_separator
 from app.gui.session.context import Context
 from app.text import count_of, show_bytes_of, show_rate, show_share, show_watts
 
@@ -19,7 +19,7 @@ class TotalsBar(QFrame):
         self.setObjectName("panel")
         self._values: dict[str, QLabel] = {}
         self._captions: dict[str, QLabel] = {}
-        row = FlowRow(gap_px=20, line_gap_px=10)
+        row = FlowLayout(gap_px=20, line_gap_px=10)
         column = QVBoxLayout(self)
         column.setContentsMargins(20, 14, 20, 14)
         column.addLayout(row)
@@ -69,7 +69,7 @@ class TotalsBar(QFrame):
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(20)
         if has_rule:
-            row.addWidget(make_rule(upright=True))
+            row.addWidget(make_separator(upright=True))
         column = QVBoxLayout()
         column.setSpacing(2)
         row.addLayout(column, 1)

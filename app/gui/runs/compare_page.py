@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QVBoxLayout, QWidget
 from app.core.api import CoreApi
 from app.events import RunSnapshot, StepRecord
 from app.flows.compare import CompareRow, list_differences, list_results
-from app.gui.charts.line import LineSeries, choose_look
-from app.gui.kit.banner import Banner, page_margins
-from app.gui.kit.primitives import IconButton, make_label
+from app.gui.charts.line import LineSeries, choose_style
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import IconButton, make_label, set_page_margins
 from app.gui.runs.run_charts import LOSS, OTHERS, ChosenPlots, add_points
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
@@ -37,7 +37,7 @@ class ComparePage(QWidget):
         self.model: RowsModel[CompareRow] = RowsModel([], key=lambda row: row.label)
         self._tables = QVBoxLayout()
         column = QVBoxLayout(self)
-        page_margins(column, self)
+        set_page_margins(column, self)
         head = QHBoxLayout()
         head.setSpacing(8)
         head.addWidget(
@@ -148,7 +148,7 @@ class ComparePage(QWidget):
         """Draw the runs in the plot that is seen; steps that come later are added to it."""
         view, lines = charts.plot.zoomed_to, []
         for place, run in enumerate(self._runs):
-            line = LineSeries(run.name, *choose_look(place))
+            line = LineSeries(run.name, *choose_style(place))
             add_points(line.curves, charts.quantity.reads[0][1], self._steps.get(run.run_id, []))
             lines.append(line)
         if lines:

@@ -8,8 +8,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QCheckBox, QDialog, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
 
 from app.events import CheckpointSnapshot, RunSnapshot
-from app.gui.kit.flow import FlowRow
-from app.gui.kit.primitives import Button, make_foot, make_label, make_scroll
+from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.primitives import Button, make_dialog_buttons, make_label, make_scroll_area
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.run_columns import checkpoint_columns
@@ -102,7 +102,7 @@ class ResumeDialog(QDialog):
         )
         column.addWidget(self._make_nodes())
         column.addWidget(self._problem)
-        column.addLayout(make_foot(context.theme, self, self.start))
+        column.addLayout(make_dialog_buttons(context.theme, self, self.start))
         self.table.chosen.connect(self._review)
         self.verify.toggled.connect(lambda checked: self._review())
         self._op = context.bridge.run(
@@ -137,11 +137,11 @@ class ResumeDialog(QDialog):
     def _make_nodes(self) -> QWidget:
         """Return the boxes on as many lines as they need; many of them scroll."""
         body = QWidget()
-        row = FlowRow(gap_px=16)
+        row = FlowLayout(gap_px=16)
         body.setLayout(row)
         for box in self.boxes.values():
             row.addWidget(box)
-        scroll = make_scroll(body)
+        scroll = make_scroll_area(body)
         needed_px = row.heightForWidth(self.width() - 2 * MARGIN_PX)
         scroll.setFixedHeight(min(needed_px, MOST_NODES_PX))
         return scroll

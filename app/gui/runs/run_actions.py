@@ -9,10 +9,11 @@ from app.conversation import Subject
 from app.events import ACTIVE_STATES, RunSnapshot, TraceResult
 from app.gui.chat.chat_dialog import open_chat
 from app.gui.export.export_wizard import ExportWizard
-from app.gui.kit.ask import ask
-from app.gui.kit.banner import Banner, copy_text
+from app.gui.kit.banner import Banner
+from app.gui.kit.confirm import confirm
+from app.gui.kit.primitives import copy_to_clipboard
 from app.gui.runs.resume_dialog import ResumeDialog
-from app.gui.session.banner_work import run_in_banner
+from app.gui.session.banner_task import run_in_banner
 from app.gui.session.context import Context
 from app.presentation.result_text import describe_saved, describe_trace
 from app.text import show_share
@@ -79,12 +80,12 @@ class RunActions:
             "good",
             f"{run.name}: {describe_trace(made)}",
             f"Most time in {', '.join(most)}. Open at ui.perfetto.dev:\n{paths}",
-            ("Copy paths", lambda: copy_text(paths)),
+            ("Copy paths", lambda: copy_to_clipboard(paths)),
         )
 
     def stop(self, run: RunSnapshot) -> None:
         text = "The run writes a checkpoint, then ends on every node. You can resume it later."
-        if not ask(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop run"):
+        if not confirm(self._parent, self._context.theme, f"Stop {run.name}?", text, "Stop run"):
             return
         self._banner.show_message("busy", f"Stopping {run.name}", "Waiting for its checkpoint.")
         self._context.bridge.run(
@@ -117,7 +118,7 @@ class RunActions:
             "are kept. This cannot be undone."
         )
         theme = self._context.theme
-        if not ask(
+        if not confirm(
             self._parent,
             theme,
             f"Delete {run.name}?",

@@ -19,9 +19,9 @@ from PySide6.QtWidgets import (
 
 from app.events import EvaluationRecord, StepRecord
 from app.gui.charts.curves import Curves
-from app.gui.charts.line import LineSeries, choose_look
+from app.gui.charts.line import LineSeries, choose_style
 from app.gui.charts.plot import Plot
-from app.gui.kit.primitives import make_panel, set_role
+from app.gui.kit.primitives import make_panel, set_style_property
 from app.gui.kit.theme import Theme
 from app.text import DASH, show_exponent, show_loss, show_number, show_rate, show_share
 
@@ -97,7 +97,7 @@ def make_plot(theme: Theme, quantity: Quantity, *, title: str | None = None) -> 
     if quantity.from_zero:
         plot.start_at_zero()
     if len(quantity.reads) > 1:
-        looks = [choose_look(place) for place in range(len(quantity.reads))]
+        looks = [choose_style(place) for place in range(len(quantity.reads))]
         plot.show_lines(
             [LineSeries(name, *look) for (name, _), look in zip(quantity.reads, looks, strict=True)]
         )
@@ -131,7 +131,7 @@ class ChosenPlots(QWidget):
         self.choice = QComboBox()
         self.choice.setAccessibleName(name)
         self.choice.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
-        set_role(self.choice, "quiet", True)
+        set_style_property(self.choice, "quiet", True)
         stack = QStackedWidget()
         for one, plot in zip(quantities, self.plots, strict=True):
             self.choice.addItem(one.title, one.key)
@@ -179,7 +179,7 @@ class RunCharts(QWidget):
         row.addWidget(make_chart_panel(self.loss)[0], 1)
         row.addWidget(self.right, 1)
         for plot in self.plots:
-            plot.viewed.connect(self._follow)
+            plot.view_changed.connect(self._follow)
 
     @property
     def plots(self) -> list[Plot]:

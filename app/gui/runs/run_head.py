@@ -8,7 +8,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.events import Certificate, RunSnapshot
-from app.gui.kit.flow import FlowRow
+from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, ElidedLabel, IconButton, make_label
 from app.gui.kit.status import StatusPill
 from app.gui.runs.run_actions import (
@@ -66,7 +66,7 @@ class RunHead(QWidget):
         first.addWidget(back)
         first.addWidget(self._title, 1)
         first.addWidget(self.state)
-        row = FlowRow(lead=lead)
+        row = FlowLayout(lead=lead)
         for button in (self.repeat, *self.buttons.values()):
             row.addWidget(button)
         column = QVBoxLayout(self)
@@ -183,7 +183,7 @@ class RunProgress(QFrame):
         self.bar.setAccessibleName("Progress of the run")
         self.figures: dict[str, QLabel] = {}
         self._captions: dict[str, QLabel] = {}
-        row = FlowRow(gap_px=24, line_gap_px=10)
+        row = FlowLayout(gap_px=24, line_gap_px=10)
         for key, caption, tip in self._FIGURES:
             self.figures[key] = make_label(role="figure")
             self._captions[key] = make_label(caption, "caption")

@@ -21,15 +21,15 @@ from app.events import (
     RunState,
     StepRecord,
 )
-from app.gui.kit.banner import Banner, page_margins
-from app.gui.kit.primitives import Button, make_label, make_scroll
+from app.gui.kit.banner import Banner
+from app.gui.kit.primitives import Button, make_label, make_scroll_area, set_page_margins
 from app.gui.new_run.data_view import DataView
 from app.gui.runs.forecast_pane import ForecastPane
 from app.gui.runs.log_pane import LogPane
 from app.gui.runs.run_actions import RunActions
 from app.gui.runs.run_charts import RunCharts
 from app.gui.runs.run_head import RunHead, RunProgress
-from app.gui.session.banner_work import run_in_banner
+from app.gui.session.banner_task import run_in_banner
 from app.gui.session.bridge import Op
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
@@ -128,9 +128,9 @@ class RunPage(QWidget):
         body = QWidget()
         whole = QVBoxLayout(self)
         whole.setContentsMargins(0, 0, 0, 0)
-        whole.addWidget(make_scroll(body))
+        whole.addWidget(make_scroll_area(body))
         column = QVBoxLayout(body)
-        page_margins(column, body)
+        set_page_margins(column, body)
         column.setSpacing(12)
         for widget in (self.head, self.notice, self.banner, self.progress):
             column.addWidget(widget)
@@ -227,7 +227,7 @@ class RunPage(QWidget):
         cluster.run_changed.connect(self._show_run)
         cluster.run_deleted.connect(self._leave)
         cluster.steps_arrived.connect(self._take_steps)
-        cluster.run_happened.connect(self._take_event)
+        cluster.run_event_arrived.connect(self._take_event)
         self.head.back.connect(self.closed)
         self._watch = QTimer(self, interval=WATCH_MS)
         self._watch.timeout.connect(self._look_over)

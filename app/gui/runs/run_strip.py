@@ -6,7 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.events import RunSnapshot
-from app.gui.kit.flow import FlowRow
+from app.gui.kit.flow_layout import FlowLayout
 from app.gui.kit.primitives import Button, ElidedLabel, make_label
 from app.gui.kit.status import StatusPill
 from app.gui.session.context import Context
@@ -44,7 +44,7 @@ class RunLine(QFrame):
         first.addWidget(self._name, 2)
         first.addWidget(self._state)
         first.addWidget(self._bar, 3)
-        row = FlowRow(lead=lead, gap_px=16, line_gap_px=2)
+        row = FlowLayout(lead=lead, gap_px=16, line_gap_px=2)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 8, 8, 8)
         column.addLayout(row)

@@ -8,10 +8,10 @@ from PySide6.QtWidgets import QStackedWidget, QVBoxLayout, QWidget
 from app.events import RunSnapshot
 from app.flows.compare import MOST_RUNS
 from app.gui.kit.actions import Actions
-from app.gui.kit.banner import Banner, page_margins
+from app.gui.kit.banner import Banner
 from app.gui.kit.empty import EmptyState
-from app.gui.kit.flow import FlowRow
-from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.flow_layout import FlowLayout
+from app.gui.kit.primitives import Button, make_label, set_page_margins
 from app.gui.runs.run_actions import RunActions, can_delete, can_resume, can_stop
 from app.gui.session.context import Context
 from app.gui.tables.rows_model import RowsModel
@@ -54,8 +54,8 @@ class RunsPage(QWidget):
         )
         self._stack.addWidget(self.table)
         column = QVBoxLayout(self)
-        page_margins(column, self)
-        head = FlowRow(lead=make_label("Runs", "title"))
+        set_page_margins(column, self)
+        head = FlowLayout(lead=make_label("Runs", "title"))
         head.addWidget(self.filter)
         for button in self._buttons.values():
             head.addWidget(button)

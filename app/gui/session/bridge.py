@@ -27,7 +27,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from app.core.api import CoreApi, OpenCore
 from app.errors import RacklessError, UserError
 from app.events import Event, SampleArrived
-from app.gui.session.garbage import GarbageCollection
+from app.gui.session.garbage_collector import MainThreadCollector
 
 FRAME_MS = 33
 SLICE_S = 0.008
@@ -81,7 +81,7 @@ class Bridge(QObject):
     open_failed = Signal(object)
     """The RacklessError that kept the core from opening."""
     closed = Signal()
-    happened = Signal(object)
+    event_arrived = Signal(object)
     """Each event of the core except samples."""
     sampled = Signal(list)
     """The SampleArrived events of one frame."""
@@ -106,7 +106,7 @@ class Bridge(QObject):
         self._keys = itertools.count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._garbage: GarbageCollection | None = None
+        self._garbage: MainThreadCollector | None = None
         self._frame = QTimer(self, interval=FRAME_MS, singleShot=True)
         self._frame.timeout.connect(self._drain_samples)
         self._wake.connect(self._drain, Qt.ConnectionType.QueuedConnection)
@@ -116,7 +116,7 @@ class Bridge(QObject):
     def start(self) -> None:
         """Start the core's thread; `opened` or `open_failed` follows."""
         if self._garbage is None:
-            self._garbage = GarbageCollection(self)
+            self._garbage = MainThreadCollector(self)
         self._thread = threading.Thread(target=self._run_loop, name="rackless-core", daemon=True)
         self._thread.start()
 
@@ -222,7 +222,7 @@ class Bridge(QObject):
                 self._frame_due = True
                 self._arm()
         else:
-            self._post(lambda: self.happened.emit(event))
+            self._post(lambda: self.event_arrived.emit(event))
 
     def _run_loop(self) -> None:
         try:

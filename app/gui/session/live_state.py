@@ -43,7 +43,7 @@ class LiveState(QObject):
     """DeviceKeys with new figures, once per frame."""
     steps_arrived = Signal(str, tuple)
     log_arrived = Signal(object)
-    run_happened = Signal(object)
+    run_event_arrived = Signal(object)
     is_open_changed = Signal()
 
     def __init__(self, bridge: Bridge, clock: Callable[[], float] = time.time) -> None:
@@ -54,7 +54,7 @@ class LiveState(QObject):
         self.is_open = False
         self.now_s = clock
         bridge.opened.connect(self._fill)
-        bridge.happened.connect(self._take)
+        bridge.event_arrived.connect(self._take)
         bridge.sampled.connect(self._take_samples)
 
     def node_list(self) -> tuple[NodeSnapshot, ...]:
@@ -105,7 +105,7 @@ class LiveState(QObject):
             case LogArrived():
                 self.log_arrived.emit(event)
             case RunEventArrived(run_event):
-                self.run_happened.emit(run_event)
+                self.run_event_arrived.emit(run_event)
 
     def _take_samples(self, events: list[SampleArrived]) -> None:
         changed = set()

@@ -9,14 +9,16 @@ from PySide6.QtGui import QDesktopServices, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.gui.forms.setting_row import SettingRow
-from app.gui.kit.banner import Banner, copy_text, page_margins
+from app.gui.kit.banner import Banner
 from app.gui.kit.primitives import (
     Button,
     ElidedLabel,
+    copy_to_clipboard,
     make_label,
     make_panel,
-    make_rule,
     make_selectable,
+    make_separator,
+    set_page_margins,
 )
 from app.gui.session.context import Context
 from app.gui.settings.hub_token_row import HubTokenRow
@@ -33,7 +35,7 @@ class SettingsPage(QWidget):
         self.token = HubTokenRow(context)
         self.banner = Banner(context.theme)
         column = QVBoxLayout(self)
-        page_margins(column, self)
+        set_page_margins(column, self)
         column.addWidget(make_label("Settings", "title"))
         column.addWidget(self.banner)
         column.addWidget(self._make_scroll(), 1)
@@ -75,7 +77,7 @@ class SettingsPage(QWidget):
         inside.setSpacing(0)
         for number, row in enumerate(rows):
             if number:
-                inside.addWidget(make_rule())
+                inside.addWidget(make_separator())
             inside.addWidget(row)
         column.addWidget(panel)
         column.addSpacing(12)
@@ -107,7 +109,7 @@ class SettingsPage(QWidget):
         )
         row.addLayout(words, 1)
         theme = self._context.theme
-        row.addWidget(Button(theme, "Copy path", lambda: copy_text(folder), icon="copy"))
+        row.addWidget(Button(theme, "Copy path", lambda: copy_to_clipboard(folder), icon="copy"))
         row.addWidget(Button(theme, "Open", partial(_open_folder, folder), icon="folder"))
         return box
 

@@ -44,7 +44,7 @@ class ClosePolicy:
             return "end"
         return "stay"
 
-    def tell_hidden(self) -> tuple[str, str] | None:
+    def hidden_message(self) -> tuple[str, str] | None:
         """Return what to say to somebody who sees the window go to the tray the first time."""
         if self._state.was_told_hiding:
             return None
@@ -55,10 +55,10 @@ class ClosePolicy:
         active = self._context.cluster.active_runs()
         if not active or self._state.was_told_closing:
             return True
-        from app.gui.kit.ask import ask
+        from app.gui.kit.confirm import confirm
 
         goes = "goes" if len(active) == 1 else "go"
-        self._state.was_told_closing = ask(
+        self._state.was_told_closing = confirm(
             self._window,
             self._context.theme,
             "Close the window?",
@@ -71,9 +71,9 @@ class ClosePolicy:
     def _may_end_exports(self) -> bool:
         if not self._context.exports.is_busy():
             return True
-        from app.gui.kit.ask import ask
+        from app.gui.kit.confirm import confirm
 
-        return ask(
+        return confirm(
             self._window,
             self._context.theme,
             "Break off the export?",

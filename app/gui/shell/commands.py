@@ -20,15 +20,15 @@ from app.text import show_list, show_moment, show_share
 def list_commands(
     window: Shell, context: Context, repeat_run: Callable[[RunSnapshot], object]
 ) -> list[Command]:
-    """Return pages and actions first, then runs (the newest first) and nodes, then their deeds."""
-    deeds = RunActions(context, window, window.banner)
+    """Return pages and actions, then runs (the newest first) and nodes, then what runs allow."""
+    actions = RunActions(context, window, window.banner)
     runs = context.cluster.run_list()
     return [
         *_pages(window),
         *_actions(window),
         *(_open_run(window, context, run) for run in runs),
         *_nodes(window, context),
-        *(command for run in runs for command in _run_deeds(deeds, repeat_run, run)),
+        *(command for run in runs for command in _run_actions(actions, repeat_run, run)),
     ]
 
 
@@ -86,18 +86,18 @@ def _nodes(window: Shell, context: Context) -> Iterator[Command]:
         yield Command(entry, partial(window.open_node, node.name))
 
 
-def _run_deeds(
-    deeds: RunActions, repeat_run: Callable[[RunSnapshot], object], run: RunSnapshot
+def _run_actions(
+    actions: RunActions, repeat_run: Callable[[RunSnapshot], object], run: RunSnapshot
 ) -> Iterator[Command]:
     offered = (
-        ("Stop", "stop", can_stop(run), deeds.stop),
-        ("Save a checkpoint of", "save", can_save(run), deeds.save),
-        ("Resume", "resume", can_resume(run), deeds.resume),
-        ("Export", "export", can_export(run), deeds.export),
-        ("Chat with", "chat", can_export(run), deeds.chat),
+        ("Stop", "stop", can_stop(run), actions.stop),
+        ("Save a checkpoint of", "save", can_save(run), actions.save),
+        ("Resume", "resume", can_resume(run), actions.resume),
+        ("Export", "export", can_export(run), actions.export),
+        ("Chat with", "chat", can_export(run), actions.chat),
         ("Repeat", "add", True, repeat_run),
     )
-    for verb, icon, is_possible, deed in offered:
+    for verb, icon, is_possible, act in offered:
         if is_possible:
             entry = Entry(
                 title=f"{verb} {run.name}",
@@ -107,4 +107,4 @@ def _run_deeds(
                 words=run.run_id,
                 is_common=False,
             )
-            yield Command(entry, partial(deed, run))
+            yield Command(entry, partial(act, run))

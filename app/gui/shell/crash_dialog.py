@@ -12,8 +12,7 @@ import PySide6
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
-from app.gui.kit.banner import copy_text
-from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
 from app.gui.kit.theme import Theme
 
 
@@ -50,7 +49,7 @@ class CrashDialog(QDialog):
         row = QHBoxLayout()
         row.setSpacing(8)
         row.addStretch(1)
-        copy = Button(theme, "Copy report", lambda: copy_text(self.report), icon="copy")
+        copy = Button(theme, "Copy report", lambda: copy_to_clipboard(self.report), icon="copy")
         row.addWidget(copy)
         row.addWidget(Button(theme, "Go on", self.accept, role="primary"))
         column.addLayout(row)
@@ -59,14 +58,14 @@ class CrashDialog(QDialog):
 class CrashHook(QObject):
     """Catches what nobody caught, in every thread, and shows one dialog at a time."""
 
-    happened = Signal(str)
+    crashed = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         self.parent_window: QWidget | None = None
         self.dialog: CrashDialog | None = None
-        self.happened.connect(self.show_crash)
+        self.crashed.connect(self.show_crash)
 
     def install(self) -> None:
         """Take over the hooks of the interpreter."""
@@ -80,7 +79,7 @@ class CrashHook(QObject):
     ) -> None:
         sys.__excepthook__(kind, error, trace)
         if not issubclass(kind, KeyboardInterrupt):
-            self.happened.emit("".join(traceback.format_exception(kind, error, trace)))
+            self.crashed.emit("".join(traceback.format_exception(kind, error, trace)))
 
     def show_crash(self, details: str) -> None:
         """Show a report, unless one is being looked at."""

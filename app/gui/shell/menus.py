@@ -16,7 +16,7 @@ from app.gui.shell.shell import Shell
 def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
     """Return the window's actions, each with what it does."""
     actions = Actions(window, context.theme)
-    deeds: dict[str, Callable[[], object]] = {
+    handlers: dict[str, Callable[[], object]] = {
         "new_run": dialogs.ask_new_run,
         "open_run_file": dialogs.choose_run_file,
         "add_node": dialogs.ask_node,
@@ -34,8 +34,8 @@ def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
         "close": window.close,
         "quit": window.quit,
     }
-    for name, deed in deeds.items():
-        actions.add(name, deed)
+    for name, handler in handlers.items():
+        actions.add(name, handler)
     for name in SCHEMES:
         actions.add(name, partial(context.preferences.set, "theme", name))
     if window.demo is not None:

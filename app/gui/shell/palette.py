@@ -145,7 +145,7 @@ class CommandPalette(QWidget):
             self._choose(last)
         else:
             QApplication.sendEvent(self.list, event)
-            self._tell()
+            self._announce_row()
 
     # ------------------------------------------------------------ rows
 
@@ -173,9 +173,9 @@ class CommandPalette(QWidget):
 
     def _choose(self, row: int) -> None:
         self.list.setCurrentIndex(self.model.index(row, 0))
-        self._tell()
+        self._announce_row()
 
-    def _tell(self) -> None:
+    def _announce_row(self) -> None:
         """Let a screen reader, whose place is the field, say which row Enter would take."""
         index = self.list.currentIndex()
         said = index.data(Qt.ItemDataRole.AccessibleTextRole) if index.isValid() else "nothing"

@@ -133,4 +133,4 @@ class Shell(QMainWindow):
         event.ignore()
         if decision == "hide":
             self.hide()
-            self.hidden.emit(self.close_policy.tell_hidden())
+            self.hidden.emit(self.close_policy.hidden_message())

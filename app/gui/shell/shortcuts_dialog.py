@@ -6,8 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.gui.kit.actions import TEXTS, Actions
-from app.gui.kit.banner import copy_text
-from app.gui.kit.primitives import Button, make_label
+from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
 from app.gui.kit.theme import Theme
 
 MORE = (
@@ -56,7 +55,7 @@ class ShortcutsDialog(QDialog):
         row.setSpacing(8)
         row.addStretch(1)
         text = "\n".join(f"{keys}\t{what}" for keys, what in self.rows)
-        row.addWidget(Button(theme, "Copy as text", lambda: copy_text(text), icon="copy"))
+        row.addWidget(Button(theme, "Copy as text", lambda: copy_to_clipboard(text), icon="copy"))
         close = Button(theme, "Close", self.accept, role="primary")
         close.setDefault(True)
         row.addWidget(close)

@@ -12,7 +12,7 @@ from functools import partial
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
 
-from app.gui.kit.primitives import plain_action
+from app.gui.kit.primitives import escape_mnemonic
 from app.gui.session.context import Context
 from app.gui.shell.shell import Shell
 from app.gui.shell.tray_icon import draw_tray_icon, picture_key
@@ -65,7 +65,7 @@ class Tray(QObject):
         for signal in (cluster.run_changed, cluster.run_deleted, cluster.node_changed):
             signal.connect(self._refresh_soon)
         cluster.devices_changed.connect(self._refresh_soon)
-        self._window.hidden.connect(self._tell_hidden)
+        self._window.hidden.connect(self._notify_hidden)
         self._window.finished.connect(self.icon.hide)
 
     # ------------------------------------------------------------ state
@@ -91,9 +91,9 @@ class Tray(QObject):
     def _fill_menu(self, text: str) -> None:
         window = self._window
         self.menu.clear()
-        self.menu.addAction(plain_action(capitalize(text))).setEnabled(False)
+        self.menu.addAction(escape_mnemonic(capitalize(text))).setEnabled(False)
         for run in self._cluster.active_runs():
-            action = self.menu.addAction(plain_action(describe_progress(run)))
+            action = self.menu.addAction(escape_mnemonic(describe_progress(run)))
             action.triggered.connect(partial(self._open_run, run.run_id))
         self.menu.addSeparator()
         self.menu.addAction("Open Rackless").triggered.connect(window.come_forward)
@@ -106,14 +106,14 @@ class Tray(QObject):
     def _take_run(self, run_id: str) -> None:
         notice = self._notices.take_run(self._cluster.runs[run_id], self._cluster.now_s())
         if notice is not None:
-            self.tell(notice)
+            self.notify(notice)
 
     def _take_devices(self, keys: list[DeviceKey]) -> None:
         devices = [self._cluster.telemetry[key] for key in keys]
         for notice in self._notices.take_devices(devices, self._cluster.now_s()):
-            self.tell(notice)
+            self.notify(notice)
 
-    def tell(self, notice: Notice) -> None:
+    def notify(self, notice: Notice) -> None:
         """Show a notice where the person is, unless that kind is switched off."""
         if not self._context.preferences.get(SETTING_OF[notice.kind]):
             return
@@ -128,7 +128,7 @@ class Tray(QObject):
         sign = _SIGNS.get(notice.tone, QSystemTrayIcon.MessageIcon.Information)
         self.icon.showMessage(notice.title, notice.text, sign, SHOWN_MS)
 
-    def _tell_hidden(self, said: tuple[str, str] | None) -> None:
+    def _notify_hidden(self, said: tuple[str, str] | None) -> None:
         if said is not None:
             self._opens = self._window.come_forward
             title, text = said

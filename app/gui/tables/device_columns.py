@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.events import NodeSnapshot
-from app.gui.tables.rows_model import Column, number_first
+from app.gui.tables.rows_model import Column, unknown_first
 from app.telemetry.alerts import share_of
 from app.telemetry.state import Status, describe_device
 from app.telemetry.stream import Device, DeviceKey, StreamReading
@@ -65,7 +65,7 @@ def device_columns() -> list[Column[DeviceRow]]:
         Column(
             title="Load",
             text=lambda r: show_share(_figure(r, "utilisation")),
-            sort=lambda r: number_first(_figure(r, "utilisation")),
+            sort=lambda r: unknown_first(_figure(r, "utilisation")),
             is_number=True,
             width_px=68,
             tip="Share of time the device was computing",
@@ -73,7 +73,7 @@ def device_columns() -> list[Column[DeviceRow]]:
         Column(
             title="Memory",
             text=lambda r: show_bytes_of(_used(r), r.reading.memory_total_bytes),
-            sort=lambda r: number_first(share_of(_used(r), r.reading.memory_total_bytes)),
+            sort=lambda r: unknown_first(share_of(_used(r), r.reading.memory_total_bytes)),
             is_number=True,
             width_px=124,
             tip="In use and total: VRAM of a GPU, or RAM of a PC that trains on its CPU",
@@ -81,21 +81,21 @@ def device_columns() -> list[Column[DeviceRow]]:
         Column(
             title="Temp",
             text=lambda r: show_celsius(_figure(r, "temperature_celsius")),
-            sort=lambda r: number_first(_figure(r, "temperature_celsius")),
+            sort=lambda r: unknown_first(_figure(r, "temperature_celsius")),
             is_number=True,
             width_px=72,
         ),
         Column(
             title="Power",
             text=lambda r: show_watts(_figure(r, "power_w")),
-            sort=lambda r: number_first(_figure(r, "power_w")),
+            sort=lambda r: unknown_first(_figure(r, "power_w")),
             is_number=True,
             width_px=76,
         ),
         Column(
             title="Tokens/s",
             text=lambda r: show_number(_figure(r, "tokens_per_s")),
-            sort=lambda r: number_first(_figure(r, "tokens_per_s")),
+            sort=lambda r: unknown_first(_figure(r, "tokens_per_s")),
             is_number=True,
             width_px=88,
             tip="Tokens trained per second on this device",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from app.events import NodeSnapshot
-from app.gui.tables.rows_model import Column, number_first
+from app.gui.tables.rows_model import Column, unknown_first
 from app.telemetry.state import Status, Tone, describe_node
 from app.text import DASH, count_of, show_bytes, show_duration
 
@@ -72,7 +72,7 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
         Column(
             title="Round trip",
             text=lambda n: show_duration(n.round_trip_s),
-            sort=lambda n: number_first(n.round_trip_s),
+            sort=lambda n: unknown_first(n.round_trip_s),
             tip="Time for a request and its response",
             is_number=True,
             width_px=88,
@@ -80,14 +80,14 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
         Column(
             title="Clock",
             text=lambda n: describe_clock(clock_offset(n.name)),
-            sort=lambda n: number_first(clock_offset(n.name)),
+            sort=lambda n: unknown_first(clock_offset(n.name)),
             tip="How far the node's clock differs from this PC's",
             width_px=92,
         ),
         Column(
             title="Disk free",
             text=lambda n: show_bytes(disk_free_bytes(n)),
-            sort=lambda n: number_first(disk_free_bytes(n)),
+            sort=lambda n: unknown_first(disk_free_bytes(n)),
             is_number=True,
             width_px=88,
         ),

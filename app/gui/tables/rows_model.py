@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
-from app.gui.kit.primitives import plain_tip
+from app.gui.kit.primitives import make_tooltip
 
 T = TypeVar("T")
 Index = QModelIndex | QPersistentModelIndex
@@ -44,7 +44,7 @@ class Column(Generic[T]):
     split: Callable[[T], tuple[float, ...]] | None = None
 
 
-def number_first(value: float | None) -> float:
+def unknown_first(value: float | None) -> float:
     """Return a sort key that puts what is not known below everything."""
     return -math.inf if value is None or math.isnan(value) else value
 
@@ -127,7 +127,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
             return column.status(row).text if column.status else column.text(row)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return plain_tip(column.status(row).text if column.status else column.text(row))
+            return make_tooltip(column.status(row).text if column.status else column.text(row))
         if role == SORT_ROLE:
             return column.sort(row) if column.sort else self.data(index).casefold()
         if role == STATUS_ROLE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
-from app.gui.tables.rows_model import Column, number_first
+from app.gui.tables.rows_model import Column, unknown_first
 from app.presentation.plan_text import ComparedRow
 from app.telemetry.state import Status, Tone, describe_run, progress_share
 from app.telemetry.step_parts import describe_split, show_rank_memory, split_step
@@ -40,7 +40,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
         Column(
             title="Progress",
             text=describe_steps,
-            sort=lambda r: number_first(progress_share(r)),
+            sort=lambda r: unknown_first(progress_share(r)),
             progress=progress_share,
             tip="Optimizer steps done, of the total",
             width_px=176,
@@ -48,14 +48,14 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
         Column(
             title="Loss",
             text=lambda r: show_loss(r.loss),
-            sort=lambda r: number_first(r.loss),
+            sort=lambda r: unknown_first(r.loss),
             is_number=True,
             width_px=72,
         ),
         Column(
             title="Tokens/s",
             text=lambda r: show_number(r.tokens_per_s if r.state == "running" else None),
-            sort=lambda r: number_first(r.tokens_per_s),
+            sort=lambda r: unknown_first(r.tokens_per_s),
             tip="Tokens trained per second, all devices together",
             is_number=True,
             width_px=84,
@@ -63,7 +63,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
         Column(
             title="Time left",
             text=lambda r: show_duration(r.remaining_s if r.state == "running" else None),
-            sort=lambda r: number_first(r.remaining_s),
+            sort=lambda r: unknown_first(r.remaining_s),
             is_number=True,
             width_px=96,
         ),
@@ -119,28 +119,28 @@ def rank_columns() -> list[Column[RankProgress]]:
         Column(
             title="Step",
             text=lambda r: show_number(r.step),
-            sort=lambda r: number_first(r.step),
+            sort=lambda r: unknown_first(r.step),
             is_number=True,
             width_px=72,
         ),
         Column(
             title="Tokens/s",
             text=lambda r: show_number(r.tokens_per_s),
-            sort=lambda r: number_first(r.tokens_per_s),
+            sort=lambda r: unknown_first(r.tokens_per_s),
             is_number=True,
             width_px=82,
         ),
         Column(
             title="Step time",
             text=lambda r: show_duration(r.step_s),
-            sort=lambda r: number_first(r.step_s),
+            sort=lambda r: unknown_first(r.step_s),
             is_number=True,
             width_px=84,
         ),
         Column(
             title="MFU",
             text=lambda r: show_share(r.mfu, 1),
-            sort=lambda r: number_first(r.mfu),
+            sort=lambda r: unknown_first(r.mfu),
             is_number=True,
             width_px=70,
             tip=(
@@ -158,7 +158,7 @@ def rank_columns() -> list[Column[RankProgress]]:
         Column(
             title="Waiting",
             text=lambda r: show_share(wait_share(r)),
-            sort=lambda r: number_first(wait_share(r)),
+            sort=lambda r: unknown_first(wait_share(r)),
             is_number=True,
             width_px=76,
             tip="Share of each step spent waiting for other ranks and the network",
@@ -166,7 +166,7 @@ def rank_columns() -> list[Column[RankProgress]]:
         Column(
             title="Memory",
             text=show_rank_memory,
-            sort=lambda r: number_first(r.memory_bytes),
+            sort=lambda r: unknown_first(r.memory_bytes),
             is_number=True,
             width_px=126,
             tip="Peak memory for training on the device. After +: spare memory that holds "
@@ -175,7 +175,7 @@ def rank_columns() -> list[Column[RankProgress]]:
         Column(
             title="Share",
             text=lambda r: show_share(r.share),
-            sort=lambda r: number_first(r.share),
+            sort=lambda r: unknown_first(r.share),
             is_number=True,
             width_px=68,
             tip="Share of every batch that this rank computes; it follows the device's speed",
@@ -225,7 +225,7 @@ def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
         Column(
             title="Stall",
             text=lambda c: DASH if c.stall_s is None else show_duration(c.stall_s),
-            sort=lambda c: number_first(c.stall_s),
+            sort=lambda c: unknown_first(c.stall_s),
             is_number=True,
             width_px=88,
             tip="For how long training stood still; it is written in the background",

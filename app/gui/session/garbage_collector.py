@@ -12,11 +12,11 @@ import gc
 
 from PySide6.QtCore import QObject, QTimer
 
-LOOK_MS = 100
+POLL_MS = 100
 """How often it looks whether there is enough to collect."""
 
 
-class GarbageCollection(QObject):
+class MainThreadCollector(QObject):
     """Takes the collector over from now until `end`. Made on the Qt thread."""
 
     _num_active = 0
@@ -24,8 +24,8 @@ class GarbageCollection(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         gc.disable()
-        GarbageCollection._num_active += 1
-        self._timer = QTimer(self, interval=LOOK_MS)
+        MainThreadCollector._num_active += 1
+        self._timer = QTimer(self, interval=POLL_MS)
         self._timer.timeout.connect(collect_if_due)
         self._timer.start()
 
@@ -34,8 +34,8 @@ class GarbageCollection(QObject):
         if not self._timer.isActive():
             return
         self._timer.stop()
-        GarbageCollection._num_active -= 1
-        if not GarbageCollection._num_active:
+        MainThreadCollector._num_active -= 1
+        if not MainThreadCollector._num_active:
             gc.enable()
 
 

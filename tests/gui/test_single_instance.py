@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.gui.shell.one_instance import LOCK_NAME, SOCKET_NAME, OneInstance, server_name
+from app.gui.shell.single_instance import LOCK_NAME, SOCKET_NAME, SingleInstance, server_name
 from tests.gui.stage import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,9 +15,9 @@ SECOND = """
 import sys
 from pathlib import Path
 from PySide6.QtCore import QCoreApplication
-from app.gui.shell.one_instance import OneInstance
+from app.gui.shell.single_instance import SingleInstance
 application = QCoreApplication([])
-instance = OneInstance(Path(sys.argv[1]))
+instance = SingleInstance(Path(sys.argv[1]))
 instance.listen()
 print(instance.is_first, instance.is_first or instance.show_first(float(sys.argv[2])), flush=True)
 """
@@ -48,7 +48,7 @@ def answer_of(application, process):
 
 @pytest.fixture
 def first(application, tmp_path):
-    instance = OneInstance(tmp_path / "home")
+    instance = SingleInstance(tmp_path / "home")
     instance.listen()
     yield instance
     instance.end()
@@ -74,19 +74,19 @@ def test_after_a_crash_the_next_start_is_the_first(application, tmp_path):
     assert crashed.returncode == -9
     assert (home / LOCK_NAME).exists()
     assert (home / SOCKET_NAME).exists()
-    instance = OneInstance(home)
+    instance = SingleInstance(home)
     assert instance.is_first
     instance.listen()
     assert answer_of(application, start(home)) == ["False", "True"]
     instance.end()
-    again = OneInstance(home)
+    again = SingleInstance(home)
     assert again.is_first
     again.end()
 
 
 def test_a_first_that_does_not_answer_locks_nobody_out(application, tmp_path):
     home = tmp_path / "home"
-    silent = OneInstance(home)  # it never listens
+    silent = SingleInstance(home)  # it never listens
     assert answer_of(application, start(home, patience_s=0.2)) == ["False", "False"]
     silent.end()
 

@@ -30,7 +30,7 @@ RETRY_S = 0.1
 _ASK, _ANSWER = b"show\n", b"shown\n"
 
 
-class OneInstance(QObject):
+class SingleInstance(QObject):
     wanted = Signal()
     """Somebody started Rackless again."""
 

@@ -8,11 +8,18 @@ from app.gui.kit.primitives import Button, make_label
 from app.gui.kit.theme import Theme
 
 
-class QuestionDialog(QDialog):
-    """Title, explanation, `Cancel` and the deed."""
+class ConfirmDialog(QDialog):
+    """Title, explanation, `Cancel` and the action."""
 
     def __init__(
-        self, parent: QWidget, theme: Theme, title: str, text: str, deed: str, *, is_dangerous: bool
+        self,
+        parent: QWidget,
+        theme: Theme,
+        title: str,
+        text: str,
+        action: str,
+        *,
+        is_dangerous: bool,
     ) -> None:
         super().__init__(parent)
         self.setWindowTitle(title)
@@ -30,18 +37,18 @@ class QuestionDialog(QDialog):
         row.addStretch(1)
         cancel = Button(theme, "Cancel", self.reject)
         role = "danger" if is_dangerous else "primary"
-        self.deed = Button(theme, deed, self.accept, role=role)
+        self.action = Button(theme, action, self.accept, role=role)
         row.addWidget(cancel)
-        row.addWidget(self.deed)
+        row.addWidget(self.action)
         column.addLayout(row)
-        default = cancel if is_dangerous else self.deed
+        default = cancel if is_dangerous else self.action
         default.setDefault(True)
         default.setFocus()
 
 
-def ask(
-    parent: QWidget, theme: Theme, title: str, text: str, deed: str, *, is_dangerous: bool = False
+def confirm(
+    parent: QWidget, theme: Theme, title: str, text: str, action: str, *, is_dangerous: bool = False
 ) -> bool:
-    """Ask, and return whether the deed was chosen."""
-    question = QuestionDialog(parent, theme, title, text, deed, is_dangerous=is_dangerous)
+    """Ask, and return whether the action was chosen."""
+    question = ConfirmDialog(parent, theme, title, text, action, is_dangerous=is_dangerous)
     return question.exec() == QDialog.DialogCode.Accepted

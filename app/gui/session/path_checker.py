@@ -8,13 +8,13 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.gui.session.bridge import Bridge, Op
 
-REST_MS = 300
+DEBOUNCE_MS = 300
 
 
-class LivePaths(QObject):
+class PathChecker(QObject):
     """Answers to the newest names only."""
 
-    looked = Signal()
+    checked = Signal()
     """`missing` is that of the names as they stand."""
 
     def __init__(self, bridge: Bridge, parent: QObject) -> None:
@@ -24,7 +24,7 @@ class LivePaths(QObject):
         self._bridge = bridge
         self._names: dict[str, str] = {}
         self._op: Op | None = None
-        self._rest = QTimer(self, interval=REST_MS, singleShot=True)
+        self._rest = QTimer(self, interval=DEBOUNCE_MS, singleShot=True)
         self._rest.timeout.connect(self._ask)
 
     def follow(self, names: Mapping[str, str]) -> None:
@@ -46,4 +46,4 @@ class LivePaths(QObject):
     def _take(self, missing: dict[str, str]) -> None:
         if not self._rest.isActive() and missing != self.missing:
             self.missing = missing
-            self.looked.emit()
+            self.checked.emit()

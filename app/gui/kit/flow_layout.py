@@ -6,7 +6,7 @@ from PySide6.QtCore import QPoint, QRect, QSize, Qt
 from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
 
 
-class FlowRow(QLayout):
+class FlowLayout(QLayout):
     """Lays its widgets from left to right, on as many lines as they need.
 
     With a `lead` that stands at the left of the first line and takes what is left of it, the others

@@ -6,13 +6,13 @@ import pytest
 import shiboken6
 from PySide6.QtWidgets import QLabel
 
-from app.gui.kit.fold import Fold
+from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.theme import Theme
 
 
 def test_the_head_opens_and_closes_the_body(theme: Theme) -> None:
     body = QLabel("inside")
-    fold = Fold(theme, "More", body)
+    fold = CollapsibleSection(theme, "More", body)
     assert body.isHidden()
     fold.head.click()
     assert fold.is_open()
@@ -26,7 +26,7 @@ def test_another_look_after_the_end_harms_nobody(
 ) -> None:
     crashes: list[object] = []
     monkeypatch.setattr(sys, "excepthook", lambda *told: crashes.append(told))
-    fold = Fold(theme, "More", QLabel("inside"))
+    fold = CollapsibleSection(theme, "More", QLabel("inside"))
     shiboken6.delete(fold)
     theme.changed.emit()
     assert crashes == []

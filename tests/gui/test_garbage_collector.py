@@ -9,7 +9,7 @@ import weakref
 from PySide6.QtCore import QObject
 
 from app.gui.session.bridge import Bridge
-from app.gui.session.garbage import collect_if_due
+from app.gui.session.garbage_collector import collect_if_due
 from tests.fakes.core import FakeCore
 from tests.gui.test_bridge import wait_for
 

@@ -9,7 +9,7 @@ from app.gui.kit.primitives import make_label
 from app.gui.kit.theme import Theme
 
 
-class Fold(QWidget):
+class CollapsibleSection(QWidget):
     """A head that opens and closes the body; `note` says what is inside while it is closed."""
 
     def __init__(self, theme: Theme, title: str, body: QWidget) -> None:
@@ -43,7 +43,7 @@ class Fold(QWidget):
     def open(self) -> None:
         self.head.setChecked(True)
 
-    def tell(self, note: str, role: str = "muted") -> None:
+    def set_note(self, note: str, role: str = "muted") -> None:
         """Say what is inside; `role` is a name in window.qss: muted, advice or problem."""
         self._note.setText(note)
         if self._note.objectName() != role:

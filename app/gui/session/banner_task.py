@@ -46,7 +46,7 @@ def run_in_banner(
     op = bridge.run(work, success, banner.show_error, show)
 
 
-def set_up_in_banner(
+def build_environment_in_banner(
     bridge: Bridge, banner: Banner, name: str, success: Callable[[EnvironmentReport], None]
 ) -> None:
     """Build the training environment on a node."""
