@@ -27,7 +27,7 @@ from agents.trainer.execution.activation_offload import Offloader
 from agents.trainer.execution.cuda_graphs import CudaGraph, GraphReplayer
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
-from agents.trainer.execution.setting import ExecutionSetting, apply, fill
+from agents.trainer.execution.setting import ExecutionSetting, apply_setting, fill_spare_memory
 from agents.trainer.execution.tuner import Tuner
 from agents.trainer.kernels import compiling
 from agents.trainer.model.micro_batch import CPU_TOKENS
@@ -52,7 +52,7 @@ def make_layers(context: RankContext, state: TrainingState, warn: Warn) -> Layer
     device, model, spec = context.device, state.model, context.attempt.intent.spec
     if device.type != "cuda":
         return LayerStack(model)
-    reason = compiling.why_not(device)
+    reason = compiling.find_obstacle(device)
     if reason and spec.compile == "auto":
         warn(f"The layers are not compiled, so training takes longer: {reason}.", "")
     fixed = [*model.module.parameters(), *model.module.buffers()]
@@ -110,7 +110,7 @@ def choose_setting(
             setting = _choose_for_cpu(spec, state)
         else:
             setting, tried = _search_or_recall(context, state, executor, reserve)
-        _apply_setting(context, state, executor, setting, reserve)
+        _apply_checked(context, state, executor, setting, reserve)
     if device.type == "cuda":
         # The peak so far is that of settings that were only tried, and of the reserve.
         torch.cuda.reset_peak_memory_stats(device)
@@ -128,13 +128,13 @@ def _search_or_recall(
         return known, []
     tuner = _make_tuner(context, state, executor, reserve)
     found = tuner.choose()
-    executor.layers.compile_afresh()
+    executor.layers.reset_compiler()
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", asdict(found))
-    return found, [*tuner.tried, *tuner.outlasting]
+    return found, [*tuner.tried, *tuner.finalists]
 
 
-def _apply_setting(
+def _apply_checked(
     context: RankContext,
     state: TrainingState,
     executor: Executor,
@@ -142,12 +142,12 @@ def _apply_setting(
     reserve: Reserve,
 ) -> None:
     """Let the executor work with a setting, and keep as many weights unpacked as memory allows."""
-    apply(executor, setting)
+    apply_setting(executor, setting)
     if context.device.type != "cuda":
         return
     _prove_longest(executor, state)
     largest = choose_examples(state.train, executor.micro_tokens)
-    if not fill(executor, context.device, largest, reserve):
+    if not fill_spare_memory(executor, context.device, largest, reserve):
         executor.replayer = None  # it would take memory for each further try
 
 
@@ -174,15 +174,17 @@ def _make_tuner(
     longest_tokens = int(train.num_tokens.max())
     # The setting that needs the least memory proves what compiles at all.
     num_recomputed = _apply_recompute(spec, _ALL_LAYERS)
-    apply(executor, ExecutionSetting(micro_tokens=longest_tokens, num_recomputed=num_recomputed))
+    apply_setting(
+        executor, ExecutionSetting(micro_tokens=longest_tokens, num_recomputed=num_recomputed)
+    )
     _prove_longest(executor, state)
     batch_tokens = spec.batch_sequences * float(train.num_tokens.mean())
-    most_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
+    max_tokens = batch_tokens if world_size == 1 else batch_tokens * SHARE_SLACK / world_size
     return Tuner(
         executor,
         context.device,
         lambda tokens: choose_examples(train, tokens),
-        most_tokens=max(longest_tokens, int(most_tokens)),
+        max_tokens=max(longest_tokens, int(max_tokens)),
         step_tokens=batch_tokens if world_size == 1 else None,
         recompute=spec.recompute,
         reserve=reserve,
@@ -231,10 +233,10 @@ def describe_setting(
     return {
         "compiled": layers.compiled,
         "micro_tokens": setting.micro_tokens,
-        "num_layers": layers.most_layers,
+        "num_layers": layers.num_layers,
         "num_recomputed": layers.plan.num_recomputed,
         "num_moved": layers.plan.num_moved,
-        "unpacked_bytes": layers.unpacked_bytes,
+        "unpacked_bytes": layers.dequantized_bytes,
         "tried": [asdict(one) for one in tried],
     }
 

@@ -119,9 +119,9 @@ def measure_unpack(device: torch.device, seconds: float) -> float | None:
         i, o, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
     )
     layer = layer.to(dtype).to(device)  # what is unpacked takes the type that it had
-    if not nf4.install(layer):
+    if not nf4.register(layer):
         return None
-    return o * i / measure_pace(device, seconds, lambda: nf4.unpack(layer))
+    return o * i / measure_pace(device, seconds, lambda: nf4.dequantize(layer))
 
 
 def _training_dtype(device: torch.device) -> torch.dtype:

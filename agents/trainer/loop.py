@@ -153,7 +153,7 @@ class Loop:
     def _do_step(self, step: int) -> StepResult:
         context, strategy = self._context, self._strategy
         context.heartbeat.beat(step - 1)
-        self._executor.give_way()
+        self._executor.release_memory_under_pressure()
         watch = Stopwatch(context.device)
         batch = strategy.choose_batch(step)
         learning_rate = learning_rate_at(self._spec, step, self._schedule.total_steps)
@@ -254,7 +254,7 @@ class Loop:
             global_tokens=batch.num_tokens,
             recomputed_share=executor.recomputed_share,
             held_bytes=executor.held_bytes,
-            unpacked_bytes=executor.layers.unpacked_bytes,
+            unpacked_bytes=executor.layers.dequantized_bytes,
         )
         size = self._spec.batch_sequences
         self._context.journal.write(

@@ -32,10 +32,10 @@ from agents.trainer.kernels import compiling, nf4
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import (
     TrainedModel,
+    build_trained_model,
     load_model,
     load_tokenizer,
-    make_trained,
-    refuse_unknown_words,
+    refuse_unknown_tokens,
 )
 from agents.trainer.objectives.reference_model import ReferenceTable
 from agents.trainer.objectives.registry import make_objective, needs_reference_table
@@ -153,7 +153,9 @@ def _load(context: RankContext, strategy: Strategy, progress: LoadProgress) -> T
         tokenizer, plain_template = load_tokenizer(folder)
         train, evaluation, data_sha256 = _load_data(context, tokenizer, progress)
         base = _load_base(spec, folder, device, (train, evaluation))
-        model = make_trained(spec, base, tokenizer, plain_template=plain_template, device=device)
+        model = build_trained_model(
+            spec, base, tokenizer, plain_template=plain_template, device=device
+        )
         forward = _make_forward(model, device, spec.sequence_tokens)
         checkpoint = find_checkpoint(attempt)
         resumed = read_resume_point(checkpoint) if checkpoint else None
@@ -221,17 +223,17 @@ def _load_base(
     base = load_model(spec, folder, device)
     for examples in sets:
         if examples is not None:
-            refuse_unknown_words(base, examples.num_words, folder)
+            refuse_unknown_tokens(base, examples.vocab_size, folder)
     return base
 
 
 def _make_forward(model: TrainedModel, device: torch.device, sequence_tokens: int) -> Forward:
     forward = Forward(model, device, sequence_tokens)
-    if compiling.why_not(device) is None and model.lora is not None:
+    if compiling.find_obstacle(device) is None and model.lora is not None:
         # These replace operations by ones that the compiler treats as a whole; layers that are
         # not compiled gain nothing from them.
-        nf4.install(model.module)
-        forward.join()
+        nf4.register(model.module)
+        forward.fuse_linear()
     return forward
 
 

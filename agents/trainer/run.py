@@ -23,7 +23,7 @@ from agents.trainer.data.examples import choose_examples
 from agents.trainer.data.order import count_steps
 from agents.trainer.data.preview import describe
 from agents.trainer.execution.executor import Executor
-from agents.trainer.execution.gpu_pressure import watch
+from agents.trainer.execution.gpu_pressure import watch_gpu
 from agents.trainer.execution.setting import ExecutionSetting
 from agents.trainer.execution.warmup import measure_speed
 from agents.trainer.kernels import compiling
@@ -156,7 +156,7 @@ def _make_executor(context: RankContext, state: TrainingState) -> Executor:
         may_recompute=context.attempt.intent.spec.recompute != "none",
         warn=warn,
         beat=context.heartbeat.touch,
-        neighbours=watch(context.device),
+        pressure=watch_gpu(context.device),
     )
 
 

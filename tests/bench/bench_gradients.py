@@ -195,32 +195,32 @@ class Trainer:
         layers.set(LayerPlan(num_recomputed=num_recomputed))
         if layers.plan.num_recomputed != num_recomputed:
             raise RuntimeError(f"{layers.plan.num_recomputed} layers are computed twice")
-        computer = Executor(
+        executor = Executor(
             state.model, state.parameters, state.objective, CPU,
             layers=layers, micro_tokens=1,
             warn=lambda message, hint: None, beat=lambda: None,
         )  # fmt: skip
         transport = ExactTransport(self._group)  # type: ignore[arg-type]
-        return computer, Reducer(state.parameters, transport, world_size=2)
+        return executor, Reducer(state.parameters, transport, world_size=2)
 
     def _compute_alone(self, step: int) -> tuple[Tensor, float]:
         """Return gradient and loss of one process that computes a row at a time."""
-        computer, _ = self._player(0)
-        computer.micro_tokens = 1
+        executor, _ = self._player(0)
+        executor.micro_tokens = 1
         batch = choose_batch(self.spec, self._train, step, shares=(1.0,), rank=0)
-        computer.add_gradients(batch.mine)
-        return computer._flat.gradients.clone(), computer.loss_sum.item()
+        executor.add_gradients(batch.mine)
+        return executor._flat.gradients.clone(), executor.loss_sum.item()
 
     def compute(self, case: Case, rank: int) -> tuple[Tensor, float, int]:
         """Be one rank; return the summed gradient, this rank's loss, and its examples."""
-        computer, reducer = self._player(case.num_recomputed[rank])
-        computer.micro_tokens = case.micro_tokens[rank]
+        executor, reducer = self._player(case.num_recomputed[rank])
+        executor.micro_tokens = case.micro_tokens[rank]
         batch = choose_batch(self.spec, self._train, case.step, shares=case.shares, rank=rank)
         alone = len(case.shares) == 1
-        computer.add_gradients(batch.mine, None if alone else reducer)
+        executor.add_gradients(batch.mine, None if alone else reducer)
         if not alone:
             reducer.finish()
-        return computer._flat.gradients, computer.loss_sum.item(), len(batch.mine.examples)
+        return executor._flat.gradients, executor.loss_sum.item(), len(batch.mine.examples)
 
     def play(self, case: Case, played: PlayedGroup) -> Errors:
         """Be all ranks in turn; return the errors."""

@@ -59,13 +59,13 @@ def compare(widths: tuple[int, ...], num_tokens: int, rank: int) -> None:
             lambda: [part @ up.T for part, up in zip(parts, ups, strict=True)],
             lambda: lora_kernels.expand(low, ups),
         ),
-        "shrink": (shrink, lambda: lora_kernels.shrink(gradients, ups)),
+        "shrink": (shrink, lambda: lora_kernels.differentiate_low(gradients, ups)),
         "gather": (
             lambda: [
                 torch.mm(gradient.T, part, out_dtype=wide)
                 for gradient, part in zip(gradients, parts, strict=True)
             ],
-            lambda: lora_kernels.gather(gradients, low, ups, 1.0, wide),
+            lambda: lora_kernels.differentiate_ups(gradients, low, ups, 1.0, wide),
         ),
     }
     for name, (plain, ours) in pairs.items():

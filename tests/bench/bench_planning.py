@@ -128,7 +128,7 @@ class Bench:
         from agents.trainer.execution.layers import LayerStack
         from agents.trainer.kernels import compiling, nf4
         from agents.trainer.model.forward import Forward
-        from agents.trainer.model.model import make_trained
+        from agents.trainer.model.model import build_trained_model
         from agents.trainer.optim.flat_parameters import FlatParameters
 
         self.job, self.device, self.meter = job, device, Meter(device)
@@ -145,11 +145,11 @@ class Bench:
         base = make_base(job, device)
         self.meter.clean()
         self.sizes["base_bytes"] = self.meter.now()
-        model = make_trained(self.spec, base, None, plain_template=False, device=device)
+        model = build_trained_model(self.spec, base, None, plain_template=False, device=device)
         forward = Forward(model, device)
         if device.type == "cuda":
-            nf4.install(model.module)
-            forward.join()
+            nf4.register(model.module)
+            forward.fuse_linear()
         self.sizes["model_bytes"] = self.meter.now()
         self.watched = Watched(forward, self.meter)
         self.meter.clean()
@@ -164,7 +164,7 @@ class Bench:
             offloader=Offloader(device, fixed, 24 << 30),
             warn=lambda message, hint: self.warnings.append(message),
         )
-        self.computer = Executor(
+        self.executor = Executor(
             model, self.flat, self.watched, device, layers=layers, micro_tokens=1 << 20,
             warn=lambda message, hint: self.warnings.append(message), beat=lambda: None,
         )  # fmt: skip
@@ -175,9 +175,9 @@ class Bench:
         """Compile both ways of a layer on few tokens, and tell what one layer keeps."""
         from agents.contract.layer_plan import LayerPlan
 
-        layers = self.computer.layers
+        layers = self.executor.layers
         part = make_part([512, 512], self.job)
-        layers.set(LayerPlan(num_recomputed=layers.most_layers - 1, num_moved=1))
+        layers.set(LayerPlan(num_recomputed=layers.num_layers - 1, num_moved=1))
         offloader = layers.offloader
         assert offloader is not None
         saved: list[Any] = []
@@ -189,13 +189,13 @@ class Bench:
 
         offloader._pack = look  # type: ignore[method-assign]
         started = time.perf_counter()
-        self.computer.try_gradients(part)
+        self.executor.try_gradients(part)
         seconds = self.meter.wait() - started
         offloader._pack = pack  # type: ignore[method-assign]
-        middle = layers.most_layers // 2  # that which moves, and keeps all
+        middle = layers.num_layers // 2  # that which moves, and keeps all
         return {
             "compile_s": seconds,
-            "layer_bytes_per_token": offloader.most_layer_bytes / 1024,
+            "layer_bytes_per_token": offloader.max_layer_bytes / 1024,
             "saved": [one[1:] for one in saved if one[0] == middle],
             "saved_again": [one[1:] for one in saved if one[0] == 0],
             "compiled": layers.compiled,
@@ -205,8 +205,8 @@ class Bench:
         """Return the figures of a row."""
         from agents.contract.layer_plan import LayerPlan
 
-        layers, meter = self.computer.layers, self.meter
-        count = layers.most_layers
+        layers, meter = self.executor.layers, self.meter
+        count = layers.num_layers
         plan = LayerPlan(
             num_recomputed=round(wanted.recomputed * count), num_moved=round(wanted.moved * count)
         )
@@ -217,7 +217,7 @@ class Bench:
         part = make_part(lengths, self.job)
         self._choose(wanted.optimizer)
         meter.clean()
-        if not self.computer.try_gradients(part):
+        if not self.executor.try_gradients(part):
             meter.clean()
             return {"out_of_memory": True}
         meter.clean()
@@ -227,7 +227,7 @@ class Bench:
             meter.reset()
             self.watched.seen = {}
             started = meter.wait()
-            fits = self.computer.try_gradients(part)
+            fits = self.executor.try_gradients(part)
             between = meter.wait()
             if not turn:
                 found["backward_peak_bytes"] = meter.peak()
@@ -347,7 +347,7 @@ def measure_job(job: Job, out: str, lock: str, deadline_s: float, alive: Any, cp
             write_row(
                 out,
                 {"what": "row", **said, **asdict(wanted), **found, **bench.sizes, "took_s": took_s,
-                 "at_once": alive.value, "compiled": bench.computer.layers.compiled,
+                 "at_once": alive.value, "compiled": bench.executor.layers.compiled,
                  "warnings": bench.warnings},
             )  # fmt: skip
     except Exception:  # noqa: BLE001 - whatever happens to one model, the others go on

@@ -154,7 +154,7 @@ def _settle_compiling(place: str) -> None:
     if place == "cpu":
         can = shutil.which(os.environ.get("CXX", "g++")) is not None
     else:
-        can = compiling.why_not(torch.device(place)) is None
+        can = compiling.find_obstacle(torch.device(place)) is None
     torch.compiler.set_stance("default" if can else "force_eager")
 
 

@@ -121,7 +121,7 @@ def _read(
             reader.skip(row)
             continue
         rows.append(tuple(int(id) for id in row.segments[0].ids))
-    tally.judge(len(rows))
+    tally.check_usable(len(rows))
     return [row for row in rows if len(row) > 1]
 
 

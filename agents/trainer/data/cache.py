@@ -27,12 +27,12 @@ from agents.trainer.data.store import ExampleSet, open_examples, write_about, wr
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokens import Tokenized, tokenize_rows
 
-MOST_BYTES = 50 << 30
+MAX_BYTES = 50 << 30
 """Above this size, entries that were not used for longest are deleted."""
-Tell = Callable[[int, float], None]
+ReportProgress = Callable[[int, float], None]
 """Called with the rows read so far, and the share of the data that they are."""
-_TOLD_ROWS = 1000
-_TOLD_CHARS = 1 << 22
+_REPORT_ROWS = 1000
+_REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
 _SOURCES = ("conversations", "examples", "files", "packing", "rows", "store", "tally", "tokens")
 _SHARED_SOURCES = ("data_files",)
@@ -45,7 +45,7 @@ def load_examples(
     spec: RunSpec,
     tokenizer: Any,
     cache: Path,
-    tell: Tell | None = None,
+    report: ReportProgress | None = None,
     wait: Callable[[], None] = lambda: None,
 ) -> ExampleSet:
     """Return the examples of the data, tokenized now or by an earlier run.
@@ -66,9 +66,9 @@ def load_examples(
     with _lock(cache, key, wait):
         examples = open_examples(cache / key)
         if examples is None:
-            _write(files, spec, tokenizer, cache / key, tell)
+            _write(files, spec, tokenizer, cache / key, report)
             examples = ExampleSet(cache / key)
-            prune(cache, MOST_BYTES, keep=key)
+            prune(cache, MAX_BYTES, keep=key)
     return examples
 
 
@@ -108,17 +108,19 @@ def _lock(cache: Path, key: str, wait: Callable[[], None]) -> Iterator[None]:
         os.close(file)
 
 
-def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, tell: Tell | None) -> None:
+def _write(
+    files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, report: ReportProgress | None
+) -> None:
     unfinished = entry.with_suffix(".unfinished")
     for folder in (entry, unfinished):  # of a process that was killed, or a damaged disk
         shutil.rmtree(folder, ignore_errors=True)
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
-    rows = _kept(_telling(reader, tally, tell), reader, tokenizer, spec.sequence_tokens)
+    rows = _tokenize(_reporting(reader, tally, report), reader, tokenizer, spec.sequence_tokens)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity)
-        tally.judge(sizes["rows"])
+        tally.check_usable(sizes["rows"])
         write_about(unfinished, sizes, reader.format, tally)
         unfinished.rename(entry)
     except OSError as error:
@@ -127,18 +129,20 @@ def _write(files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, tell: T
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _telling(reader: RowReader, tally: Tally, tell: Tell | None) -> Iterator[ConversationRow]:
-    told, num_chars = 0, 0
+def _reporting(
+    reader: RowReader, tally: Tally, report: ReportProgress | None
+) -> Iterator[ConversationRow]:
+    reported, num_chars = 0, 0
     for row in reader:
         num_chars += row.num_chars
-        many = tally.num_rows - told >= _TOLD_ROWS or num_chars >= _TOLD_CHARS
-        if tell is not None and many:
-            told, num_chars = tally.num_rows, 0
-            tell(told, reader.share)
+        many = tally.num_rows - reported >= _REPORT_ROWS or num_chars >= _REPORT_CHARS
+        if report is not None and many:
+            reported, num_chars = tally.num_rows, 0
+            report(reported, reader.share)
         yield row
 
 
-def _kept(
+def _tokenize(
     rows: Iterator[ConversationRow], reader: RowReader, tokenizer: Any, max_tokens: int
 ) -> Iterator[Tokenized]:
     for row in tokenize_rows(tokenizer, rows, max_tokens):
@@ -146,12 +150,12 @@ def _kept(
             reader.skip(row)
             continue
         if row.cut_from is not None:
-            reader.cut(row.segments[0].row, row.cut_from)
+            reader.truncate(row.segments[0].row, row.cut_from)
         yield row
 
 
-def prune(cache: Path, most_bytes: int, *, keep: str) -> None:
-    """Delete entries that were not used for longest until `most_bytes` are left, never `keep`.
+def prune(cache: Path, max_bytes: int, *, keep: str) -> None:
+    """Delete entries that were not used for longest until `max_bytes` are left, never `keep`.
 
     Ranks that have an entry mapped keep what they see.
     """
@@ -164,7 +168,7 @@ def prune(cache: Path, most_bytes: int, *, keep: str) -> None:
             continue  # another process deletes it
     total = sum(size for _, size, _ in entries)
     for _, size, folder in sorted(entries):
-        if total <= most_bytes:
+        if total <= max_bytes:
             return
         if folder.name != keep:
             shutil.rmtree(folder, ignore_errors=True)

@@ -31,11 +31,11 @@ TOOL_KEYS = frozenset({"tools", "functions"})
 """Columns that offer tools to a conversation; no such row is trained."""
 _CALL_KEYS = ("tool_calls", "function_call", "function_calls")
 _NOTHING = ("", "[]", "{}", "null")
-_MOST_QUOTED_CHARS = 40
-_MOST_QUOTED_KEYS = 20
+_MAX_QUOTED_CHARS = 40
+_MAX_QUOTED_KEYS = 20
 
 
-class _NotTrained(ValueError):
+class _Unsupported(ValueError):
     """A row is well made, but asks for what is not trained here."""
 
 
@@ -55,7 +55,7 @@ class ConversationRow:
     text: str = ""
     rejected: tuple[ConversationTurn, ...] = ()
     """In a pair the whole conversation that is worse; `turns` then is the better one."""
-    num_common: int = 0
+    num_shared_turns: int = 0
     """How many turns a pair has in common; nothing of them is learned."""
 
     @property
@@ -95,7 +95,7 @@ def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str
         return ConversationRow(number=number, text=text) if text.strip() else "the text is empty"
     for key in sorted(keys & TOOL_KEYS):
         if _holds(value[key]):
-            raise _NotTrained(f"'{key}' offers tools, which is not trained")
+            raise _Unsupported(f"'{key}' offers tools, which is not trained")
     if data_format == "preference":
         return _read_pair(number, value, keys)
     if data_format == "chat":
@@ -116,13 +116,13 @@ def _name(value: Any) -> str:
 
 
 def _quote(text: str) -> str:
-    short = text if len(text) <= _MOST_QUOTED_CHARS else f"{text[:_MOST_QUOTED_CHARS]}..."
+    short = text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}..."
     return repr(short)
 
 
 def _quote_keys(keys: set[str]) -> str:
-    quoted = ", ".join(_quote(key) for key in sorted(keys)[:_MOST_QUOTED_KEYS])
-    more = len(keys) - _MOST_QUOTED_KEYS
+    quoted = ", ".join(_quote(key) for key in sorted(keys)[:_MAX_QUOTED_KEYS])
+    more = len(keys) - _MAX_QUOTED_KEYS
     return f"[{quoted} and {more} more]" if more > 0 else f"[{quoted}]"
 
 
@@ -144,10 +144,10 @@ def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
         raise ValueError(f"'{key}' is missing; the row has the keys {_quote_keys(keys)}")
     if not isinstance(value[key], str):
         raise ValueError(f"'{key}' should be a string, but is {_name(value[key])}")
-    return _whole(value[key], key)
+    return _check_text(value[key], key)
 
 
-def _whole(text: str, key: str) -> str:
+def _check_text(text: str, key: str) -> str:
     """Return `text` when it is one; JSON can smuggle in half a character, a torn file NULs."""
     try:
         text.encode("utf-8")
@@ -241,14 +241,16 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
     if chosen == rejected:
         return "'chosen' and 'rejected' are the same"
     both = zip(chosen, rejected, strict=False)
-    num_common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
-    if not num_common:
+    num_shared_turns = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
+    if not num_shared_turns:
         missing = "" if prompt else "there is no 'prompt', and "
         raise ValueError(f"{missing}'chosen' and 'rejected' do not begin alike")
     for name, turns in (("chosen", chosen), ("rejected", rejected)):
-        if not _has_answer(turns[num_common:]):
+        if not _has_answer(turns[num_shared_turns:]):
             return f"'{name}' is empty"
-    return ConversationRow(number=number, turns=chosen, rejected=rejected, num_common=num_common)
+    return ConversationRow(
+        number=number, turns=chosen, rejected=rejected, num_shared_turns=num_shared_turns
+    )
 
 
 def _add_system(
@@ -304,7 +306,7 @@ def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
         return None
     try:
         return _read_turns(part, key)  # a column of a CSV file
-    except _NotTrained:
+    except _Unsupported:
         raise
     except ValueError:
         return None
@@ -313,7 +315,7 @@ def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
 def _read_turn(place: int, message: Any) -> ConversationTurn:
     if not isinstance(message, dict):
         raise ValueError(f"message {place} should be an object, but is {_name(message)}")
-    role, content = _given(message, "role", "from"), _given(message, "content", "value")
+    role, content = _get_either(message, "role", "from"), _get_either(message, "content", "value")
     if isinstance(role, str):
         plain = role.lower()
         role = _ROLE_NAMES.get(plain, plain if plain in ROLES else role)
@@ -323,18 +325,18 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         known = f"it must be one of {list(ROLES)}"
         raise ValueError(f"message {place} has the role {_quote(str(role))}; {known}")
     if any(_holds(message.get(key)) for key in _CALL_KEYS):
-        raise _NotTrained(f"message {place} calls a tool, which is not trained")
+        raise _Unsupported(f"message {place} calls a tool, which is not trained")
     weight = message.get("weight")
     if role == "assistant" and weight not in (None, 1):  # that of others says nothing here
-        raise _NotTrained(f"message {place} has the weight {weight!r:.40}; only 1 is trained")
+        raise _Unsupported(f"message {place} has the weight {weight!r:.40}; only 1 is trained")
     if isinstance(content, list):
         content = _join_parts(place, content)
     if not isinstance(content, str):
         raise ValueError(f"message {place} has no text: 'content' is {_name(content)}")
-    return ConversationTurn(role=role, content=_whole(content, f"message {place}"))
+    return ConversationTurn(role=role, content=_check_text(content, f"message {place}"))
 
 
-def _given(message: dict[str, Any], name: str, other: str) -> Any:
+def _get_either(message: dict[str, Any], name: str, other: str) -> Any:
     """Return what stands under either name; a table has both, and nothing in one of them."""
     value = message.get(name)
     return message.get(other) if value is None else value

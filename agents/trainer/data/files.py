@@ -27,7 +27,7 @@ Raw = tuple[int, Any]
 """Line or place from 1, and the value: an object, None for an empty line, or ValueError."""
 _MAX_CSV_FIELD = 1 << 27
 _BLOCK_CHARS = 1 << 20
-_MOST_CHARS = 1 << 28
+_MAX_CHARS = 1 << 28
 """Longest object in a JSON list, in characters."""
 _GAP = re.compile(r"[ \t\r\n,]*")
 _ROWS_AT_ONCE = 256
@@ -51,7 +51,7 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
         ExpectedError: it cannot be read, or cannot be cut into rows.
     """
     reading = reading or FileReading()
-    with _words_for(path):
+    with _explaining_errors(path):
         kind = find_kind(path)
         if kind == "parquet":
             yield from _read_parquet(path, reading)
@@ -88,7 +88,7 @@ def _open(path: Path, reading: FileReading, *, newline: str) -> io.TextIOWrapper
 
 
 @contextmanager
-def _words_for(path: Path) -> Iterator[None]:
+def _explaining_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Misfit as misfit:
@@ -184,7 +184,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             may_go_on = isinstance(error, json.JSONDecodeError) and not ended
-            if not may_go_on or len(text) - place > _MOST_CHARS:
+            if not may_go_on or len(text) - place > _MAX_CHARS:
                 raise _broken(path, number + 1, _say(error)) from error
             block = file.read(max(_BLOCK_CHARS, len(text) - place))
             text, place, ended = text[place:] + block, 0, not block

@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.contract.data_files import KINDS
 from agents.errors import ExpectedError
-from agents.trainer.data.rows import DataFiles, find_files, list_files, one_kind
+from agents.trainer.data.rows import DataFiles, find_files, list_files, require_one_kind
 from agents.trainer.data.splits import HELD_OUT, choose_split
 
 _CONVERTED = "refs/convert/parquet"
@@ -108,7 +108,7 @@ def find_data(
     if not chosen:
         _refuse_same(name, held_out_from)
         chosen = choose_split(folder, found, held_out=False) or found
-    return DataFiles(name=name, paths=one_kind(name, chosen))
+    return DataFiles(name=name, paths=require_one_kind(name, chosen))
 
 
 def _refuse_same(name: str, held_out_from: str | None) -> None:

@@ -40,9 +40,9 @@ from agents.trainer.data.tokens import Tokenized, tokenize_rows
 
 NUM_SHOWN = 3
 _NUM_READ = 64
-_MOST_TOKENS = 256
+_MAX_TOKENS = 256
 """Shown of one conversation; the rest is counted."""
-_FEWEST_LEARNED = 32
+_MIN_LEARNED = 32
 """Of them, from the first token that is learned on."""
 _TELL_S = 1.0
 
@@ -90,10 +90,10 @@ def describe_first(
             reader.skip(row)
             continue
         if row.cut_from is not None:
-            reader.cut(row.segments[0].row, row.cut_from)
+            reader.truncate(row.segments[0].row, row.cut_from)
         kept.append(row)
     if num_read < _NUM_READ or not kept:  # else so many may be malformed of all
-        tally.judge(len(kept))
+        tally.check_usable(len(kept))
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     return DataPreview(
         format=reader.format,
@@ -139,10 +139,10 @@ def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
 def _cut_parts(tokenizer: Any, segment: Segment) -> tuple[ShownPart, ...]:
     """Return the beginning, and where nothing of it is learned, the first that is, too."""
     first = int(np.argmax(segment.is_target))
-    if first <= _MOST_TOKENS - _FEWEST_LEARNED:
-        return _part(tokenizer, segment, 0, _MOST_TOKENS)
-    half = _MOST_TOKENS // 2
-    begin = first - half + _FEWEST_LEARNED
+    if first <= _MAX_TOKENS - _MIN_LEARNED:
+        return _part(tokenizer, segment, 0, _MAX_TOKENS)
+    half = _MAX_TOKENS // 2
+    begin = first - half + _MIN_LEARNED
     left_out = ShownPart(text=f"\n[{begin - half:,} tokens are not shown]\n", learned=False)
     head = _part(tokenizer, segment, 0, half)
     return (*head, left_out, *_part(tokenizer, segment, begin, begin + half))
@@ -162,11 +162,11 @@ class _Progress:
     """Prints how far tokenizing is, once a second."""
 
     def __init__(self) -> None:
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
 
-    def tell(self, num_rows: int, share: float) -> None:
-        if time.monotonic() - self._told_s >= _TELL_S:
-            self._told_s = time.monotonic()
+    def report(self, num_rows: int, share: float) -> None:
+        if time.monotonic() - self._reported_s >= _TELL_S:
+            self._reported_s = time.monotonic()
             _print("progress", message=f"{num_rows:,} rows tokenized, {share:.0%} of the data")
 
 
@@ -190,7 +190,7 @@ def preview(job: PreviewJob, home: Path) -> DataPreview:
         return describe_first(job.spec, tokenizer, files, plain_template=plain)
     sha256 = hash_files(files.paths, home / "hashes")
     cache = home / "cache" / "tokens"
-    examples = load_examples(files, sha256, job.spec, tokenizer, cache, _Progress().tell)
+    examples = load_examples(files, sha256, job.spec, tokenizer, cache, _Progress().report)
     return describe(examples, tokenizer, job.spec, plain_template=plain)
 
 

@@ -47,7 +47,7 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
         train, other = (choose_split(path, found, held_out=side) for side in (False, True))
         if train and other:
             found = other if held_out else train
-        return DataFiles(name=str(path), paths=one_kind(str(path), found))
+        return DataFiles(name=str(path), paths=require_one_kind(str(path), found))
     return DataFiles(name=str(path), paths=tuple(found))
 
 
@@ -73,7 +73,7 @@ def list_files(path: Path) -> list[Path]:
     return list(found.data)
 
 
-def one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
+def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
     """Return the files when all are of one kind.
 
     Raises:
@@ -171,9 +171,9 @@ class RowReader:
         """Count a row that is left out, with the name of its file where there are several."""
         self._tally.skip(self._name_file(skipped), skipped.row)
 
-    def cut(self, row: int, num_tokens: int) -> None:
+    def truncate(self, row: int, num_tokens: int) -> None:
         """Count a row that loses its end, with its whole length."""
-        self._tally.cut(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")), row)
+        self._tally.truncate(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")), row)
 
     def _name_file(self, named: Skipped) -> Skipped:
         if len(self._files.paths) == 1:

@@ -56,7 +56,7 @@ class ExampleSet:
         self.folder = folder
         self.format: str = about["format"]
         """`chat`, `alpaca`, `text` or `preference`: as asked for, or as found."""
-        self.num_words: int = sizes["words"]
+        self.vocab_size: int = sizes["words"]
         """Largest token id + 1: the model must know so many."""
         self.num_rows: int = about["num_rows"]
         """Rows of the data, with those left out."""
@@ -124,7 +124,7 @@ class _Column:
 def write_examples(
     folder: Path, rows: Iterator[Tokenized], *, capacity: int | None
 ) -> dict[str, int]:
-    """Write all arrays into the new `folder`; return the size of each, and `words` (`num_words`).
+    """Write all arrays into the new `folder`; return the size of each, and `words` (`vocab_size`).
 
     Args:
         rows: what becomes the examples.
@@ -133,7 +133,7 @@ def write_examples(
     Raises:
         ExpectedError: the disk is full.
     """
-    with _words_for(folder):
+    with _explaining_errors(folder):
         folder.mkdir(parents=True)
         sizes = _write_segments(folder, rows)
         _write_examples(folder, sizes, capacity)
@@ -141,7 +141,7 @@ def write_examples(
 
 
 @contextmanager
-def _words_for(folder: Path) -> Iterator[None]:
+def _explaining_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -154,7 +154,7 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
     columns = {name: _Column(folder, name) for name in names}
     columns["starts"].add(0)
     columns["first"].add(0)
-    num_segments, num_words = 0, 0
+    num_segments, vocab_size = 0, 0
     for row in rows:
         for segment in row.segments:
             ids = segment.ids
@@ -162,12 +162,12 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
             columns["starts"].add(columns["tokens"].size)
             columns["rows"].add(segment.row)
             num_segments += 1
-            num_words = max(num_words, int(ids.max(initial=-1)) + 1)
+            vocab_size = max(vocab_size, int(ids.max(initial=-1)) + 1)
         columns["first"].add(num_segments)
         columns["num_targets"].add(sum(segment.num_targets for segment in row.segments))
     for column in columns.values():
         column.close()
-    return {"words": num_words, **{name: column.size for name, column in columns.items()}}
+    return {"words": vocab_size, **{name: column.size for name, column in columns.items()}}
 
 
 def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -> None:

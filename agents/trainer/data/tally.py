@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from agents.errors import ExpectedError
 
-MOST_MALFORMED = 10
-MOST_MALFORMED_SHARE = 0.05
+MAX_MALFORMED = 10
+MAX_MALFORMED_SHARE = 0.05
 BLANK = "the line is empty"
 NUM_NAMED = 20
 """How many rows that were left out are named."""
@@ -38,23 +38,23 @@ class Skipped:
         return f"{self.file}: {self.reason}" if self.file else self.reason
 
 
-class First:
+class FirstRows:
     """Keeps the first rows in their order, though they come out of it.
 
     Whether a row can be read is known before the rows ahead of it are tokenized.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_rows: int) -> None:
         self.rows: list[Skipped] = []
         self._places: list[int] = []
-        self._most = most
+        self._max = max_rows
 
     def add(self, row: Skipped, place: int) -> None:
         """Take in a row, unless all that are kept come before it."""
         at = bisect.bisect(self._places, place)
         self.rows.insert(at, row)
         self._places.insert(at, place)
-        del self.rows[self._most :], self._places[self._most :]
+        del self.rows[self._max :], self._places[self._max :]
 
 
 @dataclass(slots=True)
@@ -70,9 +70,9 @@ class Tally:
     """Rows left out that are nothing but a line's end."""
     num_truncated: int = 0
     """Rows that were longer than the longest sequence and lost their end."""
-    _skipped: First = field(default_factory=lambda: First(NUM_NAMED))
-    _truncated: First = field(default_factory=lambda: First(NUM_NAMED))
-    _malformed: First = field(default_factory=lambda: First(1))
+    _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
+    _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
+    _malformed: FirstRows = field(default_factory=lambda: FirstRows(1))
 
     @property
     def named(self) -> list[Skipped]:
@@ -93,18 +93,18 @@ class Tally:
             self._malformed.add(skipped, place)
         self._skipped.add(skipped, place)
 
-    def cut(self, named: Skipped, place: int) -> None:
+    def truncate(self, named: Skipped, place: int) -> None:
         """Count a row that loses its end."""
         self.num_truncated += 1
         self._truncated.add(named, place)
 
-    def judge(self, num_kept: int) -> None:
+    def check_usable(self, num_kept: int) -> None:
         """Check at the end that what is left is worth training on.
 
         Raises:
             ExpectedError: no row is left, or too many are malformed.
         """
-        too_many = max(MOST_MALFORMED, MOST_MALFORMED_SHARE * self.num_rows)
+        too_many = max(MAX_MALFORMED, MAX_MALFORMED_SHARE * self.num_rows)
         first = next(iter(self._malformed.rows), None)
         if first is not None and self.num_malformed > too_many and num_kept:
             raise ExpectedError(

@@ -74,7 +74,7 @@ def tokenize_rows(
 def _tokenize(
     tokenizer: Any, rows: list[ConversationRow], max_tokens: int
 ) -> Iterator[Tokenized | Skipped]:
-    drawn = [_draw_row(tokenizer, row) for row in rows]
+    drawn = [_render_row(tokenizer, row) for row in rows]
     texts = [text for one in drawn if not isinstance(one, Skipped) for text, _ in one]
     encoding = (
         {"input_ids": [], "offset_mapping": []}
@@ -125,14 +125,14 @@ def mark_targets(
     return is_target
 
 
-def _draw_row(tokenizer: Any, row: ConversationRow) -> list[tuple[str, list[range]]] | Skipped:
+def _render_row(tokenizer: Any, row: ConversationRow) -> list[tuple[str, list[range]]] | Skipped:
     """Return the text of each conversation of a row, and the parts of it that are learned."""
     try:
         if not row.turns:
             text = _enclose(row.text, tokenizer.bos_token or "", tokenizer.eos_token or "")
             return [(text, [range(len(text))])]
         sides = [row.turns, row.rejected] if row.rejected else [row.turns]
-        return [_draw(tokenizer, turns, row.num_common) for turns in sides]
+        return [_render_with_answers(tokenizer, turns, row.num_shared_turns) for turns in sides]
     except ValueError as error:
         return Skipped(row=row.number, reason=str(error), malformed=True)
 
@@ -143,14 +143,14 @@ def _enclose(text: str, begin: str, end: str) -> str:
     return f"{begin}{text}" if text.endswith(end) and end else f"{begin}{text}{end}"
 
 
-def _draw(
-    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_common: int
+def _render_with_answers(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], num_shared_turns: int
 ) -> tuple[str, list[range]]:
     folded, text = _fold_system(tokenizer, turns)
-    num_common -= len(turns) - len(folded)
+    num_shared_turns -= len(turns) - len(folded)
     spans: list[range] = []
     for place, turn in enumerate(folded):
-        if turn.role == "assistant" and turn.content.strip() and place >= num_common:
+        if turn.role == "assistant" and turn.content.strip() and place >= num_shared_turns:
             spans.append(_find_answer(tokenizer, folded, place, text))
     return text, spans
 
@@ -159,9 +159,11 @@ def _find_answer(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
 ) -> range:
     # In front of a greeting stands no question, but maybe what a template says by itself.
-    asked = _try_render(tokenizer, turns[:place], ask=True) if place else None
+    asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
     is_last = place == len(turns) - 1
-    answered = text if is_last else _try_render(tokenizer, turns[: place + 1], ask=False)
+    answered = (
+        text if is_last else _try_render(tokenizer, turns[: place + 1], add_generation_prompt=False)
+    )
     if (
         asked is not None
         and answered is not None
@@ -177,14 +179,16 @@ def _find_otherwise(
 ) -> range:
     """Return what is another text when another answer stands there."""
     other = (*turns[:place], replace(turns[place], content=_OTHER_ANSWER), *turns[place + 1 :])
-    before, found, after = _render(tokenizer, other, ask=False).partition(_OTHER_ANSWER)
+    before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
+        _OTHER_ANSWER
+    )
     start, end = len(before), len(text) - len(after)
     if not (found and start < end and text.startswith(before) and text.endswith(after)):
         raise ValueError(
             "the chat template of this model changes the assistant's answer, "
             "so it cannot be told what should be learned"
         )
-    alone = _try_render(tokenizer, other[: place + 1], ask=False) or ""
+    alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
     for closing in (alone.partition(_OTHER_ANSWER)[2], tokenizer.eos_token):
         if closing and after.startswith(closing):
             return range(start, end + len(closing))
@@ -199,27 +203,31 @@ def _fold_system(
     A system turn that the template refuses or drops begins the first question.
     """
     if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
-        return turns, _render(tokenizer, turns, ask=False)
+        return turns, _render(tokenizer, turns, add_generation_prompt=False)
     try:
-        text = _render(tokenizer, turns, ask=False)
-        if text != _render(tokenizer, turns[1:], ask=False):
+        text = _render(tokenizer, turns, add_generation_prompt=False)
+        if text != _render(tokenizer, turns[1:], add_generation_prompt=False):
             return turns, text
     except ValueError:
         pass
     first = ConversationTurn(role="user", content=f"{turns[0].content}\n\n{turns[1].content}")
     folded = (first, *turns[2:])
-    return folded, _render(tokenizer, folded, ask=False)
+    return folded, _render(tokenizer, folded, add_generation_prompt=False)
 
 
-def _try_render(tokenizer: Any, turns: tuple[ConversationTurn, ...], *, ask: bool) -> str | None:
+def _try_render(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], *, add_generation_prompt: bool
+) -> str | None:
     """Return the text; None: the template takes these turns with those that follow alone."""
     try:
-        return _render(tokenizer, turns, ask=ask)
+        return _render(tokenizer, turns, add_generation_prompt=add_generation_prompt)
     except ValueError:
         return None
 
 
-def _render(tokenizer: Any, turns: tuple[ConversationTurn, ...], *, ask: bool) -> str:
+def _render(
+    tokenizer: Any, turns: tuple[ConversationTurn, ...], *, add_generation_prompt: bool
+) -> str:
     messages = [{"role": turn.role, "content": turn.content} for turn in turns]
     template = tokenizer.get_chat_template()
     if "strftime_now" in template:
@@ -229,7 +237,7 @@ def _render(tokenizer: Any, turns: tuple[ConversationTurn, ...], *, ask: bool) -
             messages,
             chat_template=template,
             tokenize=False,
-            add_generation_prompt=ask,
+            add_generation_prompt=add_generation_prompt,
         )
     except _TEMPLATE_ERRORS as error:
         raise ValueError(f"the chat template of this model refuses it: {error}") from error

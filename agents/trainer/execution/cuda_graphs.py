@@ -29,8 +29,8 @@ from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.micro_batch import MicroBatch
 from agents.trainer.rank.device import read_most_bytes
 
-_FREE_RECORDINGS = 2
-_LEAST_REPLAYS = 8
+_MAX_FREE_RECORDINGS = 2
+_MIN_REPLAYS = 8
 """For each recording beyond the free ones: it takes about as long as two or three micro-batches."""
 
 Add = Callable[[MicroBatch], None]
@@ -75,7 +75,7 @@ class GraphReplayer:
         self._refused: object = None
         """The shape that could not be recorded."""
 
-    def run(self, batch: MicroBatch, plan: LayerPlan, add: Add) -> bool:
+    def try_replay(self, batch: MicroBatch, plan: LayerPlan, add: Add) -> bool:
         """Do what `add` does with the micro-batch; False: it was not done, and has to be.
 
         Args:
@@ -86,7 +86,7 @@ class GraphReplayer:
             self.drop()
             self._shape = shape
             return False
-        if self._graph is None and not self._try_to_record(batch, add):
+        if self._graph is None and not self._try_record(batch, add):
             return False
         assert self._graph is not None
         for mine, new in zip(self._inputs, self._read(batch), strict=True):
@@ -108,7 +108,7 @@ class GraphReplayer:
         self._graph.reset()
         self._graph, self._inputs = None, []
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop what was recorded, and begin anew with other settings."""
         self.drop()
         self._shape = self._refused = None
@@ -126,8 +126,8 @@ class GraphReplayer:
             *([] if tokens is None else [tokens]),
         ]
 
-    def _try_to_record(self, batch: MicroBatch, add: Add) -> bool:
-        paid = _FREE_RECORDINGS + self.num_replayed // _LEAST_REPLAYS
+    def _try_record(self, batch: MicroBatch, add: Add) -> bool:
+        paid = _MAX_FREE_RECORDINGS + self.num_replayed // _MIN_REPLAYS
         if self._refused == self._shape or self._num_recorded >= paid:
             return False
         self._num_recorded += 1

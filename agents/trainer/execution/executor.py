@@ -31,7 +31,7 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
 
 Warn = Callable[[str, str], None]
-_MOST_HELD_BYTES = 1 << 28
+_MAX_HELD_BYTES = 1 << 28
 """Gradients of one micro-batch that may be held until its end."""
 
 
@@ -64,7 +64,7 @@ class Executor:
         may_recompute: bool = True,
         warn: Warn,
         beat: Callable[[], None],
-        neighbours: GpuPressure | None = None,
+        pressure: GpuPressure | None = None,
     ) -> None:
         self._model = model
         self._flat = flat
@@ -72,11 +72,11 @@ class Executor:
         self._device = device
         self._warn = warn
         self._beat = beat
-        self._neighbours = neighbours
+        self._pressure = pressure
         self.micro_tokens = micro_tokens
         self.layers = layers
         self._may_recompute = may_recompute
-        self._copies = fused_linear.collect(model.module)
+        self._copies = fused_linear.collect_copies(model.module)
         self.replayer: GraphReplayer | None = None
         """None: every kernel is started by itself."""
         self.gradient_scale = 1.0
@@ -87,7 +87,7 @@ class Executor:
     @property
     def recomputed_share(self) -> float:
         """The part of the decoder layers that computes its activations twice, 0 to 1."""
-        return self.layers.plan.num_recomputed / max(1, self.layers.most_layers)
+        return self.layers.plan.num_recomputed / max(1, self.layers.num_layers)
 
     @property
     def held_bytes(self) -> int:
@@ -112,7 +112,7 @@ class Executor:
             groups = self._group(part)
             if self._try_groups(part, groups, overlap):
                 return
-            self._shrink(part, groups)
+            self._reduce_memory(part, groups)
 
     def try_gradients(self, part: Part) -> bool:
         """Do the passes once, all of `part` as it is cut now; False: memory ran out."""
@@ -134,7 +134,7 @@ class Executor:
             for group in groups:
                 self._beat()
                 picked = part.pick(group)
-                batch = self._lay_out(picked, dropout=True)
+                batch = self._prepare_micro_batch(picked, dropout=True)
                 if self._replay(batch):
                     continue
                 if overlap is not None and group is groups[-1]:
@@ -150,13 +150,13 @@ class Executor:
             self.layers.end()
         return True
 
-    def _shrink(self, part: Part, groups: list[list[int]]) -> None:
+    def _reduce_memory(self, part: Part, groups: list[list[int]]) -> None:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         most = max(sum(part.examples[i].num_tokens for i in group) for group in groups)
-        if self.layers.unpacked_bytes:
-            self._pack("Memory ran out")
+        if self.layers.dequantized_bytes:
+            self._drop_dequantized("Memory ran out")
         elif any(len(group) > 1 for group in groups):
             self.micro_tokens = min(most, self.micro_tokens) // 2
             self._warn(
@@ -164,11 +164,11 @@ class Executor:
                 "once on this rank. The batch stays the same.",
                 "",
             )
-        elif self._may_recompute and self.layers.do_more():
+        elif self._may_recompute and self.layers.recompute_more():
             num_recomputed = self.layers.plan.num_recomputed
             self._warn(
                 f"Memory ran out with a single example; from now on {num_recomputed} of "
-                f"{self.layers.most_layers} layers compute their activations twice on this "
+                f"{self.layers.num_layers} layers compute their activations twice on this "
                 "rank, which is slower and needs less.",
                 "",
             )
@@ -180,16 +180,16 @@ class Executor:
                 hint[0].upper() + hint[1:],
             )
 
-    def give_way(self) -> None:
+    def release_memory_under_pressure(self) -> None:
         """Give other programs the memory of the GPU that they want and this can do without."""
-        if not self.layers.unpacked_bytes or self._neighbours is None:
+        if not self.layers.dequantized_bytes or self._pressure is None:
             return
-        if self._neighbours.want_more():
-            self._pack("Another program takes more memory of this GPU")
+        if self._pressure.is_high():
+            self._drop_dequantized("Another program takes more memory of this GPU")
 
-    def _pack(self, why: str) -> None:
-        self.forget_replay()
-        self.layers.pack()
+    def _drop_dequantized(self, why: str) -> None:
+        self.drop_graphs()
+        self.layers.drop_dequantized()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)  # they were told apart until now
@@ -209,26 +209,26 @@ class Executor:
             for group in self._group(part):
                 self._beat()
                 picked = part.pick(group)
-                batch = self._lay_out(picked, dropout=False)
+                batch = self._prepare_micro_batch(picked, dropout=False)
                 _, sums = self._objective.compute(batch, picked.places, self.gradient_scale)
                 self.sums += sums
 
-    def forget_replay(self) -> None:
+    def drop_graphs(self) -> None:
         """Let go of what is replayed, before other settings are tried or used."""
         if self.replayer is not None:
-            self.replayer.forget()
+            self.replayer.reset()
 
     @contextmanager
-    def not_replaying(self) -> Iterator[None]:
+    def without_graphs(self) -> Iterator[None]:
         """Start every kernel by itself inside the block."""
-        self.forget_replay()
+        self.drop_graphs()
         replayer, self.replayer = self.replayer, None
         try:
             yield
         finally:
             self.replayer = replayer
 
-    def _lay_out(self, part: Part, *, dropout: bool) -> MicroBatch:
+    def _prepare_micro_batch(self, part: Part, *, dropout: bool) -> MicroBatch:
         """Return one micro-batch, and get layers and dropout ready for it."""
         batch = build_micro_batch(part.examples, self._device)
         self.layers.begin()
@@ -240,12 +240,12 @@ class Executor:
     def _replay(self, batch: MicroBatch) -> bool:
         if self.replayer is None:
             return False
-        if self.replayer.run(batch, self.layers.plan, self._add_or_let_go):
+        if self.replayer.try_replay(batch, self.layers.plan, self._add_or_release):
             return True
         self.layers.begin()  # what a refused recording has left is of no use outside of it
         return False
 
-    def _add_or_let_go(self, batch: MicroBatch) -> None:
+    def _add_or_release(self, batch: MicroBatch) -> None:
         """Add the gradients of one micro-batch that is recorded.
 
         If memory runs out, copies under way have to end inside the recording, or its memory would
@@ -267,8 +267,8 @@ class Executor:
         an earlier pass still holds what gathers a parameter's gradients.
         """
         loss, sums = self._objective.compute(batch, places, self.gradient_scale)
-        self.layers.turn()
-        if is_awaited or self._flat.gradients.nbytes > _MOST_HELD_BYTES:
+        self.layers.start_backward()
+        if is_awaited or self._flat.gradients.nbytes > _MAX_HELD_BYTES:
             loss.backward()
         else:
             trained = list(self._flat.parameters.values())

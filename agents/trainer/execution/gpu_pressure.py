@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import torch
 
-_EVERY_S = 5.0
-_LEAST_FREE_BYTES = 1 << 29
+_CHECK_INTERVAL_S = 5.0
+_MIN_FREE_BYTES = 1 << 29
 """Less than that, and another program may fail to get what it asks for."""
-_LEAST_GROWTH_BYTES = 1 << 28
+_MIN_GROWTH_BYTES = 1 << 28
 """More than what drivers and libraries take for this process late."""
-_FIRST_LOOKS = 3
+_NUM_BASELINE_CHECKS = 3
 """By then libraries have what they need beside torch, such as NCCL's buffers."""
 
 ReadMemory = Callable[[], tuple[int, int, int]]
@@ -35,26 +35,26 @@ class GpuPressure:
     def __init__(self, read: ReadMemory, now_s: Callable[[], float] = time.monotonic) -> None:
         self._read = read
         self._now_s = now_s
-        self._first_bytes = 0
+        self._baseline_bytes = 0
         """The most that others had in the first looks."""
-        self._num_looks = 0
+        self._num_checks = 0
         self._next_s = now_s()
 
-    def want_more(self) -> bool:
+    def is_high(self) -> bool:
         """Return whether they took more since, and little is left; looks every few seconds."""
         if self._now_s() < self._next_s:
             return False
-        self._next_s = self._now_s() + _EVERY_S
+        self._next_s = self._now_s() + _CHECK_INTERVAL_S
         free_bytes, total_bytes, own_bytes = self._read()
         others_bytes = total_bytes - free_bytes - own_bytes
-        if self._num_looks < _FIRST_LOOKS:
-            self._num_looks += 1
-            self._first_bytes = max(self._first_bytes, others_bytes)
-        growth_bytes = others_bytes - self._first_bytes
-        return free_bytes < _LEAST_FREE_BYTES and growth_bytes > _LEAST_GROWTH_BYTES
+        if self._num_checks < _NUM_BASELINE_CHECKS:
+            self._num_checks += 1
+            self._baseline_bytes = max(self._baseline_bytes, others_bytes)
+        growth_bytes = others_bytes - self._baseline_bytes
+        return free_bytes < _MIN_FREE_BYTES and growth_bytes > _MIN_GROWTH_BYTES
 
 
-def watch(device: torch.device) -> GpuPressure | None:
+def watch_gpu(device: torch.device) -> GpuPressure | None:
     """Return those on a GPU; None on a CPU."""
     if device.type != "cuda":
         return None

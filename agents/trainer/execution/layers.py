@@ -58,18 +58,18 @@ class LayerStack:
         self._plain = [layer.forward for layer in self._layers]
         self._norms = [*_find_norms(model.module, self._layers)]
         self._modes: list[Mode] = []
-        self._unpacked: list[nn.Module] = []
-        self._way_back: Tensor | None = None
+        self._dequantized: list[nn.Module] = []
+        self._repack_buffer: Tensor | None = None
         """Memory to pack one of them in, whatever else takes that of the GPU meanwhile."""
         self.offloader = offloader
         self.compiled = compiled
-        self._once = torch.compile(_compute, fullgraph=True)
-        self._twice = torch.compile(_compute_twice, fullgraph=True)
+        self._compiled = torch.compile(_compute, fullgraph=True)
+        self._compiled_recompute = torch.compile(_compute_recomputing, fullgraph=True)
         self.plan = LayerPlan()
         self.set(LayerPlan())
 
     @property
-    def most_layers(self) -> int:
+    def num_layers(self) -> int:
         """How many layers there are; 0: this model's class does not let its layers be chosen."""
         return len(self._layers)
 
@@ -78,14 +78,14 @@ class LayerStack:
 
         Transformers' own switch works in training mode only, in which its dropouts would be on.
         """
-        num_recomputed = min(plan.num_recomputed, self.most_layers)
-        num_moved = min(plan.num_moved, self.most_layers - num_recomputed)
+        num_recomputed = min(plan.num_recomputed, self.num_layers)
+        num_moved = min(plan.num_moved, self.num_layers - num_recomputed)
         if self.offloader is None:
             num_moved = 0
         self.plan = LayerPlan(num_recomputed=num_recomputed, num_moved=num_moved)
-        self._modes = self.plan.modes(self.most_layers)
+        self._modes = self.plan.modes(self.num_layers)
         if self.offloader is not None:
-            self.offloader.is_sparing = self.plan.is_sparse(self.most_layers)
+            self.offloader.saves_memory = self.plan.is_sparse(self.num_layers)
         for place, layer in enumerate(self._layers):
             plain = not self.compiled and self._modes[place] == "keep"
             layer.forward = self._plain[place] if plain else partial(self._run, place)
@@ -95,59 +95,59 @@ class LayerStack:
                 norm.forward = partial(self._run_norm, norm)
 
     @property
-    def can_unpack(self) -> bool:
+    def can_dequantize(self) -> bool:
         """Whether there are 4-bit weights that are unpacked for each pass."""
         return any(True for _ in _find_packed(self._layers))
 
     @property
-    def unpacked_bytes(self) -> int:
+    def dequantized_bytes(self) -> int:
         """Memory of the GPU that 4-bit weights take more because they are unpacked."""
-        return sum(nf4.count_bytes(linear) for linear in self._unpacked)
+        return sum(nf4.count_extra_bytes(linear) for linear in self._dequantized)
 
     @property
-    def packed_bytes(self) -> int:
+    def dequantizable_bytes(self) -> int:
         """Memory that the other 4-bit weights would take more."""
-        all_bytes = sum(nf4.count_bytes(linear) for linear in _find_packed(self._layers))
-        return all_bytes - self.unpacked_bytes
+        all_bytes = sum(nf4.count_extra_bytes(linear) for linear in _find_packed(self._layers))
+        return all_bytes - self.dequantized_bytes
 
-    def unpack(self, most_bytes: float) -> None:
+    def dequantize(self, max_bytes: float) -> None:
         """Keep 4-bit weights unpacked in so much more memory, first those needed most often.
 
         They are unpacked for each pass otherwise; the numbers are the same. Where there turns out
         to be less memory, fewer are.
         """
-        self.pack()
-        order = sorted(range(self.most_layers), key=lambda i: self._modes[i] != "recompute")
+        self.drop_dequantized()
+        order = sorted(range(self.num_layers), key=lambda i: self._modes[i] != "recompute")
         linears = [*_find_packed(self._layers[place] for place in order)]
         with suppress(torch.OutOfMemoryError):
-            self._way_back = nf4.make_room(linears)
+            self._repack_buffer = nf4.allocate_repack_buffer(linears)
             for linear in linears:
-                most_bytes -= nf4.count_bytes(linear)
-                if most_bytes < 0:
+                max_bytes -= nf4.count_extra_bytes(linear)
+                if max_bytes < 0:
                     break
-                nf4.keep_whole(linear)
-                self._unpacked.append(linear)
-        if not self._unpacked:
-            self._way_back = None
+                nf4.keep_dequantized(linear)
+                self._dequantized.append(linear)
+        if not self._dequantized:
+            self._repack_buffer = None
         torch.cuda.empty_cache()  # where they were packed, nothing else may fit in
 
-    def pack(self) -> None:
+    def drop_dequantized(self) -> None:
         """Keep all weights as they were loaded."""
-        self._way_back = None
-        for linear in self._unpacked:
-            nf4.let_go(linear)
-        self._unpacked = []
+        self._repack_buffer = None
+        for linear in self._dequantized:
+            nf4.repack(linear)
+        self._dequantized = []
 
-    def do_more(self) -> bool:
+    def recompute_more(self) -> bool:
         """Let more layers recompute: a quarter, a half, then all; False when all do already."""
-        if self.plan.num_recomputed >= self.most_layers:
+        if self.plan.num_recomputed >= self.num_layers:
             return False
-        quarter = -(-self.most_layers // 4)
+        quarter = -(-self.num_layers // 4)
         more = max(quarter, 2 * self.plan.num_recomputed)
         self.set(LayerPlan(num_recomputed=more, num_moved=self.plan.num_moved))
         return True
 
-    def compile_afresh(self) -> None:
+    def reset_compiler(self) -> None:
         """Forget what was compiled, so that the forms made from now on are those of a new start.
 
         What the compiler makes of a layer depends on what it has compiled before: a form that a
@@ -175,15 +175,15 @@ class LayerStack:
         if self.offloader is not None:
             self.offloader.begin()
 
-    def turn(self) -> None:
+    def start_backward(self) -> None:
         """Get ready for the backward pass, when the forward pass has ended."""
         if self.offloader is not None:
-            self.offloader.turn()
+            self.offloader.start_backward()
 
     def end(self) -> None:
         """Let go of everything, also after an error."""
         if self.offloader is not None:
-            self.offloader.forget()
+            self.offloader.release()
 
     def _run(self, place: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         layer, mode = self._layers[place], self._modes[place]
@@ -194,11 +194,11 @@ class LayerStack:
             tokens = self._clock.tokens_BT1
             for tensor in (hidden, *others, *(() if tokens is None else (tokens,))):
                 _mark(tensor)
-        with self._moving(place, mode, others):
+        with self._offloading(place, mode, others):
             try:
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
             except TorchDynamoException as error:
-                self._go_on_without(error)
+                self._fall_back_to_eager(error)
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
 
     def _run_norm(self, norm: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -207,12 +207,12 @@ class LayerStack:
             return type(norm).forward(norm, hidden, *args, **kwargs)
         _mark(hidden)
         try:
-            return self._once(norm, hidden, args, kwargs)
+            return self._compiled(norm, hidden, args, kwargs)
         except TorchDynamoException as error:
-            self._go_on_without(error)
+            self._fall_back_to_eager(error)
             return norm(hidden, *args, **kwargs)
 
-    def _go_on_without(self, error: TorchDynamoException) -> None:
+    def _fall_back_to_eager(self, error: TorchDynamoException) -> None:
         """Stop compiling; raise what has not to do with it."""
         if not self.compiled or "out of memory" in str(error):
             raise error
@@ -220,7 +220,7 @@ class LayerStack:
 
     def _choose(self, place: int, mode: Mode) -> Callable[..., Any]:
         if self.compiled:
-            return self._twice if mode == "recompute" else self._once
+            return self._compiled_recompute if mode == "recompute" else self._compiled
         plain = self._plain[place]
         if mode != "recompute":
             return lambda _, hidden, args, kwargs: plain(hidden, *args, **kwargs)
@@ -235,16 +235,18 @@ class LayerStack:
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), self._clock.again()),
+            context_fn=lambda: (nullcontext(), self._clock.repeated()),
             **kwargs,
         )
 
-    def _moving(self, place: int, mode: Mode, others: list[Tensor]) -> AbstractContextManager[None]:
+    def _offloading(
+        self, place: int, mode: Mode, others: list[Tensor]
+    ) -> AbstractContextManager[None]:
         if self.offloader is None or mode == "keep":
             return nullcontext()
         tokens = self._clock.tokens_BT1
         shared = others if tokens is None else [*others, tokens]
-        return self.offloader.around(place, shared, is_whole=mode == "move")
+        return self.offloader.offloading(place, shared, is_whole=mode == "move")
 
 
 def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:
@@ -260,14 +262,16 @@ def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:
 def _find_packed(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
     """Yield the linear layers inside whose weights are in 4 bits."""
     for layer in layers:
-        yield from filter(nf4.is_packed, layer.modules())
+        yield from filter(nf4.is_registered, layer.modules())
 
 
 def _compute(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
     return type(layer).forward(layer, hidden, *args, **kwargs)
 
 
-def _compute_twice(layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _compute_recomputing(
+    layer: nn.Module, hidden: Tensor, args: tuple[Any, ...], kwargs: Any
+) -> Any:
     def body(hidden: Tensor) -> Any:
         return type(layer).forward(layer, hidden, *args, **kwargs)
 

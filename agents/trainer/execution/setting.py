@@ -14,7 +14,7 @@ from agents.trainer.execution.executor import Executor
 from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.rank.device import read_most_bytes
 
-_CAUTIONS = (1.0, 0.85, 0.7)
+PLANNED_SHARES = (1.0, 0.85, 0.7)
 """Parts of the free memory that are planned with, one after the other, when it ran out."""
 
 
@@ -22,7 +22,7 @@ _SPARE_SLACK = 0.02
 """Of the memory that the card may give, not spent on unpacked weights: they gain the least."""
 
 
-_SHARES_UNPACKED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
+DEQUANTIZED_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
 """Of the weights that are not unpacked yet: the most for which no more layers recompute."""
 
 
@@ -42,15 +42,17 @@ class ExecutionSetting:
         return LayerPlan(num_recomputed=self.num_recomputed, num_moved=self.num_moved)
 
 
-def apply(computer: Executor, setting: ExecutionSetting) -> None:
+def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
     """Let the computer work with this setting, and with weights that stay packed."""
-    computer.forget_replay()
-    computer.layers.pack()
-    computer.micro_tokens = setting.micro_tokens
-    computer.layers.set(setting.plan)
+    executor.drop_graphs()
+    executor.layers.drop_dequantized()
+    executor.micro_tokens = setting.micro_tokens
+    executor.layers.set(setting.plan)
 
 
-def fill(computer: Executor, device: torch.device, part: Part, reserve: Reserve) -> bool:
+def fill_spare_memory(
+    executor: Executor, device: torch.device, part: Part, reserve: Reserve
+) -> bool:
     """Keep weights unpacked in the memory that passes over `part` leave.
 
     Args:
@@ -62,55 +64,59 @@ def fill(computer: Executor, device: torch.device, part: Part, reserve: Reserve)
     Returns:
         False: the passes could not be recorded (see `replay`).
     """
-    if not computer.layers.can_unpack:
+    if not executor.layers.can_dequantize:
         return True
-    computer.forget_replay()
-    computer.layers.pack()
-    peak_bytes = read_peak(computer, device, part)
-    computer.try_gradients(part)  # is recorded now, if anything is
-    held_bytes = computer.held_bytes
-    computer.forget_replay()
+    executor.drop_graphs()
+    executor.layers.drop_dequantized()
+    peak_bytes = measure_peak_bytes(executor, device, part)
+    executor.try_gradients(part)  # is recorded now, if anything is
+    held_bytes = executor.held_bytes
+    executor.drop_graphs()
     gc.collect()
     torch.cuda.empty_cache()
     slack_bytes = _SPARE_SLACK * read_most_bytes(device)
     # Recorded passes hold their memory while the optimizer steps; others have given it back.
     needed_bytes = max(peak_bytes + reserve.lasting_bytes, held_bytes + reserve.missing_bytes)
-    spare_bytes = read_room(device) - needed_bytes - slack_bytes
-    for caution in _CAUTIONS:
-        computer.layers.unpack(spare_bytes * caution)
-        if not computer.layers.unpacked_bytes or _runs_well(computer, device, part, held_bytes > 0):
+    spare_bytes = read_free_bytes(device) - needed_bytes - slack_bytes
+    for caution in PLANNED_SHARES:
+        executor.layers.dequantize(spare_bytes * caution)
+        if not executor.layers.dequantized_bytes or _fits_unchanged(
+            executor, device, part, held_bytes > 0
+        ):
             break
-        computer.forget_replay()
-        computer.layers.pack()
+        executor.drop_graphs()
+        executor.layers.drop_dequantized()
         torch.cuda.empty_cache()
     return held_bytes > 0
 
 
-def _runs_well(computer: Executor, device: torch.device, part: Part, is_recorded: bool) -> bool:
+def _fits_unchanged(
+    executor: Executor, device: torch.device, part: Part, is_recorded: bool
+) -> bool:
     """Tell whether passes still fit, are still recorded, and need not tidy the memory up."""
-    with nullcontext() if is_recorded else computer.not_replaying():
-        if not computer.try_gradients(part):
+    with nullcontext() if is_recorded else executor.without_graphs():
+        if not executor.try_gradients(part):
             return False
-        before = count_retries(device)
-        if not computer.try_gradients(part):
+        before = count_alloc_retries(device)
+        if not executor.try_gradients(part):
             return False
-    return computer.held_bytes > 0 if is_recorded else count_retries(device) == before
+    return executor.held_bytes > 0 if is_recorded else count_alloc_retries(device) == before
 
 
-def count_retries(device: torch.device) -> int:
+def count_alloc_retries(device: torch.device) -> int:
     """Return how often memory went back to the driver because no free piece was large enough."""
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
-def read_peak(computer: Executor, device: torch.device, part: Part) -> int:
+def measure_peak_bytes(executor: Executor, device: torch.device, part: Part) -> int:
     """Return the most bytes beside those at rest that passes over `part` need."""
-    computer.forget_replay()
+    executor.drop_graphs()
     rest_bytes = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    computer.try_gradients(part)
+    executor.try_gradients(part)
     return torch.cuda.max_memory_allocated(device) - rest_bytes
 
 
-def read_room(device: torch.device) -> float:
+def read_free_bytes(device: torch.device) -> float:
     """Return the bytes that this process may still take of its GPU, less a reserve."""
     return read_most_bytes(device) * MEMORY_SHARE - torch.cuda.memory_allocated(device)

@@ -27,20 +27,20 @@ from agents.contract.spec import Recompute
 from agents.trainer.data.examples import Part
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.setting import (
-    _CAUTIONS,
-    _SHARES_UNPACKED,
+    DEQUANTIZED_SHARES,
+    PLANNED_SHARES,
     ExecutionSetting,
-    apply,
-    count_retries,
-    fill,
-    read_peak,
-    read_room,
+    apply_setting,
+    count_alloc_retries,
+    fill_spare_memory,
+    measure_peak_bytes,
+    read_free_bytes,
 )
 from agents.trainer.optim.optimizer_reserve import Reserve
 
 _TIMED_PASSES = 2
 """And a third where the second was recorded, for a replay; see `replay`."""
-_MOST_SLOWER = 2
+_MAX_SLOWER = 2
 """Sizes in a row that are tried and are no faster: one alone may be unlucky in how it fits."""
 _FEW_TOKENS = 4096
 """So few at once, and starting the kernels may take longer than computing them."""
@@ -52,11 +52,11 @@ _SEARCH_S = 180.0
 spend half an hour on what it gains in a day."""
 _NEAR = 0.97
 """Of the best speed: settings as fast as this may be the best if they move more, or in the end."""
-_SHORT_S = 1.0
+_SUSTAINED_S = 1.0
 """A longer pass shows by itself what the card sustains."""
-_HEAT_S, _HEAT_STEP_S = 4.0, 2.0
+_FINAL_S, _FINAL_STEP_S = 4.0, 2.0
 """For which a setting is timed in the last heat, and at most what is computed in one go."""
-_MOST_IN_HEAT = 3
+_MAX_FINALISTS = 3
 _PROBE_BYTES = 1 << 26
 
 
@@ -75,29 +75,29 @@ class Tuner:
 
     def __init__(
         self,
-        computer: Executor,
+        executor: Executor,
         device: torch.device,
         choose_part: Callable[[int], Part],
         *,
-        most_tokens: int,
+        max_tokens: int,
         step_tokens: float | None = None,
         recompute: Recompute,
         reserve: Reserve,
     ) -> None:
-        self._computer = computer
+        self._executor = executor
         self._device = device
         self._choose_part = choose_part
-        self._most_tokens = min(MOST_TOKENS, most_tokens)
+        self._max_tokens = min(MOST_TOKENS, max_tokens)
         self._step_tokens = step_tokens
         self._recompute = recompute
         self._reserve = reserve
         self.tried: list[ExecutionSetting] = []
         """What was timed."""
-        self.outlasting: list[ExecutionSetting] = []
+        self.finalists: list[ExecutionSetting] = []
         """Those of them that were in the last heat, with the speeds that they had in it."""
         self._recorded: set[ExecutionSetting] = set()
         """Those of them whose passes were replayed."""
-        self._packed_bytes: dict[ExecutionSetting, int] = {}
+        self._dequantizable_bytes: dict[ExecutionSetting, int] = {}
         """What the weights that were unpacked for each pass would have taken unpacked."""
         self._is_recorded = False
         """Whether those that were timed last were."""
@@ -109,35 +109,35 @@ class Tuner:
         self._deadline_s = time.monotonic() + _SEARCH_S  # compiling comes before
         best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
         if best is None:
-            return ExecutionSetting(micro_tokens=needs.tokens, num_recomputed=self._most_recomputed)
-        while tokens < self._most_tokens and num_slower < _MOST_SLOWER and self._has_time:
-            tokens = min(2 * tokens, self._most_tokens)
+            return ExecutionSetting(micro_tokens=needs.tokens, num_recomputed=self._max_recomputed)
+        while tokens < self._max_tokens and num_slower < _MAX_SLOWER and self._is_in_time:
+            tokens = min(2 * tokens, self._max_tokens)
             found = self._try(needs, tokens)
             if found is None:
                 break
             is_faster = found.tokens_per_s > best.tokens_per_s
             best, num_slower = (found, 0) if is_faster else (best, num_slower + 1)
-        return self._let_compete(
-            self._move_for_weights(needs, self._look_around(needs, best, tokens))
+        return self._run_final(
+            self._offload_for_weights(needs, self._try_neighbours(needs, best, tokens))
         )
 
-    def _look_around(
-        self, needs: Needs, best: ExecutionSetting, most_tokens: int
+    def _try_neighbours(
+        self, needs: Needs, best: ExecutionSetting, max_tokens: int
     ) -> ExecutionSetting:
         """Return the fastest of the best so far and of sizes halfway to its neighbours."""
         found, sizes = [best], []
-        if best.micro_tokens < most_tokens:
-            sizes.append(min(3 * best.micro_tokens // 2, self._most_tokens))
+        if best.micro_tokens < max_tokens:
+            sizes.append(min(3 * best.micro_tokens // 2, self._max_tokens))
         if best.micro_tokens > 2 * needs.tokens:
             sizes.append(3 * best.micro_tokens // 4)
         near = (best.micro_tokens, best.micro_tokens // 2)
         known = {count_tokens(self._choose_part(tokens)) for tokens in near}
         for tokens in sizes:
-            if count_tokens(self._choose_part(tokens)) not in known and self._has_time:
+            if count_tokens(self._choose_part(tokens)) not in known and self._is_in_time:
                 found.append(self._try(needs, tokens) or best)
         return max(found, key=_read_speed)
 
-    def _move_for_weights(self, needs: Needs, best: ExecutionSetting) -> ExecutionSetting:
+    def _offload_for_weights(self, needs: Needs, best: ExecutionSetting) -> ExecutionSetting:
         """Return the fastest of the best so far and of some that move layers to unpack weights.
 
         Copies cost next to nothing while the bus keeps up; unpacking for each pass costs as much
@@ -146,8 +146,8 @@ class Tuner:
         near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
         sizes = {one.micro_tokens: one for one in sorted(near, key=_read_speed)}  # the fastest
         for setting in sorted(sizes.values(), key=_read_speed, reverse=True):
-            for plan in self._plan_for_weights(needs, setting):
-                if not self._has_time:
+            for plan in self._plan_offload_for_weights(needs, setting):
+                if not self._is_in_time:
                     return best
                 part = self._choose_part(setting.micro_tokens)
                 changed = replace(setting, num_moved=plan.num_moved, tokens_per_s=0.0)
@@ -157,22 +157,26 @@ class Tuner:
                     break
         return best
 
-    def _plan_for_weights(self, needs: Needs, setting: ExecutionSetting) -> Iterator[LayerPlan]:
+    def _plan_offload_for_weights(
+        self, needs: Needs, setting: ExecutionSetting
+    ) -> Iterator[LayerPlan]:
         """Yield plans that move more than a setting and recompute as much, the most weights first.
 
         Those leave room for all weights unpacked, or for a part of those that are not yet.
         """
-        missing_bytes, num_moved = self._packed_bytes[setting], math.inf
-        for share in _SHARES_UNPACKED if self._recompute == "auto" and missing_bytes else ():
-            self._computer.forget_replay()
-            self._computer.layers.pack()
+        missing_bytes, num_moved = self._dequantizable_bytes[setting], math.inf
+        for share in DEQUANTIZED_SHARES if self._recompute == "auto" and missing_bytes else ():
+            self._executor.drop_graphs()
+            self._executor.layers.drop_dequantized()
             spared_bytes = (1 - share) * missing_bytes
-            weight_bytes = self._computer.layers.packed_bytes - spared_bytes
+            weight_bytes = self._executor.layers.dequantizable_bytes - spared_bytes
             plan = choose_plan(
                 needs,
                 tokens=setting.micro_tokens,
-                num_layers=self._computer.layers.most_layers,
-                room_bytes=read_room(self._device) - self._reserve.lasting_bytes - weight_bytes,
+                num_layers=self._executor.layers.num_layers,
+                room_bytes=read_free_bytes(self._device)
+                - self._reserve.lasting_bytes
+                - weight_bytes,
                 host_bytes=self._host_bytes,
             )
             if (
@@ -183,67 +187,70 @@ class Tuner:
                 num_moved = plan.num_moved
                 yield plan
 
-    def _let_compete(self, best: ExecutionSetting) -> ExecutionSetting:
+    def _run_final(self, best: ExecutionSetting) -> ExecutionSetting:
         """Return which of the best settings is the fastest for some seconds."""
         near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
         kinds = {(one.micro_tokens, one.plan): one for one in sorted(near, key=_read_speed)}
-        rivals = sorted(kinds.values(), key=_read_speed, reverse=True)[:_MOST_IN_HEAT]
-        if len(rivals) < 2 or best.micro_tokens > _SHORT_S * best.tokens_per_s:
+        rivals = sorted(kinds.values(), key=_read_speed, reverse=True)[:_MAX_FINALISTS]
+        if len(rivals) < 2 or best.micro_tokens > _SUSTAINED_S * best.tokens_per_s:
             return best
         for setting in rivals:
-            if not self._has_time:
+            if not self._is_in_time:
                 break
             speed = self._time_steps(setting)
             if speed is not None:
-                self.outlasting.append(replace(setting, tokens_per_s=speed))
-        return max(self.outlasting, key=_read_speed, default=best)
+                self.finalists.append(replace(setting, tokens_per_s=speed))
+        return max(self.finalists, key=_read_speed, default=best)
 
     def _time_steps(self, setting: ExecutionSetting) -> float | None:
         """Return the tokens per second of whole steps, or of long parts; None: memory ran out."""
-        apply(self._computer, setting)
+        apply_setting(self._executor, setting)
         part = self._choose_part(setting.micro_tokens)
-        if not self._computer.try_gradients(part):
+        if not self._executor.try_gradients(part):
             return None
-        is_recorded = fill(self._computer, self._device, part, self._reserve)
-        most_tokens = max(setting.micro_tokens, int(_HEAT_STEP_S * setting.tokens_per_s))
-        step = self._choose_part(min(self._most_tokens, most_tokens))
+        is_recorded = fill_spare_memory(self._executor, self._device, part, self._reserve)
+        max_tokens = max(setting.micro_tokens, int(_FINAL_STEP_S * setting.tokens_per_s))
+        step = self._choose_part(min(self._max_tokens, max_tokens))
         times_s: list[float] = []
-        with nullcontext() if is_recorded else self._computer.not_replaying():
+        with nullcontext() if is_recorded else self._executor.without_graphs():
             first_s = self._time_once(step)  # records, and warms the card
-            until_s = time.monotonic() + _HEAT_S
+            until_s = time.monotonic() + _FINAL_S
             while first_s is not None and (not times_s or time.monotonic() < until_s):
                 step_s = self._time_once(step)
                 if step_s is None:
                     return None
                 times_s.append(step_s)
-            self._computer.forget_replay()
+            self._executor.drop_graphs()
         return count_tokens(step) / statistics.median(times_s) if times_s else None
 
     @property
-    def _has_time(self) -> bool:
+    def _is_in_time(self) -> bool:
         return time.monotonic() < self._deadline_s
 
     @property
-    def _most_recomputed(self) -> int:
-        return 0 if self._recompute == "none" else self._computer.layers.most_layers
+    def _max_recomputed(self) -> int:
+        return 0 if self._recompute == "none" else self._executor.layers.num_layers
 
     def _measure(self) -> Needs:
-        part, layers = self._choose_part(0), self._computer.layers
+        part, layers = self._choose_part(0), self._executor.layers
         tokens = count_tokens(part)
-        least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._most_recomputed)
-        apply(self._computer, least)
-        self._computer.add_gradients(part)  # compiles, and says in words what does not fit at all
-        pass_s, once_bytes = self._time(part) or 0.0, read_peak(self._computer, self._device, part)
+        least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._max_recomputed)
+        apply_setting(self._executor, least)
+        self._executor.add_gradients(part)  # compiles, and says in words what does not fit at all
+        pass_s, once_bytes = (
+            self._time(part) or 0.0,
+            measure_peak_bytes(self._executor, self._device, part),
+        )
         input_bytes = self._read_layer()
         twice = self._choose_part(2 * tokens)
         more = count_tokens(twice) - tokens
-        apply(self._computer, replace(least, micro_tokens=2 * tokens))
+        apply_setting(self._executor, replace(least, micro_tokens=2 * tokens))
         token_bytes = once_bytes / tokens
-        if more > tokens // 2 and self._computer.try_gradients(twice):
-            twice_bytes = read_peak(self._computer, self._device, twice)
+        if more > tokens // 2 and self._executor.try_gradients(twice):
+            twice_bytes = measure_peak_bytes(self._executor, self._device, twice)
             token_bytes = min(token_bytes, max(0.0, (twice_bytes - once_bytes) / more))
-        layers.set(LayerPlan(num_recomputed=max(0, self._most_recomputed - 1), num_moved=1))
-        layer_bytes = self._read_layer() if self._computer.try_gradients(part) else 0
+        layers.set(LayerPlan(num_recomputed=max(0, self._max_recomputed - 1), num_moved=1))
+        layer_bytes = self._read_layer() if self._executor.try_gradients(part) else 0
         return Needs(
             tokens=tokens,
             fixed_bytes=once_bytes - token_bytes * tokens,
@@ -255,13 +262,13 @@ class Tuner:
         )
 
     def _read_layer(self) -> int:
-        offloader = self._computer.layers.offloader
-        return offloader.most_layer_bytes if offloader is not None else 0
+        offloader = self._executor.layers.offloader
+        return offloader.max_layer_bytes if offloader is not None else 0
 
     @property
     def _host_bytes(self) -> int:
-        offloader = self._computer.layers.offloader
-        return offloader.arena.most_bytes if offloader is not None else 0
+        offloader = self._executor.layers.offloader
+        return offloader.arena.capacity_bytes if offloader is not None else 0
 
     def _try(self, needs: Needs, tokens: int) -> ExecutionSetting | None:
         """Return the fastest of some plans for so many tokens; None: the card is too small.
@@ -273,11 +280,11 @@ class Tuner:
         if found is None:
             return None
         tried = [found]
-        if found.num_moved and self._recompute == "auto" and self._has_time:
+        if found.num_moved and self._recompute == "auto" and self._is_in_time:
             tried.append(self._try_plan(needs, tokens, may_move=False) or found)
         best = max(tried, key=_read_speed)
-        may_record = self._computer.replayer is not None and tokens <= _FEW_TOKENS
-        if may_record and self._has_time and best not in self._recorded:
+        may_record = self._executor.replayer is not None and tokens <= _FEW_TOKENS
+        if may_record and self._is_in_time and best not in self._recorded:
             tried.append(self._try_plan(needs, tokens, may_move=True, to_record=True) or best)
         return max(tried, key=_read_speed)
 
@@ -291,16 +298,16 @@ class Tuner:
         """
         part = self._choose_part(tokens)
         timed: list[ExecutionSetting] = []
-        for caution in _CAUTIONS[1:] if to_record else _CAUTIONS:
-            self._computer.forget_replay()
-            self._computer.layers.pack()
+        for caution in PLANNED_SHARES[1:] if to_record else PLANNED_SHARES:
+            self._executor.drop_graphs()
+            self._executor.layers.drop_dequantized()
             reserve = self._reserve
             beside_bytes = reserve.missing_bytes if to_record else reserve.lasting_bytes
             plan = choose_plan(
                 needs,
                 tokens=tokens,
-                num_layers=self._computer.layers.most_layers,
-                room_bytes=(read_room(self._device) - beside_bytes) * caution,
+                num_layers=self._executor.layers.num_layers,
+                room_bytes=(read_free_bytes(self._device) - beside_bytes) * caution,
                 host_bytes=self._host_bytes,
                 recompute=self._recompute,
                 may_move=may_move,
@@ -329,22 +336,22 @@ class Tuner:
         There is not if memory runs out, or if it goes back to the driver and is taken anew during
         the passes because its free pieces are too small: that takes longer than what it is for.
         """
-        apply(self._computer, setting)
-        if self._computer.try_gradients(part):
-            fill(self._computer, self._device, part, self._reserve)
+        apply_setting(self._executor, setting)
+        if self._executor.try_gradients(part):
+            fill_spare_memory(self._executor, self._device, part, self._reserve)
             seconds, is_roomy = self._time(part), True
             is_recorded = self._is_recorded
             if seconds is not None and not is_recorded:
-                with self._computer.not_replaying():
-                    self._computer.try_gradients(part)  # after a try to record, all is taken anew
-                    before = count_retries(self._device)
+                with self._executor.without_graphs():
+                    self._executor.try_gradients(part)  # after a try to record, all is taken anew
+                    before = count_alloc_retries(self._device)
                     plain_s = self._time(part, passes=1)
-                    is_roomy = count_retries(self._device) == before
+                    is_roomy = count_alloc_retries(self._device) == before
                 seconds = min(seconds, plain_s or seconds)
             if seconds is not None:
                 setting = replace(setting, tokens_per_s=self._rate(part, seconds))
                 self.tried.append(setting)
-                self._packed_bytes[setting] = self._computer.layers.packed_bytes
+                self._dequantizable_bytes[setting] = self._executor.layers.dequantizable_bytes
                 if is_recorded:
                     self._recorded.add(setting)
                 return setting, is_roomy
@@ -366,7 +373,7 @@ class Tuner:
         less_tokens = count_tokens(less)
         if not less_tokens <= mean_tokens < tokens or mean_tokens > _ALIKE * tokens:
             return tokens / seconds
-        with self._computer.not_replaying():
+        with self._executor.without_graphs():
             large_s, small_s = self._time(part) or seconds, self._time(less) or seconds
         share = (mean_tokens - less_tokens) / (tokens - less_tokens)
         return mean_tokens / (small_s + (large_s - small_s) * share)
@@ -375,24 +382,24 @@ class Tuner:
         """Return the seconds of the fastest of some passes; None: memory ran out."""
         times_s: list[float] = []
         while len(times_s) < passes and sum(times_s) < _LONG_S:
-            was_recorded = self._computer.held_bytes > 0
+            was_recorded = self._executor.held_bytes > 0
             pass_s = self._time_once(part)
             if pass_s is None:
                 return None
             times_s.append(pass_s)
-        self._is_recorded = self._computer.held_bytes > 0
+        self._is_recorded = self._executor.held_bytes > 0
         if self._is_recorded and not was_recorded:  # the last pass was, which takes its time
             pass_s = self._time_once(part)
             if pass_s is None:
                 return None
             times_s.append(pass_s)
-        self._computer.forget_replay()
+        self._executor.drop_graphs()
         return min(times_s)
 
     def _time_once(self, part: Part) -> float | None:
         torch.cuda.synchronize(self._device)
         started = time.perf_counter()
-        if not self._computer.try_gradients(part):
+        if not self._executor.try_gradients(part):
             return None
         torch.cuda.synchronize(self._device)
         return time.perf_counter() - started

@@ -12,11 +12,11 @@ import shutil
 import torch
 
 _COMPILERS = ("gcc", "clang", "cc")
-_MOST_KINDS = 64
+_MAX_KINDS = 64
 """Compiled forms of one function: kinds of layers, with and without gradients or adapter."""
 
 
-def why_not(device: torch.device) -> str | None:
+def find_obstacle(device: torch.device) -> str | None:
     """Return why layers cannot be compiled here, as a clause; None: they can."""
     if device.type != "cuda":
         return "there is no GPU"
@@ -36,7 +36,7 @@ def fix_settings() -> None:
     import torch._dynamo
     import torch._inductor.config
 
-    torch._dynamo.config.recompile_limit = _MOST_KINDS
+    torch._dynamo.config.recompile_limit = _MAX_KINDS
     # What `joined` keeps between the layers of a set is gone when the decoder layer ends.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10

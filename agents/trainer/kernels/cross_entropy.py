@@ -31,16 +31,16 @@ if triton is not None:
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _loss_kernel(  # type: ignore[no-untyped-def, unused-ignore]
         logits, label, loss, scale, gradient_scale,
-        num_words: tl.constexpr, wants_gradient: tl.constexpr, size: tl.constexpr,
+        vocab_size: tl.constexpr, wants_gradient: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64)
-        logits += row * num_words
+        logits += row * vocab_size
         target = tl.load(label + row)
         most = float("-inf")
         total = 0.0
-        for start in range(0, num_words, size):
+        for start in range(0, vocab_size, size):
             word = start + tl.arange(0, size)
-            logit = tl.load(logits + word, mask=word < num_words, other=float("-inf"))
+            logit = tl.load(logits + word, mask=word < vocab_size, other=float("-inf"))
             logit = logit.to(tl.float32) * scale
             higher = tl.maximum(most, tl.max(logit, 0))
             total = total * tl.exp(most - higher) + tl.sum(tl.exp(logit - higher), 0)
@@ -49,9 +49,9 @@ if triton is not None:
         tl.store(loss + row, log_sum - tl.load(logits + target).to(tl.float32) * scale)
         if wants_gradient:
             tl.debug_barrier()  # before the label's own logit is overwritten
-            for start in range(0, num_words, size):
+            for start in range(0, vocab_size, size):
                 word = start + tl.arange(0, size)
-                inside = word < num_words
+                inside = word < vocab_size
                 logit = tl.load(logits + word, mask=inside, other=float("-inf"))
                 share = tl.exp(logit.to(tl.float32) * scale - log_sum)
                 gradient = (share - (word == target).to(tl.float32)) * (scale * gradient_scale)
@@ -59,12 +59,12 @@ if triton is not None:
 
 
 @functools.cache
-def is_usable(device: torch.device) -> bool:
+def is_supported(device: torch.device) -> bool:
     """Tell whether the kernel can be compiled for this device."""
-    return triton is not None and compiling.why_not(device) is None
+    return triton is not None and compiling.find_obstacle(device) is None
 
 
-def take_losses(
+def compute_losses(
     logits_CV: Tensor, label_C: Tensor, scale: float, gradient_scale: float | None
 ) -> Tensor:
     """Return the cross-entropy of each token (C,), float32.
@@ -75,12 +75,12 @@ def take_losses(
         scale: of the logits, positive.
         gradient_scale: of the gradient; None: none is wanted.
     """
-    num_tokens, num_words = logits_CV.shape
+    num_tokens, vocab_size = logits_CV.shape
     loss_C = torch.empty(num_tokens, dtype=torch.float32, device=logits_CV.device)
     if num_tokens:
         _loss_kernel[(num_tokens,)](
             logits_CV, label_C, loss_C, scale, gradient_scale or 0.0,
-            num_words=num_words, wants_gradient=gradient_scale is not None,
+            vocab_size=vocab_size, wants_gradient=gradient_scale is not None,
             size=_WORDS_AT_ONCE, num_warps=16,
         )  # fmt: skip
     return loss_C

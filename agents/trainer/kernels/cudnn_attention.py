@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_SCRATCH_BYTES = 288 << 20
+MAX_SCRATCH_BYTES = 288 << 20
 _TOKENS_AT_ONCE = 4096
 """More do not fill a card better."""
 _HOPPER = 9
@@ -119,7 +119,7 @@ def divide(sequences: int, keys: int, scratch: Build) -> tuple[int, int] | None:
         found = scratch(sequences, keys)
         if found is None:
             return None
-        if found <= MOST_SCRATCH_BYTES:
+        if found <= MAX_SCRATCH_BYTES:
             return sequences, keys
         if sequences > 1:
             sequences = (sequences + 1) // 2

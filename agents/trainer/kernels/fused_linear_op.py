@@ -20,7 +20,7 @@ from torch import Tensor
 from agents.trainer.kernels import lora_kernels, nf4
 
 
-@torch.library.custom_op("rackless::joined_product", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("rackless::fused_linear", mutates_args=())  # type: ignore[untyped-decorator]
 def multiply(
     x_MI: Tensor,
     low_MR: Tensor | None,
@@ -62,8 +62,8 @@ def _multiply_shape(x_MI: Tensor, *others: Any) -> list[Tensor]:
     return [x_MI.new_empty((x_MI.shape[0], width)) for width in sizes[1::2]]
 
 
-@torch.library.custom_op("rackless::joined_gradient", mutates_args=())  # type: ignore[untyped-decorator]
-def _pull_back(
+@torch.library.custom_op("rackless::fused_linear_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _multiply_backward(
     gradients: list[Tensor],
     x_MI: Tensor | None,
     low_MR: Tensor | None,
@@ -102,8 +102,8 @@ def _pull_back(
     return [found_MI, *more]
 
 
-@_pull_back.register_fake  # type: ignore[untyped-decorator]
-def _pull_back_shape(
+@_multiply_backward.register_fake  # type: ignore[untyped-decorator]
+def _multiply_backward_shape(
     gradients: list[Tensor],
     x_MI: Tensor | None,
     low_MR: Tensor | None,
@@ -128,7 +128,7 @@ def _pull_back_shape(
 
 def _expand(low_MR: Tensor, ups: list[Tensor]) -> list[Tensor]:
     """Return low @ up.T (M, O) of each adapter."""
-    if lora_kernels.can_do(low_MR, ups):
+    if lora_kernels.supports(low_MR, ups):
         return lora_kernels.expand(low_MR, ups)
     return [low_MQ @ up_OQ.T for low_MQ, up_OQ in zip(_split(low_MR, ups), ups, strict=True)]
 
@@ -141,9 +141,9 @@ def _differentiate_adapters(
     Args:
         gradients: (M, O) of the outputs of each adapter.
     """
-    if len(ups) > 1 and lora_kernels.can_do(low_MR, ups):  # one alone has little to save
-        of_low_MR = lora_kernels.shrink(gradients, ups)
-        return of_low_MR, lora_kernels.gather(gradients, low_MR, ups, scale, dtype)
+    if len(ups) > 1 and lora_kernels.supports(low_MR, ups):  # one alone has little to save
+        of_low_MR = lora_kernels.differentiate_low(gradients, ups)
+        return of_low_MR, lora_kernels.differentiate_ups(gradients, low_MR, ups, scale, dtype)
     of_low_MR, of_ups = torch.empty_like(low_MR), []
     parts = _split(of_low_MR, ups), _split(low_MR if scale == 1.0 else low_MR * scale, ups)
     for gradient_MO, up_OQ, of_low_MQ, low_MQ in zip(gradients, ups, *parts, strict=True):
@@ -175,7 +175,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     ups, saved = saved[: ctx.num_ups], saved[ctx.num_ups :]
     low_MR, down_RI, x_MI = (saved.pop(0) if has else None for has in ctx.has)
     wants_input = ctx.needs_input_grad[0]  # the first layer's input comes from fixed embeddings
-    found_MI, *more = _pull_back(
+    found_MI, *more = _multiply_backward(
         gradients, x_MI, low_MR, down_RI, ups, weights, ctx.sizes, ctx.scale, ctx.dtype, wants_input
     )
     first = more.pop(0) if low_MR is not None else None
@@ -197,7 +197,7 @@ multiply.register_autograd(_differentiate, setup_context=_keep)
 
 def _read(weight: Tensor) -> Tensor:
     """Return the weights (O, I) of one layer, unpacked if they are packed."""
-    return nf4.read(weight) if weight.dtype == torch.uint8 else weight
+    return nf4.read_weights(weight) if weight.dtype == torch.uint8 else weight
 
 
 def _split(low_MR: Tensor, ups: list[Tensor]) -> Iterable[Tensor]:

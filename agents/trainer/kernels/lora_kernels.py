@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agents.trainer.kernels.cross_entropy import is_usable
+from agents.trainer.kernels.cross_entropy import is_supported
 
 try:
     import triton  # type: ignore[import-not-found, unused-ignore]
@@ -30,10 +30,10 @@ try:
 except ImportError:  # torch for CPUs comes without
     triton = None
 
-_MOST_LAYERS = 3
-_MOST_RANK = 64
+_MAX_LAYERS = 3
+_MAX_RANK = 64
 """With more the arithmetic counts, and libraries are good at that."""
-_LEAST_RANK = 16
+_MIN_RANK = 16
 """Of the tiles that tensor cores multiply."""
 _EXPAND = {"tokens": 32, "size": 256, "num_warps": 4}
 """Tile of the outputs."""
@@ -195,7 +195,7 @@ if triton is not None:
             )  # fmt: skip
 
 
-def can_do(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
+def supports(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
     """Tell whether the kernels take the adapters of a set.
 
     Args:
@@ -204,12 +204,12 @@ def can_do(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
     """
     return (
         low_MR.dtype in (torch.bfloat16, torch.float16)
-        and len(ups) <= _MOST_LAYERS
-        and ups[0].shape[1] <= _MOST_RANK
+        and len(ups) <= _MAX_LAYERS
+        and ups[0].shape[1] <= _MAX_RANK
         and all(up_OQ.shape[1] == ups[0].shape[1] and up_OQ.is_contiguous() for up_OQ in ups)
         and low_MR.is_contiguous()
         and len(low_MR) > 0
-        and is_usable(low_MR.device)
+        and is_supported(low_MR.device)
         and _works(low_MR.device, low_MR.dtype, ups[0].shape[1])
     )
 
@@ -221,7 +221,7 @@ def _works(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
         ups = [torch.zeros(rank, rank, dtype=dtype, device=device) for _ in range(2)]
         low_MR = torch.zeros(1, 2 * rank, dtype=dtype, device=device)
         outs = expand(low_MR, ups)
-        gather(outs, shrink(outs, ups), ups, 1.0, torch.float32)
+        differentiate_ups(outs, differentiate_low(outs, ups), ups, 1.0, torch.float32)
         torch.cuda.synchronize(device)
     except torch.OutOfMemoryError:
         raise
@@ -243,7 +243,7 @@ def expand(low_MR: Tensor, ups: Sequence[Tensor]) -> list[Tensor]:
     return outs
 
 
-def shrink(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Tensor:
+def differentiate_low(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Tensor:
     """Return the gradient of what the adapters take from the input (M, R).
 
     Args:
@@ -260,7 +260,7 @@ def shrink(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Tensor:
     return low_MR
 
 
-def gather(
+def differentiate_ups(
     gradients: Sequence[Tensor], low_MR: Tensor, ups: Sequence[Tensor], scale: float, dtype: Any
 ) -> list[Tensor]:
     """Return scale * gradient.T @ low (O, Q) of each adapter, of its own columns of `low`.
@@ -286,12 +286,12 @@ def gather(
 def _three(values: Sequence[Any], filling: Any = None) -> list[Any]:
     """Return the values, and what stands for those that are not there."""
     filling = values[0] if filling is None else filling
-    return [*values, *[filling] * (_MOST_LAYERS - len(values))]
+    return [*values, *[filling] * (_MAX_LAYERS - len(values))]
 
 
 def _rank(ups: Sequence[Tensor]) -> dict[str, int]:
     rank = ups[0].shape[1]
-    return {"rank": rank, "padded": max(_LEAST_RANK, triton.next_power_of_2(rank))}
+    return {"rank": rank, "padded": max(_MIN_RANK, triton.next_power_of_2(rank))}
 
 
 def _stages(ups: Sequence[Tensor]) -> dict[str, int]:

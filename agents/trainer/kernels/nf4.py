@@ -45,7 +45,7 @@ if triton is not None:
         return (tl.load(code + index) * scale + tl.load(offset))[:, None]
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def _unpack_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+    def _dequantize_kernel(  # type: ignore[no-untyped-def, unused-ignore]
         packed, scale8, code, group, offset, values, out, num_blocks,
         block_bytes: tl.constexpr, group_blocks: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
@@ -61,7 +61,7 @@ if triton is not None:
         tl.store(out + target, both, mask=inside[:, None])
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def _pack_kernel(  # type: ignore[no-untyped-def, unused-ignore]
+    def _repack_kernel(  # type: ignore[no-untyped-def, unused-ignore]
         packed, scale8, code, group, offset, values, whole, num_blocks,
         block_bytes: tl.constexpr, group_blocks: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
@@ -80,76 +80,76 @@ if triton is not None:
         tl.store(packed + place, pair.to(tl.uint8), mask=inside[:, None])
 
 
-def is_packed(layer: nn.Module) -> bool:
-    """Tell whether `install` has seen these weights."""
+def is_registered(layer: nn.Module) -> bool:
+    """Tell whether `register` has seen these weights."""
     return hasattr(layer, "nf4_packed")
 
 
 _layers: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
-"""By the address of what `name_of` returns, which stays where it is."""
+"""By the address of what `get_handle` returns, which stays where it is."""
 
 
-def name_of(layer: Any) -> Tensor:
+def get_handle(layer: Any) -> Tensor:
     """Return a tensor that stands for such a layer where an operation gets tensors, not layers."""
     found: Tensor = layer.nf4_scale8
     return found
 
 
-def read(name: Tensor) -> Tensor:
+def read_weights(name: Tensor) -> Tensor:
     """Return the weights (O, I) of the layer that a tensor stands for."""
     layer: Any = _layers[name.data_ptr()]
-    return unpack(layer) if layer.nf4_whole is None else layer.nf4_whole
+    return dequantize(layer) if layer.nf4_dequantized is None else layer.nf4_dequantized
 
 
-def say_who_reads(layer: Any, *, is_alone: bool) -> None:
-    """Say whether `read` alone is asked for the weights of such a layer from now on.
+def set_sole_reader(layer: Any, *, is_alone: bool) -> None:
+    """Say whether `read_weights` alone is asked for the weights of such a layer from now on.
 
     Adapters of some kinds look at the packed ones themselves.
     """
     packed = layer.nf4_packed
-    layer.nf4_has_one_reader = is_alone and packed.untyped_storage().nbytes() == packed.nbytes
+    layer.nf4_has_sole_reader = is_alone and packed.untyped_storage().nbytes() == packed.nbytes
 
 
-def keep_whole(layer: Any) -> None:
-    """Keep the weights of such a layer unpacked until `let_go`.
+def keep_dequantized(layer: Any) -> None:
+    """Keep the weights of such a layer unpacked until `repack`.
 
-    Where `read` alone is asked for them, they are no longer packed then.
+    Where `read_weights` alone is asked for them, they are no longer packed then.
     """
-    layer.nf4_whole = unpack(layer)
-    if layer.nf4_has_one_reader:
+    layer.nf4_dequantized = dequantize(layer)
+    if layer.nf4_has_sole_reader:
         layer.nf4_packed.untyped_storage().resize_(0)
 
 
-def make_room(layers: Iterable[Any]) -> Tensor | None:
+def allocate_repack_buffer(layers: Iterable[Any]) -> Tensor | None:
     """Return memory in which the weights of any such layer could be packed; None: there is none."""
     largest = max((layer.nf4_packed for layer in layers), key=lambda one: one.nbytes, default=None)
     return None if largest is None else torch.empty_like(largest)
 
 
-def let_go(layer: Any) -> None:
+def repack(layer: Any) -> None:
     """Keep the weights of such a layer packed again; unpacked, they are the same to the bit."""
     packed = layer.nf4_packed
     if not packed.untyped_storage().nbytes():
         packed.untyped_storage().resize_(packed.nbytes)
-        _start(_pack_kernel, layer, layer.nf4_whole)
-    layer.nf4_whole = None
+        _launch(_repack_kernel, layer, layer.nf4_dequantized)
+    layer.nf4_dequantized = None
 
 
-def count_bytes(layer: Any) -> int:
+def count_extra_bytes(layer: Any) -> int:
     """Return how much more memory such a layer takes with its weights unpacked."""
     whole_bytes = layer.out_features * layer.in_features * layer.nf4_dtype.itemsize
-    return int(whole_bytes - (layer.nf4_packed.nbytes if layer.nf4_has_one_reader else 0))
+    return int(whole_bytes - (layer.nf4_packed.nbytes if layer.nf4_has_sole_reader else 0))
 
 
-def unpack(layer: Any) -> Tensor:
+def dequantize(layer: Any) -> Tensor:
     """Return the weights (O, I) of such a layer, from what is packed."""
     size = (layer.out_features, layer.in_features)
     weight_OI = torch.empty(size, dtype=layer.nf4_dtype, device=layer.nf4_scale8.device)
-    _start(_unpack_kernel, layer, weight_OI)
+    _launch(_dequantize_kernel, layer, weight_OI)
     return weight_OI
 
 
-def _start(kernel: Any, layer: Any, weight_OI: Tensor) -> None:
+def _launch(kernel: Any, layer: Any, weight_OI: Tensor) -> None:
     """Start a kernel over all blocks of a layer's weights."""
     parts = [getattr(layer, f"nf4_{name}") for name in _PARTS]
     num_blocks = layer.nf4_scale8.numel()
@@ -161,14 +161,14 @@ def _start(kernel: Any, layer: Any, weight_OI: Tensor) -> None:
     )  # fmt: skip
 
 
-def install(model: nn.Module) -> int:
+def register(model: nn.Module) -> int:
     """Get the 4-bit layers of a model on a GPU ready for the kernel; return how many are."""
     count = 0
     for module in model.modules():
         if triton is None or not type(module).__module__.startswith("bitsandbytes."):
             continue  # an adapter around such a layer has a weight of this kind, too
         state = getattr(getattr(module, "weight", None), "quant_state", None)
-        if state is None or not _can_do(module, state):
+        if state is None or not _supports(module, state):
             continue
         parts = {
             "packed": module.weight.data.view(-1),
@@ -181,13 +181,13 @@ def install(model: nn.Module) -> int:
         for name, tensor in parts.items():
             module.register_buffer(f"nf4_{name}", tensor, persistent=False)
         module.nf4_dtype, module.nf4_group_blocks = state.dtype, state.state2.blocksize
-        module.nf4_whole, module.nf4_has_one_reader = None, False
+        module.nf4_dequantized, module.nf4_has_sole_reader = None, False
         _layers[state.absmax.data_ptr()] = module
         count += 1
     return count
 
 
-def _can_do(module: Any, state: Any) -> bool:
+def _supports(module: Any, state: Any) -> bool:
     weight = module.weight
     return bool(
         weight.is_cuda

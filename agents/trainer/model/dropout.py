@@ -72,18 +72,18 @@ class DropoutClock:
         self.tokens_BT1 = None
 
     @contextmanager
-    def only(self, start: int, stop: int) -> Iterator[None]:
+    def limited_to(self, start: int, stop: int) -> Iterator[None]:
         """Let only these tokens of the flat row be seen inside the block."""
         seen_BT1 = None if self.tokens_BT1 is None else self.tokens_BT1[:, start:stop]
-        with self._show(seen_BT1):
+        with self._showing(seen_BT1):
             yield
 
-    def again(self) -> AbstractContextManager[None]:
+    def repeated(self) -> AbstractContextManager[None]:
         """Return a block in which the tokens seen now are seen again."""
-        return self._show(self.tokens_BT1)
+        return self._showing(self.tokens_BT1)
 
     @contextmanager
-    def _show(self, tokens_BT1: Tensor | None) -> Iterator[None]:
+    def _showing(self, tokens_BT1: Tensor | None) -> Iterator[None]:
         kept, self.tokens_BT1 = self.tokens_BT1, tokens_BT1
         try:
             yield
@@ -94,9 +94,9 @@ class DropoutClock:
 class CountedDropout(nn.Module):
     """Stands in for the `nn.Dropout` of one adapter layer."""
 
-    def __init__(self, share: float, name: str, features: int, clock: DropoutClock) -> None:
+    def __init__(self, probability: float, name: str, features: int, clock: DropoutClock) -> None:
         super().__init__()
-        threshold = min(round(share * _LANES), _LANES - 1)
+        threshold = min(round(probability * _LANES), _LANES - 1)
         self._features = features
         self._name = name
         self._clock = clock
@@ -142,7 +142,7 @@ def _odd(philox: np.random.Philox, count: int) -> np.ndarray[tuple[int], np.dtyp
     return (words | np.uint32(1)).view(np.int32)
 
 
-def replace_dropouts(model: nn.Module, share: float, clock: DropoutClock) -> int:
+def replace_dropouts(model: nn.Module, probability: float, clock: DropoutClock) -> int:
     """Put a `CountedDropout` in the place of every adapter's dropout; return how many."""
     count = 0
     for name, module in model.named_modules():
@@ -151,6 +151,6 @@ def replace_dropouts(model: nn.Module, share: float, clock: DropoutClock) -> int
             continue
         for adapter in dropouts:
             features = module.lora_A[adapter].in_features
-            dropouts[adapter] = CountedDropout(share, f"{name}.{adapter}", features, clock)
+            dropouts[adapter] = CountedDropout(probability, f"{name}.{adapter}", features, clock)
             count += 1
     return count

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.model import attention, fused_linear, positions
-from agents.trainer.model.head import Head, OwnHead, find_head
+from agents.trainer.model.head import FullLogitsHead, Head, find_head
 from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
 
-_TRIED_TOKENS = (7, 5)
+_PROBE_TOKENS = (7, 5)
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Largest difference of two ways to compute logits, relative to the largest logit."""
 
@@ -36,47 +36,47 @@ class Forward:
     """Runs the model over micro-batches, the best way that its class allows."""
 
     def __init__(
-        self, model: TrainedModel, device: torch.device, most_tokens: int | None = None
+        self, model: TrainedModel, device: torch.device, max_tokens: int | None = None
     ) -> None:
-        """Find out how; `most_tokens` is the length of the longest segment that will come."""
+        """Find out how; `max_tokens` is the length of the longest segment that will come."""
         self._model = model
         self._device = device
         self._causal: Any = model.module if model.lora is None else model.module.get_base_model()
         self._body: nn.Module = self._causal.base_model
-        self._turns = positions.find_turns(self._body, most_tokens)
+        self._ropes = positions.find_length_dependent(self._body, max_tokens)
         self.flat = False
         """Whether several segments go through the model at once."""
-        self.head: Head | OwnHead = OwnHead()
+        self.head: Head | FullLogitsHead = FullLogitsHead()
         with torch.no_grad():
-            self._choose()
+            self._detect()
 
     def features(self, batch: MicroBatch) -> Tensor:
         """Return what the head takes at each place where a token that counts is predicted (N, .).
 
         The caller sets the dropout clock.
         """
-        with self._arithmetic():
+        with self._autocast():
             if self.flat:
                 return self._run(batch)[0].index_select(0, batch.predicted_at_N)
-            return self._run_apart(batch).index_select(0, batch.predicted_at_N)
+            return self._run_per_segment(batch).index_select(0, batch.predicted_at_N)
 
-    def join(self) -> None:
+    def fuse_linear(self) -> None:
         """Compute linear layers with one input together; see `joined`."""
-        batch = build_micro_batch([_try_example()], self._device)
+        batch = build_micro_batch([_build_probe()], self._device)
         with torch.no_grad():
             expected_NH = self.features(batch)
-            once = build_micro_batch([_try_example(_TRIED_TOKENS[:1])], self._device)
-            fused_linear.install(self._model.module, lambda: self.features(once))
+            once = build_micro_batch([_build_probe(_PROBE_TOKENS[:1])], self._device)
+            fused_linear.fuse(self._model.module, lambda: self.features(once))
             if not self._agrees(lambda: self.features(batch), expected_NH):
-                fused_linear.uninstall(self._model.module)
+                fused_linear.unfuse(self._model.module)
 
     @contextmanager
-    def adapter_off(self) -> Iterator[None]:
+    def without_adapter(self) -> Iterator[None]:
         """Compute with the base weights, and without gradients, inside the block."""
         with torch.no_grad(), self._model.module.disable_adapter():
             yield
 
-    def _arithmetic(self) -> Any:
+    def _autocast(self) -> Any:
         dtype = self._model.dtype
         return torch.autocast(self._device.type, dtype, enabled=self._model.autocast)
 
@@ -90,38 +90,38 @@ class Forward:
             return self._body(input_ids=batch.ids_1M, **settings).last_hidden_state
         return self._causal(input_ids=batch.ids_1M, **settings).logits
 
-    def _run_apart(self, batch: MicroBatch) -> Tensor:
+    def _run_per_segment(self, batch: MicroBatch) -> Tensor:
         """Return the outputs of all segments (M, .), each made in a forward pass of its own."""
         outputs = []
         for start, stop in pairwise(batch.segments.bounds):
-            positions.forget(self._turns)
-            with self._model.clock.only(start, stop):
+            positions.reset(self._ropes)
+            with self._model.clock.limited_to(start, stop):
                 outputs.append(self._run(replace(batch, ids_1M=batch.ids_1M[:, start:stop]))[0])
         return torch.cat(outputs)
 
-    def _choose(self) -> None:
+    def _detect(self) -> None:
         """Find out what this class of models can do; see the module's docstring."""
-        batch = build_micro_batch([_try_example()], self._device)
-        with self._arithmetic():
-            expected_MV = self._run_apart(batch)
+        batch = build_micro_batch([_build_probe()], self._device)
+        with self._autocast():
+            expected_MV = self._run_per_segment(batch)
             head = find_head(self._causal, self._model.dtype)
             if head is not None:
                 self.head = head
-                if not self._agrees(lambda: head.logits(self._run_apart(batch)), expected_MV):
-                    self.head = OwnHead()
+                if not self._agrees(lambda: head.logits(self._run_per_segment(batch)), expected_MV):
+                    self.head = FullLogitsHead()
             self.flat = self._can_be_flat(batch, expected_MV)
 
     def _can_be_flat(self, batch: MicroBatch, expected_MV: Tensor) -> bool:
         config = self._causal.config
         usual = config._attn_implementation
-        if self._turns or not self._routes():
+        if self._ropes or not self._can_route_attention():
             return False
         attention.register()
         self._causal.set_attn_implementation(attention.NAME)
         self.flat = True
         windows: list[int | None] = []
         if self._agrees(lambda: self._try_flat(batch, windows), expected_MV) and (
-            any(windows) == _slides(config.get_text_config())
+            any(windows) == _has_sliding_window(config.get_text_config())
         ):
             return True
         self.flat = False
@@ -132,7 +132,7 @@ class Forward:
         found_M = self._run(batch, windows=windows)[0]
         return self.head.logits(found_M) if isinstance(self.head, Head) else found_M
 
-    def _routes(self) -> bool:
+    def _can_route_attention(self) -> bool:
         config = self._causal.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         return kinds <= {"full_attention", "sliding_attention"} and bool(
@@ -153,7 +153,7 @@ class Forward:
         return bool(error_of <= _TOLERANCES[self._model.dtype])
 
 
-def _slides(config: Any) -> bool:
+def _has_sliding_window(config: Any) -> bool:
     """Tell whether some layers of a model see a window of tokens only."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -161,7 +161,7 @@ def _slides(config: Any) -> bool:
     return bool(getattr(config, "sliding_window", None))
 
 
-def _try_example(lengths: tuple[int, ...] = _TRIED_TOKENS) -> Example:
+def _build_probe(lengths: tuple[int, ...] = _PROBE_TOKENS) -> Example:
     parts = []
     for length in lengths:
         is_target = np.ones(length, dtype=np.bool_)

@@ -30,7 +30,7 @@ _RANKS_TOGETHER = 8
 """Ranks are filled up to a multiple of so many, of which a row of 16 bytes consists."""
 
 
-class Joined:
+class FusedSet:
     """Linear layers with one input.
 
     Args:
@@ -59,18 +59,18 @@ class Joined:
 
 def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
     bases = [_base(layer) for layer in layers]
-    is_packed = nf4.is_packed(bases[0])
-    dtype = _arithmetic(bases[0])
+    is_packed = nf4.is_registered(bases[0])
+    dtype = _compute_dtype(bases[0])
     x_MI = x.to(dtype).flatten(0, -2)
-    adapted = [layer for layer in layers if _is_on(layer)]
-    low_MR, down_RI = _take(adapted, x, x_MI)
+    adapted = [layer for layer in layers if _is_active(layer)]
+    low_MR, down_RI = _project_down(adapted, x, x_MI)
     trained = [layer.lora_A["default"].weight for layer in adapted] if down_RI is not None else []
     trained += [layer.lora_B["default"].weight for layer in adapted]
-    ups = [layer.joined_up for layer in adapted]
-    weights = [nf4.name_of(base) if is_packed else base.weight for base in bases]
+    ups = [layer.fused_up for layer in adapted]
+    weights = [nf4.get_handle(base) if is_packed else base.weight for base in bases]
     sizes = [bases[0].in_features]
     for layer, base in zip(layers, bases, strict=True):
-        sizes += [base.out_features, len(layer.joined_down) if _is_on(layer) else 0]
+        sizes += [base.out_features, len(layer.fused_down) if _is_active(layer) else 0]
     scale = adapted[0].scaling["default"] if adapted else 1.0
     found = multiply(x_MI, low_MR, down_RI, ups, trained, weights, sizes, scale)
     outputs = []
@@ -81,7 +81,9 @@ def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
     return outputs
 
 
-def _take(adapted: list[Any], x: Tensor, x_MI: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _project_down(
+    adapted: list[Any], x: Tensor, x_MI: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
     """Return what the adapters take from the input (M, R), and by what (R, I).
 
     The second is None where dropouts let each adapter see another input.
@@ -91,19 +93,19 @@ def _take(adapted: list[Any], x: Tensor, x_MI: Tensor) -> tuple[Tensor | None, T
     dropouts = [layer.lora_dropout["default"] for layer in adapted]
     if all(isinstance(dropout, nn.Identity) for dropout in dropouts):
         one = len(adapted) == 1  # else it is all of the set
-        down_RI = adapted[0].joined_down if one else adapted[0].joined_downs
+        down_RI = adapted[0].fused_down if one else adapted[0].fused_downs
         return x_MI.detach() @ down_RI.T, down_RI
     lows = []
     for layer, dropout in zip(adapted, dropouts, strict=True):
         down_QI = layer.lora_A["default"].weight.to(x_MI.dtype)
-        filling = len(layer.joined_down) - len(down_QI)
+        padding = len(layer.fused_down) - len(down_QI)
         low_MQ = dropout(x).to(x_MI.dtype).flatten(0, -2) @ down_QI.T
-        lows.append(F.pad(low_MQ, (0, filling)) if filling else low_MQ)
+        lows.append(F.pad(low_MQ, (0, padding)) if padding else low_MQ)
     return (torch.cat(lows, dim=1) if len(lows) > 1 else lows[0]), None
 
 
-def _arithmetic(base: Any) -> torch.dtype:
-    dtype: torch.dtype = base.nf4_dtype if nf4.is_packed(base) else base.weight.dtype
+def _compute_dtype(base: Any) -> torch.dtype:
+    dtype: torch.dtype = base.nf4_dtype if nf4.is_registered(base) else base.weight.dtype
     return dtype
 
 
@@ -111,29 +113,29 @@ def _base(layer: Any) -> Any:
     return layer.base_layer if isinstance(layer, LoraLayer) else layer
 
 
-def _is_on(layer: Any) -> bool:
+def _is_active(layer: Any) -> bool:
     return isinstance(layer, LoraLayer) and not layer.disable_adapters
 
 
-class _FromSet:
+class _FusedLinear:
     """Mixed in before the class of a linear layer that belongs to a set."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         """Return the layer's output for x (..., I)."""
-        return self.joined.compute(self.joined_place, x)
+        return self.fused_set.compute(self.fused_index, x)
 
 
 class FusedCopies:
     """Copies of the adapters in the type that the base computes in, made once per step.
 
     Args:
-        layers: that `install` has changed.
+        layers: that `fuse` has changed.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         adapted = [layer for layer in layers if isinstance(layer, LoraLayer)]
-        self._downs = [(a.lora_A["default"].weight, a.joined_down) for a in adapted]
-        self._ups = [(a.lora_B["default"].weight, a.joined_up) for a in adapted]
+        self._downs = [(a.lora_A["default"].weight, a.fused_down) for a in adapted]
+        self._ups = [(a.lora_B["default"].weight, a.fused_up) for a in adapted]
         self._scales = [float(a.scaling["default"]) for a in adapted]
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
@@ -148,29 +150,29 @@ class FusedCopies:
             torch._foreach_copy_(into, [*scaled, *downs])
 
 
-def collect(model: nn.Module) -> FusedCopies:
-    """Return the copies of all adapters of a model that `install` has changed."""
-    return FusedCopies([module for module in model.modules() if isinstance(module, _FromSet)])
+def collect_copies(model: nn.Module) -> FusedCopies:
+    """Return the copies of all adapters of a model that `fuse` has changed."""
+    return FusedCopies([module for module in model.modules() if isinstance(module, _FusedLinear)])
 
 
-def install(model: nn.Module, rehearse: Callable[[], object]) -> None:
+def fuse(model: nn.Module, run_once: Callable[[], object]) -> None:
     """Join what can be joined in the decoder layers.
 
     Args:
-        model: whose 4-bit layers `nf4.install` has seen.
+        model: whose 4-bit layers `nf4.register` has seen.
         rehearse: passes a few tokens through all of it, once.
     """
     adapted = {id(_base(module)) for module in model.modules() if isinstance(module, LoraLayer)}
-    for layers in _find(model, rehearse):
-        joined = Joined(layers)
+    for layers in _find(model, run_once):
+        fused_set = FusedSet(layers)
         _make_copies([layer for layer in layers if isinstance(layer, LoraLayer)])
         for place, layer in enumerate(layers):
-            layer.joined, layer.joined_place = joined, place
+            layer.fused_set, layer.fused_index = fused_set, place
             layer.__class__ = _subclass(type(layer))
-            if nf4.is_packed(_base(layer)):
+            if nf4.is_registered(_base(layer)):
                 is_whole = isinstance(layer, LoraLayer) or id(layer) not in adapted
-                nf4.say_who_reads(_base(layer), is_alone=is_whole)
-    collect(model).refresh()
+                nf4.set_sole_reader(_base(layer), is_alone=is_whole)
+    collect_copies(model).refresh()
 
 
 def _make_copies(adapted: list[Any]) -> None:
@@ -178,29 +180,29 @@ def _make_copies(adapted: list[Any]) -> None:
     if not adapted:
         return
     base = _base(adapted[0])
-    kind: dict[str, Any] = {"dtype": _arithmetic(base), "device": base.weight.device}
+    kind: dict[str, Any] = {"dtype": _compute_dtype(base), "device": base.weight.device}
     ranks = [-(-layer.r["default"] // _RANKS_TOGETHER) * _RANKS_TOGETHER for layer in adapted]
     downs_RI = torch.zeros(sum(ranks), base.in_features, **kind)
-    adapted[0].register_buffer("joined_downs", downs_RI, persistent=False)
+    adapted[0].register_buffer("fused_downs", downs_RI, persistent=False)
     start = 0
     for layer, rank in zip(adapted, ranks, strict=True):
         down_QI = downs_RI[start : start + rank]
         up_OQ = torch.zeros(_base(layer).out_features, rank, **kind)
-        layer.register_buffer("joined_down", down_QI, persistent=False)
-        layer.register_buffer("joined_up", up_OQ, persistent=False)
+        layer.register_buffer("fused_down", down_QI, persistent=False)
+        layer.register_buffer("fused_up", up_OQ, persistent=False)
         start += rank
 
 
-def uninstall(model: nn.Module) -> None:
+def unfuse(model: nn.Module) -> None:
     """Let every layer compute as its class does."""
     for module in model.modules():
-        if isinstance(module, _FromSet):
+        if isinstance(module, _FusedLinear):
             module.__class__ = type(module).__bases__[1]
-            if nf4.is_packed(_base(module)):
-                nf4.say_who_reads(_base(module), is_alone=False)
+            if nf4.is_registered(_base(module)):
+                nf4.set_sole_reader(_base(module), is_alone=False)
 
 
-def _find(model: nn.Module, rehearse: Callable[[], object]) -> Iterator[list[Any]]:
+def _find(model: nn.Module, run_once: Callable[[], object]) -> Iterator[list[Any]]:
     """Yield the linear layers that can be computed here, those with one input together."""
     calls: list[tuple[nn.Module, Tensor]] = []
     layers = [
@@ -209,13 +211,13 @@ def _find(model: nn.Module, rehearse: Callable[[], object]) -> Iterator[list[Any
         if isinstance(block, GradientCheckpointingLayer)
         for layer in _candidates(block)
     ]
-    with torch.no_grad(), _hearing(layers, calls):
-        rehearse()
+    with torch.no_grad(), _recording_inputs(layers, calls):
+        run_once()
     once = [call for call in calls if sum(other is call[0] for other, _ in calls) == 1]
     sets: dict[object, list[Any]] = {}
     for layer, x in once:
         base: Any = _base(layer)
-        kind = nf4.is_packed(base), _arithmetic(base)
+        kind = nf4.is_registered(base), _compute_dtype(base)
         sets.setdefault((id(x), x._version, kind), []).append(layer)
     yield from sets.values()
     heard = {id(layer) for layer, _ in once}
@@ -234,7 +236,7 @@ def _candidates(block: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_linear(module: Any) -> bool:
-    if nf4.is_packed(module):
+    if nf4.is_registered(module):
         return True
     return type(module) is nn.Linear and not module.weight.requires_grad
 
@@ -252,7 +254,9 @@ def _is_plain(layer: Any) -> bool:
 
 
 @contextmanager
-def _hearing(layers: list[nn.Module], calls: list[tuple[nn.Module, Tensor]]) -> Iterator[None]:
+def _recording_inputs(
+    layers: list[nn.Module], calls: list[tuple[nn.Module, Tensor]]
+) -> Iterator[None]:
     def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
         calls.append((module, args[0]))  # kept, so that no other tensor gets its place
 
@@ -269,5 +273,5 @@ _subclasses: dict[type, type] = {}
 
 def _subclass(kind: type) -> type:
     if kind not in _subclasses:
-        _subclasses[kind] = type(kind.__name__, (_FromSet, kind), {})
+        _subclasses[kind] = type(kind.__name__, (_FusedLinear, kind), {})
     return _subclasses[kind]

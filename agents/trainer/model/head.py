@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 from torch import Tensor, nn
 
-from agents.trainer.kernels.cross_entropy import is_usable, take_losses
+from agents.trainer.kernels.cross_entropy import compute_losses, is_supported
 
 _CHUNK_VALUES = 1 << 24
 """Logits computed at once: 64 MB in fp32."""
@@ -70,10 +70,10 @@ class Head:
         bias = None if self.bias_V is None else self.bias_V.to(self.dtype)
         return F.linear(hidden_CH.to(self.dtype), weight_VH, bias)
 
-    def takes_kernel(self, device: torch.device) -> bool:
+    def uses_kernel(self, device: torch.device) -> bool:
         """Tell whether losses are taken by `head_kernel`."""
         is_narrow = self.dtype in (torch.bfloat16, torch.float16)
-        return is_narrow and self.softcap is None and is_usable(device)
+        return is_narrow and self.softcap is None and is_supported(device)
 
     def cap(self, logits_CV: Tensor) -> Tensor:
         """Apply the soft cap."""
@@ -83,14 +83,14 @@ class Head:
             else torch.tanh(logits_CV / self.softcap) * (self.softcap)
         )
 
-    def through_cap(self, gradient_CV: Tensor, capped_CV: Tensor) -> Tensor:
+    def backward_through_cap(self, gradient_CV: Tensor, capped_CV: Tensor) -> Tensor:
         """Turn the gradient of the capped logits into that of the bare product, in place."""
         if self.softcap is not None:
             gradient_CV *= 1 - (capped_CV / self.softcap).square()
         return gradient_CV if self.scale == 1.0 else gradient_CV.mul_(self.scale)
 
 
-class OwnHead:
+class FullLogitsHead:
     """Stands in for `Head` where the model's logits come from its own code, all at once."""
 
     @staticmethod
@@ -123,8 +123,8 @@ def _widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _chunks(num_tokens: int, num_words: int, num_values: int) -> Iterator[slice]:
-    size = max(16, num_values // num_words)
+def _chunks(num_tokens: int, vocab_size: int, num_values: int) -> Iterator[slice]:
+    size = max(16, num_values // vocab_size)
     size = size // _TILE_TOKENS * _TILE_TOKENS or size
     for start in range(0, num_tokens, size):
         yield slice(start, start + size)
@@ -174,7 +174,7 @@ class _Gradients:
         return tuple(None if g is None else (g * factor).to(d or g.dtype) for g, d in pairs)
 
 
-def _take(
+def _compute_chunk(
     head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return cross-entropies (C,) and the gradient of the bare product (C, V), if it is wanted."""
@@ -186,15 +186,15 @@ def _take(
         return loss_C, logits_CV
     gradient_CV = torch.exp(logits_CV - log_sum_C1)
     gradient_CV.scatter_add_(1, label_C1, -torch.ones_like(log_sum_C1))
-    return loss_C, head.through_cap(gradient_CV, logits_CV).mul_(gradient_scale)
+    return loss_C, head.backward_through_cap(gradient_CV, logits_CV).mul_(gradient_scale)
 
 
-def _take_kernel(
+def _compute_chunk_with_kernel(
     head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return what `_take` does, by `head_kernel`."""
+    """Return what `_compute_chunk` does, by `head_kernel`."""
     logits_CV = head.product(hidden_CH, weight_VH)
-    return take_losses(logits_CV, label_C, head.scale, gradient_scale), logits_CV
+    return compute_losses(logits_CV, label_C, head.scale, gradient_scale), logits_CV
 
 
 class _SumLoss(torch.autograd.Function):
@@ -216,8 +216,12 @@ class _SumLoss(torch.autograd.Function):
             )
             loss = torch.zeros((), dtype=torch.float64, device=hidden_NH.device)
             factor = gradient_scale if wants_gradient else None
-            takes_kernel = head.takes_kernel(hidden_NH.device)
-            take, most = (_take_kernel, _KERNEL_VALUES) if takes_kernel else (_take, _CHUNK_VALUES)
+            uses_kernel = head.uses_kernel(hidden_NH.device)
+            take, most = (
+                (_compute_chunk_with_kernel, _KERNEL_VALUES)
+                if uses_kernel
+                else (_compute_chunk, _CHUNK_VALUES)
+            )
             for cut in _chunks(len(label_N), len(weight_VH), most):
                 loss_C, gradient_CV = take(head, hidden_NH[cut], weight, label_N[cut], factor)
                 loss += loss_C.sum(dtype=torch.float64)
@@ -266,5 +270,5 @@ class _LogProbabilities(torch.autograd.Function):
                 logits_CV = head.cap(head.raw(hidden_CH, weight))
                 gradient_CV = torch.exp(logits_CV - log_sum_N1[cut]).mul_(-factor_C1)
                 gradient_CV.scatter_add_(1, label_N[cut, None], factor_C1.to(gradient_CV.dtype))
-                gradients.add(cut, hidden_CH, head.through_cap(gradient_CV, logits_CV))
+                gradients.add(cut, hidden_CH, head.backward_through_cap(gradient_CV, logits_CV))
         return *gradients.scaled(1.0), None, None

@@ -105,26 +105,26 @@ def build_micro_batch(examples: Sequence[Example], device: torch.device) -> Micr
     segments = [segment for example in examples for segment in example.segments]
     lengths = [len(segment.ids) for segment in segments]
     num_tokens = sum(lengths)
-    filling = round_up_tokens(num_tokens) - num_tokens if device.type == "cuda" else 0
-    ids_M = np.zeros(num_tokens + filling, dtype=np.int64)
+    padding = round_up_tokens(num_tokens) - num_tokens if device.type == "cuda" else 0
+    ids_M = np.zeros(num_tokens + padding, dtype=np.int64)
     np.concatenate([segment.ids for segment in segments], out=ids_M[:num_tokens])
     is_target_M = np.concatenate([segment.is_target for segment in segments])
     place_N = np.flatnonzero(is_target_M)
-    whole = [*lengths, filling] if filling else lengths
+    whole = [*lengths, padding] if padding else lengths
     position_M = np.concatenate([np.arange(length, dtype=np.int64) for length in whole])
     return MicroBatch(
-        ids_1M=move(ids_M[None], device),
-        position_1M=move(position_M[None], device),
+        ids_1M=copy_to_device(ids_M[None], device),
+        position_1M=copy_to_device(position_M[None], device),
         segments=Segments.of(whole, device),
         lengths=tuple(example.num_tokens for example in examples),
-        predicted_at_N=move(place_N - 1, device),
-        label_N=move(ids_M[place_N], device),
-        segment_N=move(np.repeat(np.arange(len(lengths)), lengths)[place_N], device),
+        predicted_at_N=copy_to_device(place_N - 1, device),
+        label_N=copy_to_device(ids_M[place_N], device),
+        segment_N=copy_to_device(np.repeat(np.arange(len(lengths)), lengths)[place_N], device),
         num_segments=len(lengths),
     )
 
 
-def move(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Copy an array to the device without waiting for it."""
     host = torch.from_numpy(array)
     if device.type != "cuda":

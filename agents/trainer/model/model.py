@@ -103,17 +103,17 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ExpectedError(
-            f"The model in {path} cannot be loaded: {_first(error)}.",
+            f"The model in {path} cannot be loaded: {_first_line(error)}.",
             "The folder needs config.json and model.safetensors of a causal language model",
         ) from error
     model.eval()
     model.requires_grad_(False)
     _keep_layout(model)
-    _refuse_long_rows(model, spec.sequence_tokens, path)
+    _refuse_long_sequences(model, spec.sequence_tokens, path)
     return model
 
 
-def _refuse_long_rows(model: nn.Module, sequence_tokens: int, path: Path) -> None:
+def _refuse_long_sequences(model: nn.Module, sequence_tokens: int, path: Path) -> None:
     """Check that a model whose positions are learned has enough of them."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _LEARNED_POSITIONS:
@@ -138,16 +138,16 @@ def _refuse_quantized(path: Path) -> None:
         )
 
 
-def refuse_unknown_words(model: nn.Module, num_words: int, path: Path) -> None:
+def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None:
     """Check that the model knows every token of the data; a tokenizer may know more.
 
     Raises:
         ExpectedError: it does not.
     """
     num_known = model.get_input_embeddings().num_embeddings
-    if num_words > num_known:
+    if vocab_size > num_known:
         raise ExpectedError(
-            f"The tokenizer in {path} made token {num_words - 1} of the data, and the model knows "
+            f"The tokenizer in {path} made token {vocab_size - 1} of the data, and the model knows "
             f"only {num_known:,}, from 0 on.",
             "Give the model its own tokenizer, or enlarge its embeddings first",
         )
@@ -183,7 +183,7 @@ def _keep_layout(model: nn.Module) -> None:
             module.training = True
 
 
-def find_beside_text(model: nn.Module) -> tuple[str, ...]:
+def find_non_text_modules(model: nn.Module) -> tuple[str, ...]:
     """Return the parts of a model of several kinds of input that no text goes through.
 
     Such as the vision tower of Gemma 3 and its projector. They are left out of training, which
@@ -193,16 +193,16 @@ def find_beside_text(model: nn.Module) -> tuple[str, ...]:
     if decoder is None or model.config.get_text_config() is model.config:
         return ()
     text = [part for part in (decoder, model.get_output_embeddings()) if part is not None]
-    return tuple(_find_beside(model, "", text))
+    return tuple(_find_outside(model, "", text))
 
 
-def _find_beside(module: nn.Module, prefix: str, text: Sequence[nn.Module]) -> Iterator[str]:
+def _find_outside(module: nn.Module, prefix: str, text: Sequence[nn.Module]) -> Iterator[str]:
     for name, child in module.named_children():
         inside = list(child.modules())
         if any(child is part for part in text):
             continue
         if any(one is part for part in text for one in inside):
-            yield from _find_beside(child, f"{prefix}{name}.", text)
+            yield from _find_outside(child, f"{prefix}{name}.", text)
         else:
             yield f"{prefix}{name}"
 
@@ -213,7 +213,7 @@ def _drop(model: nn.Module, names: Sequence[str]) -> None:
         setattr(model.get_submodule(above), last, None)
 
 
-def make_trained(
+def build_trained_model(
     spec: RunSpec, model: nn.Module, tokenizer: Any, *, plain_template: bool, device: torch.device
 ) -> TrainedModel:
     """Choose what is trained: an adapter with fresh values, or everything.
@@ -224,14 +224,14 @@ def make_trained(
     dtype = choose_dtype(spec.precision, device)
     clock = DropoutClock(spec.seed)
     lora = None
-    beside = find_beside_text(model)
+    non_text = find_non_text_modules(model)
     if spec.adapter.kind == "full":
-        _drop(model, beside)
+        _drop(model, non_text)
         model.requires_grad_(True)
     else:
-        lora = _lora_config(spec.adapter, beside)
-        adapted = _add_adapter(model, lora, spec, beside)
-        _drop(model, beside)  # not before: PEFT misses what its settings leave out
+        lora = _lora_config(spec.adapter, non_text)
+        adapted = _add_adapter(model, lora, spec, non_text)
+        _drop(model, non_text)  # not before: PEFT misses what its settings leave out
         model = adapted
         _initialise(model, spec.seed, wide=dtype == torch.float64)
         if spec.adapter.dropout:
@@ -255,7 +255,7 @@ def make_trained(
     )
 
 
-def _lora_config(adapter: AdapterSpec, beside: Sequence[str]) -> LoraConfig:
+def _lora_config(adapter: AdapterSpec, non_text: Sequence[str]) -> LoraConfig:
     targets = adapter.targets if isinstance(adapter.targets, str) else list(adapter.targets)
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return LoraConfig(
@@ -265,15 +265,15 @@ def _lora_config(adapter: AdapterSpec, beside: Sequence[str]) -> LoraConfig:
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
         target_modules=targets,
-        exclude_modules=rf"({'|'.join(map(re.escape, beside))})(\..*)?" if beside else None,
+        exclude_modules=rf"({'|'.join(map(re.escape, non_text))})(\..*)?" if non_text else None,
         task_type="CAUSAL_LM",
     )
 
 
 def _add_adapter(
-    model: nn.Module, lora: LoraConfig, spec: RunSpec, beside: Sequence[str]
+    model: nn.Module, lora: LoraConfig, spec: RunSpec, non_text: Sequence[str]
 ) -> nn.Module:
-    out = tuple(f"{name}." for name in beside)
+    out = tuple(f"{name}." for name in non_text)
     modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
     layers = {name for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
     usable = sorted({name.rpartition(".")[2] for name in layers})
@@ -298,7 +298,7 @@ def _add_adapter(
         if "lora_dropout" in str(error):
             hint = "Set adapter.dropout to 0: layers of experts have none"
         raise ExpectedError(
-            f"The adapter does not fit this model: {_first(error)}.", hint
+            f"The adapter does not fit this model: {_first_line(error)}.", hint
         ) from error
     return peft_model
 
@@ -344,5 +344,5 @@ def _apply_dora_dropout(model: nn.Module) -> None:
             module.training = True
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__

@@ -42,7 +42,7 @@ class Preference:
     def _refer(self, batch: MicroBatch, places: Sequence[int]) -> Tensor:
         if self._reference_P2 is not None:
             return self._reference_P2[list(places)].to(batch.label_N.device)
-        with self._forward.adapter_off():
+        with self._forward.without_adapter():
             return sum_log_probabilities(self._forward, batch)
 
 

@@ -19,7 +19,7 @@ from agents.trainer.execution.setting import ExecutionSetting
 from agents.trainer.execution.tuner import Tuner
 from agents.trainer.kernels import compiling
 from agents.trainer.model.micro_batch import group_examples
-from tests.agents.trainer.execution.test_layers import CPU, make_computer, make_part
+from tests.agents.trainer.execution.test_layers import CPU, make_executor, make_part
 from tests.agents.trainer.execution.test_tuner import NEEDS
 from tests.agents.trainer.optim.test_optimizer_reserve import make_reserve
 from tests.agents.trainer.ranks import make_spec
@@ -30,19 +30,19 @@ ROOT = Path(__file__).parents[3]
 class Played(Tuner):
     """A search over a table of speeds instead of a GPU; None stands for a card that is too small.
 
-    `most_tokens` is 16384 unless named.
+    `max_tokens` is 16384 unless named.
     """
 
-    def __init__(self, computer, speeds, most_tokens=16384):
+    def __init__(self, executor, speeds, max_tokens=16384):
         super().__init__(
-            computer,
+            executor,
             CPU,
             lambda tokens: Part(
                 examples=[SimpleNamespace(num_tokens=100)] * (tokens // 100),
                 places=[],
                 positions=[],
             ),
-            most_tokens=most_tokens,
+            max_tokens=max_tokens,
             recompute="auto",
             reserve=make_reserve("cpu")[0],
         )
@@ -59,8 +59,8 @@ class Played(Tuner):
 
 
 @pytest.fixture
-def computer(tiny_model):
-    return make_computer(tiny_model, LayerPlan(), compiled=False)[0]
+def executor(tiny_model):
+    return make_executor(tiny_model, LayerPlan(), compiled=False)[0]
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def computer(tiny_model):
         ({2048: 10}, 2048, [2048, 4096, 3072]),
     ],
 )
-def test_the_search_doubles_while_that_is_faster(computer, speeds, expected, asked):
-    tuner = Played(computer, speeds)
+def test_the_search_doubles_while_that_is_faster(executor, speeds, expected, asked):
+    tuner = Played(executor, speeds)
     assert tuner.choose().micro_tokens == expected
     assert tuner.asked == asked
 
 
-def test_no_more_than_a_rank_can_get_is_tried(computer):
-    tuner = Played(computer, {2048: 10, 3000: 12}, most_tokens=3000)
+def test_no_more_than_a_rank_can_get_is_tried(executor):
+    tuner = Played(executor, {2048: 10, 3000: 12}, max_tokens=3000)
     assert tuner.choose().micro_tokens == 3000
     assert tuner.asked == [2048, 3000]
 
@@ -92,15 +92,15 @@ def test_no_more_than_a_rank_can_get_is_tried(computer):
 class Timed(Tuner):
     """A search on a card that takes 1 s for each micro-batch and 1 s for each of its rows."""
 
-    def __init__(self, computer, *, step_rows):
+    def __init__(self, executor, *, step_rows):
         def choose(tokens):
             return SimpleNamespace(examples=[SimpleNamespace(num_tokens=100)] * (tokens // 100))
 
         super().__init__(
-            computer,
+            executor,
             CPU,
             choose,
-            most_tokens=16384,
+            max_tokens=16384,
             step_tokens=step_rows and 100.0 * step_rows,
             recompute="auto",
             reserve=make_reserve("cpu")[0],
@@ -115,20 +115,20 @@ class Timed(Tuner):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 15, 16, 20])
-def test_a_setting_is_worth_what_a_whole_step_reaches_with_it(computer, rows):
+def test_a_setting_is_worth_what_a_whole_step_reaches_with_it(executor, rows):
     groups = group_examples([100] * 16, 100 * rows)
     whole_s = sum(1.0 + len(group) for group in groups)
     alike = rows > 16 or 16 % rows == 0
     expected = 100 * rows / (1.0 + rows) if alike else 1600 / whole_s
-    assert Timed(computer, step_rows=16).rate(rows) == pytest.approx(expected)
+    assert Timed(executor, step_rows=16).rate(rows) == pytest.approx(expected)
 
 
-def test_where_shares_change_a_setting_is_worth_its_largest_micro_batch(computer):
-    assert Timed(computer, step_rows=None).rate(3) == pytest.approx(300 / 4)
+def test_where_shares_change_a_setting_is_worth_its_largest_micro_batch(executor):
+    assert Timed(executor, step_rows=None).rate(3) == pytest.approx(300 / 4)
 
 
-def test_a_card_where_nothing_was_timed_recomputes_everything(computer):
-    chosen = Played(computer, {}).choose()
+def test_a_card_where_nothing_was_timed_recomputes_everything(executor):
+    chosen = Played(executor, {}).choose()
     assert (chosen.micro_tokens, chosen.num_recomputed) == (2048, 2)
 
 
@@ -160,8 +160,8 @@ def test_a_kept_setting_belongs_to_one_rank_and_one_shape(monkeypatch):
 
 @pytest.mark.parametrize("error", [RuntimeError, BackendCompilerFailed], ids=["proof", "place"])
 def test_layers_that_cannot_be_compiled_are_computed_as_they_are(tiny_model, monkeypatch, error):
-    computer, flat = make_computer(tiny_model, LayerPlan(), compiled=True)
-    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
+    executor, flat = make_executor(tiny_model, LayerPlan(), compiled=True)
+    plain, expected = make_executor(tiny_model, LayerPlan(), compiled=False)
     warnings = []
 
     def fail(*args):
@@ -169,32 +169,32 @@ def test_layers_that_cannot_be_compiled_are_computed_as_they_are(tiny_model, mon
             raise RuntimeError("no such thing\nand more")
         raise BackendCompilerFailed("here", RuntimeError("no such thing"), None)
 
-    monkeypatch.setattr(computer.layers, "_once", fail)
-    monkeypatch.setattr(computer.layers, "_warn", lambda message, hint: warnings.append(message))
-    prove(computer, make_part(9), evaluates=True)
+    monkeypatch.setattr(executor.layers, "_compiled", fail)
+    monkeypatch.setattr(executor.layers, "_warn", lambda message, hint: warnings.append(message))
+    prove(executor, make_part(9), evaluates=True)
     assert len(warnings) == 1
     assert "cannot be compiled here" in warnings[0]
     assert "no such thing" in warnings[0]
     assert "and more" not in warnings[0]
-    assert not computer.layers.compiled
-    for one in (computer, plain):
+    assert not executor.layers.compiled
+    for one in (executor, plain):
         one.add_gradients(make_part(9, 12))
     assert torch.equal(flat.gradients, expected.gradients)
 
 
 def test_why_a_machine_cannot_compile(monkeypatch):
     gpu = torch.device("cuda", 0)
-    assert compiling.why_not(CPU) == "there is no GPU"
+    assert compiling.find_obstacle(CPU) == "there is no GPU"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GTX 1080")
-    assert "GTX 1080 is older" in compiling.why_not(gpu)
+    assert "GTX 1080 is older" in compiling.find_obstacle(gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     monkeypatch.setitem(sys.modules, "triton", object())
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "sudo apt install build-essential" in compiling.why_not(gpu)
+    assert "sudo apt install build-essential" in compiling.find_obstacle(gpu)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert compiling.why_not(gpu) is None
+    assert compiling.find_obstacle(gpu) is None
 
 
 def test_compiled_code_goes_where_the_agent_keeps_it(tmp_path):

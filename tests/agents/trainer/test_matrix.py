@@ -19,7 +19,7 @@ from agents.trainer.data.examples import Example, Segment
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.head import Head
 from agents.trainer.model.micro_batch import build_micro_batch
-from agents.trainer.model.model import _keep_layout, load_model, load_tokenizer, make_trained
+from agents.trainer.model.model import _keep_layout, build_trained_model, load_model, load_tokenizer
 from tests.agents.trainer.model.test_forward import segment
 from tests.agents.trainer.ranks import DEMO, Run, make_pairs, make_spec
 
@@ -116,7 +116,7 @@ def assert_the_same_elsewhere(run: Run, base: Path, made: Path) -> None:
         elsewhere = load_elsewhere(run.spec, base, made)(input_ids=ids).logits[0]
         tokenizer, plain = load_tokenizer(base)
         loaded = load_model(run.spec, base, CPU)
-        model = make_trained(run.spec, loaded, tokenizer, plain_template=plain, device=CPU)
+        model = build_trained_model(run.spec, loaded, tokenizer, plain_template=plain, device=CPU)
         forward = Forward(model, CPU)
         untrained = logits_of(forward, part)
         values = read_weights(made)

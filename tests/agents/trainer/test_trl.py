@@ -57,11 +57,11 @@ def same_start(spec, model_path: Path) -> Any:
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
-    from agents.trainer.model.model import load_model, load_tokenizer, make_trained
+    from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 
     device = torch.device("cpu")
     tokenizer, plain = load_tokenizer(model_path)
-    ours = make_trained(
+    ours = build_trained_model(
         spec,
         load_model(spec, model_path, device),
         tokenizer,

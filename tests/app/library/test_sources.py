@@ -187,7 +187,7 @@ def trains(path: Path) -> bool:
     tally = Tally(name=str(path))
     try:
         rows = sum(1 for _ in RowReader(find_files(path), "auto", "sft", tally))
-        tally.judge(rows)
+        tally.check_usable(rows)
     except ExpectedError:
         return False
     return True

@@ -46,7 +46,9 @@ def make_layer(family: str, spec: RunSpec, sizes: dict[str, int]):
     base = AutoModelForCausalLM.from_config(config, dtype=wide).eval()
     base.requires_grad_(False)
     base.set_attn_implementation(_NAME)
-    made = model.make_trained(spec, base, None, plain_template=False, device=torch.device("cpu"))
+    made = model.build_trained_model(
+        spec, base, None, plain_template=False, device=torch.device("cpu")
+    )
     body = (base if made.lora is None else made.module.get_base_model()).base_model
     made.clock.set([0], [TOKENS], TOKENS, torch.device("cpu"))
     hidden = torch.zeros(1, TOKENS, config.hidden_size, dtype=wide, requires_grad=True)

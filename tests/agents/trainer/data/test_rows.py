@@ -35,7 +35,7 @@ def read_rows(path, data_format, objective="sft"):
     tally = Tally(name=str(path))
     reader = RowReader(find_files(path), data_format, objective, tally)
     rows = list(reader)
-    tally.judge(len(rows))
+    tally.check_usable(len(rows))
     return SimpleNamespace(rows=rows, skipped=tally.named, format=reader.format, tally=tally)
 
 
@@ -609,7 +609,7 @@ def test_pairs_of_every_shape_are_the_same(tmp_path, row):
     (pair,) = found.rows
     assert [turn.content for turn in pair.turns] == ["Hi", "good"]
     assert [turn.content for turn in pair.rejected] == ["Hi", "bad"]
-    assert pair.num_common == 1
+    assert pair.num_shared_turns == 1
 
 
 @pytest.mark.parametrize(
@@ -637,7 +637,7 @@ def test_neither_prompt_nor_system_turn_of_a_pair_is_doubled(tmp_path, row):
     assert [turn.content for turn in pair.turns] == ["Be kind", "Hi", "good"]
     assert [turn.content for turn in pair.rejected] == ["Be kind", "Hi", "bad"]
     assert [turn.role for turn in pair.turns] == ["system", "user", "assistant"]
-    assert pair.num_common == 2
+    assert pair.num_shared_turns == 2
 
 
 def test_a_prompt_that_only_resembles_the_beginning_stays(tmp_path):
@@ -688,7 +688,7 @@ def test_a_prompt_and_a_completion_of_messages_are_one_conversation(tmp_path, ro
         found = read_rows(path, data_format)
         assert found.format == name
         assert [turn.content for turn in found.rows[0].turns] == contents
-        assert (found.rows[0].rejected, found.rows[0].num_common) == ((), 0)
+        assert (found.rows[0].rejected, found.rows[0].num_shared_turns) == ((), 0)
     rows = pa.Table.from_pylist([{"id": 1, **row}])
     pq.write_table(rows, tmp_path / "a.parquet")
     (read,) = read_rows(tmp_path / "a.parquet", "auto").rows

@@ -114,7 +114,7 @@ def test_tokenizing_tells_how_far_it_is(tmp_path, tokenizer, name):
 
 
 def test_long_rows_are_told_of_before_there_are_a_thousand(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(cache, "_TOLD_CHARS", 1000)
+    monkeypatch.setattr(cache, "_REPORT_CHARS", 1000)
     path = write_rows(tmp_path / "a.jsonl", [{"text": "river " * 100}] * 20)
     told = []
     load_examples(

@@ -168,7 +168,7 @@ def test_pairs_that_are_the_same_within_the_limit_or_to_the_template_are_left_ou
     def pair(good, bad):
         asked = ConversationTurn(role="user", content="Hi")
         sides = [(asked, ConversationTurn(role="assistant", content=text)) for text in (good, bad)]
-        return ConversationRow(number=1, turns=sides[0], rejected=sides[1], num_common=1)
+        return ConversationRow(number=1, turns=sides[0], rejected=sides[1], num_shared_turns=1)
 
     long = "river " * 200
     (found,) = tokenize_rows(tokenizer, [pair(f"{long} yes", f"{long} no")], 100)

@@ -7,7 +7,7 @@ import torch
 
 from agents.contract.layer_plan import LayerPlan
 from agents.trainer.execution.activation_offload import Arena, Offloader
-from tests.agents.trainer.execution.test_layers import CPU, make_computer, make_part
+from tests.agents.trainer.execution.test_layers import CPU, make_executor, make_part
 from tests.agents.trainer.ranks import make_tiny_model
 
 PLANS = [
@@ -18,18 +18,18 @@ PLANS = [
 ]
 
 
-def with_offloader(computer, plan, most_bytes=1 << 29):
-    module = computer._model.module
+def with_offloader(executor, plan, max_bytes=1 << 29):
+    module = executor._model.module
     fixed = [*module.parameters(), *module.buffers()]
-    computer.layers.offloader = Offloader(CPU, fixed, most_bytes, least_bytes=64)
-    computer.layers.set(plan)
-    return computer
+    executor.layers.offloader = Offloader(CPU, fixed, max_bytes, min_bytes=64)
+    executor.layers.set(plan)
+    return executor
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_gradients_are_the_same_to_the_bit(tiny_model, plan):
-    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
-    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    plain, expected = make_executor(tiny_model, LayerPlan(), compiled=False)
+    moving, found = make_executor(tiny_model, LayerPlan(), compiled=False)
     with_offloader(moving, plan)
     assert moving.layers.plan == plan
     for lengths in ((30, 5, 17), (9,), (21, 4)):
@@ -37,22 +37,22 @@ def test_gradients_are_the_same_to_the_bit(tiny_model, plan):
         plain.add_gradients(part)
         moving.add_gradients(part)
         assert torch.equal(found.gradients, expected.gradients)
-        moved = moving.layers.offloader.most_layer_bytes
+        moved = moving.layers.offloader.max_layer_bytes
         assert (moved > sum(lengths) * 32 * 4 * 3) == (plan.num_moved > 0)
 
 
 def test_what_has_no_room_in_the_host_stays(tiny_model):
-    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
-    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
-    with_offloader(moving, LayerPlan(num_moved=2), most_bytes=0)
+    plain, expected = make_executor(tiny_model, LayerPlan(), compiled=False)
+    moving, found = make_executor(tiny_model, LayerPlan(), compiled=False)
+    with_offloader(moving, LayerPlan(num_moved=2), max_bytes=0)
     plain.add_gradients(make_part(30, 5))
     moving.add_gradients(make_part(30, 5))
     assert torch.equal(found.gradients, expected.gradients)
-    assert moving.layers.offloader.most_layer_bytes > 0
+    assert moving.layers.offloader.max_layer_bytes > 0
 
 
 def test_an_error_in_between_leaves_nothing_behind(tiny_model, monkeypatch):
-    moving, found = make_computer(tiny_model, LayerPlan(), compiled=False)
+    moving, found = make_executor(tiny_model, LayerPlan(), compiled=False)
     with_offloader(moving, LayerPlan(num_moved=2))
     moving.add_gradients(make_part(30, 5))
     expected = found.gradients.clone()
@@ -67,8 +67,8 @@ def test_an_error_in_between_leaves_nothing_behind(tiny_model, monkeypatch):
         patch.setattr(head, "compute", fail)
         assert not moving.try_gradients(make_part(30, 5))
     offloader = moving.layers.offloader
-    assert not offloader._away
-    assert not offloader._under_way
+    assert not offloader._offloaded
+    assert not offloader._in_flight
     moving.add_gradients(make_part(30, 5))
     assert torch.equal(found.gradients, expected)
 
@@ -88,16 +88,18 @@ def test_few_layers_are_on_their_way_at_once(
     tmp_path, monkeypatch, plan, most_leaving, most_coming, most_whole
 ):
     model = make_tiny_model(tmp_path / "deep", num_layers=12)
-    moving, _ = make_computer(model, LayerPlan(), compiled=False)
+    moving, _ = make_executor(model, LayerPlan(), compiled=False)
     offloader = with_offloader(moving, plan).layers.offloader
     whole = {place for place, mode in enumerate(plan.modes(12)) if mode == "move"}
     seen = []
 
     def look(place):
         def looking(*args):
-            leaving = {layer for layer, _, _ in offloader._under_way}
+            leaving = {layer for layer, _, _ in offloader._in_flight}
             coming = {
-                n for n, away in offloader._away.items() if any(a.back is not None for a in away)
+                n
+                for n, away in offloader._offloaded.items()
+                if any(a.back is not None for a in away)
             }
             seen.append([len(some) for some in (leaving, coming, leaving & whole, coming & whole)])
             return place(*args)
@@ -115,14 +117,14 @@ def test_few_layers_are_on_their_way_at_once(
 
 def test_what_the_backward_pass_needs_first_is_on_its_way_when_it_begins(tmp_path, monkeypatch):
     model = make_tiny_model(tmp_path / "deep", num_layers=12)
-    moving, _ = make_computer(model, LayerPlan(), compiled=False)
+    moving, _ = make_executor(model, LayerPlan(), compiled=False)
     plan = LayerPlan(num_moved=4)
     offloader = with_offloader(moving, plan).layers.offloader
     turn, seen = offloader.turn, []
 
     def look():
         turn()
-        seen.append((list(offloader._arrived), len(offloader._under_way)))
+        seen.append((list(offloader._arrived), len(offloader._in_flight)))
 
     monkeypatch.setattr(offloader, "turn", look)
     moving.add_gradients(make_part(30, 5))
@@ -134,11 +136,11 @@ def test_what_the_backward_pass_needs_first_is_on_its_way_when_it_begins(tmp_pat
 def test_the_arena_gives_out_pieces_that_do_not_overlap():
     arena = Arena(2 << 29, is_pinned=False)
     sizes = [300 << 20, 100 << 20, 200 << 20, 7]
-    pieces = [arena.take(size) for size in sizes]
+    pieces = [arena.allocate(size) for size in sizes]
     starts = [piece.data_ptr() for piece in pieces]
     spans = sorted(zip(starts, sizes, strict=True))
     assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
-    assert arena.take(400 << 20) is None
+    assert arena.allocate(400 << 20) is None
     arena.clear()
-    assert arena.take(400 << 20).data_ptr() == starts[0]
-    assert arena.take(1 << 30) is None
+    assert arena.allocate(400 << 20).data_ptr() == starts[0]
+    assert arena.allocate(1 << 30) is None

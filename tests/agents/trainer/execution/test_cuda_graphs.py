@@ -10,7 +10,7 @@ from agents.trainer.execution import executor as compute_module
 from agents.trainer.execution.cuda_graphs import GraphReplayer
 from agents.trainer.objectives.dpo import Preference
 from agents.trainer.objectives.objective import LOSS
-from tests.agents.trainer.execution.test_layers import make_computer, make_part
+from tests.agents.trainer.execution.test_layers import make_executor, make_part
 from tests.agents.trainer.ranks import make_spec
 
 ALIKE = make_part(12, 12, 12, 12, 12)
@@ -41,17 +41,17 @@ class Again:
 @pytest.fixture
 def make(tiny_model):
     def make_one(plan=None, micro_tokens=12):
-        computer, flat = make_computer(tiny_model, plan or LayerPlan(), compiled=False)
-        computer.micro_tokens = micro_tokens
-        return computer, flat
+        executor, flat = make_executor(tiny_model, plan or LayerPlan(), compiled=False)
+        executor.micro_tokens = micro_tokens
+        return executor, flat
 
     return make_one
 
 
-def replaying(computer):
+def replaying(executor):
     log = []
-    clock = computer._model.clock
-    computer.replayer = GraphReplayer(clock, lambda work: Again(clock, work, log))
+    clock = executor._model.clock
+    executor.replayer = GraphReplayer(clock, lambda work: Again(clock, work, log))
     return log
 
 
@@ -61,110 +61,110 @@ def at(part, positions):
 
 @pytest.mark.parametrize("plan", [LayerPlan(), LayerPlan(num_recomputed=1)])
 def test_replayed_micro_batches_give_the_same_bits(make, plan):
-    (plain, expected), (computer, found) = make(plan), make(plan)
-    log = replaying(computer)
+    (plain, expected), (executor, found) = make(plan), make(plan)
+    log = replaying(executor)
     for positions in POSITIONS:  # other places in the order: other dropouts
-        for one in (plain, computer):
+        for one in (plain, executor):
             one.add_gradients(at(ALIKE, positions))
         assert torch.equal(found.gradients, expected.gradients)
-        assert torch.equal(computer.sums, plain.sums)
+        assert torch.equal(executor.sums, plain.sums)
     assert log == ["record", *["replay"] * 9]
-    assert computer.replayer.num_replayed == 9
-    assert computer.held_bytes == 7
+    assert executor.replayer.num_replayed == 9
+    assert executor.held_bytes == 7
 
 
 def test_pairs_are_replayed_with_the_reference_that_is_the_model_itself(make):
-    (plain, expected), (computer, found) = make(micro_tokens=24), make(micro_tokens=24)
-    log = replaying(computer)
-    for one in (plain, computer):
+    (plain, expected), (executor, found) = make(micro_tokens=24), make(micro_tokens=24)
+    log = replaying(executor)
+    for one in (plain, executor):
         one._objective = Preference(one._objective._forward, beta=0.1)
     examples = [Example((*a.segments, *b.segments)) for a, b in zip(*[iter(SIX)] * 2, strict=True)]
     part = compute_module.Part(examples=examples, places=[0, 1, 2], positions=[4, 2, 9])
-    for one in (plain, computer):
+    for one in (plain, executor):
         one.add_gradients(part)
     assert torch.equal(found.gradients, expected.gradients)
-    assert torch.equal(computer.sums, plain.sums)
-    assert computer.sums[LOSS] > 0
+    assert torch.equal(executor.sums, plain.sums)
+    assert executor.sums[LOSS] > 0
     assert found.gradients.any()
     assert log == ["record", "replay", "replay"]
 
 
 def test_the_tokens_are_those_of_the_new_micro_batch(make):
-    (plain, expected), (computer, found) = make(), make()
-    log = replaying(computer)
+    (plain, expected), (executor, found) = make(), make()
+    log = replaying(executor)
     for row in range(3):
         part = make_part(12)
         part.examples[0].segments[0].ids[:] += row
-        for one in (plain, computer):
+        for one in (plain, executor):
             one.add_gradients(part)
         assert torch.equal(found.gradients, expected.gradients)
     assert log == ["record", "replay", "replay"]
 
 
 def test_another_shape_or_setting_or_an_evaluation_drops_what_was_recorded(make):
-    (plain, expected), (computer, found) = make(), make()
-    log = replaying(computer)
-    computer.add_gradients(ALIKE)
+    (plain, expected), (executor, found) = make(), make()
+    log = replaying(executor)
+    executor.add_gradients(ALIKE)
     assert log == ["record", *["replay"] * 4]
     other = make_part(12, 12, 9)  # the shorter one comes last
-    for one in (plain, computer):
+    for one in (plain, executor):
         one.add_gradients(other)
     assert torch.equal(found.gradients, expected.gradients)
     assert log[5:] == ["replay", "replay", "drop"]
-    assert computer.held_bytes == 0
-    computer.add_gradients(ALIKE)
-    computer.evaluate(other)
+    assert executor.held_bytes == 0
+    executor.add_gradients(ALIKE)
+    executor.evaluate(other)
     assert log[8:] == ["record", *["replay"] * 4, "drop"]
-    computer.layers.set(LayerPlan(num_recomputed=2))
-    computer.add_gradients(ALIKE)
+    executor.layers.set(LayerPlan(num_recomputed=2))
+    executor.add_gradients(ALIKE)
     assert log[14:] == ["record", *["replay"] * 4]
     plain.add_gradients(ALIKE)
     assert torch.equal(found.gradients, expected.gradients)
 
 
 def test_recordings_are_paid_for_by_replays(make):
-    computer, _ = make()
-    log = replaying(computer)
+    executor, _ = make()
+    log = replaying(executor)
     for _ in range(40):
-        computer.add_gradients(make_part(12, 12, 9))
+        executor.add_gradients(make_part(12, 12, 9))
     assert log.count("record") == 2
     for _ in range(10):
-        computer.add_gradients(ALIKE)
+        executor.add_gradients(ALIKE)
     assert log.count("record") == 2
-    computer, _ = make()
-    log = replaying(computer)
+    executor, _ = make()
+    log = replaying(executor)
     for _ in range(9):
-        computer.add_gradients(make_part(*[12] * 18, 9))
+        executor.add_gradients(make_part(*[12] * 18, 9))
     assert log.count("record") == 9
 
 
 def test_what_cannot_be_recorded_is_computed_as_ever(make, capfd):
-    (plain, expected), (computer, found) = make(), make()
+    (plain, expected), (executor, found) = make(), make()
     asked = []
 
     def refuse(work):
         asked.append(work)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    computer.replayer = GraphReplayer(computer._model.clock, refuse)
+    executor.replayer = GraphReplayer(executor._model.clock, refuse)
     for _ in range(3):
-        computer.add_gradients(ALIKE)
+        executor.add_gradients(ALIKE)
     plain.add_gradients(ALIKE)
     assert torch.equal(found.gradients, expected.gradients)
     assert len(asked) == 1
-    computer.forget_replay()
-    computer.add_gradients(ALIKE)
+    executor.drop_graphs()
+    executor.add_gradients(ALIKE)
     assert len(asked) == 2
     assert "kernel by kernel" in capfd.readouterr().err
 
 
 def test_a_recording_that_fails_ends_its_copies_first(make, monkeypatch):
     """Copies of a line that is not joined again would keep the memory of the recording for ever."""
-    (plain, expected), (computer, found) = make(), make()
+    (plain, expected), (executor, found) = make(), make()
     log = []
 
     def record(work):
-        monkeypatch.setattr(computer, "_add", refuse)
+        monkeypatch.setattr(executor, "_add", refuse)
         try:
             work()
         finally:
@@ -172,11 +172,11 @@ def test_a_recording_that_fails_ends_its_copies_first(make, monkeypatch):
             log.append("ended")
 
     def refuse(batch, places):
-        monkeypatch.setattr(computer.layers, "begin", lambda: log.append("joined"))
+        monkeypatch.setattr(executor.layers, "begin", lambda: log.append("joined"))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    computer.replayer = GraphReplayer(computer._model.clock, record)
-    computer.add_gradients(ALIKE)
+    executor.replayer = GraphReplayer(executor._model.clock, record)
+    executor.add_gradients(ALIKE)
     plain.add_gradients(ALIKE)
     assert log == ["joined", "ended"]
     assert torch.equal(found.gradients, expected.gradients)

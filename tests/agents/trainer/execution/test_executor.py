@@ -16,7 +16,7 @@ from agents.trainer.execution import executor as compute_module
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.model import load_model, load_tokenizer, make_trained
+from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from agents.trainer.objectives.sft import Supervised
 from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.rank.device import explain_out_of_memory, is_out_of_memory
@@ -36,14 +36,12 @@ POSITIONS = [11, 12, 13, 14]
 
 
 @pytest.fixture
-def make_computer(tiny_model):
-    def make(
-        micro_tokens=1000, num_recomputed=0, warnings=None, may_recompute=True, neighbours=None
-    ):
+def make_executor(tiny_model):
+    def make(micro_tokens=1000, num_recomputed=0, warnings=None, may_recompute=True, pressure=None):
         spec = make_spec(precision="fp64", adapter=AdapterSpec(rank=4, dropout=0.2))
         tokenizer, plain = load_tokenizer(tiny_model)
         base = load_model(spec, tiny_model, CPU)
-        model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+        model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
         flat = FlatParameters(model.named_parameters(), CPU)
         flat.values.add_(0.01)
         layers = LayerStack(model)
@@ -59,7 +57,7 @@ def make_computer(tiny_model):
             may_recompute=may_recompute,
             warn=lambda message, hint: told.append(message),
             beat=lambda: None,
-            neighbours=neighbours,
+            pressure=pressure,
         )
 
     return make
@@ -69,9 +67,9 @@ def part(samples, positions):
     return Part(examples=samples, places=[0] * len(samples), positions=positions)
 
 
-def gradients(computer, samples=SAMPLES, positions=POSITIONS):
-    computer.add_gradients(part(samples, positions))
-    return computer._flat.gradients.clone(), computer.loss_sum.item()
+def gradients(executor, samples=SAMPLES, positions=POSITIONS):
+    executor.add_gradients(part(samples, positions))
+    return executor._flat.gradients.clone(), executor.loss_sum.item()
 
 
 def assert_same(found, expected):
@@ -80,59 +78,59 @@ def assert_same(found, expected):
     assert found[1] == pytest.approx(expected[1], rel=1e-12)
 
 
-def test_what_stands_beside_a_row_counts_for_nothing(make_computer):
-    computer = make_computer()
-    together = gradients(computer)
-    parts = [gradients(computer, [s], [p]) for s, p in zip(SAMPLES, POSITIONS, strict=True)]
+def test_what_stands_beside_a_row_counts_for_nothing(make_executor):
+    executor = make_executor()
+    together = gradients(executor)
+    parts = [gradients(executor, [s], [p]) for s, p in zip(SAMPLES, POSITIONS, strict=True)]
     assert_same(together, (sum(part[0] for part in parts), sum(part[1] for part in parts)))
 
 
-def test_the_loss_is_that_of_transformers(make_computer):
-    computer = make_computer()
-    computer.evaluate(part(SAMPLES, POSITIONS))
+def test_the_loss_is_that_of_transformers(make_executor):
+    executor = make_executor()
+    executor.evaluate(part(SAMPLES, POSITIONS))
     expected = 0.0
     for one in SAMPLES:
         (segment,) = one.segments
         ids = torch.from_numpy(segment.ids.astype(np.int64))[None]
         labels = ids.masked_fill(~torch.from_numpy(segment.is_target)[None], -100)
-        computer._model.module.get_base_model().set_attn_implementation("sdpa")
+        executor._model.module.get_base_model().set_attn_implementation("sdpa")
         with torch.no_grad():
-            mean = computer._model.module(input_ids=ids, labels=labels).loss.item()
+            mean = executor._model.module(input_ids=ids, labels=labels).loss.item()
         expected += mean * one.num_targets
     # Transformers computes its loss in float32.
-    assert computer.loss_sum.item() == pytest.approx(expected, rel=1e-6)
+    assert executor.loss_sum.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_recomputing_changes_nothing_with_dropout_on(make_computer):
-    expected = gradients(make_computer())
-    assert_same(gradients(make_computer(num_recomputed=1)), expected)
-    assert_same(gradients(make_computer(num_recomputed=2)), expected)
+def test_recomputing_changes_nothing_with_dropout_on(make_executor):
+    expected = gradients(make_executor())
+    assert_same(gradients(make_executor(num_recomputed=1)), expected)
+    assert_same(gradients(make_executor(num_recomputed=2)), expected)
 
 
-def test_recomputing_is_really_on(make_computer):
+def test_recomputing_is_really_on(make_executor):
     calls = []
-    computer = make_computer(num_recomputed=1)
-    assert (computer.layers.plan.num_recomputed, computer.recomputed_share) == (1, 0.5)
-    for place, layer in enumerate(computer._model.module.get_base_model().model.layers):
+    executor = make_executor(num_recomputed=1)
+    assert (executor.layers.plan.num_recomputed, executor.recomputed_share) == (1, 0.5)
+    for place, layer in enumerate(executor._model.module.get_base_model().model.layers):
         layer.mlp.register_forward_pre_hook(lambda *_, place=place: calls.append(place))
-    gradients(computer)
+    gradients(executor)
     assert calls == [0, 1, 0], "only the first of two layers is computed twice"
 
 
-def test_no_rows_give_no_gradient(make_computer):
-    computer = make_computer()
-    gradients(computer)
-    found, loss = gradients(computer, [], [])
+def test_no_rows_give_no_gradient(make_executor):
+    executor = make_executor()
+    gradients(executor)
+    found, loss = gradients(executor, [], [])
     assert not found.any()
     assert loss == 0.0
 
 
 def test_gradients_added_at_the_end_of_a_pass_are_those_added_one_by_one(
-    make_computer, monkeypatch
+    make_executor, monkeypatch
 ):
-    together, loss = gradients(make_computer(micro_tokens=30))
-    monkeypatch.setattr(compute_module, "_MOST_HELD_BYTES", 0)
-    one_by_one, same_loss = gradients(make_computer(micro_tokens=30))
+    together, loss = gradients(make_executor(micro_tokens=30))
+    monkeypatch.setattr(compute_module, "_MAX_HELD_BYTES", 0)
+    one_by_one, same_loss = gradients(make_executor(micro_tokens=30))
     assert together.any()
     assert torch.equal(together, one_by_one)
     assert loss == same_loss
@@ -150,62 +148,62 @@ def limit_memory(monkeypatch, fits):
     monkeypatch.setattr(compute_module.Executor, "_add", limited)
 
 
-def test_less_memory_means_smaller_pieces_of_the_same_batch(make_computer, monkeypatch):
-    expected = gradients(make_computer())
+def test_less_memory_means_smaller_pieces_of_the_same_batch(make_executor, monkeypatch):
+    expected = gradients(make_executor())
     limit_memory(monkeypatch, lambda _, samples: len(samples) <= 2)
     warnings: list[str] = []
-    computer = make_computer(warnings=warnings)
-    assert_same(gradients(computer), expected)
-    assert computer.micro_tokens == 30
+    executor = make_executor(warnings=warnings)
+    assert_same(gradients(executor), expected)
+    assert executor.micro_tokens == 30
     assert warnings == [
         "Memory ran out; from now on at most 30 tokens are computed at once on this rank. "
         "The batch stays the same."
     ]
 
 
-def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_computer, monkeypatch):
-    expected = gradients(make_computer())
+def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_executor, monkeypatch):
+    expected = gradients(make_executor())
     limit_memory(
         monkeypatch,
-        lambda computer, samples: computer.layers.plan.num_recomputed == 2 and len(samples) == 1,
+        lambda executor, samples: executor.layers.plan.num_recomputed == 2 and len(samples) == 1,
     )
     warnings: list[str] = []
-    computer = make_computer(warnings=warnings)
-    assert_same(gradients(computer), expected)
-    assert computer.layers.plan.num_recomputed == 2
+    executor = make_executor(warnings=warnings)
+    assert_same(gradients(executor), expected)
+    assert executor.layers.plan.num_recomputed == 2
     told = [w for w in warnings if "twice" in w]
     assert [w.partition(" layers")[0][-6:] for w in told] == ["1 of 2", "2 of 2"]
 
-    limit_memory(monkeypatch, lambda computer, samples: False)
+    limit_memory(monkeypatch, lambda executor, samples: False)
     with pytest.raises(ExpectedError, match="a single example of 30 tokens") as caught:
-        gradients(make_computer())
+        gradients(make_executor())
     assert "sequence_tokens" in caught.value.hint
     with pytest.raises(ExpectedError) as caught:
-        gradients(make_computer(may_recompute=False))
+        gradients(make_executor(may_recompute=False))
     assert "recompute: auto" in caught.value.hint.lower()
 
 
 class Spare:
     """Layers with weights that are kept unpacked."""
 
-    unpacked_bytes = 100
+    dequantized_bytes = 100
 
-    def pack(self):
-        self.unpacked_bytes = 0
+    def drop_dequantized(self):
+        self.dequantized_bytes = 0
 
 
-def test_memory_to_spare_is_given_to_other_programs_once(make_computer):
+def test_memory_to_spare_is_given_to_other_programs_once(make_executor):
     asked = iter((False, True))
     warnings: list[str] = []
-    neighbours = SimpleNamespace(want_more=lambda: next(asked))
-    computer = make_computer(warnings=warnings, neighbours=neighbours)
-    computer.give_way()
-    computer.layers = Spare()
-    computer.give_way()
-    assert (computer.layers.unpacked_bytes, warnings) == (100, [])
+    pressure = SimpleNamespace(is_high=lambda: next(asked))
+    executor = make_executor(warnings=warnings, pressure=pressure)
+    executor.release_memory_under_pressure()
+    executor.layers = Spare()
+    executor.release_memory_under_pressure()
+    assert (executor.layers.dequantized_bytes, warnings) == (100, [])
     for _ in range(2):
-        computer.give_way()
-    assert computer.layers.unpacked_bytes == 0
+        executor.release_memory_under_pressure()
+    assert executor.layers.dequantized_bytes == 0
     (warning,) = warnings
     assert "Another program takes more memory of this GPU" in warning
 
@@ -218,12 +216,12 @@ def test_a_model_that_does_not_fit_is_told_in_words():
         raise RuntimeError("shapes do not fit")
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory(make_computer, monkeypatch):
+def test_other_errors_are_not_taken_for_a_lack_of_memory(make_executor, monkeypatch):
     def broken(self, batch, places, **more):
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr(compute_module.Executor, "_add", broken)
     with pytest.raises(RuntimeError, match="shapes"):
-        gradients(make_computer())
+        gradients(make_executor())
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"))

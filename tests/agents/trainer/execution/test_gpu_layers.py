@@ -16,9 +16,9 @@ from agents.trainer.execution.cuda_graphs import CudaGraph, GraphReplayer
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.kernels import compiling, lora_kernels, nf4
-from agents.trainer.kernels.cross_entropy import take_losses
+from agents.trainer.kernels.cross_entropy import compute_losses
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.model import load_model, load_tokenizer, make_trained
+from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from agents.trainer.objectives.sft import Supervised
 from agents.trainer.optim.flat_parameters import FlatParameters
 from tests.agents.trainer.ranks import make_spec, make_tiny_model
@@ -62,7 +62,7 @@ UNEQUAL, EQUAL = make_part(1500, 700, 90), make_part(1024, 1024)
 
 
 @pytest.fixture
-def make_computer(wide_model):
+def make_executor(wide_model):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
 
@@ -74,19 +74,19 @@ def make_computer(wide_model):
         spec = make_spec(precision=precision, adapter=adapter)
         tokenizer, plain = load_tokenizer(wide_model)
         base = load_model(spec, wide_model, device)
-        model = make_trained(spec, base, tokenizer, plain_template=plain, device=device)
+        model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=device)
         forward = Forward(model, device)
         if fast:
-            count = nf4.install(model.module)
+            count = nf4.register(model.module)
             assert count == (7 * NUM_LAYERS if kind == "qlora" else 0)
-            forward.join()
+            forward.fuse_linear()
             assert sum(hasattr(m, "joined") for m in model.module.modules()) == 7 * NUM_LAYERS
         flat = FlatParameters(model.named_parameters(), device)
         draw = torch.Generator().manual_seed(3)
         flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw).to(device))
         fixed = [*model.module.parameters(), *model.module.buffers()]
         layers = LayerStack(
-            model, compiled=compiled, offloader=Offloader(device, fixed, most_bytes=2 << 30)
+            model, compiled=compiled, offloader=Offloader(device, fixed, capacity_bytes=2 << 30)
         )
         layers.set(plan)
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -107,9 +107,9 @@ def make_computer(wide_model):
     torch.use_deterministic_algorithms(False)
 
 
-def gradients(computer, part):
-    computer.add_gradients(part)
-    return computer._flat.gradients.clone()
+def gradients(executor, part):
+    executor.add_gradients(part)
+    return executor._flat.gradients.clone()
 
 
 def read_asked_bytes():
@@ -123,94 +123,94 @@ def difference(found, expected):
 
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 @pytest.mark.parametrize("part", [UNEQUAL, EQUAL], ids=["unequal", "equal"])
-def test_compiled_gradients_are_as_near_to_exact_ones_as_plain_ones(make_computer, kind, part):
+def test_compiled_gradients_are_as_near_to_exact_ones_as_plain_ones(make_executor, kind, part):
     exact = gradients(
-        make_computer(kind, LayerPlan(), compiled=False, precision="fp32", fast=False), part
+        make_executor(kind, LayerPlan(), compiled=False, precision="fp32", fast=False), part
     )
-    plain = gradients(make_computer(kind, LayerPlan(), compiled=False, fast=False), part)
+    plain = gradients(make_executor(kind, LayerPlan(), compiled=False, fast=False), part)
     error = difference(plain, exact)
     assert 0 < error < 0.1
     print(f"\n{kind}: plain bf16 {error:.2e} from fp32")
     for name, plan in PLANS.items():
-        found = difference(gradients(make_computer(kind, plan), part), exact)
+        found = difference(gradients(make_executor(kind, plan), part), exact)
         print(f"  compiled, {name}: {found:.2e}")
         assert found < 1.5 * error
 
 
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
-def test_moved_activations_come_back_to_the_bit(make_computer, kind, compiled):
-    kept = make_computer(kind, LayerPlan(), compiled=compiled)
-    moved = make_computer(kind, PLANS["move"], compiled=compiled)
+def test_moved_activations_come_back_to_the_bit(make_executor, kind, compiled):
+    kept = make_executor(kind, LayerPlan(), compiled=compiled)
+    moved = make_executor(kind, PLANS["move"], compiled=compiled)
     for part in (UNEQUAL, EQUAL, UNEQUAL):
         assert torch.equal(gradients(moved, part), gradients(kept, part))
     offloader = moved.layers.offloader
-    assert offloader.most_layer_bytes > 2000 * 512 * 2 * 5
+    assert offloader.max_layer_bytes > 2000 * 512 * 2 * 5
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_gradients_are_the_same_every_time(make_computer, plan):
-    computer = make_computer("lora", plan)
+def test_gradients_are_the_same_every_time(make_executor, plan):
+    executor = make_executor("lora", plan)
     for part in (UNEQUAL, EQUAL):
-        first = gradients(computer, part)
-        assert all(torch.equal(gradients(computer, part), first) for _ in range(5))
+        first = gradients(executor, part)
+        assert all(torch.equal(gradients(executor, part), first) for _ in range(5))
 
 
-def test_weights_are_unpacked_to_the_same_bits(make_computer):
+def test_weights_are_unpacked_to_the_same_bits(make_executor):
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    computer = make_computer("qlora", LayerPlan())
-    layers = [m for m in computer._model.module.modules() if hasattr(m, "nf4_packed")]
+    executor = make_executor("qlora", LayerPlan())
+    layers = [m for m in executor._model.module.modules() if hasattr(m, "nf4_packed")]
     for layer in layers[:7]:
         weight = bitsandbytes.functional.dequantize_4bit(
             layer.weight.data, layer.weight.quant_state
         )
-        assert torch.equal(nf4.unpack(layer), weight)
+        assert torch.equal(nf4.dequantize(layer), weight)
 
 
-def test_weights_that_stay_unpacked_give_the_same_bits(make_computer):
-    computer = make_computer("qlora", PLANS["mixed"])
-    expected = gradients(computer, EQUAL)
-    layers = [m for m in computer._model.module.modules() if nf4.is_packed(m)]
+def test_weights_that_stay_unpacked_give_the_same_bits(make_executor):
+    executor = make_executor("qlora", PLANS["mixed"])
+    expected = gradients(executor, EQUAL)
+    layers = [m for m in executor._model.module.modules() if nf4.is_registered(m)]
     packed = [layer.nf4_packed.clone() for layer in layers]
     before, asked_before = torch.cuda.memory_allocated(), read_asked_bytes()
     for _ in range(2):
-        computer.layers.unpack(20 << 20)
-        assert 0 < computer.layers.unpacked_bytes <= 20 << 20
+        executor.layers.dequantize(20 << 20)
+        assert 0 < executor.layers.dequantized_bytes <= 20 << 20
         more = read_asked_bytes() - asked_before
-        assert abs(more - computer.layers.unpacked_bytes) < 1 << 20
+        assert abs(more - executor.layers.dequantized_bytes) < 1 << 20
         assert not layers[0].nf4_packed.untyped_storage().nbytes()
-        assert torch.equal(gradients(computer, EQUAL), expected)
-        computer.layers.pack()
+        assert torch.equal(gradients(executor, EQUAL), expected)
+        executor.layers.drop_dequantized()
         assert torch.cuda.memory_allocated() <= before
-        assert torch.equal(gradients(computer, EQUAL), expected)
+        assert torch.equal(gradients(executor, EQUAL), expected)
         assert all(torch.equal(m.nf4_packed, old) for m, old in zip(layers, packed, strict=True))
 
 
-def test_weights_that_adapters_look_at_stay_there_packed(make_computer):
-    computer = make_computer("qlora", LayerPlan(), compiled=False, dora=True)
-    layers = [m for m in computer._model.module.modules() if nf4.is_packed(m)]
-    expected = gradients(computer, EQUAL)
-    computer.layers.unpack(20 << 20)
-    assert computer.layers.unpacked_bytes > 0
+def test_weights_that_adapters_look_at_stay_there_packed(make_executor):
+    executor = make_executor("qlora", LayerPlan(), compiled=False, dora=True)
+    layers = [m for m in executor._model.module.modules() if nf4.is_registered(m)]
+    expected = gradients(executor, EQUAL)
+    executor.layers.dequantize(20 << 20)
+    assert executor.layers.dequantized_bytes > 0
     assert all(layer.nf4_packed.untyped_storage().nbytes() for layer in layers)
-    assert torch.equal(gradients(computer, EQUAL), expected)
+    assert torch.equal(gradients(executor, EQUAL), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("num_words", "scale"), [(700, 1.0), (20_001, 0.25)])
-def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, num_words, scale):
+@pytest.mark.parametrize(("vocab_size", "scale"), [(700, 1.0), (20_001, 0.25)])
+def test_losses_by_the_kernel_are_those_of_plain_operations(dtype, vocab_size, scale):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     draw = torch.Generator("cuda").manual_seed(2)
-    logits = (3 * torch.randn(37, num_words, generator=draw, device="cuda")).to(dtype)
-    label = torch.randint(num_words, (37,), generator=draw, device="cuda")
+    logits = (3 * torch.randn(37, vocab_size, generator=draw, device="cuda")).to(dtype)
+    label = torch.randint(vocab_size, (37,), generator=draw, device="cuda")
     exact = logits.double().requires_grad_()
     losses = torch.nn.functional.cross_entropy(exact * scale, label, reduction="none")
     (expected,) = torch.autograd.grad(128 * losses.sum(), exact)
     kept = logits.clone()
-    assert torch.allclose(take_losses(logits, label, scale, None).double(), losses, atol=1e-5)
+    assert torch.allclose(compute_losses(logits, label, scale, None).double(), losses, atol=1e-5)
     assert torch.equal(logits, kept)
-    assert torch.allclose(take_losses(logits, label, scale, 128.0).double(), losses, atol=1e-5)
+    assert torch.allclose(compute_losses(logits, label, scale, 128.0).double(), losses, atol=1e-5)
     assert torch.allclose(logits.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
@@ -227,37 +227,37 @@ def test_thin_products_by_the_kernels_are_those_of_plain_operations(dtype, rank,
 
     low, ups = make(300, rank * len(widths)), [make(width, rank) for width in widths]
     gradients = [make(300, width) for width in widths]
-    assert lora_kernels.can_do(low, ups)
+    assert lora_kernels.supports(low, ups)
     parts = low.double().split(rank, dim=1)
     expected = [part @ up.double().T for part, up in zip(parts, ups, strict=True)]
     for found, exact in zip(lora_kernels.expand(low, ups), expected, strict=True):
         assert difference(found, exact) < torch.finfo(dtype).eps
     exact = [g.double() @ up.double() for g, up in zip(gradients, ups, strict=True)]
-    shrunk = lora_kernels.shrink(gradients, ups)
+    shrunk = lora_kernels.differentiate_low(gradients, ups)
     assert difference(shrunk, torch.cat(exact, 1)) < torch.finfo(dtype).eps
-    of_ups = lora_kernels.gather(gradients, low, ups, 2.0, torch.float32)
+    of_ups = lora_kernels.differentiate_ups(gradients, low, ups, 2.0, torch.float32)
     for found, gradient, part in zip(of_ups, gradients, parts, strict=True):
         assert difference(found, 2 * gradient.double().T @ part) < 1e-5
 
 
-def test_moving_leaves_less_on_the_card(make_computer):
+def test_moving_leaves_less_on_the_card(make_executor):
     peaks = {}
     for name in ("keep", "move", "recompute"):
-        computer = make_computer("lora", PLANS[name])
-        gradients(computer, EQUAL)
+        executor = make_executor("lora", PLANS[name])
+        gradients(executor, EQUAL)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        gradients(computer, EQUAL)
+        gradients(executor, EQUAL)
         peaks[name] = torch.cuda.max_memory_allocated() - before
-        del computer
+        del executor
     print({name: f"{peak / 2**20:.0f} MiB" for name, peak in peaks.items()})
     assert peaks["move"] < 0.9 * peaks["keep"]
     assert peaks["recompute"] < peaks["keep"]
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_replayed_micro_batches_give_the_same_bits(make_computer, plan):
-    plain, replaying = make_computer("qlora", PLANS[plan]), make_computer("qlora", PLANS[plan])
+def test_replayed_micro_batches_give_the_same_bits(make_executor, plan):
+    plain, replaying = make_executor("qlora", PLANS[plan]), make_executor("qlora", PLANS[plan])
     replaying.replayer = GraphReplayer(replaying._model.clock, CudaGraph)
     plain.micro_tokens = replaying.micro_tokens = 1024
     alike = make_part(1024, 1024, 1024, 1024)

@@ -2,7 +2,7 @@
 
 import torch
 
-from agents.trainer.execution.gpu_pressure import GpuPressure, watch
+from agents.trainer.execution.gpu_pressure import GpuPressure, watch_gpu
 
 MIB = 1 << 20
 
@@ -21,7 +21,7 @@ class Card:
 
     def ask(self, after_s=5.0):
         self.time_s += after_s
-        return self.neighbours.want_more()
+        return self.neighbours.is_high()
 
 
 def test_those_that_were_there_at_first_take_nothing():
@@ -55,4 +55,4 @@ def test_the_card_is_looked_at_every_few_seconds():
 
 
 def test_a_processor_has_no_such_neighbours():
-    assert watch(torch.device("cpu")) is None
+    assert watch_gpu(torch.device("cpu")) is None

@@ -13,7 +13,7 @@ from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.kernels import compiling
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.model import load_model, load_tokenizer, make_trained
+from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from agents.trainer.objectives.sft import Supervised
 from agents.trainer.optim.flat_parameters import FlatParameters
 from tests.agents.trainer.ranks import make_spec
@@ -39,20 +39,20 @@ class Apart(Forward):
         return False
 
 
-def make_computer(tiny_model, plan, *, compiled, kind=Forward, joins=False, dropout=0.2):
+def make_executor(tiny_model, plan, *, compiled, kind=Forward, joins=False, dropout=0.2):
     spec = make_spec(precision="fp32", adapter=AdapterSpec(rank=4, dropout=dropout))
     tokenizer, plain = load_tokenizer(tiny_model)
     base = load_model(spec, tiny_model, CPU)
-    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
     flat = FlatParameters(model.named_parameters(), CPU)
     draw = torch.Generator().manual_seed(3)
     flat.values.add_(0.05 * torch.randn(len(flat.values), generator=draw))
     forward = kind(model, CPU)
     if joins:
-        forward.join()
+        forward.fuse_linear()
     layers = LayerStack(model, compiled=compiled)
     layers.set(plan)
-    computer = Executor(
+    executor = Executor(
         model,
         flat,
         Supervised(forward),
@@ -62,7 +62,7 @@ def make_computer(tiny_model, plan, *, compiled, kind=Forward, joins=False, drop
         warn=lambda message, hint: None,
         beat=lambda: None,
     )
-    return computer, flat
+    return executor, flat
 
 
 @pytest.mark.slow
@@ -76,8 +76,8 @@ def test_compiled_layers_compute_the_same_whatever_the_sizes(
 ):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=PARTITION))
     settings = {"kind": Apart, "dropout": dropout}
-    plain, plain_flat = make_computer(tiny_model, LayerPlan(), compiled=False, **settings)
-    compiled, flat = make_computer(tiny_model, plan, compiled=True, joins=joins, **settings)
+    plain, plain_flat = make_executor(tiny_model, LayerPlan(), compiled=False, **settings)
+    compiled, flat = make_executor(tiny_model, plan, compiled=True, joins=joins, **settings)
     torch._dynamo.reset()
     compiling.fix_settings()
     counts = []
@@ -96,12 +96,12 @@ def test_compiled_layers_compute_the_same_whatever_the_sizes(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
 def test_what_cannot_be_compiled_after_all_is_computed_as_it_is(tiny_model, monkeypatch):
-    plain, expected = make_computer(tiny_model, LayerPlan(), compiled=False)
-    compiled, found = make_computer(tiny_model, LayerPlan(), compiled=True)
+    plain, expected = make_executor(tiny_model, LayerPlan(), compiled=False)
+    compiled, found = make_executor(tiny_model, LayerPlan(), compiled=True)
     warnings = []
     monkeypatch.setattr(compiled.layers, "_warn", lambda message, hint: warnings.append(message))
-    for computer in (plain, compiled):  # several segments: their ends are numbers of the data
-        computer.add_gradients(make_part(9, 12, 5))
+    for executor in (plain, compiled):  # several segments: their ends are numbers of the data
+        executor.add_gradients(make_part(9, 12, 5))
     assert torch.equal(found.gradients, expected.gradients)
     assert len(warnings) == 1
     assert "cannot be compiled here" in warnings[0]
@@ -125,5 +125,5 @@ def test_layers_that_move_are_spread_and_the_first_others_recompute(plan, expect
 
 
 def test_without_a_gpu_nothing_moves(tiny_model):
-    computer, _ = make_computer(tiny_model, LayerPlan(num_moved=2), compiled=False)
-    assert computer.layers.plan == LayerPlan()
+    executor, _ = make_executor(tiny_model, LayerPlan(num_moved=2), compiled=False)
+    assert executor.layers.plan == LayerPlan()

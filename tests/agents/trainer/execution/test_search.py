@@ -13,7 +13,7 @@ from agents.contract.layer_plan import MEMORY_SHARE, LayerPlan
 from agents.trainer.data.examples import Part
 from agents.trainer.execution import setting as setting_module
 from agents.trainer.execution import tuner
-from agents.trainer.execution.setting import fill
+from agents.trainer.execution.setting import fill_spare_memory
 from agents.trainer.execution.tuner import Tuner
 
 GIB = 1 << 30
@@ -65,34 +65,34 @@ class Card:
         self.held_bytes = 0
         self.last = None
         self.plan = LayerPlan()
-        self.unpacked_bytes = 0.0
+        self.dequantized_bytes = 0.0
         self.offloader = SimpleNamespace(
-            most_layer_bytes=0, arena=SimpleNamespace(most_bytes=64 * GIB)
+            max_layer_bytes=0, arena=SimpleNamespace(capacity_bytes=64 * GIB)
         )
         self.layers = self
-        self.most_layers, self.can_unpack = LAYERS, True
+        self.num_layers, self.can_dequantize = LAYERS, True
 
     # What the search asks of the layers and the computer.
     def set(self, plan):
         self.plan = plan
 
-    def pack(self):
-        self.unpacked_bytes = 0.0
+    def drop_dequantized(self):
+        self.dequantized_bytes = 0.0
 
-    def unpack(self, most_bytes):
+    def dequantize(self, most_bytes):
         layer_bytes = 0.4 * GIB
-        self.unpacked_bytes = max(0, min(LAYERS, most_bytes // layer_bytes)) * layer_bytes
+        self.dequantized_bytes = max(0, min(LAYERS, most_bytes // layer_bytes)) * layer_bytes
 
     @property
-    def packed_bytes(self):
-        return LAYERS * 0.4 * GIB - self.unpacked_bytes
+    def dequantizable_bytes(self):
+        return LAYERS * 0.4 * GIB - self.dequantized_bytes
 
-    def forget_replay(self):
+    def drop_graphs(self):
         self.held_bytes, self.last, self.busy_s = 0, None, 0.0
 
     @contextmanager
-    def not_replaying(self):
-        self.forget_replay()
+    def without_graphs(self):
+        self.drop_graphs()
         replayer, self.replayer = self.replayer, None
         yield
         self.replayer = replayer
@@ -107,13 +107,13 @@ class Card:
         return all(self.try_micro_batch(group) for group in groups)
 
     def try_micro_batch(self, rows):
-        rest_bytes = REST_BYTES + self.unpacked_bytes
+        rest_bytes = REST_BYTES + self.dequantized_bytes
         in_flight = self.plan.count_in_flight(LAYERS)
         num_moved, num_recomputed = self.plan.num_moved, self.plan.num_recomputed
         num_kept = LAYERS - num_moved - num_recomputed
         pass_bytes = (0.1 + (0.4 if num_recomputed else 0.3) * rows) * GIB
         pass_bytes += (num_kept + in_flight) * 0.2 * rows * GIB
-        self.offloader.most_layer_bytes = (0.2 if num_moved else 0.016) * rows * GIB
+        self.offloader.max_layer_bytes = (0.2 if num_moved else 0.016) * rows * GIB
         self.num_passes += 1
         self.peak_bytes = rest_bytes + pass_bytes
         if self.peak_bytes > self.limit_bytes:
@@ -133,7 +133,7 @@ class Card:
         seconds = self.slowness * rows * (LAYERS * LAYER_S + num_recomputed * AGAIN_S)
         is_tired = self.busy_s > 1.0
         seconds += rows * num_moved * (self.tiring_s if is_tired else self.moving_s)
-        seconds += (LAYERS - self.unpacked_bytes / (0.4 * GIB)) * UNPACK_S
+        seconds += (LAYERS - self.dequantized_bytes / (0.4 * GIB)) * UNPACK_S
         if not self.held_bytes:
             seconds = max(seconds, self.start_s)
         elif not is_replayed:
@@ -144,9 +144,9 @@ class Card:
 
     def rate(self, setting, part):
         """Return the tokens per second that the setting really reaches, and retries on the way."""
-        setting_module.apply(self, setting)
+        setting_module.apply_setting(self, setting)
         self.try_gradients(part)
-        fill(self, "cuda", part, self.reserve)
+        fill_spare_memory(self, "cuda", part, self.reserve)
         self.try_gradients(part)
         self.try_gradients(part)  # is recorded, or refused to be
         if not self.held_bytes:
@@ -158,9 +158,9 @@ class Card:
 
     def sustained_rate(self, setting, step):
         """Return the tokens per second of steps when the card has worked for long."""
-        setting_module.apply(self, setting)
+        setting_module.apply_setting(self, setting)
         self.try_gradients(step)
-        fill(self, "cuda", step, self.reserve)
+        fill_spare_memory(self, "cuda", step, self.reserve)
         for _ in range(3):
             began_s = self.clock_s
             self.try_gradients(step)
@@ -178,7 +178,7 @@ def play(monkeypatch):
             "synchronize": lambda device: None,
             "empty_cache": lambda: None,
             "reset_peak_memory_stats": lambda device: None,
-            "memory_allocated": lambda device: REST_BYTES + card.unpacked_bytes,
+            "memory_allocated": lambda device: REST_BYTES + card.dequantized_bytes,
             "max_memory_allocated": lambda device: card.peak_bytes,
             "memory_stats": lambda device: {"num_alloc_retries": card.retries},
         }
@@ -193,7 +193,7 @@ def play(monkeypatch):
             card,
             "cuda",
             choose,
-            most_tokens=16 * ROW,
+            max_tokens=16 * ROW,
             step_tokens=16.0 * ROW,
             recompute="auto",
             reserve=card.reserve,
@@ -209,7 +209,7 @@ def play(monkeypatch):
 def test_what_is_chosen_is_the_fastest_of_all_that_was_tried(play, limit_gib, tidy_share, start_s):
     card = Card(limit_gib, tidy_share=tidy_share, start_s=start_s)
     tuner, chosen, choose = play(card)
-    last = tuner.outlasting or tuner.tried
+    last = tuner.finalists or tuner.tried
     assert chosen.tokens_per_s == max(setting.tokens_per_s for setting in last)
     rate, retries = card.rate(chosen, choose(chosen.micro_tokens))
     assert retries == 0
@@ -235,7 +235,7 @@ def test_layers_move_where_that_makes_room_for_weights(play, monkeypatch):
     _, chosen, choose = play(moving)
     rate, _ = moving.rate(chosen, choose(chosen.micro_tokens))
     assert chosen.num_recomputed == 0 < chosen.num_moved
-    monkeypatch.setattr(Tuner, "_move_for_weights", lambda self, needs, best: best)
+    monkeypatch.setattr(Tuner, "_offload_for_weights", lambda self, needs, best: best)
     other = play(staying)[1]
     assert other.num_moved == 0
     assert rate > other.tokens_per_s
@@ -249,10 +249,10 @@ def test_what_is_fast_in_a_burst_only_is_not_chosen(play, monkeypatch):
     card = Card(24, tiring_s=0.002)
     tuner, chosen, choose = play(card)
     lasting = card.sustained_rate(chosen, choose(16 * ROW))
-    assert 2 <= len(tuner.outlasting) <= 3
-    assert tuner.outlasting[0].num_moved > 0 == chosen.num_moved
+    assert 2 <= len(tuner.finalists) <= 3
+    assert tuner.finalists[0].num_moved > 0 == chosen.num_moved
     assert chosen.tokens_per_s == pytest.approx(lasting, rel=0.01)
-    monkeypatch.setattr(Tuner, "_let_compete", lambda self, best: best)
+    monkeypatch.setattr(Tuner, "_run_final", lambda self, best: best)
     hasty = Card(24, tiring_s=0.002)
     other = play(hasty)[1]
     assert other.num_moved > 0
@@ -291,4 +291,4 @@ def test_a_slow_card_is_not_kept_busy_for_long(play):
     card = Card(8, slowness=17)
     tuner, *_ = play(card)
     assert card.clock_s < 400
-    assert not tuner.outlasting  # a pass shows what it sustains
+    assert not tuner.finalists  # a pass shows what it sustains

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agents.trainer.kernels import cudnn_attention
-from agents.trainer.kernels.cudnn_attention import MOST_SCRATCH_BYTES, divide
+from agents.trainer.kernels.cudnn_attention import MAX_SCRATCH_BYTES, divide
 
 
 def test_sequences_are_divided_before_heads():
@@ -12,16 +12,16 @@ def test_sequences_are_divided_before_heads():
 
     def scratch(sequences, keys):
         asked.append((sequences, keys))
-        return sequences * keys * (MOST_SCRATCH_BYTES // 8)
+        return sequences * keys * (MAX_SCRATCH_BYTES // 8)
 
     assert divide(3, 32, scratch) == (1, 8)
     assert asked == [(3, 32), (2, 32), (1, 32), (1, 16), (1, 8)]
 
 
 def test_what_fits_is_taken_at_once_and_a_refusal_ends_it():
-    assert divide(4, 6, lambda sequences, keys: MOST_SCRATCH_BYTES) == (4, 6)
+    assert divide(4, 6, lambda sequences, keys: MAX_SCRATCH_BYTES) == (4, 6)
     assert divide(4, 6, lambda sequences, keys: None) is None
-    assert divide(1, 5, lambda sequences, keys: MOST_SCRATCH_BYTES + 1) is None
+    assert divide(1, 5, lambda sequences, keys: MAX_SCRATCH_BYTES + 1) is None
 
 
 @pytest.mark.gpu
@@ -50,7 +50,7 @@ def test_gradients_are_the_same_every_time_and_right(sequences, length, heads, k
     assert found is not None
     taken = torch.cuda.max_memory_allocated() - before
     results = sum(x.numel() * x.element_size() for x in found)
-    assert taken < results + MOST_SCRATCH_BYTES + (8 << 20)
+    assert taken < results + MAX_SCRATCH_BYTES + (8 << 20)
     for _ in range(5):
         again = cudnn_attention.differentiate(inputs, lse, length, scale)
         assert all(torch.equal(one, two) for one, two in zip(found, again, strict=True))

@@ -84,7 +84,7 @@ def test_examples_of_any_length_keep_their_masks_side_by_side():
     together = dropout(torch.ones(1, 10, 257, dtype=torch.float64))[0]
     assert torch.equal(together[:3], mask([5], tokens=3)[0])
     assert torch.equal(together[3:7], mask([9], tokens=4)[0])
-    with clock.only(3, 7):
+    with clock.limited_to(3, 7):
         assert torch.equal(dropout(torch.ones(1, 4, 257, dtype=torch.float64))[0], together[3:7])
 
 

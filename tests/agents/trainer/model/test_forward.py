@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agents.trainer.data.examples import Example, Segment
 from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.head import Head, OwnHead
+from agents.trainer.model.head import FullLogitsHead, Head
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import TrainedModel
 
@@ -150,7 +150,7 @@ def test_a_head_of_unknown_making_is_left_to_the_model():
     model.forward = odd
     expected = expected_loss(model)
     forward = Forward(wrap(model), CPU)
-    assert isinstance(forward.head, OwnHead)
+    assert isinstance(forward.head, FullLogitsHead)
     assert forward.flat
     batch = build_micro_batch([Example(tuple(SEGMENTS))], CPU)
     loss = forward.head.sum_loss(forward.features(batch), batch.label_N)

@@ -12,7 +12,7 @@ from agents.trainer.kernels import lora_kernels, nf4
 from agents.trainer.model import fused_linear
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import build_micro_batch
-from agents.trainer.model.model import load_model, load_tokenizer, make_trained
+from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from tests.agents.trainer.execution.test_layers import make_part
 from tests.agents.trainer.ranks import DEMO, make_spec, make_tiny_model
 
@@ -38,7 +38,7 @@ def make_forward(folder, adapter):
     spec = make_spec(precision="fp64", adapter=adapter)
     tokenizer, plain = load_tokenizer(folder)
     base = load_model(spec, folder, CPU)
-    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
     draw = torch.Generator().manual_seed(3)
     for _, parameter in model.named_parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=draw)
@@ -52,9 +52,9 @@ def find_sets(model):
     """Return the last names of the layers of each set."""
     sets = {}
     for name, module in model.named_modules():
-        if hasattr(module, "joined"):
+        if hasattr(module, "fused_set"):
             last = name.removesuffix(".base_layer").rpartition(".")[2]
-            sets.setdefault(id(module.joined), []).append(last)
+            sets.setdefault(id(module.fused_set), []).append(last)
     return list(sets.values())
 
 
@@ -62,9 +62,9 @@ def differentiate(model, forward, *, adapter_on=True):
     """Return the features and the gradients of all that is trained."""
     batch = build_micro_batch(make_part(20, 31).examples, CPU)
     model.clock.set([4, 5], batch.lengths, batch.num_tokens, CPU)
-    fused_linear.collect(model.module).refresh()
+    fused_linear.collect_copies(model.module).refresh()
     if not adapter_on:
-        with forward.adapter_off():
+        with forward.without_adapter():
             found = forward.features(batch)
         model.clock.clear()
         return [found]
@@ -95,7 +95,7 @@ def test_joined_layers_compute_the_same(tiny, targets, rank, dropout, dora):
     adapter = AdapterSpec(rank=rank, alpha=6, dropout=dropout, targets=targets, dora=dora)
     model, forward = make_forward(tiny, adapter)
     expected, bare = (differentiate(model, forward, adapter_on=on) for on in (True, False))
-    forward.join()
+    forward.fuse_linear()
     whole = [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
     assert sorted(find_sets(model.module)) == sorted(2 * whole)
     check_same(differentiate(model, forward), expected)
@@ -103,7 +103,7 @@ def test_joined_layers_compute_the_same(tiny, targets, rank, dropout, dora):
     for _, parameter in model.named_parameters():
         parameter.data *= 1.5  # as a step of the optimizer does
     changed = differentiate(model, forward)
-    fused_linear.uninstall(model.module)
+    fused_linear.unfuse(model.module)
     check_same(differentiate(model, forward), changed)
     assert not torch.equal(changed[0], expected[0])
 
@@ -116,7 +116,7 @@ def test_every_family_is_joined_where_its_layers_read_the_same(tmp_path, kind):
         (tmp_path / file).write_bytes((DEMO / "model" / file).read_bytes())
     model, forward = make_forward(tmp_path, AdapterSpec(rank=4, dropout=0.0))
     expected = differentiate(model, forward)
-    forward.join()
+    forward.fuse_linear()
     assert sorted(map(len, find_sets(model.module))) == (
         [1] * 8 if kind == "phi3" else [1] * 4 + [2] * 2 + [3] * 2
     )
@@ -126,11 +126,11 @@ def test_every_family_is_joined_where_its_layers_read_the_same(tmp_path, kind):
 def test_layers_of_which_the_numbers_would_change_are_left(tiny, monkeypatch):
     model, forward = make_forward(tiny, AdapterSpec(rank=4, dropout=0.0))
     expected = differentiate(model, forward)
-    compute = fused_linear.Joined.compute
-    monkeypatch.setattr(fused_linear.Joined, "compute", lambda *given: 1.01 * compute(*given))
-    forward.join()
+    compute = fused_linear.FusedSet.compute
+    monkeypatch.setattr(fused_linear.FusedSet, "compute", lambda *given: 1.01 * compute(*given))
+    forward.fuse_linear()
     monkeypatch.undo()
-    assert not any(isinstance(m, fused_linear._FromSet) for m in model.module.modules())
+    assert not any(isinstance(m, fused_linear._FusedLinear) for m in model.module.modules())
     check_same(differentiate(model, forward), expected)
 
 
@@ -141,11 +141,11 @@ def test_a_card_that_does_not_take_the_kernels_does_without_them(monkeypatch, ca
         asked.append(given)
         raise ValueError("out of resource: shared memory")
 
-    monkeypatch.setattr(lora_kernels, "is_usable", lambda device: True)
+    monkeypatch.setattr(lora_kernels, "is_supported", lambda device: True)
     monkeypatch.setattr(lora_kernels, "expand", refuse)
     low, up = torch.zeros(5, 8, dtype=torch.float16), torch.zeros(24, 8, dtype=torch.float16)
-    assert not lora_kernels.can_do(low, [up])
-    assert not lora_kernels.can_do(low, [up])
+    assert not lora_kernels.supports(low, [up])
+    assert not lora_kernels.supports(low, [up])
     assert len(asked) == 1
     assert "PyTorch's products: out of resource" in capsys.readouterr().err
     lora_kernels._works.cache_clear()
@@ -155,7 +155,7 @@ class Packed(nn.Module):
     """Stands for 4-bit weights of 10 values of 2 bytes."""
 
     out_features, in_features, nf4_dtype = 5, 2, torch.bfloat16
-    nf4_packed, nf4_has_one_reader = torch.zeros(5, dtype=torch.uint8), False
+    nf4_packed, nf4_has_sole_reader = torch.zeros(5, dtype=torch.uint8), False
 
 
 def pretend_packed(model):
@@ -165,8 +165,8 @@ def pretend_packed(model):
         if ".layers." in name and type(module) is nn.Linear and "lora_" not in name:
             module.nf4_packed = torch.zeros(1, dtype=torch.uint8)
             module.nf4_scale8 = torch.zeros(1, dtype=torch.uint8)
-            module.nf4_dtype, module.nf4_has_one_reader = module.weight.dtype, False
-            module.nf4_whole = module.weight.data
+            module.nf4_dtype, module.nf4_has_sole_reader = module.weight.dtype, False
+            module.nf4_dequantized = module.weight.data
             nf4._layers[module.nf4_scale8.data_ptr()] = module
             found.append(module)
     return found
@@ -180,36 +180,36 @@ def test_packed_weights_have_one_reader_unless_an_adapter_looks_at_them(tiny, do
     expected = differentiate(model, forward)
     layers = pretend_packed(model)
     assert len(layers) == 14
-    forward.join()
+    forward.fuse_linear()
     check_same(differentiate(model, forward), expected)
-    alone = [layer.nf4_has_one_reader for layer in layers]
+    alone = [layer.nf4_has_sole_reader for layer in layers]
     assert alone == [not dora or number % 7 not in (0, 3) for number in range(14)]
-    fused_linear.uninstall(model.module)
-    assert not any(layer.nf4_has_one_reader for layer in layers)
+    fused_linear.unfuse(model.module)
+    assert not any(layer.nf4_has_sole_reader for layer in layers)
 
 
 def test_weights_are_kept_unpacked_where_they_are_needed_most_often(tiny, monkeypatch):
     model, _ = make_forward(tiny, AdapterSpec(rank=4))
     layers = LayerStack(model)
-    assert not layers.can_unpack
+    assert not layers.can_dequantize
     for layer in layers._layers:
         layer.packed = nn.ModuleList([Packed(), Packed()])
     kept = []
-    monkeypatch.setattr(nf4, "keep_whole", kept.append)
-    monkeypatch.setattr(nf4, "let_go", kept.remove)
+    monkeypatch.setattr(nf4, "keep_dequantized", kept.append)
+    monkeypatch.setattr(nf4, "repack", kept.remove)
     first, second = (list(layer.packed) for layer in layers._layers)
-    assert layers.can_unpack
-    layers.unpack(79)
+    assert layers.can_dequantize
+    layers.dequantize(79)
     assert kept == [*first, second[0]]
-    assert layers.unpacked_bytes == 60
+    assert layers.dequantized_bytes == 60
     layers._modes = ["keep", "recompute"]
-    layers.unpack(45)
+    layers.dequantize(45)
     assert kept == second
-    layers.pack()
+    layers.drop_dequantized()
     assert kept == []
-    assert layers.unpacked_bytes == 0
+    assert layers.dequantized_bytes == 0
     layers.set(LayerPlan())
-    layers.unpack(19)
+    layers.dequantize(19)
     assert kept == []
 
 
@@ -219,19 +219,19 @@ def test_weights_stay_unpacked_as_far_as_memory_goes(tiny, monkeypatch):
     layers._layers[0].packed = nn.ModuleList([Packed(), Packed(), Packed()])
     kept = []
 
-    def keep_whole(layer):
+    def keep_dequantized(layer):
         if len(kept) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         kept.append(layer)
 
-    def let_go(layer):
-        assert layers._way_back is None, "the first one is packed in its place"
+    def repack(layer):
+        assert layers._repack_buffer is None, "the first one is packed in its place"
         kept.remove(layer)
 
-    monkeypatch.setattr(nf4, "keep_whole", keep_whole)
-    monkeypatch.setattr(nf4, "let_go", let_go)
-    layers.unpack(1000)
-    assert (layers.unpacked_bytes, layers.packed_bytes) == (40, 20)
-    assert layers._way_back.nbytes == 5
-    layers.pack()
+    monkeypatch.setattr(nf4, "keep_dequantized", keep_dequantized)
+    monkeypatch.setattr(nf4, "repack", repack)
+    layers.dequantize(1000)
+    assert (layers.dequantized_bytes, layers.dequantizable_bytes) == (40, 20)
+    assert layers._repack_buffer.nbytes == 5
+    layers.drop_dequantized()
     assert kept == []

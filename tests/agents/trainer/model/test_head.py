@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
 from agents.trainer.model import head as head_module
-from agents.trainer.model.head import Head, OwnHead
+from agents.trainer.model.head import FullLogitsHead, Head
 
 
 @pytest.fixture(autouse=True, params=[1, 1 << 25], ids=["small-chunks", "one-chunk"])
@@ -86,12 +86,12 @@ def test_the_model_s_own_logits_give_the_same():
     hidden, head, label = make(bias=False, scale=1.0, softcap=None)
     logits = F.linear(hidden, head.weight_VH)
     expected = head.sum_loss(hidden, label)
-    found = OwnHead.sum_loss(logits, label, 4.0)
+    found = FullLogitsHead.sum_loss(logits, label, 4.0)
     assert found.item() == pytest.approx(expected.item(), rel=1e-13)
     gradient = torch.autograd.grad(found, hidden)[0]
     torch.testing.assert_close(gradient, 4 * torch.autograd.grad(expected, hidden)[0])
     torch.testing.assert_close(
-        OwnHead.log_probabilities(hidden @ head.weight_VH.T, label),
+        FullLogitsHead.log_probabilities(hidden @ head.weight_VH.T, label),
         head.log_probabilities(hidden, label),
     )
 

@@ -16,7 +16,7 @@ from agents.errors import ExpectedError
 from agents.quantizers.job.job import JobProgress
 from agents.quantizers.merge import merge, read_job
 from agents.trainer.data.tokenizer import load_tokenizer
-from agents.trainer.model.model import load_model, make_trained, refuse_unknown_words
+from agents.trainer.model.model import build_trained_model, load_model, refuse_unknown_tokens
 from tests.agents.trainer.ranks import Run, make_spec
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def train_adapter(folder, **adapter):
     spec = make_spec(adapter=AdapterSpec(rank=4, alpha=8, **adapter))
     model = load_model(spec, folder, CPU)
     tokenizer, plain = load_tokenizer(folder)
-    return make_trained(spec, model, tokenizer, plain_template=plain, device=CPU)
+    return build_trained_model(spec, model, tokenizer, plain_template=plain, device=CPU)
 
 
 def test_named_layers_get_an_adapter_and_no_others(tiny_model):
@@ -125,11 +125,11 @@ def test_a_name_that_is_no_linear_layer_is_refused(tiny_model, name):
 
 def test_a_tokenizer_may_know_more_than_the_model_as_long_as_the_data_does_not(tiny_model):
     model = load_model(make_spec(), tiny_model, CPU)
-    refuse_unknown_words(model, 768, tiny_model)
+    refuse_unknown_tokens(model, 768, tiny_model)
     with pytest.raises(
         ExpectedError, match=r"made token 768 of the data, and the model knows only 768"
     ):
-        refuse_unknown_words(model, 769, tiny_model)
+        refuse_unknown_tokens(model, 769, tiny_model)
 
 
 def test_rows_longer_than_learned_positions_are_refused(tmp_path):

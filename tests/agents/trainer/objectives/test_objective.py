@@ -15,7 +15,7 @@ from agents.trainer.data.examples import Example, Part, Segment
 from agents.trainer.execution.executor import Executor
 from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.forward import Forward
-from agents.trainer.model.model import load_model, load_tokenizer, make_trained
+from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from agents.trainer.objectives.objective import NUM_SUMS
 from agents.trainer.objectives.reference_model import ask_reference
 from agents.trainer.objectives.registry import make_objective
@@ -54,7 +54,7 @@ def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dp
     spec = make_spec(precision="fp64", objective=objective, dpo_beta=BETA, adapter=adapter)
     tokenizer, plain = load_tokenizer(tiny_model)
     base = load_model(spec, tiny_model, CPU)
-    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
     forward = Forward(model, CPU)
     flat = FlatParameters(model.named_parameters(), CPU)
     reference = None
@@ -80,9 +80,9 @@ def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dp
     )
 
 
-def compute(computer):
-    computer.add_gradients(PART)
-    return computer._flat.gradients.clone(), computer.sums.clone()
+def compute(executor):
+    executor.add_gradients(PART)
+    return executor._flat.gradients.clone(), executor.sums.clone()
 
 
 def log_probability(model, part):
@@ -105,14 +105,14 @@ def expect(policy, reference):
     return loss, margins
 
 
-def plain_lora(tiny_model, computer, **changes):
+def plain_lora(tiny_model, executor, **changes):
     """Plain Transformers and PEFT with the adapter of ours, as a user would load it."""
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
     config = LoraConfig(
         r=4, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM", **changes
     )
     model = get_peft_model(base, config).double().eval()
-    result = set_peft_model_state_dict(model, computer._flat.views)
+    result = set_peft_model_state_dict(model, executor._flat.views)
     assert not result.unexpected_keys
     return model
 
@@ -129,16 +129,16 @@ def adapter_of(changes, dropout=0.0):
 
 @VARIANTS
 def test_dpo_is_its_formula_with_the_adapter_off_as_reference(tiny_model, changes):
-    computer = make(tiny_model, adapter_of(changes))
-    gradients, sums = compute(computer)
-    model = plain_lora(tiny_model, computer, **changes)
+    executor = make(tiny_model, adapter_of(changes))
+    gradients, sums = compute(executor)
+    model = plain_lora(tiny_model, executor, **changes)
     loss, margins = expect(model, (model, model.disable_adapter))
     assert sums[0].item() == pytest.approx(loss.item(), rel=1e-6)  # RMSNorm works in fp32
     assert sums[1].item() == pytest.approx(sum(margins), rel=1e-5)
     assert sums[2].item() == sum(margin > 0 for margin in margins)
     loss.backward()
     names = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert len(names) == len(computer._flat.views)
+    assert len(names) == len(executor._flat.views)
     plain_norm = torch.cat([g.flatten() for g in names.values()]).norm()
     assert gradients.norm().item() == pytest.approx(plain_norm.item(), rel=1e-5)
 
@@ -146,11 +146,11 @@ def test_dpo_is_its_formula_with_the_adapter_off_as_reference(tiny_model, change
 def test_a_full_run_compares_with_the_weights_it_began_with(tiny_model):
     from contextlib import nullcontext
 
-    computer = make(tiny_model, AdapterSpec(kind="full"))
-    _, sums = compute(computer)
+    executor = make(tiny_model, AdapterSpec(kind="full"))
+    _, sums = compute(executor)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
     policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
-    policy.load_state_dict(computer._flat.views, strict=False)
+    policy.load_state_dict(executor._flat.views, strict=False)
     policy.tie_weights()
     loss, margins = expect(policy, (base, nullcontext))
     assert sums[0].item() == pytest.approx(loss.item(), rel=1e-6)
@@ -184,7 +184,7 @@ def test_dora_starts_as_the_base_model(tiny_model):
     base = load_model(spec, tiny_model, CPU)
     ids = torch.arange(20)[None]
     expected = base(input_ids=ids).logits
-    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
     torch.testing.assert_close(model.module(input_ids=ids).logits, expected)
     lengths = [name for name, _ in model.named_parameters() if "magnitude" in name]
     assert len(lengths) == 14
@@ -197,7 +197,7 @@ def test_weights_of_four_bits_give_the_gradient_of_what_they_stand_for():
     spec = make_spec(precision="fp32", adapter=AdapterSpec(kind="qlora", rank=4, dropout=0.0))
     tokenizer, plain = load_tokenizer(DEMO / "model")
     base = load_model(spec, DEMO / "model", CPU)
-    model = make_trained(spec, base, tokenizer, plain_template=plain, device=CPU)
+    model = build_trained_model(spec, base, tokenizer, plain_template=plain, device=CPU)
     Forward(model, CPU)  # tries the model without gradients first
     layer = base.model.layers[1].mlp.up_proj.base_layer
     x = torch.randn(5, layer.in_features, requires_grad=True)
