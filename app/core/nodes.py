@@ -16,7 +16,7 @@ from app.storage.nodes import NodeStore
 
 if TYPE_CHECKING:
     from app.core.api import Progress
-    from app.provisioning.check_rules import CheckRow
+    from app.provisioning.check_row import CheckRow
 
 
 class CoreNodes:

@@ -1,25 +1,27 @@
-"""Look nodes over before a run: rows that say what is well, what is not, and what to do about it.
+"""Check nodes before a run: rows that say what is fine, what is not, and how to fix it.
 
-All nodes are asked at once. Then each pair is tried in both directions on ports that the system
-chooses, as training uses them, and at last all nodes together do one real all-reduce with a
-deadline. Whatever fails becomes a row; a dead node is no exception.
+Adding a check takes one function and one row in a table below:
+
+- `NODE_CHECKS` judge what a single node said of itself,
+- `GROUP_CHECKS` compare the nodes with each other,
+- `NETWORK_CHECKS` measure between the nodes, and run only when all of them have an address.
+
+All nodes are asked at once. Whatever fails becomes a row, including a node that does not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from agents.contract.node import EnvironmentReport, NodeFacts
 from app.errors import RacklessError, UserError
 from app.nodes.client import NodeClient
 from app.nodes.endpoints import Endpoint, choose_endpoints
 from app.nodes.fleet import Fleet
 from app.provisioning.check_network import check_links, check_reduce
+from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, make_row
 from app.provisioning.check_rules import (
-    CheckRow,
     judge_clock,
     judge_compiler,
     judge_disk,
@@ -27,23 +29,28 @@ from app.provisioning.check_rules import (
     judge_gpus,
     judge_mtus,
     judge_pythons,
+    judge_reach,
     judge_wsl,
 )
 from app.provisioning.environment import EnvironmentLock, find_environment, read_train_lock
 
-__all__ = ["CheckRow", "check_nodes"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Subject:
-    """A node that answered."""
-
-    client: NodeClient
-    facts: NodeFacts
-    round_trip_s: float
-    skew_s: float
-    """The node's clock minus ours."""
-    environment: EnvironmentReport
+NODE_CHECKS: tuple[Callable[[CheckedNode], Iterable[CheckRow]], ...] = (
+    judge_reach,
+    judge_environment,
+    judge_disk,
+    judge_clock,
+    judge_gpus,
+    judge_compiler,
+    judge_wsl,
+)
+GROUP_CHECKS: tuple[Callable[[CheckedGroup], Iterable[CheckRow]], ...] = (
+    judge_pythons,
+    judge_mtus,
+)
+NETWORK_CHECKS: tuple[Callable[[CheckedGroup], Awaitable[Iterable[CheckRow]]], ...] = (
+    check_links,
+    check_reduce,
+)
 
 
 async def check_nodes(
@@ -56,92 +63,75 @@ async def check_nodes(
     """Check the nodes called `names` and the network between them.
 
     Args:
-        lock: what their environments must fit; None: the one that this version trains with.
+        lock: packages that their environments must have; None: those of this version's trainer.
         reduce_timeout_s: deadline of the all-reduce.
 
     Raises:
-        UserError: a name is not that of a node.
+        UserError: there is no node of that name.
     """
     clients = [fleet.client(name) for name in names]
     lock = lock or read_train_lock()
-    answers = await asyncio.gather(*(_examine(client, lock) for client in clients))
+    answers = await asyncio.gather(*(_examine(one, lock, len(clients)) for one in clients))
     rows: list[CheckRow] = []
-    subjects: dict[str, _Subject] = {}
+    nodes: dict[str, CheckedNode] = {}
     for client, answer in zip(clients, answers, strict=True):
-        if isinstance(answer, _Subject):
-            subjects[client.name] = answer
-            rows += _judge(client.name, answer, len(clients))
+        if isinstance(answer, CheckedNode):
+            nodes[client.name] = answer
+            rows += [row for check in NODE_CHECKS for row in check(answer)]
         else:
             rows.append(_unreachable(client.name, answer))
-    environments = {name: subject.environment for name, subject in subjects.items()}
-    rows += judge_pythons(environments)
-    endpoints, problems = _choose_endpoints(subjects)
+    endpoints, problems = _choose_endpoints(nodes)
+    group = CheckedGroup(
+        clients={client.name: client for client in clients if client.name in nodes},
+        nodes=nodes,
+        endpoints=endpoints,
+        reduce_timeout_s=reduce_timeout_s,
+    )
+    rows += [row for judge in GROUP_CHECKS for row in judge(group)]
     rows += problems
     if endpoints:
-        rows += judge_mtus(_mtus(subjects, endpoints))
-        live = [subject.client for subject in subjects.values()]
-        rows += await check_links(live, endpoints)
-        rows += await check_reduce(live, endpoints, environments, reduce_timeout_s)
+        # One after the other: an all-reduce beside a bandwidth probe would spoil both figures.
+        for measure in NETWORK_CHECKS:
+            rows += await measure(group)
     return tuple(rows)
 
 
-async def _examine(client: NodeClient, lock: EnvironmentLock) -> _Subject | RacklessError:
+async def _examine(
+    client: NodeClient, lock: EnvironmentLock, num_nodes: int
+) -> CheckedNode | RacklessError:
     try:
-        await client.ping()  # connects, so that the next one measures only the way
+        # The first ping may have to connect; only the second one measures the round trip.
+        await client.ping()
         sent_s, began_s = time.time(), time.monotonic()
         clock = await client.ping()
         round_trip_s = time.monotonic() - began_s
         facts, environment = await asyncio.gather(client.facts(), find_environment(client, lock))
     except RacklessError as error:
         return error
-    return _Subject(
-        client=client,
+    return CheckedNode(
+        name=client.name,
         facts=facts,
-        round_trip_s=round_trip_s,
-        skew_s=clock.wall_s - (sent_s + round_trip_s / 2),
         environment=environment,
-    )
-
-
-def _judge(name: str, subject: _Subject, num_nodes: int) -> Sequence[CheckRow]:
-    facts = subject.facts
-    reached = f"answers in {subject.round_trip_s * 1000:.1f} ms; {facts.os}, Python {facts.python}"
-    return (
-        CheckRow(check="reach", node=name, status="pass", message=reached),
-        judge_environment(name, subject.environment),
-        judge_disk(name, facts),
-        judge_clock(name, subject.skew_s, facts),
-        *judge_gpus(name, facts),
-        *judge_compiler(name, facts, subject.environment),
-        *judge_wsl(name, facts, num_nodes),
+        round_trip_s=round_trip_s,
+        # The node read its clock about half a round trip after the request was sent.
+        skew_s=clock.wall_s - (sent_s + round_trip_s / 2),
+        num_nodes=num_nodes,
     )
 
 
 def _unreachable(name: str, error: RacklessError) -> CheckRow:
     if isinstance(error, UserError):
-        message, fix = error.message, error.hint
-    else:
-        message, fix = f"an error in Rackless itself: {error}", "Please report it, with the log"
-    return CheckRow(check="reach", node=name, status="fail", message=message, fix=fix)
+        return make_row("reach", name, "fail", error.message, error.hint)
+    message = f"an error in Rackless itself: {error}"
+    return make_row("reach", name, "fail", message, "Please report it, with the log")
 
 
 def _choose_endpoints(
-    subjects: dict[str, _Subject],
-) -> tuple[dict[str, Endpoint], Sequence[CheckRow]]:
+    nodes: Mapping[str, CheckedNode],
+) -> tuple[dict[str, Endpoint], tuple[CheckRow, ...]]:
     """Return the addresses that a run would use, or the row that says why there are none."""
     try:
-        return choose_endpoints({name: s.facts for name, s in subjects.items()}), ()
+        return choose_endpoints({name: node.facts for name, node in nodes.items()}), ()
     except UserError as error:
-        name = next((name for name in subjects if name in error.message), next(iter(subjects)))
-        row = CheckRow(
-            check="network", node=name, status="fail", message=error.message, fix=error.hint
-        )
-        return {}, (row,)
-
-
-def _mtus(subjects: dict[str, _Subject], endpoints: dict[str, Endpoint]) -> dict[str, int | None]:
-    found = {}
-    for name, subject in subjects.items():
-        devices = {device.name: device.mtu for device in subject.facts.interfaces}
-        found[name] = devices.get(endpoints[name].interface or "")
-    return found
+        name = next((name for name in nodes if name in error.message), next(iter(nodes)))
+        return {}, (make_row("network", name, "fail", error.message, error.hint),)

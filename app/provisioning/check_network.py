@@ -1,7 +1,7 @@
-"""The part of the check that needs several nodes at once: the ways between them, and a collective.
+"""Check the network between nodes: every link in both directions, then one real all-reduce.
 
-A node takes part in one measurement at a time, so that none spoils another's figures. Each node
-also calls itself by its own address: rank 0 does so in training, and WSL is known to refuse it.
+A node takes part in one measurement at a time, so that none distorts another's figures. Each node
+also connects to its own address: rank 0 does so in training, and WSL is known to refuse it.
 """
 
 from __future__ import annotations
@@ -13,76 +13,75 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.contract.node import AllReduceProbe, EnvironmentReport
+from agents.contract.node import AllReduceProbe
 from app.errors import RacklessError, UserError
 from app.nodes.client import AllReduceResult, NodeClient, TcpProbe
-from app.nodes.endpoints import Endpoint
-from app.provisioning.check_rules import CheckRow, Status
+from app.provisioning.check_row import CheckedGroup, CheckRow, Status, make_row
 
 PROBE_BYTES = 8 << 20
-_LISTEN_S = 20.0
+"""Payload of a bandwidth probe, in bytes: 70 ms at 1 Gb/s, long enough to leave TCP slow start."""
 SLOW_BYTES_PER_S = 30e6
+"""Throughput below which a link is reported as slow, in bytes per second."""
 SLOW_ROUND_TRIP_S = 0.005
+"""Round trip above which a link is reported as slow, in seconds."""
+# How long a node keeps its probe port open; the caller may have to connect to its agent first.
+_LISTEN_S = 20.0
+# How long the other ranks may report what they saw once one rank has failed.
 _GRACE_S = 5.0
-"""Once one rank has failed, the others get so long to say what they saw."""
+# Message of the agent's all-reduce probe; the ranks that it names are the cause.
 _ABSENT = re.compile(r"Rank ([\d, ]+) did not come")
 
 
-async def check_links(
-    clients: Sequence[NodeClient], endpoints: Mapping[str, Endpoint]
-) -> tuple[CheckRow, ...]:
-    """Try TCP from each node to each, itself included; one row for each direction."""
-    busy = {client.name: asyncio.Lock() for client in clients}
+async def check_links(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Probe TCP from each node to each, itself included; one row for each direction."""
+    busy = {name: asyncio.Lock() for name in group.clients}
 
     async def try_pair(caller: NodeClient, answerer: NodeClient) -> CheckRow:
         async with contextlib.AsyncExitStack() as stack:
-            # Always in the order of the names: two pairs never wait for each other.
+            # Locks are taken in the order of the names, so two pairs never wait for each other.
             for name in sorted({caller.name, answerer.name}):
                 await stack.enter_async_context(busy[name])
-            return await _try_link(caller, answerer, endpoints[answerer.name].address)
+            return await _try_link(caller, answerer, group.endpoints[answerer.name].address)
 
+    clients = group.clients.values()
     pairs = [(caller, answerer) for caller in clients for answerer in clients]
     return tuple(await asyncio.gather(*(try_pair(*pair) for pair in pairs)))
 
 
-async def check_reduce(
-    clients: Sequence[NodeClient],
-    endpoints: Mapping[str, Endpoint],
-    environments: Mapping[str, EnvironmentReport],
-    timeout_s: float,
-) -> tuple[CheckRow, ...]:
-    """Let all nodes that can train sum some numbers; name the one that does not take part."""
-    able = [client for client in clients if environments[client.name].fits]
-    rows = [_skipped(client.name) for client in clients if client not in able]
+async def check_reduce(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Run an all-reduce over all nodes that can train; name the one that does not take part."""
+    environments = {name: node.environment for name, node in group.nodes.items()}
+    able = [client for name, client in group.clients.items() if environments[name].fits]
+    rows = [_skipped(name) for name, report in environments.items() if not report.fits]
     if not able:
         return tuple(rows)
-    first = endpoints[able[0].name]
+    first = group.endpoints[able[0].name]
     try:
         port = await able[0].port_choose(first.address)
     except RacklessError as error:
         return (*rows, _failed(able[0].name, error))
     probes = {
-        client.name: AllReduceProbe(
+        client: AllReduceProbe(
             python=environments[client.name].python or "",
             rank=rank,
             world_size=len(able),
             master_address=first.address,
             master_port=port,
-            interface=endpoints[client.name].interface,
-            timeout_s=timeout_s,
+            interface=group.endpoints[client.name].interface,
+            timeout_s=group.reduce_timeout_s,
         )
         for rank, client in enumerate(able)
     }
-    outcomes = await _run_probes({c: probes[c.name] for c in able})
+    outcomes = await _run_probes(probes)
     return (*rows, *judge_reduce([client.name for client in able], outcomes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReduceOutcome:
-    """What came of one node's part."""
+    """How one node's part of the all-reduce ended."""
 
     ended_s: float
-    """Monotonic time of its end."""
+    """Monotonic time of the end, in seconds."""
     result: AllReduceResult | None = None
     error: RacklessError | None = None
 
@@ -92,8 +91,8 @@ def judge_reduce(
 ) -> tuple[CheckRow, ...]:
     """Return a row for each rank; a node that is not in `outcomes` gave no answer at all.
 
-    The culprit is the rank that others say never came, else the silent one, else the one that
-    failed first: what the rest report are consequences.
+    The cause is the rank that others say never came, else the silent one, else the one that failed
+    first: what the rest report are consequences.
     """
     if len(outcomes) == len(names) and all(o.result and o.result.sum_ok for o in outcomes.values()):
         return tuple(_summed(name, outcomes[name].result, len(names)) for name in names)
@@ -102,21 +101,21 @@ def judge_reduce(
     for name in names:
         outcome = outcomes.get(name)
         if name not in culprits:
-            text = f"waited in vain for {', '.join(sorted(culprits))}"
-            rows.append(_reduce_row(name, "fail", text, "Repair that node first"))
+            text = f"timed out waiting for {', '.join(sorted(culprits))}"
+            rows.append(make_row("all-reduce", name, "fail", text, "Fix that node first"))
         elif outcome is None or outcome.error is None:
-            text = "gave no answer to the all-reduce"
+            text = "did not answer during the all-reduce"
             if outcome is not None and outcome.result is not None:
-                text = "summed, but the result is wrong or reached nobody else"
-            fix = f"Look whether that PC hangs or is overloaded: rackless nodes show {name}"
-            rows.append(_reduce_row(name, "fail", text, fix))
+                text = "took part, but its sum is wrong or reached no other node"
+            fix = f"Check whether that PC hangs or is overloaded: rackless nodes show {name}"
+            rows.append(make_row("all-reduce", name, "fail", text, fix))
         else:
             rows.append(_failed(name, outcome.error))
     return tuple(rows)
 
 
 def find_culprits(names: Sequence[str], outcomes: Mapping[str, ReduceOutcome]) -> set[str]:
-    """Return the nodes that the all-reduce failed for."""
+    """Return the nodes that caused the all-reduce to fail."""
     own = {
         name: outcome
         for name, outcome in outcomes.items()
@@ -150,7 +149,7 @@ async def _try_link(caller: NodeClient, answerer: NodeClient, address: str) -> C
 
 
 def judge_link(node: str, peer: str, probe: TcpProbe) -> CheckRow:
-    """Say what a measured way is worth."""
+    """Judge a measured link; a node's link to itself is never slow."""
     text = f"round trip {probe.round_trip_s * 1000:.2f} ms"
     if probe.bytes_per_s is not None:
         text += f", {probe.bytes_per_s / 1e6:.0f} MB/s"
@@ -178,7 +177,7 @@ def judge_link(node: str, peer: str, probe: TcpProbe) -> CheckRow:
 async def _run_probes(
     probes: Mapping[NodeClient, AllReduceProbe],
 ) -> dict[str, ReduceOutcome]:
-    """Start all parts at once; when one fails, do not wait long for the others."""
+    """Start all ranks at once; once one fails, give the others only `_GRACE_S`."""
     outcomes: dict[str, ReduceOutcome] = {}
 
     async def take_part(client: NodeClient, probe: AllReduceProbe) -> None:
@@ -203,26 +202,24 @@ async def _run_probes(
 
 def _summed(name: str, result: AllReduceResult | None, world_size: int) -> CheckRow:
     if result is None:
-        return _reduce_row(name, "unknown", "no figures came back", "Run the check again")
+        return make_row("all-reduce", name, "unknown", "no result came back", "Run the check again")
     text = f"{result.num_values} numbers over {world_size} nodes in {result.seconds * 1000:.0f} ms"
-    return _reduce_row(name, "pass", text)
+    return make_row("all-reduce", name, "pass", text)
 
 
 def _skipped(name: str) -> CheckRow:
     fix = f"rackless nodes setup {name}"
-    return _reduce_row(name, "unknown", "not tried: no training environment that fits", fix)
+    return make_row(
+        "all-reduce", name, "unknown", "not checked: no training environment that fits", fix
+    )
 
 
 def _failed(name: str, error: RacklessError) -> CheckRow:
     hint = error.hint if isinstance(error, UserError) else "Please report it, with the log"
-    return _reduce_row(name, "fail", str(error), hint or f"rackless nodes show {name}")
+    return make_row("all-reduce", name, "fail", str(error), hint or f"rackless nodes show {name}")
 
 
 def _link_failed(node: str, peer: str, error: RacklessError) -> CheckRow:
     hint = error.hint if isinstance(error, UserError) else "Please report it, with the log"
     fix = hint or "Check the firewall of both PCs: sudo ufw status"
     return CheckRow(check="tcp", node=node, peer=peer, status="fail", message=str(error), fix=fix)
-
-
-def _reduce_row(name: str, status: Status, message: str, fix: str = "") -> CheckRow:
-    return CheckRow(check="all-reduce", node=name, status=status, message=message, fix=fix)

@@ -1,106 +1,98 @@
-"""What the facts about a node mean for training: rows of the check, without asking anybody.
+"""Judge what nodes say of themselves: rows of the check that need no further request.
 
-Every row that is not `pass` says what to do. What is not known is `unknown`, never a guess.
+Every row that is not `pass` says what to do. A value that is not known gives `unknown`, never a
+guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import TypeVar
 
-from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
+from agents.contract.node import GpuFacts
+from app.provisioning.check_row import CheckedGroup, CheckedNode, CheckRow, Status, make_row
 from app.text import show_bytes, show_list
 
-Status = Literal["pass", "warn", "fail", "unknown"]
-LEAST_DISK_BYTES = 2 << 30
+Value = TypeVar("Value", str, int)
+MIN_DISK_BYTES = 2 << 30
+"""Free space on a node below which no run can start, in bytes."""
 ENOUGH_DISK_BYTES = 20 << 30
+"""Free space that a large model and its checkpoints need, in bytes."""
 MAX_SKEW_S = 2.0
-OLDEST_DRIVER = 525
-"""First driver for CUDA 12."""
+"""Maximum difference between clocks that logs of several nodes can bear, in seconds."""
+MIN_DRIVER = 525
+"""Oldest driver that supports CUDA 12."""
 GOOD_DRIVER = 580
-"""First driver for CUDA 13, which torch 2.13 from PyPI is built with."""
-LEAST_CAPABILITY = (7, 5)
-"""Oldest architecture in CUDA 13 builds: Turing."""
+"""Oldest driver that supports CUDA 13, which torch 2.13 from PyPI is built with."""
+MIN_CAPABILITY = (7, 5)
+"""Oldest compute capability in CUDA 13 builds: Turing."""
 _MIRRORED = (
-    "In %UserProfile%\\.wslconfig on Windows write networkingMode=mirrored below [wsl2], then run: "
+    "Write networkingMode=mirrored below [wsl2] in %UserProfile%\\.wslconfig on Windows, then run: "
     "wsl --shutdown"
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckRow:
-    """One result of a check."""
-
-    check: str
-    """What was looked at, such as `clock`."""
-    node: str
-    peer: str | None = None
-    """The node at the other end; None: it concerns one node."""
-    status: Status
-    message: str
-    fix: str = ""
-    """What to do next; empty when all is well."""
-    round_trip_s: float | None = None
-    """Of a way between two nodes; None: not measured."""
-    bytes_per_s: float | None = None
+def judge_reach(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Report the round trip to a node that answered."""
+    facts = node.facts
+    text = f"answers in {node.round_trip_s * 1000:.1f} ms; {facts.os}, Python {facts.python}"
+    return (make_row("reach", node.name, "pass", text),)
 
 
-def judge_environment(node: str, report: EnvironmentReport) -> CheckRow:
-    """Say whether the node's environment is the one of the lock."""
+def judge_environment(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the node's training environment fits the lock file."""
+    report = node.environment
     if report.fits:
         text = f"Python {report.python_version}, lock {(report.lock_sha256 or '')[:8]}"
-        return CheckRow(check="environment", node=node, status="pass", message=text)
-    fix = f"rackless nodes setup {node}"
+        return (make_row("environment", node.name, "pass", text),)
+    fix = f"rackless nodes setup {node.name}"
     if report.python is None:
         text = "there is no training environment yet"
     else:
         wrong = [*report.different, *(f"{name} is missing" for name in report.missing)]
-        text = f"{report.python} does not fit the lock: {show_list(wrong[:4])}"
-    return CheckRow(check="environment", node=node, status="fail", message=text, fix=fix)
+        text = f"{report.python} does not fit the lock file: {show_list(wrong[:4])}"
+    return (make_row("environment", node.name, "fail", text, fix),)
 
 
-def judge_disk(node: str, facts: NodeFacts) -> CheckRow:
-    free = facts.disk_free_bytes
-    if free is None:
-        return _row("disk", node, "unknown", "free space is not known", "Look there: df -h ~")
-    text = f"{show_bytes(free)} free"
-    if free < LEAST_DISK_BYTES:
-        return _row("disk", node, "fail", text, "Free some room there: df -h ~ shows what is full")
-    if free < ENOUGH_DISK_BYTES:
-        fix = "Free some room there before training a large model: df -h ~"
-        return _row("disk", node, "warn", text, fix)
-    return _row("disk", node, "pass", text)
+def judge_disk(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check the free space where the agent keeps its files."""
+    return (_judge_disk(node.name, node.facts.disk_free_bytes),)
 
 
-def judge_clock(node: str, skew_s: float, facts: NodeFacts) -> CheckRow:
-    """`skew_s`: the node's clock minus ours."""
+def judge_clock(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that the node's clock agrees with the clock of this PC."""
+    skew_s = node.skew_s
     if abs(skew_s) <= MAX_SKEW_S:
-        return _row("clock", node, "pass", f"{abs(skew_s):.1f} s from this PC's")
+        text = f"within {abs(skew_s):.1f} s of this PC's clock"
+        return (make_row("clock", node.name, "pass", text),)
     side = "ahead of" if skew_s > 0 else "behind"
-    fix = "sudo hwclock -s" if facts.wsl else "sudo timedatectl set-ntp true"
-    return _row("clock", node, "warn", f"{abs(skew_s):.0f} s {side} this PC's", fix)
+    # WSL has no time service of its own: its clock drifts while Windows sleeps.
+    fix = "sudo hwclock -s" if node.facts.wsl else "sudo timedatectl set-ntp true"
+    text = f"{abs(skew_s):.0f} s {side} this PC's clock"
+    return (make_row("clock", node.name, "warn", text, fix),)
 
 
-def judge_gpus(node: str, facts: NodeFacts) -> tuple[CheckRow, ...]:
-    """One row for each card, or one for the node."""
+def judge_gpus(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check the driver and the age of each GPU; one row per GPU, or one for the node."""
+    name, facts = node.name, node.facts
     if facts.gpu_problem:
         fix = (
             "Install the newest NVIDIA driver on Windows, none inside WSL"
             if facts.wsl
             else "sudo ubuntu-drivers install, then restart that PC"
         )
-        return (_row("gpu", node, "fail", facts.gpu_problem, fix),)
+        return (make_row("gpu", name, "fail", facts.gpu_problem, fix),)
     if not facts.gpus:
-        return (_row("gpu", node, "pass", "no NVIDIA GPU; trains on its CPU"),)
-    return tuple(_judge_gpu(node, gpu, bool(facts.wsl)) for gpu in facts.gpus)
+        return (make_row("gpu", name, "pass", "no NVIDIA GPU; trains on its CPU"),)
+    return tuple(_judge_gpu(name, gpu, bool(facts.wsl)) for gpu in facts.gpus)
 
 
-def judge_compiler(node: str, facts: NodeFacts, report: EnvironmentReport) -> tuple[CheckRow, ...]:
-    """Say whether a node with GPUs can compile: torch.compile builds its kernels' launchers in C.
+def judge_compiler(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check that a node with GPUs can compile: torch.compile builds its kernels' launchers in C.
 
-    Never `fail`: without a compiler the trainer computes as it always could.
+    Never `fail`: without a compiler the trainer runs the layers uncompiled.
     """
+    facts, report = node.facts, node.environment
     if not facts.gpus:
         return ()
     missing = []
@@ -110,86 +102,112 @@ def judge_compiler(node: str, facts: NodeFacts, report: EnvironmentReport) -> tu
         missing.append("Python's headers")
     if not missing:
         headers = " and Python's headers" if report.headers else ""
-        return (_row("compiler", node, "pass", f"{facts.compiler}{headers}"),)
+        return (make_row("compiler", node.name, "pass", f"{facts.compiler}{headers}"),)
     verb = "is" if missing == ["a C compiler"] else "are"
     text = (
-        f"{show_list(missing)} {verb} missing: the trainer compiles the model's layers on GPUs; "
-        "without it trains, more slowly"
+        f"{show_list(missing)} {verb} missing, so the model's layers cannot be compiled for its "
+        "GPUs and training is slower"
     )
     python = ".".join((report.python_version or "3").split(".")[:2])
     fix = f"sudo apt-get install -y build-essential python{python}-dev"
-    return (_row("compiler", node, "warn", text, fix),)
+    return (make_row("compiler", node.name, "warn", text, fix),)
 
 
-def judge_wsl(node: str, facts: NodeFacts, num_nodes: int) -> tuple[CheckRow, ...]:
-    """Training over several nodes needs mirrored networking: others cannot call in through NAT."""
-    mode = facts.wsl
+def judge_wsl(node: CheckedNode) -> tuple[CheckRow, ...]:
+    """Check the networking mode of WSL: other nodes cannot connect through its NAT."""
+    mode = node.facts.wsl
     if mode is None:
         return ()
     if mode == "mirrored":
-        return (_row("wsl", node, "pass", "WSL networking is mirrored"),)
+        return (make_row("wsl", node.name, "pass", "WSL networking is mirrored"),)
     if mode == "unknown":
-        text = "the networking mode of WSL cannot be read"
-        return (_row("wsl", node, "unknown", text, "Update WSL on that PC: wsl --update"),)
+        text, fix = "the networking mode of WSL cannot be read", "Run on that PC: wsl --update"
+        return (make_row("wsl", node.name, "unknown", text, fix),)
     text = f"WSL networking is {mode}: other nodes cannot reach this one"
-    status: Status = "fail" if num_nodes > 1 else "warn"
-    return (_row("wsl", node, status, text, _MIRRORED),)
+    status: Status = "fail" if node.num_nodes > 1 else "warn"
+    return (make_row("wsl", node.name, status, text, _MIRRORED),)
 
 
-def judge_pythons(reports: Mapping[str, EnvironmentReport]) -> tuple[CheckRow, ...]:
-    """Compare the environments' Pythons: tensors pickle alike only within one minor version."""
+def judge_pythons(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Compare the environments' Pythons: pickled tensors need equal minor versions."""
+    reports = {name: node.environment for name, node in group.nodes.items()}
     versions = {
-        node: ".".join(report.python_version.split(".")[:2])
-        for node, report in reports.items()
+        name: ".".join(report.python_version.split(".")[:2])
+        for name, report in reports.items()
         if report.fits and report.python_version
     }
-    if len(set(versions.values())) < 2:
-        return ()
-    usual = max(set(versions.values()), key=list(versions.values()).count)
-    fix = f"Set it up again with Python {usual}: rackless nodes setup NAME"
     return tuple(
-        _row("python", node, "warn", f"Python {version}, most others {usual}", fix)
-        for node, version in versions.items()
-        if version != usual
+        make_row(
+            "python",
+            name,
+            "warn",
+            f"Python {versions[name]}, while most nodes have {usual}",
+            f"Set it up again with Python {usual}: rackless nodes setup {name}",
+        )
+        for name, usual in _find_odd(versions).items()
     )
 
 
-def judge_mtus(mtus: Mapping[str, int | None]) -> tuple[CheckRow, ...]:
-    """Different packet sizes on one network lose big packets and keep small ones."""
-    known = {node: mtu for node, mtu in mtus.items() if mtu is not None}
-    if len(set(known.values())) < 2:
-        return ()
-    usual = max(set(known.values()), key=list(known.values()).count)
-    fix = f"sudo ip link set DEVICE mtu {usual}"
+def judge_mtus(group: CheckedGroup) -> tuple[CheckRow, ...]:
+    """Compare packet sizes: where they differ on one network, only large packets are lost."""
+    mtus: dict[str, int] = {}
+    for name, endpoint in group.endpoints.items():
+        for device in group.nodes[name].facts.interfaces:
+            if device.name == endpoint.interface and device.mtu is not None:
+                mtus[name] = device.mtu
     return tuple(
-        _row("mtu", node, "warn", f"packets of {mtu} bytes, most others {usual}", fix)
-        for node, mtu in known.items()
-        if mtu != usual
+        make_row(
+            "mtu",
+            name,
+            "warn",
+            f"packets of {mtus[name]} bytes, while most nodes use {usual}",
+            f"sudo ip link set DEVICE mtu {usual}",
+        )
+        for name, usual in _find_odd(mtus).items()
     )
+
+
+def _find_odd(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return, for each node that differs from the majority, the value of the majority."""
+    if not values:
+        return {}
+    usual = max(set(values.values()), key=list(values.values()).count)
+    return {name: usual for name, value in values.items() if value != usual}
+
+
+def _judge_disk(node: str, free: int | None) -> CheckRow:
+    if free is None:
+        return make_row("disk", node, "unknown", "free space is not known", "Run there: df -h ~")
+    text = f"{show_bytes(free)} free"
+    if free < MIN_DISK_BYTES:
+        fix = "Free some space there; df -h ~ shows what is full"
+        return make_row("disk", node, "fail", text, fix)
+    if free < ENOUGH_DISK_BYTES:
+        fix = "Free some space there before training a large model: df -h ~"
+        return make_row("disk", node, "warn", text, fix)
+    return make_row("disk", node, "pass", text)
 
 
 def _judge_gpu(node: str, gpu: GpuFacts, is_wsl: bool) -> CheckRow:
     text = f"{gpu.name}, driver {gpu.driver or 'not known'}"
     update = "the Windows driver" if is_wsl else "it: sudo ubuntu-drivers install"
     capability = _numbers(gpu.capability)
-    if capability and capability < LEAST_CAPABILITY:
+    if capability and capability < MIN_CAPABILITY:
         fix = "Leave this node out: name the others under nodes in the run file"
-        return _row("gpu", node, "fail", f"{gpu.name} is too old for this version of torch", fix)
+        return make_row(
+            "gpu", node, "fail", f"{gpu.name} is too old for this version of torch", fix
+        )
     driver = _numbers(gpu.driver)
     if not driver:
-        return _row("gpu", node, "unknown", text, "Look there: nvidia-smi")
-    if driver[0] < OLDEST_DRIVER:
-        return _row("gpu", node, "fail", f"{text} is too old", f"Update {update}")
+        return make_row("gpu", node, "unknown", text, "Run there: nvidia-smi")
+    if driver[0] < MIN_DRIVER:
+        return make_row("gpu", node, "fail", f"{text} is too old", f"Update {update}")
     if driver[0] < GOOD_DRIVER:
         old = f"{text} is older than {GOOD_DRIVER}, which CUDA 13 needs"
-        return _row("gpu", node, "warn", old, f"Update {update}")
-    return _row("gpu", node, "pass", text)
+        return make_row("gpu", node, "warn", old, f"Update {update}")
+    return make_row("gpu", node, "pass", text)
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
     parts = (version or "").split(".")
     return tuple(int(part) for part in parts if part.isdigit())
-
-
-def _row(check: str, node: str, status: Status, message: str, fix: str = "") -> CheckRow:
-    return CheckRow(check=check, node=node, status=status, message=message, fix=fix)

@@ -17,7 +17,7 @@ from app.library.data_key import make_data_key
 from app.planning.forecast_accuracy import Forecast, RankForecast
 from app.planning.memory.forecast import MemorySetting
 from app.planning.memory.gpu import GpuMemory
-from app.provisioning.check_rules import CheckRow
+from app.provisioning.check_row import CheckRow
 from app.runs.lifecycle.launch import start_run
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.services import Services

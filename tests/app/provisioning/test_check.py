@@ -14,8 +14,9 @@ from app.nodes.client import AllReduceResult, TcpProbe
 from app.nodes.fleet import Fleet
 from app.nodes.node import Node
 from app.nodes.transport.loopback import LoopbackNode
-from app.provisioning.check import CheckRow, check_nodes
+from app.provisioning.check import check_nodes
 from app.provisioning.check_network import ReduceOutcome, judge_link, judge_reduce
+from app.provisioning.check_row import CheckRow
 from app.provisioning.environment import EnvironmentLock, parse_lock, setup_environment
 from tests.fakes.fleet import Seen, fleet_at
 from tests.fakes.ssh import address_of, connect, loopback_node, tools_without
@@ -33,7 +34,7 @@ def failed(message: str, ended_s: float = 1.0) -> ReduceOutcome:
 
 
 def blamed(rows: tuple[CheckRow, ...]) -> list[str]:
-    return [row.node for row in rows if "waited in vain" not in row.message]
+    return [row.node for row in rows if "timed out waiting" not in row.message]
 
 
 def test_all_well() -> None:
@@ -46,8 +47,8 @@ def test_the_rank_that_never_came_is_named_by_its_node() -> None:
     absent = failed("a: Rank 1 did not come to the all-reduce at 10.0.0.1 port 9 within 60 s.")
     rows = judge_reduce(NAMES, {"a": absent, "c": absent})
     assert blamed(rows) == ["b"]
-    assert rows[0].message == "waited in vain for b"
-    assert rows[1].message == "gave no answer to the all-reduce"
+    assert rows[0].message == "timed out waiting for b"
+    assert rows[1].message == "did not answer during the all-reduce"
     assert all(row.status == "fail" and row.fix for row in rows)
 
 
@@ -167,8 +168,8 @@ def test_a_real_all_reduce_over_two_nodes_and_one_that_hangs(tmp_path: Path) -> 
     well, ill = asyncio.run(run())
     assert [row.status for row in of(well, "all-reduce")] == ["pass", "pass"]
     rows = {row.node: row for row in of(ill, "all-reduce")}
-    assert rows["a"].message == "waited in vain for b"
-    assert rows["b"].message == "gave no answer to the all-reduce"
+    assert rows["a"].message == "timed out waiting for b"
+    assert rows["b"].message == "did not answer during the all-reduce"
 
 
 def test_a_node_that_is_off_gives_a_row(tmp_path: Path) -> None:

@@ -6,20 +6,43 @@ from dataclasses import replace
 
 import pytest
 
-from agents.contract.node import EnvironmentReport, GpuFacts, NodeFacts
-from app.provisioning.check_rules import (
-    judge_clock,
-    judge_compiler,
-    judge_disk,
-    judge_environment,
-    judge_gpus,
-    judge_mtus,
-    judge_pythons,
-    judge_wsl,
-)
+from agents.contract.node import EnvironmentReport, GpuFacts, InterfaceFacts, NodeFacts
+from app.nodes.endpoints import Endpoint
+from app.provisioning import check_rules as rules
+from app.provisioning.check_row import CheckedGroup, CheckedNode
 
 FACTS = NodeFacts(hostname="pc", os="Ubuntu", kernel="6", python="3.12", architecture="x86_64")
 CARD = GpuFacts(uuid="u", index=0, name="RTX 4070", driver="580.65", capability="8.9")
+BUILT = EnvironmentReport(python="/p", python_version="3.12.1", fits=True)
+
+
+def node(
+    facts: NodeFacts = FACTS,
+    environment: EnvironmentReport = BUILT,
+    *,
+    name: str = "pc",
+    skew_s: float = 0.0,
+    num_nodes: int = 1,
+) -> CheckedNode:
+    return CheckedNode(
+        name=name,
+        facts=facts,
+        environment=environment,
+        round_trip_s=0.001,
+        skew_s=skew_s,
+        num_nodes=num_nodes,
+    )
+
+
+def group(*nodes: CheckedNode) -> CheckedGroup:
+    """Nodes that are to use the network device eth0."""
+    endpoints = {one.name: Endpoint(address="10.0.0.1", interface="eth0") for one in nodes}
+    return CheckedGroup(
+        clients={},
+        nodes={one.name: one for one in nodes},
+        endpoints=endpoints,
+        reduce_timeout_s=1.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,13 +55,10 @@ CARD = GpuFacts(uuid="u", index=0, name="RTX 4070", driver="580.65", capability=
     ],
 )
 def test_environment(report: EnvironmentReport, status: str, says: str) -> None:
-    row = judge_environment("pc", report)
+    (row,) = rules.judge_environment(node(environment=report))
     assert row.status == status
     assert says in row.message
     assert (row.fix == "") == (status == "pass")
-
-
-BUILT = EnvironmentReport(python="/p", python_version="3.12.1", fits=True)
 
 
 @pytest.mark.parametrize(
@@ -54,17 +74,17 @@ BUILT = EnvironmentReport(python="/p", python_version="3.12.1", fits=True)
 )
 def test_compiler(compiler: str | None, headers: bool | None, status: str, says: str) -> None:
     facts = replace(FACTS, gpus=(CARD,), compiler=compiler)
-    (row,) = judge_compiler("pc", facts, replace(BUILT, headers=headers))
+    (row,) = rules.judge_compiler(node(facts, replace(BUILT, headers=headers)))
     assert row.status == status
     assert says in row.message
     if status == "warn":
-        assert "without it trains, more slowly" in row.message
+        assert "training is slower" in row.message
         assert row.fix == "sudo apt-get install -y build-essential python3.12-dev"
 
 
-def test_a_compiler_is_not_looked_for_where_nothing_is_compiled() -> None:
-    assert judge_compiler("pc", FACTS, BUILT) == ()
-    (row,) = judge_compiler("pc", replace(FACTS, gpus=(CARD,)), EnvironmentReport())
+def test_no_compiler_is_needed_without_a_gpu() -> None:
+    assert rules.judge_compiler(node()) == ()
+    (row,) = rules.judge_compiler(node(replace(FACTS, gpus=(CARD,)), EnvironmentReport()))
     assert row.fix == "sudo apt-get install -y build-essential python3-dev"
 
 
@@ -73,22 +93,30 @@ def test_a_compiler_is_not_looked_for_where_nothing_is_compiled() -> None:
     [(None, "unknown"), (1 << 30, "fail"), (10 << 30, "warn"), (1 << 40, "pass")],
 )
 def test_disk(free: int | None, status: str) -> None:
-    assert judge_disk("pc", replace(FACTS, disk_free_bytes=free)).status == status
+    (row,) = rules.judge_disk(node(replace(FACTS, disk_free_bytes=free)))
+    assert row.status == status
 
 
 @pytest.mark.parametrize(
     ("skew_s", "status", "says"),
-    [(0.5, "pass", "0.5 s"), (-2.0, "pass", ""), (90, "warn", "ahead of"), (-90, "warn", "behind")],
+    [
+        (0.5, "pass", "0.5 s"),
+        (-2.0, "pass", "2.0 s"),
+        (90, "warn", "ahead of"),
+        (-90, "warn", "behind"),
+    ],
 )
 def test_clock(skew_s: float, status: str, says: str) -> None:
-    row = judge_clock("pc", skew_s, FACTS)
+    (row,) = rules.judge_clock(node(skew_s=skew_s))
     assert row.status == status
     assert says in row.message
 
 
 def test_the_clock_of_wsl_is_set_in_another_way() -> None:
-    assert "timedatectl" in judge_clock("pc", 9, FACTS).fix
-    assert "hwclock" in judge_clock("pc", 9, replace(FACTS, wsl="mirrored")).fix
+    (linux,) = rules.judge_clock(node(skew_s=9))
+    (wsl,) = rules.judge_clock(node(replace(FACTS, wsl="mirrored"), skew_s=9))
+    assert "timedatectl" in linux.fix
+    assert "hwclock" in wsl.fix
 
 
 @pytest.mark.parametrize(
@@ -104,18 +132,18 @@ def test_the_clock_of_wsl_is_set_in_another_way() -> None:
     ],
 )
 def test_one_card(card: GpuFacts, status: str) -> None:
-    (row,) = judge_gpus("pc", replace(FACTS, gpus=(card,)))
+    (row,) = rules.judge_gpus(node(replace(FACTS, gpus=(card,))))
     assert row.status == status
     assert "RTX 4070" in row.message
 
 
 def test_no_card_is_fine_but_a_broken_driver_is_not() -> None:
-    (row,) = judge_gpus("pc", FACTS)
+    (row,) = rules.judge_gpus(node())
     assert row.status == "pass"
-    (row,) = judge_gpus("pc", replace(FACTS, gpu_problem="the driver does not answer"))
+    (row,) = rules.judge_gpus(node(replace(FACTS, gpu_problem="the driver does not answer")))
     assert (row.status, row.message) == ("fail", "the driver does not answer")
     assert "ubuntu-drivers" in row.fix
-    (row,) = judge_gpus("pc", replace(FACTS, gpu_problem="x", wsl="mirrored"))
+    (row,) = rules.judge_gpus(node(replace(FACTS, gpu_problem="x", wsl="mirrored")))
     assert "on Windows" in row.fix
 
 
@@ -131,7 +159,7 @@ def test_no_card_is_fine_but_a_broken_driver_is_not() -> None:
     ],
 )
 def test_wsl(mode: str, num_nodes: int, status: str) -> None:
-    (row,) = judge_wsl("pc", replace(FACTS, wsl=mode), num_nodes)
+    (row,) = rules.judge_wsl(node(replace(FACTS, wsl=mode), num_nodes=num_nodes))
     assert row.status == status
     if status == "fail":
         assert "networkingMode=mirrored" in row.fix
@@ -139,18 +167,27 @@ def test_wsl(mode: str, num_nodes: int, status: str) -> None:
 
 
 def test_wsl_is_no_matter_elsewhere() -> None:
-    assert judge_wsl("pc", FACTS, 3) == ()
+    assert rules.judge_wsl(node(num_nodes=3)) == ()
 
 
-def test_unequal_pythons_and_packet_sizes_name_the_odd_one() -> None:
-    reports = {
-        name: EnvironmentReport(python="/p", python_version=version, fits=True)
-        for name, version in (("a", "3.12.1"), ("b", "3.12.9"), ("c", "3.11.0"))
-    }
-    (row,) = judge_pythons(reports)
+def test_the_node_with_another_python_is_named() -> None:
+    odd, *same = [
+        node(environment=replace(BUILT, python_version=version), name=name)
+        for name, version in (("c", "3.11.0"), ("a", "3.12.1"), ("b", "3.12.9"))
+    ]
+    (row,) = rules.judge_pythons(group(*same, odd))
     assert (row.node, row.status) == ("c", "warn")
-    del reports["c"]
-    assert judge_pythons(reports) == ()
-    (row,) = judge_mtus({"a": 1500, "b": 9000, "c": 1500, "d": None})
+    assert rules.judge_pythons(group(*same)) == ()
+
+
+def test_the_node_with_another_packet_size_is_named() -> None:
+    a, b, c, d = [
+        node(
+            replace(FACTS, interfaces=(InterfaceFacts(name="eth0", address="10.0.0.1", mtu=mtu),)),
+            name=name,
+        )
+        for name, mtu in (("a", 1500), ("b", 9000), ("c", 1500), ("d", None))
+    ]
+    (row,) = rules.judge_mtus(group(a, b, c, d))
     assert (row.node, row.status) == ("b", "warn")
-    assert judge_mtus({"a": 1500, "b": None}) == ()
+    assert rules.judge_mtus(group(a, d)) == ()
