@@ -115,7 +115,7 @@ def test_what_was_found_leads_to_a_node_that_is_ready_and_to_the_next_pc(empty):
     empty.core.delay_s = 30.0
     press(dialog, "Set up environment")
     press(dialog, "Cancel")
-    assert "as it was" in dialog.found.banner.message()
+    assert "is unchanged" in dialog.found.banner.message()
     empty.core.delay_s = 0.0
     press(dialog, "Set up environment")
     empty.wait_for(lambda: "ready to train" in dialog.found.banner.message())

@@ -1,6 +1,6 @@
-"""Every action of the window, declared once: text, shortcut, icon, explanation.
+"""Text, shortcut, icon and tooltip of every action of the window, declared once.
 
-Menus, buttons and tooltips are all made from here, so that they always agree.
+Menus, buttons, tooltips, the palette and the list of shortcuts read this table, so they agree.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from app.gui.kit.theme import Theme
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionText:
     text: str
+    """Label of the menu entry and the button."""
     tip: str
     icon: str = ""
+    """Name of a file in resources/icons; empty for none."""
     shortcut: str = ""
+    """Key sequence in Qt's portable notation, such as `Ctrl+N`; empty for none."""
 
 
 TEXTS: dict[str, ActionText] = {
     "new_run": ActionText(text="New run", tip="Fine-tune a model", icon="add", shortcut="Ctrl+N"),
     "open_run_file": ActionText(
         text="Open run file\u2026",
-        tip="Read a run file (YAML) into the New run dialog",
+        tip="Fill in a new run from a run file (YAML)",
         icon="folder",
         shortcut="Ctrl+O",
     ),
@@ -35,36 +38,38 @@ TEXTS: dict[str, ActionText] = {
         text="Add a PC", tip="Add a node over SSH, or this PC", icon="add", shortcut="Ctrl+Shift+N"
     ),
     "add_this_pc": ActionText(
-        text="Add this PC", tip="Let this PC train and show its figures", icon="pc"
+        text="Add this PC", tip="Use this PC for training, and monitor it", icon="pc"
     ),
     "check": ActionText(
         text="Check all nodes",
-        tip="Compare versions, try every connection, sum a small tensor over all nodes",
+        tip="Compare versions, test every connection, and run a small all-reduce across all nodes",
         icon="check",
         shortcut="Ctrl+Shift+C",
     ),
     "run_demo": ActionText(
         text="Run the demo",
-        tip="Three nodes on this PC train a small model together, then one of them fails",
+        tip="Train a small model on three simulated nodes, one of which fails",
         icon="demo",
     ),
-    "overview": ActionText(text="Overview", tip="All devices live", shortcut="Ctrl+1"),
+    "overview": ActionText(text="Overview", tip="Live view of all GPUs", shortcut="Ctrl+1"),
     "nodes": ActionText(text="Nodes", tip="The PCs of the cluster", shortcut="Ctrl+2"),
     "runs": ActionText(text="Runs", tip="All fine-tuning runs", shortcut="Ctrl+3"),
-    "artifacts": ActionText(text="Artifacts", tip="What exports made", shortcut="Ctrl+4"),
+    "artifacts": ActionText(text="Artifacts", tip="Exported models", shortcut="Ctrl+4"),
     "palette": ActionText(
         text="Command palette\u2026",
-        tip="Find any action, page, run or node by its name",
+        tip="Find any action, page, run or node by name",
         icon="search",
         shortcut="Ctrl+K",
     ),
     "settings": ActionText(
-        text="Settings", tip="Colours, closing, notifications, the hub", shortcut="Ctrl+,"
+        text="Settings", tip="Appearance, notifications, Hugging Face token", shortcut="Ctrl+,"
     ),
     "shortcuts": ActionText(
-        text="Keyboard shortcuts", tip="All of them on one page", icon="info", shortcut="F1"
+        text="Keyboard shortcuts", tip="List all keyboard shortcuts", icon="info", shortcut="F1"
     ),
-    "refresh": ActionText(text="Refresh", tip="Ask the nodes again", icon="refresh", shortcut="F5"),
+    "refresh": ActionText(
+        text="Refresh", tip="Read the current state from the nodes", icon="refresh", shortcut="F5"
+    ),
     "find": ActionText(
         text="Find in the log",
         tip="Search the log of the open run",
@@ -72,14 +77,14 @@ TEXTS: dict[str, ActionText] = {
         shortcut="Ctrl+F",
     ),
     "close": ActionText(
-        text="Close the window", tip="Runs go on without the window", shortcut="Ctrl+W"
+        text="Close the window", tip="Close the window; runs keep training", shortcut="Ctrl+W"
     ),
     "quit": ActionText(
-        text="Quit Rackless", tip="Also from the tray; runs go on all the same", shortcut="Ctrl+Q"
+        text="Quit Rackless", tip="Quit, also from the tray; runs keep training", shortcut="Ctrl+Q"
     ),
-    "system": ActionText(text="Follow the system", tip="Light or dark as the desktop is"),
-    "light": ActionText(text="Light", tip="Always light"),
-    "dark": ActionText(text="Dark", tip="Always dark"),
+    "system": ActionText(text="Match system", tip="Use the light or dark theme of your desktop"),
+    "light": ActionText(text="Light", tip="Always use the light theme"),
+    "dark": ActionText(text="Dark", tip="Always use the dark theme"),
 }
 
 
@@ -91,7 +96,7 @@ class Actions:
         self._actions: dict[str, QAction] = {}
 
     def add(self, name: str, triggered: Callable[[], object]) -> QAction:
-        """Make the action `name`; its shortcut works wherever the window has the focus."""
+        """Create the action `name`; its shortcut works anywhere in the window."""
         texts = TEXTS[name]
         action = QAction(texts.text, self._window)
         action.setToolTip(self.tip(name))
@@ -100,7 +105,7 @@ class Actions:
             action.setShortcut(QKeySequence(texts.shortcut))
             action.setShortcutVisibleInContextMenu(True)
         action.triggered.connect(lambda: triggered())
-        self._window.addAction(action)
+        self._window.addAction(action)  # a shortcut works only for actions a widget owns
         self._actions[name] = action
         return action
 
@@ -111,12 +116,12 @@ class Actions:
         return name in self._actions
 
     def tip(self, name: str) -> str:
-        """Return the explanation with the shortcut behind it."""
+        """Return the tooltip, followed by the shortcut in brackets."""
         texts = TEXTS[name]
         return f"{texts.tip} ({texts.shortcut})" if texts.shortcut else texts.tip
 
     def button(self, name: str, role: str = "") -> Button:
-        """Return a button that triggers the action."""
+        """Return a button that triggers the action, enabled and disabled with it."""
         action, texts = self._actions[name], TEXTS[name]
         button = Button(
             self._theme, texts.text, action.trigger, icon=texts.icon, role=role, tip=self.tip(name)

@@ -1,4 +1,4 @@
-"""A calm line above a page: what happened, where, what to do next, and a button for it."""
+"""A message above a page: what happened, where, what to do next, and a button that does it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.telemetry.state import Tone
 
 
 class Banner(QFrame):
-    """Hidden until something is to be said."""
+    """One message at a time; hidden until the first, and again once dismissed."""
 
     def __init__(self, theme: Theme, *, can_close: bool = True) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class Banner(QFrame):
         row.addWidget(self._action)
         close = IconButton(theme, "close", "Dismiss this message", self.hide)
         row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
-        close.setVisible(can_close)  # only now: without a parent it would be a window
+        close.setVisible(can_close)  # not before it has a parent: it would open as a window
         theme.changed.connect(self._paint_glyph)
         self.hide()
 
     def show_error(self, error: RacklessError) -> None:
-        """Show an error of the world as what, where and what to do next."""
+        """Show an error and its hint."""
         hint = error.hint if isinstance(error, UserError) else ""
         self.show_message("error", str(error), hint)
 
@@ -61,7 +61,7 @@ class Banner(QFrame):
         hint: str = "",
         action: tuple[str, Callable[[], object]] | None = None,
     ) -> None:
-        """Show a message; `action` is a button's text and what it does."""
+        """Replace the message; `action` is the label of a button and what it does."""
         self._tone = tone
         self._message.setText(message)
         self._hint.setText(hint)
@@ -76,7 +76,7 @@ class Banner(QFrame):
         self.show()
 
     def message(self) -> str:
-        """Return what is shown, for tests and screen readers."""
+        """Return the message and its hint; empty while the banner is hidden."""
         return f"{self._message.text()} {self._hint.text()}".strip() if self.isVisible() else ""
 
     def _act(self) -> None:

@@ -1,4 +1,4 @@
-"""A part of a form that is folded away until somebody asks for it."""
+"""A section of a form that stays collapsed until its header is clicked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.gui.kit.theme import Theme
 
 
 class CollapsibleSection(QWidget):
-    """A head that opens and closes the body; `note` says what is inside while it is closed."""
+    """A header that shows and hides the body, with a note that sums up what is inside."""
 
     def __init__(self, theme: Theme, title: str, body: QWidget) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class CollapsibleSection(QWidget):
         column.addLayout(row)
         column.addWidget(body)
         self.head.toggled.connect(self._show)
-        theme.changed.connect(self._restyle)  # a method, which ends with this widget
+        theme.changed.connect(self._restyle)  # a method: disconnected with this widget
         self._show(False)
 
     def is_open(self) -> bool:
@@ -44,7 +44,7 @@ class CollapsibleSection(QWidget):
         self.head.setChecked(True)
 
     def set_note(self, note: str, role: str = "muted") -> None:
-        """Say what is inside; `role` is a name in window.qss: muted, advice or problem."""
+        """Set the note; `role` is a name in window.qss: muted, advice or problem."""
         self._note.setText(note)
         if self._note.objectName() != role:
             self._note.setObjectName(role)

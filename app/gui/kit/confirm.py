@@ -1,4 +1,4 @@
-"""One question with two answers; the safe one is the default."""
+"""Ask for confirmation; Cancel is the default where the action destroys something."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.gui.kit.theme import Theme
 
 
 class ConfirmDialog(QDialog):
-    """Title, explanation, `Cancel` and the action."""
+    """Title, explanation, and two buttons: Cancel and the action."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class ConfirmDialog(QDialog):
         column.addLayout(row)
         default = cancel if is_dangerous else self.action
         default.setDefault(True)
-        default.setFocus()
+        default.setFocus()  # so that Enter and Space both take the default
 
 
 def confirm(
     parent: QWidget, theme: Theme, title: str, text: str, action: str, *, is_dangerous: bool = False
 ) -> bool:
-    """Ask, and return whether the action was chosen."""
+    """Block until the person answers; return whether they chose `action`, a button's label."""
     question = ConfirmDialog(parent, theme, title, text, action, is_dangerous=is_dangerous)
     return question.exec() == QDialog.DialogCode.Accepted

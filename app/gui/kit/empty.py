@@ -1,4 +1,4 @@
-"""An empty place says what belongs there, and offers the way to it."""
+"""What an empty page or table shows: what belongs there, and buttons to add it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH_PX = 460
 
 
 class EmptyState(QWidget):
-    """Glyph, sentence, explanation, buttons, in the middle of the room."""
+    """Icon, title, explanation and buttons, centred in the space available."""
 
     def __init__(
         self, theme: Theme, icon: str, title: str, text: str, buttons: Sequence[QWidget] = ()
@@ -31,7 +31,9 @@ class EmptyState(QWidget):
         column.addStretch(2)
         for widget in (self._glyph, heading):
             column.addWidget(widget, 0, Qt.AlignmentFlag.AlignHCenter)
-        middle = QHBoxLayout()  # an alignment would forget that the height follows from the width
+        # With an alignment, a layout ignores height-for-width and cuts the last line of a wrapped
+        # label; stretches on both sides centre it and keep its height.
+        middle = QHBoxLayout()
         middle.addStretch(1)
         middle.addWidget(words)
         middle.addStretch(1)

@@ -1,4 +1,4 @@
-"""Names and values below each other, to read and to copy."""
+"""A two-column grid of names and values that can be selected and copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.gui.kit.primitives import make_label, make_selectable
 
 class FactRows(QGridLayout):
     def __init__(self, across_px: int, down_px: int) -> None:
-        """Make it with so much room between columns and between rows."""
+        """Create an empty grid with this spacing between columns and between rows, in pixels."""
         super().__init__()
         self.setHorizontalSpacing(across_px)
         self.setVerticalSpacing(down_px)
@@ -20,10 +20,10 @@ class FactRows(QGridLayout):
         self._labels: list[QLabel] = []
 
     def show_rows(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Show (name, value) pairs in place of those before."""
+        """Replace all rows by (name, value) pairs."""
         for label in self._labels:
             self.removeWidget(label)
-            label.hide()  # at once: deleted it is only when the loop comes round
+            label.hide()  # deleteLater waits for the event loop; until then it would overlap
             label.deleteLater()
         self._labels = []
         for place, (name, value) in enumerate(rows):

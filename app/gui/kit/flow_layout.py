@@ -1,4 +1,4 @@
-"""A row that breaks into more lines where it is too narrow, so that nothing in it is ever cut."""
+"""A row that wraps onto more lines where it is too narrow, so that no widget in it is cut."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
 
 
 class FlowLayout(QLayout):
-    """Lays its widgets from left to right, on as many lines as they need.
+    """Places widgets from left to right on as many lines as they need.
 
-    With a `lead` that stands at the left of the first line and takes what is left of it, the others
-    are aligned to the right; without, they share what is left of their line.
+    With a `lead`, that widget starts the first line and takes its spare width, which aligns the
+    others to the right. Without one, the widgets of a line share its spare width evenly.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class FlowLayout(QLayout):
             self.addWidget(lead)
         self.setContentsMargins(0, 0, 0, 0)
 
-    # ------------------------------------------------------------ what Qt asks
+    # ------------------------------------------------------------ QLayout
 
     def addItem(self, item: QLayoutItem) -> None:
         self._items.append(item)
@@ -57,7 +57,7 @@ class FlowLayout(QLayout):
 
     def minimumSize(self) -> QSize:
         shown = [item for item in self._items if not item.isEmpty()]
-        width = max((self._least(item) for item in shown), default=0)
+        width = max((self._min_width(item) for item in shown), default=0)
         return QSize(width, max((item.minimumSize().height() for item in shown), default=0))
 
     def setGeometry(self, area: QRect) -> None:
@@ -70,7 +70,7 @@ class FlowLayout(QLayout):
 
     # ------------------------------------------------------------ lines
 
-    def _least(self, item: QLayoutItem) -> int:
+    def _min_width(self, item: QLayoutItem) -> int:
         is_lead = self._has_lead and item is self._items[0]
         return item.minimumSize().width() if is_lead else item.sizeHint().width()
 
@@ -80,7 +80,7 @@ class FlowLayout(QLayout):
         for item in self._items:
             if item.isEmpty():
                 continue
-            wanted = self._least(item)
+            wanted = self._min_width(item)
             if lines and used + self._gap_px + wanted <= width:
                 lines[-1].append(item)
                 used += self._gap_px + wanted
@@ -90,7 +90,7 @@ class FlowLayout(QLayout):
         return lines
 
     def _lay_line(self, line: list[QLayoutItem], area: QRect, is_first: bool) -> None:
-        widths = [self._least(item) for item in line]
+        widths = [self._min_width(item) for item in line]
         spare = max(area.width() - sum(widths) - (len(line) - 1) * self._gap_px, 0)
         left = area.left()
         if not self._has_lead:

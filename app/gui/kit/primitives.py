@@ -1,4 +1,4 @@
-"""Labels, buttons and rules in the house look."""
+"""Labels, buttons and small helpers that every page is built from."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ from app.gui.kit.theme import Theme
 from app.text import BREAK, let_break
 
 MAX_TIP_LINE_CHARS = 100
-"""Characters of a tooltip that fit into one line."""
+"""Longest tooltip that is left on one line, in characters; a longer one wraps."""
 
 
 class WrappedLabel(QLabel):
-    """Words on as many lines as they need; a layout that is short of room never cuts the last.
+    """A word-wrapped label that keeps its full height in any layout.
 
-    A long word, such as a path, is broken, so that it makes no window wider. What a person copies,
-    and what `text` returns, has no breaks in it.
+    QLabel reports a minimum height for its preferred width, so a narrow layout cuts the last line;
+    this one reports the height for the width it really got. Long words, such as paths, may break
+    anywhere, so that they widen no window; `text` and the clipboard get them without the breaks.
     """
 
     _room_px = 0
-    """Width that a layout gave; 0: none did yet."""
+    """Width given by the layout, in pixels; 0 before the first layout."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
@@ -93,10 +94,10 @@ class WrappedLabel(QLabel):
         return QSize(width, self.heightForWidth(width)) if is_fixed else super().sizeHint()
 
     def minimumSizeHint(self) -> QSize:
-        least = super().minimumSizeHint()
+        minimum = super().minimumSizeHint()
         if not self._room_px:
-            return least
-        return QSize(least.width(), self.heightForWidth(self._room_px))
+            return minimum
+        return QSize(minimum.width(), self.heightForWidth(self._room_px))
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -106,7 +107,7 @@ class WrappedLabel(QLabel):
 
 
 def make_label(text: str = "", role: str = "", *, wraps: bool = False) -> QLabel:
-    """Return a label; `role` is a name in window.qss such as `title` or `caption`."""
+    """Return a plain-text label; `role` is a name in window.qss such as `title` or `caption`."""
     label = WrappedLabel(text) if wraps else QLabel(text)
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setObjectName(role)
@@ -115,7 +116,7 @@ def make_label(text: str = "", role: str = "", *, wraps: bool = False) -> QLabel
 
 
 def make_selectable(label: QLabel) -> QLabel:
-    """Let a person mark and copy the text of a label, with the keyboard too."""
+    """Make the text of a label selectable with mouse and keyboard."""
     label.setTextInteractionFlags(
         Qt.TextInteractionFlag.TextSelectableByMouse
         | Qt.TextInteractionFlag.TextSelectableByKeyboard
@@ -124,7 +125,7 @@ def make_selectable(label: QLabel) -> QLabel:
 
 
 class ElidedLabel(QLabel):
-    """One line that ends in dots where room is short, with the whole text as tooltip."""
+    """One line, elided where it does not fit; the tooltip then has the whole text."""
 
     def __init__(self, text: str = "", role: str = "") -> None:
         super().__init__(text)
@@ -146,9 +147,9 @@ class ElidedLabel(QLabel):
 
 
 def make_tooltip(text: str) -> str:
-    """Return a text as a tooltip shows it as it is, on as many lines as it needs.
+    """Return `text` so that a tooltip shows it literally, wrapped where it is long.
 
-    Qt takes one with a tag for HTML, and any other for a single line, however long.
+    Qt renders text that contains a tag as HTML, and never wraps plain text.
 
     >>> plain_tip("the <b> of Q&A")
     '<p style="white-space:pre-wrap">the &lt;b&gt; of Q&amp;A</p>'
@@ -159,7 +160,7 @@ def make_tooltip(text: str) -> str:
 
 
 def escape_mnemonic(text: str) -> str:
-    """Return a text as an entry of a menu shows it whole: `&` marks a key there.
+    """Return `text` with each `&` doubled: in a menu a single one marks the access key.
 
     >>> plain_action("Q&A")
     'Q&&A'
@@ -168,21 +169,21 @@ def escape_mnemonic(text: str) -> str:
 
 
 def make_separator(*, upright: bool = False) -> QFrame:
-    """Return a hairline."""
+    """Return a one-pixel line."""
     rule = QFrame()
     rule.setObjectName("upright" if upright else "rule")
     return rule
 
 
 def make_panel() -> QFrame:
-    """Return a surface with a border."""
+    """Return a frame with the background and border of a panel."""
     panel = QFrame()
     panel.setObjectName("panel")
     return panel
 
 
 def make_scroll_area(content: QWidget) -> QScrollArea:
-    """Return the content in what scrolls upright where it is too tall."""
+    """Return `content` in an area that scrolls vertically, never horizontally."""
     scroll = QScrollArea()
     scroll.setWidgetResizable(True)
     scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -193,7 +194,7 @@ def make_scroll_area(content: QWidget) -> QScrollArea:
 
 
 class Button(QPushButton):
-    """A button whose icon follows the theme."""
+    """A push button whose icon follows the theme; `role` is a name in window.qss."""
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class Button(QPushButton):
             self._paint_icon()
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """Do the main deed of a step once: a second press would be for what comes after it."""
+        """Ignore the second click on a main button: it would hit what the first one opened."""
         if self.objectName() == "primary":
             event.accept()
         else:
@@ -226,12 +227,12 @@ class Button(QPushButton):
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.isAutoRepeat() and event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            event.accept()  # a key that is held does a deed once
+            event.accept()  # a held key acts once
         else:
             super().keyPressEvent(event)
 
     def setText(self, text: str) -> None:
-        """Set the words, a little away from the icon."""
+        """Set the label, with a space between it and the icon."""
         super().setText(f" {text}" if self._icon else text)
         self.setAccessibleName(text)
 
@@ -242,7 +243,7 @@ class Button(QPushButton):
 
 
 class IconButton(QToolButton):
-    """A button of an icon alone; its tooltip is its name."""
+    """A button that shows only an icon; its name is the tooltip."""
 
     def __init__(self, theme: Theme, icon: str, name: str, pressed: Callable[[], object]) -> None:
         super().__init__()
@@ -260,7 +261,7 @@ class IconButton(QToolButton):
 
 
 def make_dialog_buttons(theme: Theme, dialog: QDialog, action: QWidget) -> QHBoxLayout:
-    """Return the last row of a dialog: Cancel, and the action."""
+    """Return the bottom row of a dialog: Cancel, then `action` as the default button."""
     row = QHBoxLayout()
     row.setSpacing(8)
     row.addStretch(1)
@@ -272,7 +273,10 @@ def make_dialog_buttons(theme: Theme, dialog: QDialog, action: QWidget) -> QHBox
 
 
 def set_style_property(widget: QWidget, name: str, value: object) -> None:
-    """Set a property that window.qss selects on, and apply the style anew."""
+    """Set a property that window.qss selects on, and re-apply the style.
+
+    Qt evaluates property selectors only when a widget is polished.
+    """
     if widget.property(name) == value:
         return
     widget.setProperty(name, value)
@@ -281,12 +285,12 @@ def set_style_property(widget: QWidget, name: str, value: object) -> None:
 
 
 def copy_to_clipboard(text: str) -> None:
-    """Put a text on the clipboard."""
+    """Put `text` on the clipboard."""
     QGuiApplication.clipboard().setText(text)
 
 
 def set_page_margins(layout: QVBoxLayout | QHBoxLayout, widget: QWidget) -> None:
-    """Give a page its outer room."""
+    """Style `widget` as a page, and set its margins and spacing."""
     widget.setObjectName("page")
     widget.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
     layout.setContentsMargins(24, 20, 24, 20)

@@ -1,4 +1,4 @@
-"""A state is always a glyph, a word and a colour, in this order of importance."""
+"""Draw a state as a glyph, words and a colour, so that it never depends on colour alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEIGHT_PX = 24
 def paint_status(
     painter: QPainter, theme: Theme, status: Status, area: QRectF, size_px: int = 12
 ) -> None:
-    """Draw glyph and words into `area`, vertically centred, ending in dots where room is short."""
+    """Draw glyph and words into `area`, vertically centred, elided where they do not fit."""
     top = area.center().y() - GLYPH_PX / 2
     glyph = QRectF(area.left(), round(top), GLYPH_PX, GLYPH_PX)
     theme.paint_icon(painter, status.tone, status.tone, glyph)
@@ -30,7 +30,7 @@ def paint_status(
 
 
 class StatusPill(QWidget):
-    """A state on a tinted ground."""
+    """A state on a rounded, tinted background."""
 
     def __init__(self, theme: Theme, status: Status) -> None:
         super().__init__()

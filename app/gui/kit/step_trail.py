@@ -1,4 +1,4 @@
-"""The steps of a wizard in a row, the present one marked."""
+"""The numbered steps of a wizard in a row, the current one highlighted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.gui.kit.primitives import make_label, set_style_property
 
 class StepTrail(QWidget):
     def __init__(self, steps: Sequence[tuple[str, str]]) -> None:
-        """Make it of (key, name) pairs."""
+        """Create one label for each (key, name) pair."""
         super().__init__()
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -24,7 +24,7 @@ class StepTrail(QWidget):
             row.addWidget(label)
         row.addStretch(1)
 
-    def show_step(self, now: str) -> None:
-        """Mark the step that one is at."""
+    def show_step(self, current: str) -> None:
+        """Highlight the step with this key."""
         for key, label in self._marks.items():
-            set_style_property(label, "now", key == now)
+            set_style_property(label, "now", key == current)

@@ -1,8 +1,8 @@
-"""Colours, fonts and icons of the window, following the system between light and dark.
+"""Colours, fonts and icons of the window, in light and dark.
 
-Everything is read from `resources/` once, before the first window; a change of the colour scheme
-then costs no disk. Custom-painted widgets ask for `palette` when they paint and repaint on
-`changed`. Sizes are logical pixels on a grid of 8; Qt multiplies them on dense screens.
+Everything is read from `resources/` once, before the first window opens, so that switching the
+colour scheme reads no file. Custom-painted widgets look up `palette` when they paint, and repaint
+on `changed`. Sizes are logical pixels on a grid of 8; Qt scales them on high-density screens.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ SCHEMES = {
     "light": Qt.ColorScheme.Light,
     "dark": Qt.ColorScheme.Dark,
 }
-"""The choices of the setting `theme`."""
-MAX_KEPT = 48
-"""Pictures of `keep`; one of a card takes 0.3 MB, on a dense screen 1.2."""
-MAX_TEXTS = 4096
-"""Laid out texts that are kept, some 300 bytes each."""
+"""Colour scheme for each value of the setting `theme`."""
+MAX_CACHED_PIXMAPS = 48
+"""Maximum number of cached pixmaps; one of a card takes 0.3 MB, 1.2 MB on a 2x screen."""
+MAX_CACHED_TEXTS = 4096
+"""Maximum number of cached text layouts, about 300 bytes each."""
 FAMILIES = ["Inter", "Segoe UI", "Cantarell", "Noto Sans", "DejaVu Sans"]
 MONOSPACE = ["DejaVu Sans Mono", "Cascadia Mono", "Consolas", "Liberation Mono", "monospace"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThemeColors:
-    """Colours by their job, as `#rrggbb`; the files in resources/themes have the same names."""
+    """Colours by purpose, as `#rrggbb`; the keys of the files in resources/themes."""
 
     name: str
     window: str
@@ -86,7 +86,7 @@ class ThemeColors:
         return self.muted
 
     def color(self, name: str) -> QColor:
-        """Return one of the colours for a painter."""
+        """Return the colour of a field."""
         return _color(str(getattr(self, name)))
 
 
@@ -96,13 +96,13 @@ def _color(text: str) -> QColor:
 
 
 def read_palette(name: str) -> ThemeColors:
-    """Read a theme file; its keys must be exactly the fields of Palette."""
+    """Read a theme file; its keys must be exactly the fields of ThemeColors."""
     text = (RESOURCES / "themes" / f"{name}.json").read_text(encoding="ascii")
     return ThemeColors(**json.loads(text))
 
 
 class Theme(QObject):
-    """The look of one application; made once, handed to whoever paints."""
+    """Palette, fonts and icons of the application; one instance, passed to every widget."""
 
     changed = Signal()
 
@@ -119,7 +119,7 @@ class Theme(QObject):
             QFontDatabase.addApplicationFont(str(path))
         self._fonts: dict[tuple[int, int, bool], QFont] = {}
         self._texts: dict[tuple[str, int, int], tuple[QStaticText, float, float]] = {}
-        self._kept: dict[tuple[object, ...], QPixmap] = {}
+        self._cache: dict[tuple[object, ...], QPixmap] = {}
         self._pixmaps: dict[tuple[str, str, int, float], QPixmap] = {}
         self.palette = self._palettes["light"]
         application.setStyle("Fusion")
@@ -128,7 +128,7 @@ class Theme(QObject):
         self._follow(QGuiApplication.styleHints().colorScheme())
 
     def choose(self, scheme: Qt.ColorScheme) -> None:
-        """Take light or dark, or follow the system again with `Unknown`."""
+        """Use light or dark, or the system's scheme for `Unknown`."""
         QGuiApplication.styleHints().setColorScheme(scheme)
         self._follow(
             scheme
@@ -137,11 +137,11 @@ class Theme(QObject):
         )
 
     def choose_named(self, name: str) -> None:
-        """Take one of SCHEMES."""
+        """Use one of SCHEMES."""
         self.choose(SCHEMES[name])
 
     def font(self, size_px: int, weight: int = 400, *, monospace: bool = False) -> QFont:
-        """Return a font with digits of equal width."""
+        """Return a cached font with digits of equal width."""
         key = (size_px, weight, monospace)
         if key not in self._fonts:
             self._fonts[key] = self._make_font(size_px, weight, monospace)
@@ -158,10 +158,13 @@ class Theme(QObject):
         weight: int = 400,
         is_right: bool = False,
     ) -> None:
-        """Draw a short text on one line; laid out once and kept, since figures come again."""
+        """Draw a text on one line, vertically centred in `line`.
+
+        Layouts are cached: the same figures recur, and laying out is most of the cost.
+        """
         key = (text, size_px, weight)
         if key not in self._texts:
-            if len(self._texts) >= MAX_TEXTS:
+            if len(self._texts) >= MAX_CACHED_TEXTS:
                 self._texts.clear()
             static = QStaticText(text)
             static.setTextFormat(Qt.TextFormat.PlainText)
@@ -173,24 +176,24 @@ class Theme(QObject):
         left = line.right() - width if is_right else line.left()
         painter.drawStaticText(QPointF(left, line.center().y() - height / 2), static)
 
-    def keep(self, key: tuple[object, ...], make: Callable[[], QPixmap]) -> QPixmap:
-        """Return the picture `key` of this theme; `make` paints it the first time."""
-        if key not in self._kept:
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            self._kept[key] = make()
-        return self._kept[key]
+    def cached_pixmap(self, key: tuple[object, ...], make: Callable[[], QPixmap]) -> QPixmap:
+        """Return the pixmap cached under `key`, made by `make` the first time in this theme."""
+        if key not in self._cache:
+            if len(self._cache) >= MAX_CACHED_PIXMAPS:
+                self._cache.clear()
+            self._cache[key] = make()
+        return self._cache[key]
 
     def _make_font(self, size_px: int, weight: int, monospace: bool) -> QFont:
         font = QFont(MONOSPACE if monospace else FAMILIES)
         font.setPixelSize(size_px)
         font.setWeight(QFont.Weight(weight))
         if not monospace:
-            font.setFeature(QFont.Tag("tnum"), 1)
+            font.setFeature(QFont.Tag("tnum"), 1)  # tabular digits: changing figures do not jump
         return font
 
     def icon(self, name: str, color: str = "text", size_px: int = 20) -> QIcon:
-        """Return an icon in a colour of the palette; disabled it is muted."""
+        """Return an icon in a colour of the palette, greyed out when disabled."""
         icon = QIcon()
         for mode, shade in ((QIcon.Mode.Normal, color), (QIcon.Mode.Disabled, "border_strong")):
             for scale in (1, 2):
@@ -198,7 +201,7 @@ class Theme(QObject):
         return icon
 
     def pixmap(self, name: str, color: str, size_px: int, scale: float = 1) -> QPixmap:
-        """Return an icon of `size_px` logical pixels for a screen of `scale`; drawn once."""
+        """Return a cached icon of `size_px` logical pixels for a device pixel ratio of `scale`."""
         shade = str(getattr(self.palette, color))
         key = (name, shade, size_px, scale)
         if key not in self._pixmaps:
@@ -225,8 +228,8 @@ class Theme(QObject):
         values = {field.name: getattr(self.palette, field.name) for field in fields(ThemeColors)}
         for key, icon in (("down_arrow", "chevron"), ("up_arrow", "chevron-up"), ("tick", "tick")):
             file = RESOURCES / "icons" / f"{icon}-{self.palette.name}.svg"
-            values[key] = file.as_posix()
-        self._kept.clear()
+            values[key] = file.as_posix()  # style sheets cannot recolour an SVG: one file per theme
+        self._cache.clear()  # cached pixmaps were painted in the other palette
         self._application.setPalette(_qt_palette(self.palette))
         self._application.setStyleSheet(self._style.substitute(values))
         self.changed.emit()

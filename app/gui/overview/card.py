@@ -110,7 +110,7 @@ class DeviceCard(QWidget):
         scale = self.devicePixelRatioF()
         is_gpu = self.device.reading.is_gpu
         key = (self.width(), self.height(), scale, edge, self.hasFocus(), is_gpu)
-        return self._theme.keep(key, lambda: self._paint_backdrop(edge, scale, is_gpu))
+        return self._theme.cached_pixmap(key, lambda: self._paint_backdrop(edge, scale, is_gpu))
 
     def _paint_backdrop(self, edge: str, scale: float, is_gpu: bool) -> QPixmap:
         pixmap = QPixmap(self.size() * scale)

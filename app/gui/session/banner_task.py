@@ -1,4 +1,4 @@
-"""Work that a banner tells of while it goes on, with a button that ends it."""
+"""Run work with its progress, errors and a Cancel button shown in a banner."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def run_in_banner(
     hint: str,
     cancelled: str,
 ) -> None:
-    """Run `work(core, report)`; what it reports, and what went wrong, shows in the banner.
+    """Run `work(core, report)` and show what it reports, or its error, in the banner.
 
     Args:
-        bridge: to the core.
-        banner: tells of it.
-        work: runs on the core's thread; its reports are lines for people.
-        success: gets the result, and says in the banner how it ended.
-        title: what goes on.
+        bridge: starts the work on the core's thread.
+        banner: shows the progress.
+        work: reports lines of text for people.
+        success: receives the result, and shows in the banner how it ended.
+        title: what is being done.
         hint: shown until the first report.
-        cancelled: what is left after a cancel, for the one who wonders.
+        cancelled: what a cancelled run leaves behind, shown after Cancel.
     """
 
     def show(line: object) -> None:
@@ -49,13 +49,13 @@ def run_in_banner(
 def build_environment_in_banner(
     bridge: Bridge, banner: Banner, name: str, success: Callable[[EnvironmentReport], None]
 ) -> None:
-    """Build the training environment on a node."""
+    """Build the training environment on node `name`, with progress in the banner."""
     run_in_banner(
         bridge,
         banner,
         lambda core, report: core.nodes.setup(name, progress=report),
         success,
         title=f"Setting up {name}",
-        hint="This takes some minutes the first time.",
-        cancelled=f"{name} is as it was. Packages that came already are kept there.",
+        hint="This takes a few minutes the first time.",
+        cancelled=f"{name} is unchanged. Packages already downloaded stay there for next time.",
     )

@@ -1,10 +1,10 @@
-"""The one crossing between Qt and the core.
+"""The only connection between Qt and the core.
 
-The core runs on a plain asyncio loop in a thread of its own. Outwards goes an operation: work, what
-to do on success, on failure and on progress. Back come results and immutable snapshots through a
-deque with one coalesced wake-up signal; samples, which are many, wait for the next frame of 33 ms.
-Callbacks and signals run on the Qt thread only, in slices of a few milliseconds, so that a flood
-of events delays figures and never a click.
+The core runs on a plain asyncio loop in its own thread. The window sends operations: a coroutine
+function with callbacks for success, failure and progress. Results and immutable snapshots come back
+through a deque with one coalesced wake-up signal; samples, which are frequent, wait for the next
+33 ms frame. Callbacks and signals run on the Qt thread only, in slices of a few milliseconds, so
+that a flood of events delays figures but never a click.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from app.gui.session.garbage_collector import MainThreadCollector
 
 FRAME_MS = 33
 SLICE_S = 0.008
-"""Longest stretch of callbacks in one turn of the Qt loop."""
+"""Maximum time for callbacks in one turn of the Qt event loop, in seconds."""
 MAX_SAMPLES = 4096
-"""Samples kept between two frames; the oldest go first. Other events are never dropped."""
+"""Maximum number of samples queued per frame; the oldest go first. No other event is dropped."""
 CLOSE_TIMEOUT_S = 10.0
+"""Maximum wait for the core's thread when the window closes, in seconds."""
 
 T = TypeVar("T")
 Report = Callable[[Any], None]
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Op:
-    """One operation under way."""
+    """Handle of a running operation."""
 
     def __init__(self, bridge: Bridge, callbacks: _Callbacks) -> None:
         self._bridge = bridge
@@ -52,7 +53,7 @@ class Op:
         self.is_done = False
 
     def cancel(self) -> None:
-        """Ask the work to end; neither success nor failure is called afterwards."""
+        """Cancel the work; no callback is called from now on."""
         self.is_done = True
         self._bridge.call_soon(self._cancel_task)
 
@@ -74,21 +75,21 @@ class _Callbacks:
 
 
 class Bridge(QObject):
-    """Owns the core's thread. Made and used on the Qt thread."""
+    """Owns the core's thread; created and used on the Qt thread."""
 
     opened = Signal(object, object)
     """(nodes, runs) once the core is open."""
     open_failed = Signal(object)
-    """The RacklessError that kept the core from opening."""
+    """The RacklessError that prevented the core from opening."""
     closed = Signal()
     event_arrived = Signal(object)
-    """Each event of the core except samples."""
+    """An event of the core other than a sample."""
     sampled = Signal(list)
-    """The SampleArrived events of one frame."""
+    """All SampleArrived events of one frame."""
     failed = Signal(object)
-    """A RacklessError that no `failure` callback took."""
+    """A RacklessError of an operation without a `failure` callback."""
     crashed = Signal(str)
-    """Traceback of a bug of ours in the core."""
+    """Traceback of an unexpected exception in the core."""
     _wake = Signal()
 
     def __init__(self, open_core: OpenCore, parent: QObject | None = None) -> None:
@@ -127,12 +128,13 @@ class Bridge(QObject):
         failure: Callable[[RacklessError], None] | None = None,
         progress: Callable[[Any], None] | None = None,
     ) -> Op:
-        """Run `work(core, report)` on the core's thread and return at once.
+        """Start `work(core, report)` on the core's thread and return at once.
 
-        `report(value)` may be called from the work at any time; `progress(value)` follows here.
-        Without `failure`, an error of the world goes to `failed`; a bug always goes to `crashed`.
-        Methods of a widget are not called after its end. What the work and the callbacks hold is
-        let go here, never on the core's thread, which must not be the one to destroy a widget.
+        Each `report(value)` of the work calls `progress(value)` on the Qt thread. Without
+        `failure`, a UserError goes to `failed`; any other exception always goes to `crashed`. A
+        callback that belongs to a deleted widget is skipped. References that the work and its
+        callbacks hold are released here, never on the core's thread, which must not be the one to
+        destroy a widget.
         """
         op = Op(self, _Callbacks(success, failure, progress))
         key = next(self._keys)
@@ -141,7 +143,7 @@ class Bridge(QObject):
         return op
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Call something on the core's thread; kept until the thread is up, dropped after it."""
+        """Call `call` on the core's thread: queued until it runs, dropped once it has ended."""
         with self._lock:
             if self._loop is None:
                 self._waiting.append(call)
@@ -149,13 +151,15 @@ class Bridge(QObject):
                 self._loop.call_soon_threadsafe(call)
 
     def stop(self) -> None:
-        """Ask the core to close; `closed` follows. Runs go on without it."""
-        if self._thread is None or not self._thread.is_alive():  # it told so before, or never ran
+        """Close the core; `closed` follows. Runs keep training without it."""
+        if (
+            self._thread is None or not self._thread.is_alive()
+        ):  # `closed` was emitted, or never will be
             self._post(self.closed.emit)
         self.call_soon(lambda: self._stop.set() if self._stop else None)
 
     def join(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait for the thread; only after the last window is gone."""
+        """Wait for the thread to end; call it after the last window has closed."""
         if self._thread is None:
             return
         self._thread.join(timeout_s)
@@ -163,7 +167,7 @@ class Bridge(QObject):
             self._garbage.end()
 
     def _drain(self) -> None:
-        self._is_armed = False  # disarm first: what comes meanwhile wakes us again
+        self._is_armed = False  # first, so that an item posted from here on wakes us again
         if self._frame_due and not self._frame.isActive():
             self._frame.start()
         end_s = time.perf_counter() + SLICE_S
@@ -201,7 +205,7 @@ class Bridge(QObject):
         if not op.is_done and progress is not None:
             progress(value)
 
-    def _let_go(self, key: int) -> None:
+    def _release(self, key: int) -> None:
         del self._held[key]
 
     # ------------------------------------------------------------ core's thread
@@ -215,7 +219,7 @@ class Bridge(QObject):
         self._inbox.append(call)
         self._arm()
 
-    def _take(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
         if isinstance(event, SampleArrived):
             self._samples.append(event)
             if not self._frame_due:
@@ -230,7 +234,7 @@ class Bridge(QObject):
         except UserError as error:
             failure = error
             self._post(lambda: self.open_failed.emit(failure))
-        except Exception as error:  # noqa: BLE001 - the edge of this thread: shown and logged
+        except Exception as error:  # noqa: BLE001 - top of the thread: shown and logged
             _log.exception("the core's thread ended")
             text = _describe(error)
             self._post(lambda: self.crashed.emit(text))
@@ -241,10 +245,10 @@ class Bridge(QObject):
         self._core, self._stop = loop.create_future(), asyncio.Event()
         with self._lock:
             self._loop = loop
-            while self._waiting:  # without a name, which would hold the last of them
+            while self._waiting:  # pop: a loop variable would keep the last one alive
                 loop.call_soon(self._waiting.pop(0))
         async with self._open_core() as core:
-            with core.events.listening(self._take):
+            with core.events.listening(self._receive):
                 nodes, runs = core.nodes.all(), core.runs.all()
                 self._post(lambda: self.opened.emit(nodes, runs))
                 self._core.set_result(core)
@@ -252,7 +256,7 @@ class Bridge(QObject):
 
     def _start_op(self, op: Op, work: Work[T], key: int) -> None:
         op.task = asyncio.ensure_future(self._run_op(op, work))
-        op.task.add_done_callback(lambda task: self._post(lambda: self._let_go(key)))
+        op.task.add_done_callback(lambda task: self._post(lambda: self._release(key)))
 
     async def _run_op(self, op: Op, work: Work[T]) -> None:
         if op.is_done or self._core is None:
@@ -262,7 +266,7 @@ class Bridge(QObject):
             value = await work(core, lambda item: self._post(lambda: self._progress(op, item)))
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - the edge: every operation has one answer
+        except Exception as error:  # noqa: BLE001 - every operation ends in one callback
             if not isinstance(error, UserError):
                 _log.exception("an operation failed")
             failure = error
@@ -272,17 +276,17 @@ class Bridge(QObject):
 
 
 def _living(call: Callable[[Any], None] | None) -> Callable[[Any], None] | None:
-    """Return the callback; None when a widget that it belongs to has gone meanwhile."""
+    """Return the callback; None if a widget that it belongs to was deleted meanwhile."""
     has_gone = any(isinstance(o, QObject) and not shiboken6.isValid(o) for o in _owners(call))
     return None if has_gone else call
 
 
 def _owners(call: Callable[[Any], None] | None) -> Iterator[object]:
-    """Yield what a callback is a method of, or what its body refers to."""
+    """Yield the object of a bound method, and what a closure refers to."""
     function = call.func if isinstance(call, functools.partial) else call
     yield getattr(function, "__self__", None)
     for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # named in the body and not set yet
+        with contextlib.suppress(ValueError):  # a cell that is still empty
             yield cell.cell_contents
 
 

@@ -1,4 +1,4 @@
-"""What every page and dialog is given."""
+"""The services that every page and dialog receives, in one object."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Context:
     cluster: LiveState
     theme: Theme
     exports: ExportBoard = field(default_factory=ExportBoard)
-    """What is exported now, or was asked for and left."""
+    """Running exports, and drafts of export wizards that were closed."""
     preferences: Preferences = field(default_factory=Preferences)
-    """What the person chose; without a home: the defaults."""
+    """The settings; defaults where there is no home."""
     home: Path | None = None
     """Where this PC keeps nodes, runs and settings; None: nowhere."""

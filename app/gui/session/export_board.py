@@ -1,7 +1,7 @@
-"""Exports that are asked for or under way: they go on while their window is closed.
+"""Exports that are being set up or are running; they outlive the wizard that started them.
 
-One draft and one batch per run. A batch makes its jobs one after the other, so that they do not
-fight for a GPU; one that fails does not keep the others from being made.
+Each run has at most one draft and one batch. A batch runs its jobs one after the other, so that
+they do not compete for a GPU; a failed job does not stop those after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JobState = Literal["waiting", "now", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Draft:
-    """What was answered so far, and where one has left."""
+    """Answers of a wizard that was closed, and the step it was at."""
 
     answers: ExportAnswers
     step: Step = "what"
@@ -31,13 +31,13 @@ class Draft:
 
 @dataclass(slots=True)
 class ExportProgress:
-    """How far one job is."""
+    """Progress of one job."""
 
     job: ExportJob
     state: JobState = "waiting"
     phase: int = 0
     line: str = ""
-    """What it does just now."""
+    """Latest line of progress."""
     began_s: float | None = None
     ended_s: float | None = None
     made: ExportedModel | None = None
@@ -45,7 +45,7 @@ class ExportProgress:
 
 
 class ExportBatch(QObject):
-    """The jobs of one wizard."""
+    """The jobs that one wizard asked for, run in order."""
 
     changed = Signal()
 
@@ -63,7 +63,7 @@ class ExportBatch(QObject):
         return all(row.state not in ("waiting", "now") for row in self.rows)
 
     def start(self) -> None:
-        """Begin with the first job that waits."""
+        """Start the first waiting job; called again when it ends, until none waits."""
         row = next((one for one in self.rows if one.state == "waiting"), None)
         if row is None:
             self._op = None
@@ -75,12 +75,12 @@ class ExportBatch(QObject):
             lambda core, report: core.artifacts.export(job.request, Path(job.folder), report),
             lambda made: self._finish(row, made),
             lambda error: self._fail(row, error),
-            lambda line: self._hear(row, str(line)),
+            lambda line: self._show_progress(row, str(line)),
         )
         self.changed.emit()
 
     def cancel(self) -> None:
-        """End the job that is made now, on its node too, and leave out the others."""
+        """Cancel the running job, on its node too, and skip the waiting ones."""
         if self._op is not None:
             self._op.cancel()
             self._op = None
@@ -92,13 +92,13 @@ class ExportBatch(QObject):
         self.changed.emit()
 
     def tick(self) -> None:
-        """Let the time of what is made now go on."""
+        """Update the elapsed time of the running job."""
         for row in self.rows:
             if row.state == "now":
                 row.ended_s = self._now_s()
         self.changed.emit()
 
-    def _hear(self, row: ExportProgress, line: str) -> None:
+    def _show_progress(self, row: ExportProgress, line: str) -> None:
         row.line, row.phase = line, find_phase(line, row.phase)
         self.changed.emit()
 
@@ -112,20 +112,20 @@ class ExportBatch(QObject):
 
 
 class ExportBoard:
-    """Of one window, by run."""
+    """Drafts and batches of one window, by run id."""
 
     def __init__(self) -> None:
         self.drafts: dict[str, Draft] = {}
         self.batches: dict[str, ExportBatch] = {}
 
     def is_busy(self) -> bool:
-        """Tell whether one is being made."""
+        """Return whether any export is running."""
         return any(not batch.is_over for batch in self.batches.values())
 
     def begin(
         self, bridge: Bridge, run_id: str, answers: ExportAnswers, now_s: Callable[[], float]
     ) -> ExportBatch:
-        """Start making what was asked for; the draft is done with."""
+        """Start a batch for these answers, and drop the draft of the run."""
         batch = ExportBatch(bridge, run_id, answers, now_s)
         self.batches[run_id] = batch
         self.drafts.pop(run_id, None)

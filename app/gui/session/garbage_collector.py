@@ -1,9 +1,8 @@
-"""Garbage is collected on the Qt thread, and there only, for as long as the core has a thread.
+"""Run Python's cycle collector on the Qt thread only, for as long as the core has its thread.
 
-Python's collector of reference cycles runs in whichever thread happens to allocate. A widget that
-is part of a cycle was thus at times destroyed on the core's thread while Qt delivered events to
-it, and the process crashed without a word, or the two threads waited for each other for ever.
-calibre and pyqtgraph go the same way as we do here.
+Python collects reference cycles in whichever thread happens to allocate. A widget in a cycle could
+therefore be destroyed on the core's thread while Qt delivered events to it: the process crashed
+without a message, or the two threads deadlocked. calibre and pyqtgraph use the same remedy.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ import gc
 from PySide6.QtCore import QObject, QTimer
 
 POLL_MS = 100
-"""How often it looks whether there is enough to collect."""
+"""Interval between two checks of the thresholds, in milliseconds."""
 
 
 class MainThreadCollector(QObject):
-    """Takes the collector over from now until `end`. Made on the Qt thread."""
+    """Replaces automatic collection from now until `end`; create it on the Qt thread."""
 
+    # The collector is global to the process; each bridge (tests open several) has an instance.
     _num_active = 0
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -30,7 +30,7 @@ class MainThreadCollector(QObject):
         self._timer.start()
 
     def end(self) -> None:
-        """Give the collector back to Python, unless another one still has it."""
+        """Turn automatic collection on again, unless another instance is still active."""
         if not self._timer.isActive():
             return
         self._timer.stop()
@@ -40,7 +40,7 @@ class MainThreadCollector(QObject):
 
 
 def collect_if_due() -> None:
-    """Collect the oldest generation that Python itself would collect by now."""
+    """Collect the oldest generation whose threshold, as set for Python itself, is exceeded."""
     due = zip(gc.get_count(), gc.get_threshold(), strict=True)
     generations = [place for place, (count, limit) in enumerate(due) if limit and count > limit]
     if generations:

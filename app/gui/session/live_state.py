@@ -1,6 +1,6 @@
-"""The window's picture of the cluster: newest snapshots by name, told onwards by signals.
+"""The newest snapshot of every node, run and device, with a signal for each kind of change.
 
-Pages read from here and never ask the core for what is already known.
+Pages read from here, and ask the core only for what is not part of a snapshot.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from app.telemetry.stream import Telemetry
 
 
 class LiveState(QObject):
-    """Nodes, runs and live figures; lives on the Qt thread."""
+    """Nodes, runs and live figures; belongs to the Qt thread."""
 
     node_changed = Signal(str)
     node_removed = Signal(str)
     structure_changed = Signal()
-    """The set of devices is another one."""
+    """The set of devices changed."""
     run_changed = Signal(str)
     run_deleted = Signal(str)
     artifacts_changed = Signal()
     devices_changed = Signal(list)
-    """DeviceKeys with new figures, once per frame."""
+    """DeviceKeys with new figures, at most once per frame."""
     steps_arrived = Signal(str, tuple)
     log_arrived = Signal(object)
     run_event_arrived = Signal(object)
@@ -54,8 +54,8 @@ class LiveState(QObject):
         self.is_open = False
         self.now_s = clock
         bridge.opened.connect(self._fill)
-        bridge.event_arrived.connect(self._take)
-        bridge.sampled.connect(self._take_samples)
+        bridge.event_arrived.connect(self._apply)
+        bridge.sampled.connect(self._add_samples)
 
     def node_list(self) -> tuple[NodeSnapshot, ...]:
         """Return all nodes by name."""
@@ -66,22 +66,23 @@ class LiveState(QObject):
         return tuple(sorted(self.runs.values(), key=lambda run: -run.created_s))
 
     def active_runs(self) -> tuple[RunSnapshot, ...]:
-        """Return the runs that hold devices now."""
+        """Return the runs that occupy devices now."""
         return tuple(run for run in self.run_list() if run.state in ACTIVE_STATES)
 
     def _fill(self, nodes: tuple[NodeSnapshot, ...], runs: tuple[RunSnapshot, ...]) -> None:
         self.is_open = True
         for node in nodes:
-            self._take(NodeChanged(node))
+            self._apply(NodeChanged(node))
         for run in runs:
-            self._take(RunChanged(run))
+            self._apply(RunChanged(run))
         self.is_open_changed.emit()
 
-    def _take(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         match event:
             case NodeChanged(node):
                 is_new = node.name not in self.nodes
                 self.nodes[node.name] = node
+                # `expect` comes first: it has to run for a known node, too
                 if self.telemetry.expect(node) or is_new:
                     self.structure_changed.emit()
                 self.node_changed.emit(node.name)
@@ -107,11 +108,12 @@ class LiveState(QObject):
             case RunEventArrived(run_event):
                 self.run_event_arrived.emit(run_event)
 
-    def _take_samples(self, events: list[SampleArrived]) -> None:
+    def _add_samples(self, events: list[SampleArrived]) -> None:
         changed = set()
         before = sum(1 for _ in self.telemetry)
         for event in events:
             if event.node in self.nodes:
+                # Replayed samples are history: they say nothing about when the node last answered.
                 arrived_s = None if event.replayed else self.now_s()
                 changed.update(self.telemetry.take(event.node, event.sample, arrived_s))
         if sum(1 for _ in self.telemetry) != before:

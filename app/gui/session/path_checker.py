@@ -1,4 +1,4 @@
-"""Look whether the model and the data that a form names are there, once the hands rest."""
+"""Check that the model and data files named in a form exist, once typing pauses."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.gui.session.bridge import Bridge, Op
 
 DEBOUNCE_MS = 300
+"""Pause in typing before paths are checked, in milliseconds."""
 
 
 class PathChecker(QObject):
-    """Answers to the newest names only."""
+    """Reports on the newest names only; an older check is cancelled."""
 
     checked = Signal()
-    """`missing` is that of the names as they stand."""
+    """`missing` has changed, and is that of the current names."""
 
     def __init__(self, bridge: Bridge, parent: QObject) -> None:
         super().__init__(parent)
         self.missing: dict[str, str] = {}
-        """Field key -> why it cannot be what it names."""
+        """Why the value of a field cannot be used, by the key of the field."""
         self._bridge = bridge
         self._names: dict[str, str] = {}
         self._op: Op | None = None
-        self._rest = QTimer(self, interval=DEBOUNCE_MS, singleShot=True)
-        self._rest.timeout.connect(self._ask)
+        self._debounce = QTimer(self, interval=DEBOUNCE_MS, singleShot=True)
+        self._debounce.timeout.connect(self._start)
 
     def follow(self, names: Mapping[str, str]) -> None:
-        """Look for `names` from now on; what is said of one that has changed is forgotten."""
+        """Check `names` after the next pause; forget results for those that changed."""
         changed = {key for key in {*names, *self._names} if names.get(key) != self._names.get(key)}
         if changed:
             self.missing = {key: why for key, why in self.missing.items() if key not in changed}
             self._names = dict(names)
-            self._rest.start()
+            self._debounce.start()
 
-    def _ask(self) -> None:
+    def _start(self) -> None:
         if self._op is not None:
             self._op.cancel()
         names = dict(self._names)
         self._op = self._bridge.run(
-            lambda core, report: core.library.find_missing(names), self._take
+            lambda core, report: core.library.find_missing(names), self._finish
         )
 
-    def _take(self, missing: dict[str, str]) -> None:
-        if not self._rest.isActive() and missing != self.missing:
+    def _finish(self, missing: dict[str, str]) -> None:
+        if not self._debounce.isActive() and missing != self.missing:
             self.missing = missing
             self.checked.emit()
