@@ -118,6 +118,15 @@ def show_watts(value: float | None) -> str:
     return f"{value:.0f} W" if value < 10_000 else f"{value / 1000:.1f} kW"
 
 
+def show_mhz(value: float | None) -> str:
+    """Return a clock rate in megahertz.
+
+    >>> show_mhz(2407.0), show_mhz(None)
+    ('2,407 MHz', '\u2013')
+    """
+    return DASH if value is None else f"{value:,.0f} MHz"
+
+
 def show_celsius(value: float | None) -> str:
     """Return a temperature."""
     return DASH if not is_known(value) else f"{value:.0f} \u00b0C"

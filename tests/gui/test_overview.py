@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QPoint, Qt
+from PySide6.QtCore import QEvent, QPoint, Qt
+from PySide6.QtGui import QHelpEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QApplication, QPushButton, QToolTip
 
 from app.events import NodeSnapshot
 from app.gui.charts.sparkline import make_polygon
 from app.gui.overview.wall import CardPlace, arrange, choose_columns
 from app.gui.shell.shell import DemoProgress
+from app.gui.tables.device_columns import device_columns
 from app.telemetry.stream import DeviceKey
 from tests.fakes.core import NOW_S, make_node, publish_history, running_run
 
@@ -67,6 +69,35 @@ def test_every_device_has_a_card_with_figures_or_a_dash(busy):
     lost = cards[DeviceKey("epsilon", "cuda:0")]
     assert "unreachable for 12 s" in lost.accessibleName()
     assert lost.accessibleDescription() == "no data"
+
+
+def test_clock_and_fan_are_on_the_card_and_in_the_table_or_a_dash(busy):
+    busy.core.on_loop(publish_history, busy.core, 3)
+    overview = busy.window.overview
+    cards = {card.device.key.node: card for card in overview.wall.cards()}
+    busy.wait_for(lambda: "clock 2,400 MHz" in cards["alpha"].accessibleDescription())
+    assert "fan unknown" in cards["alpha"].accessibleDescription()
+    tips = []
+    for tile in (0, 2):
+        spot = cards["alpha"]._tile(tile).center().toPoint()
+        spot_on_screen = cards["alpha"].mapToGlobal(spot)
+        QApplication.sendEvent(
+            cards["alpha"], QHelpEvent(QEvent.Type.ToolTip, spot, spot_on_screen)
+        )
+        tips.append(QToolTip.text().splitlines()[-1])
+    assert tips == ["Clock: 2,400 MHz", "Fan: \u2013"]
+    overview.show_as_table(True)
+    model = overview.table.model
+    busy.wait_for(lambda: bool(model.rows()))
+    columns = {column.title: column for column in device_columns()}
+    rows = {row.key.node: row for row in model.rows()}
+    figures = {
+        name: (columns["Clock"].text(row), columns["Fan"].text(row)) for name, row in rows.items()
+    }
+    assert figures["alpha"] == ("2,400 MHz", "\u2013")
+    assert figures["epsilon"] == ("\u2013", "\u2013"), "it does not respond"
+    with_fan = replace(rows["alpha"], reading=replace(rows["alpha"].reading, fan=0.4))
+    assert columns["Fan"].text(with_fan) == "40 %"
 
 
 def test_only_the_cards_with_news_repaint(busy):

@@ -31,6 +31,7 @@ from app.text import (
     DASH,
     show_bytes_of,
     show_celsius,
+    show_mhz,
     show_number,
     show_rate,
     show_share,
@@ -242,6 +243,7 @@ class DeviceCard(QWidget):
         figures = (
             f"load {show_share(reading.utilisation)}, {unit} {memory}, "
             f"{show_celsius(reading.temperature_celsius)}, {show_watts(reading.power_w)}, "
+            f"clock {show_mhz(reading.clock_mhz)}, fan {show_share(reading.fan)}, "
             f"{show_rate(reading.tokens_per_s, 'tokens per second')}"
         )
         if not self._is_live:
@@ -254,12 +256,24 @@ class DeviceCard(QWidget):
                 return name
         return "name" if y < 33 else "state" if y < 56 else "memory" if y < 90 else ""
 
+    def _tip(self, part: str) -> str:
+        """Return what a part means, with the figures that have no room on the card itself."""
+        if not part:
+            return ""
+        reading = self.device.reading
+        clock, fan = reading.clock_mhz, reading.fan
+        details = {
+            "name": reading.name,
+            "state": self.status.text,
+            "load": f"Clock: {show_mhz(clock if self._is_live else None)}",
+            "heat": f"Fan: {show_share(fan if self._is_live else None)}",
+        }
+        return "\n".join(filter(None, (_TIPS[part], details.get(part))))
+
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
-            part = self._part_at(event.pos().x(), event.pos().y())
-            extra = {"name": f"\n{self.device.reading.name}", "state": f"\n{self.status.text}"}
-            text = _TIPS[part] + extra.get(part, "") if part else ""
-            QToolTip.showText(event.globalPos(), text, self)
+            tip = self._tip(self._part_at(event.pos().x(), event.pos().y()))
+            QToolTip.showText(event.globalPos(), tip, self)
             return True
         return super().event(event)
 

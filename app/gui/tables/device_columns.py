@@ -9,7 +9,14 @@ from app.gui.tables.rows_model import Column, unknown_first
 from app.telemetry.alerts import share_of
 from app.telemetry.state import Status, describe_device
 from app.telemetry.stream import Device, DeviceKey, StreamReading
-from app.text import show_bytes_of, show_celsius, show_number, show_share, show_watts
+from app.text import (
+    show_bytes_of,
+    show_celsius,
+    show_mhz,
+    show_number,
+    show_share,
+    show_watts,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +98,22 @@ def device_columns() -> list[Column[DeviceRow]]:
             sort=lambda r: unknown_first(_figure(r, "power_w")),
             is_number=True,
             width_px=76,
+        ),
+        Column(
+            title="Clock",
+            text=lambda r: show_mhz(_figure(r, "clock_mhz")),
+            sort=lambda r: number_first(_figure(r, "clock_mhz")),
+            is_number=True,
+            width_px=88,
+            tip="Current clock rate of the GPU's cores",
+        ),
+        Column(
+            title="Fan",
+            text=lambda r: show_share(_figure(r, "fan")),
+            sort=lambda r: number_first(_figure(r, "fan")),
+            is_number=True,
+            width_px=60,
+            tip="Fan speed as a share of its maximum",
         ),
         Column(
             title="Tokens/s",
