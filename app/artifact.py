@@ -131,7 +131,7 @@ def describe_verdicts(artifact: ArtifactSnapshot) -> str:
     """
     if not artifact.verdicts:
         is_ours = artifact.format == "merged" and artifact.origin is not None
-        return "nothing lost" if is_ours else "not measured"
+        return "lossless" if is_ours else "not measured"
     bad = [verdict.name for verdict in artifact.verdicts if not verdict.keep]
     if not bad:
         return "keep"
@@ -159,5 +159,7 @@ def tell_last(artifact: ArtifactSnapshot, place: str | None) -> str:
     if any(one.counts for one in stays):
         return ""
     if place is None and len(artifact.copies) > 1:
-        return f"All {count_of(len(artifact.copies), 'copy', 'copies')} of {artifact.label} go."
+        return (
+            f"Deletes all {count_of(len(artifact.copies), 'copy', 'copies')} of {artifact.label}."
+        )
     return f"This is the last copy of {artifact.label}."

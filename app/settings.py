@@ -70,7 +70,7 @@ SETTINGS = (
         choices=("system", "dark", "light"),
         labels=("Follow the system", "Dark", "Light"),
         title="Theme",
-        description="Light or dark. Follow the system switches with it at once.",
+        description="Light or dark, or the same as the system.",
         section="Appearance",
     ),
     Setting(
@@ -97,7 +97,7 @@ SETTINGS = (
         kind="switch",
         default=True,
         title="Notify when a run fails or is interrupted, or a disk is nearly full",
-        description="With the reason; a click opens the run or the node.",
+        description="Includes the reason. Click it to open the run or node.",
         section="Window and notifications",
     ),
     Setting(

@@ -12,7 +12,7 @@ from app.text import show_bytes, show_duration, show_moment
 if TYPE_CHECKING:
     from app.core.core import Core
 
-_VERIFIED = {True: "yes", False: "NO", None: "not looked at"}
+_VERIFIED = {True: "yes", False: "NO", None: "not verified"}
 
 
 def add_parser(commands: Commands) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.flows.field import Field
 from app.flows.new_run_advanced import ADVANCED
 
-_WHAT, _HOW, _MUCH, _WHERE = "Model and data", "Method", "Amount", "Nodes"
+_WHAT, _HOW, _MUCH, _WHERE = "Model and data", "Training method", "Batch and length", "Where to run"
 
 MAIN: tuple[Field, ...] = (
     Field(

@@ -41,7 +41,7 @@ def make_export_plan(to: str, types: tuple[str, ...] = ()) -> ExportPlan:
             node_bytes=made.node_bytes,
             note="run poems-2 uses its GPU, so its CPU does the work",
         ),
-        PlacePlan(node="delta", problems=("has no whole copy of the checkpoint",)),
+        PlacePlan(node="delta", problems=("has no complete copy of the checkpoint",)),
         PlacePlan(node="gamma", problems=("needs 21.4 GiB on its disk, and 12.0 GiB are free",)),
     )
     return ExportPlan(to=to, types=types, step=400, made=made, places=places)

@@ -53,7 +53,7 @@ def test_every_artifact_is_shown_with_its_verdict_and_place(stage):
     model = page.table.model()
     cells = [[model.index(r, c).data() for c in range(7)] for r in range(3)]
     assert cells[0][:3] == [GGUF, "gguf Q8_0, Q4_K_M, Q3_K_M", "13.5 GiB"]
-    assert [row[4] for row in cells] == ["not Q3_K_M", "keep", "nothing lost"]
+    assert [row[4] for row in cells] == ["not Q3_K_M", "keep", "lossless"]
     assert [row[5] for row in cells] == [
         "this PC, beta",
         "alpha",

@@ -188,7 +188,7 @@ async def _look(
         facts = await services.pool.agent(node).facts()
     except RacklessError as error:
         return ExportNode(node=node, bench=Bench(is_gpu=False), problem=f"does not answer: {error}")
-    problem = "" if node in holders else "has no whole copy of the checkpoint"
+    problem = "" if node in holders else "has no complete copy of the checkpoint"
     try:
         python_of(node, facts)
     except UserError as error:

@@ -14,7 +14,7 @@ class AnswerSettings(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.system = QLineEdit()
-        self.system.setPlaceholderText("Instructions for every conversation")
+        self.system.setPlaceholderText("None")
         self.max_tokens = QSpinBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
         self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
         self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)

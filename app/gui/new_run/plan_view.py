@@ -102,7 +102,7 @@ class PlanView(QWidget):
         self.others.set_note(count_of(len(others), "plan"))
         self._assumed_text.setText("\n\n".join(plan.assumptions))
         self.assumed.setVisible(bool(plan.assumptions))
-        self.assumed.set_note(count_of(len(plan.assumptions), "thing"))
+        self.assumed.set_note(count_of(len(plan.assumptions), "assumption"))
 
     def _polish(self) -> None:
         self.headline.style().unpolish(self.headline)

@@ -55,7 +55,7 @@ class NodeFound(QWidget):
         """Show what was found, and whether it can train."""
         self._name = node.name
         found = describe_found(node)
-        self._title.setText(f"{node.name} is ready to set up")
+        self._title.setText(f"{node.name} is added")
         self._rows.show_rows(found.rows)
         self._notes.setText("\n".join(found.notes))
         self._notes.setVisible(bool(found.notes))

@@ -98,7 +98,7 @@ def measured_columns() -> list[Column[Verdict]]:
             width_px=96,
         ),
         Column(
-            title="Original's",
+            title="Original",
             text=lambda v: f"{v.original_perplexity:.4g}",
             sort=lambda v: v.original_perplexity,
             is_number=True,

@@ -102,7 +102,7 @@ def device_columns() -> list[Column[DeviceRow]]:
         Column(
             title="Clock",
             text=lambda r: show_mhz(_figure(r, "clock_mhz")),
-            sort=lambda r: number_first(_figure(r, "clock_mhz")),
+            sort=lambda r: unknown_first(_figure(r, "clock_mhz")),
             is_number=True,
             width_px=88,
             tip="Current clock rate of the GPU's cores",
@@ -110,7 +110,7 @@ def device_columns() -> list[Column[DeviceRow]]:
         Column(
             title="Fan",
             text=lambda r: show_share(_figure(r, "fan")),
-            sort=lambda r: number_first(_figure(r, "fan")),
+            sort=lambda r: unknown_first(_figure(r, "fan")),
             is_number=True,
             width_px=60,
             tip="Fan speed as a share of its maximum",

@@ -43,7 +43,7 @@ def describe_clock(offset: float | None) -> str:
     if offset is None:
         return DASH
     if abs(offset) < CLOCK_TOLERANCE_S:
-        return "in step"
+        return "in sync"
     return f"{show_duration(abs(offset))} {'ahead' if offset > 0 else 'behind'}"
 
 

@@ -245,5 +245,5 @@ def _verified(checkpoint: CheckpointSnapshot) -> Status:
     if checkpoint.problem:
         return Status("error", checkpoint.problem)
     if checkpoint.verified is None:
-        return Status("calm", "not looked at")
+        return Status("calm", "not verified")
     return Status("good", "verified") if checkpoint.verified else Status("error", "damaged")

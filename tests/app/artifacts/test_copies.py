@@ -183,7 +183,7 @@ def test_the_last_copy_goes_only_when_it_is_meant(
     copy(services, made, "alpha")
     out = str(tmp_path / "out")
     assert tell_last(look(services, made), out) == ""
-    assert tell_last(look(services, made), None) == "All 2 copies of poems-merged:1 go."
+    assert tell_last(look(services, made), None) == "Deletes all 2 copies of poems-merged:1."
     done = delete(services, made, out)
     assert (done.deleted, done.is_forgotten, done.left) == ((out,), False, ())
     assert not (tmp_path / "out").exists()

@@ -126,7 +126,7 @@ def test_places_join_what_all_jobs_take():
     ]  # fmt: skip
     assert rows[0].words.startswith("about 7 min 40 s, 9.0 GiB of memory, 6.0 GiB of GPU memory")
     assert rows[1].words.endswith("; run poems-2 uses its GPU, so its CPU does the work")
-    assert rows[2].problem == "It has no whole copy of the checkpoint."
+    assert rows[2].problem == "It has no complete copy of the checkpoint."
 
 
 def test_a_target_says_what_it_takes():
