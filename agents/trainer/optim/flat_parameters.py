@@ -19,9 +19,12 @@ from torch import Tensor, nn
 
 Layout = Literal["sorted", "backward"]
 """Order of the parameters; `sorted` by name is that of checkpoints before the buckets."""
-_MOST_BUCKETS = 8
-_LEAST_BUCKET_BYTES = 1 << 20
-"""A smaller message takes as long as this one on a LAN of 1 Gb/s and 5 ms per collective."""
+_MAX_BUCKETS = 8
+# A smaller message takes as long as this one on a LAN of 1 Gb/s and 5 ms per collective.
+_MIN_BUCKET_BYTES = 1 << 20
+# Values of a block in a norm. On a CPU, in fp32: 1e-7 relative error and as fast as one pass;
+# blocks of 2^20 have an error of 1e-5.
+_NORM_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +45,7 @@ class FlatParameters:
         device: torch.device,
         *,
         layout: Layout = "backward",
-        least_bucket_bytes: int = _LEAST_BUCKET_BYTES,
+        min_bucket_bytes: int = _MIN_BUCKET_BYTES,
     ) -> None:
         """Move the parameters, given in the model's own order, into the buffer."""
         ordered = _order(named, layout)
@@ -67,7 +70,7 @@ class FlatParameters:
             self.num_decayed = stop if parameter.dim() >= 2 else self.num_decayed
             start = stop
         sizes = {name: view.numel() for name, view in self.views.items()}
-        least = max(1, least_bucket_bytes // dtype.itemsize, -(-num_values // _MOST_BUCKETS))
+        least = max(1, min_bucket_bytes // dtype.itemsize, -(-num_values // _MAX_BUCKETS))
         self.buckets = cut_buckets(sizes, least)
 
     def add(self, gradients: Sequence[Tensor | None]) -> None:
@@ -87,6 +90,20 @@ class FlatParameters:
                 parameter.grad = self.gradients[cut]
                 groups.append({"params": [parameter], "weight_decay": decay})
         return groups
+
+
+def compute_norm(values: Tensor) -> Tensor:
+    """Return the Euclidean norm of a flat tensor, a scalar of its own type and on its device.
+
+    On a CPU torch adds up the squares in a few running sums, whatever the length: the norm of
+    134 million fp32 values comes out 0.5 % too low, or worse, since late squares are lost beside a
+    large sum. So it is made of blocks there (1e-7), and one block costs nothing more. A GPU adds up
+    in a tree, which has no such loss.
+    """
+    if values.is_cuda or values.numel() <= _NORM_BLOCK:
+        return torch.linalg.vector_norm(values)
+    blocks = [torch.linalg.vector_norm(block) for block in values.split(_NORM_BLOCK)]
+    return torch.linalg.vector_norm(torch.stack(blocks))
 
 
 def cut_buckets(sizes: dict[str, int], least: int) -> tuple[Bucket, ...]:

@@ -16,7 +16,7 @@ from agents.contract.spec import RunSpec
 from agents.trainer.data.examples import Examples, Part
 from agents.trainer.execution.executor import Executor
 from agents.trainer.model.model import TrainedModel
-from agents.trainer.optim.flat_parameters import FlatParameters, Layout
+from agents.trainer.optim.flat_parameters import FlatParameters, Layout, compute_norm
 from agents.trainer.optim.optimizer import (
     export_state,
     import_state,
@@ -108,7 +108,7 @@ class DataParallel:
 
     def average_gradients(self) -> Tensor:
         self._flat.gradients.div_(self._reducer.divisor)
-        return torch.linalg.vector_norm(self._flat.gradients)
+        return compute_norm(self._flat.gradients)
 
     def step_optimizer(self, norm: Tensor, learning_rate: float) -> None:
         set_learning_rate(self._optimizer, learning_rate)

@@ -51,40 +51,47 @@ def test_only_the_copy_stops_the_training_and_the_end_waits(tmp_path, tiny_model
 
 
 def test_memory_for_saves_is_there_after_the_first_step(tmp_path, tiny_model):
-    run = Run(tmp_path / "run", tiny_model, make_spec())
+    run = Run(tmp_path / "run", tiny_model, make_spec(max_steps=2))
     run.intend()
     assert finish(
-        [start(run_with_told_memory, {"RACKLESS_ATTEMPT_DIR": str(run.attempt_folder)})]
+        [start(run_with_reported_copies, {"RACKLESS_ATTEMPT_DIR": str(run.attempt_folder)})]
     ) == [0]
-    lines = [line for line in run.journal() if line["kind"] in ("step", "got_memory", "checkpoint")]
+    lines = [line for line in run.journal() if line["kind"] in ("step", "allocated", "copied")]
     kinds = [line["kind"] for line in lines]
-    num_tensors = kinds.count("got_memory")
+    num_tensors = kinds.count("allocated")
     assert num_tensors > 2
-    assert kinds[: num_tensors + 1] == ["step", *["got_memory"] * num_tensors]
+    # The state is copied once to reserve memory, where none is saved yet, and once to be saved.
+    assert kinds == ["step", *["allocated"] * num_tensors, "copied", "step", "copied"]
+    phases = [line["phase"] for line in lines if line["kind"] == "copied"]
+    assert phases == ["saving", "saving"], "a thread has to give the signs of life meanwhile"
 
 
-def run_with_told_memory(environ: dict[str, str]) -> None:
-    """Be a rank whose journal tells of each piece of memory that a save copies into."""
+def run_with_reported_copies(environ: dict[str, str]) -> None:
+    """Be a rank whose journal has each copy of the state and each piece of memory for it."""
     import os
 
     os.environ.update(environ)
     from agents.trainer.__main__ import main
-    from agents.trainer.checkpoint import state
-    from agents.trainer.rank.journal import RankJournal
+    from agents.trainer.checkpoint import saver, state
 
-    allocate, journals = state._allocate, []
-    begin = RankJournal.__init__
+    allocate, take, begin = state._allocate, state.HostCopy.take, saver.Saver.__init__
+    contexts = []
 
-    def remember(self, *args, **options):
-        begin(self, *args, **options)
-        journals.append(self)
+    def remember(self, context, *args, **options):
+        contexts.append(context)
+        begin(self, context, *args, **options)
 
-    def tell(tensor):
-        journals[0].write("got_memory")
+    def report_allocation(tensor):
+        contexts[0].journal.write("allocated")
         return allocate(tensor)
 
-    RankJournal.__init__ = remember  # type: ignore[method-assign]
-    state._allocate = tell
+    def report_copy(self, *args):
+        take(self, *args)
+        contexts[0].journal.write("copied", phase=contexts[0].heartbeat._phase)
+
+    saver.Saver.__init__ = remember  # type: ignore[method-assign]
+    state._allocate = report_allocation
+    state.HostCopy.take = report_copy  # type: ignore[method-assign]
     os._exit(main())
 
 

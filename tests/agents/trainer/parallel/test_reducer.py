@@ -32,7 +32,7 @@ def make_net():
 
 def make(wire_of=lambda flat, group: ExactTransport(group), least=4, count=2):
     net = make_net()
-    flat = FlatParameters(list(net.named_parameters()), CPU, least_bucket_bytes=least)
+    flat = FlatParameters(list(net.named_parameters()), CPU, min_bucket_bytes=least)
     group = Echo(count)
     return net, flat, group, Reducer(flat, wire_of(flat, group), world_size=count)
 
@@ -131,7 +131,7 @@ def test_what_a_lossy_wire_loses_comes_later(wire_of):
     torch.manual_seed(2)
     net = nn.Sequential(nn.Linear(40, 30, bias=False), nn.Linear(30, 3))
     named = list(net.named_parameters())
-    flat = FlatParameters(named, CPU, least_bucket_bytes=4)
+    flat = FlatParameters(named, CPU, min_bucket_bytes=4)
     reducer = Reducer(flat, wire_of(flat, Echo()), world_size=2)
     gradient = torch.randn(30, 40) @ torch.diag(torch.linspace(1, 0.01, 40))
     total, first_error = torch.zeros(30, 40), 0.0
