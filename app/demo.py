@@ -158,7 +158,9 @@ class Demo:
         proof = await self._resume(core, run_id)
         self._next("the adapter is merged into the model")
         made = await core.artifacts.export(
-            ExportRequest(run_id=run_id), self._folder / "model", self._note
+            ExportRequest(run_id=run_id),
+            self._folder / "model",
+            lambda said: self._note(said.message),
         )
         self._next(QUESTION)
         before, after = await self._ask(made.path)

@@ -106,6 +106,18 @@ class Event:
 
 
 Message = Request | Response | Event
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Data of an event of kind `progress`: how far a slow request is."""
+
+    message: str
+    """Sentence for a person."""
+    phase: str = ""
+    """Part of the work, such as `merge` or `proof`; empty: the agent names none, or is older."""
+
+
 _TYPES: dict[str, type[Request] | type[Response] | type[Event]] = {
     "request": Request,
     "response": Response,

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agents.children import Children
-from agents.contract.messages import Event, Message, Request, encode
+from agents.contract.messages import Event, Message, Progress, Request, encode
+from agents.contract.wire import to_wire
 from agents.state import Home
 
 if TYPE_CHECKING:
     from agents.serve.chats import Chat
+
+# Characters of a progress message: a library may print a whole traceback as one line.
+_MAX_MESSAGE = 2000
 
 
 class AgentChannel:
@@ -65,6 +69,6 @@ class Call:
         """Send an event that belongs to this request."""
         self.channel.send(Event(kind=kind, data=data, request_id=self.request.id))
 
-    def progress(self, message: str) -> None:
-        """Tell the master how far a slow request is."""
-        self.emit("progress", {"message": message[:2000]})
+    def progress(self, message: str, phase: str = "") -> None:
+        """Send the master a sentence about a slow request, and the phase that it is in."""
+        self.emit("progress", to_wire(Progress(message=message[:_MAX_MESSAGE], phase=phase)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from agents.contract.artifacts import ChatAnswer, ChatTurn
 from agents.contract.data import DataPreview
+from agents.contract.messages import Progress
 from agents.contract.node import Calibration, EnvironmentReport, LogTail
 from agents.contract.spec import RunSpec
 from app.artifact import ArtifactSnapshot
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from app.nodes.node import NodeAddress
 
 
-Progress = Callable[[str], None]
+OnMessage = Callable[[str], None]
+OnProgress = Callable[[Progress], None]
 
 
 class CheckRowView(Protocol):
@@ -91,12 +93,12 @@ class NodesApi(Protocol):
     async def remove(self, name: str) -> None: ...
     async def connect(self, names: tuple[str, ...] = ()) -> None: ...
     async def setup(
-        self, name: str, python: str | None = None, progress: Progress | None = None
+        self, name: str, python: str | None = None, progress: OnMessage | None = None
     ) -> EnvironmentReport: ...
     async def check(self, names: tuple[str, ...] = ()) -> tuple[Any, ...]: ...
     def links(self) -> tuple[LinkSnapshot, ...]: ...
     async def calibrate(
-        self, name: str, progress: Progress | None = None
+        self, name: str, progress: OnMessage | None = None
     ) -> tuple[Calibration, ...]: ...
     def calibrations(self, name: str) -> dict[str, Calibration]: ...
 
@@ -110,8 +112,8 @@ class RunsApi(Protocol):
     async def start(
         self,
         spec: RunSpec,
-        announced: Progress | None = None,
-        progress: Progress | None = None,
+        announced: OnMessage | None = None,
+        progress: OnMessage | None = None,
     ) -> RunSnapshot: ...
     async def stop(self, run_id: str) -> RunSnapshot: ...
     async def save(self, run_id: str) -> SaveResult: ...
@@ -122,7 +124,7 @@ class RunsApi(Protocol):
         checkpoint: int | None = None,
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
-        progress: Progress | None = None,
+        progress: OnMessage | None = None,
     ) -> RunSnapshot: ...
     async def delete(self, run_id: str) -> tuple[str, ...]: ...
     def all(self) -> tuple[RunSnapshot, ...]: ...
@@ -145,14 +147,14 @@ class ArtifactsApi(Protocol):
     """Actions of `core.artifacts`."""
 
     async def export(
-        self, request: ExportRequest, out: Path, progress: Progress | None = None
+        self, request: ExportRequest, out: Path, progress: OnProgress | None = None
     ) -> ExportedModel: ...
     async def plan_export(self, request: ExportRequest) -> ExportPlan: ...
     async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]: ...
     async def get(self, name: str) -> ArtifactSnapshot: ...
     async def add(self, folder: Path, name: str | None = None) -> ArtifactSnapshot: ...
     async def copy(
-        self, name: str, to: str, progress: Progress | None = None
+        self, name: str, to: str, progress: OnMessage | None = None
     ) -> ArtifactSnapshot: ...
     async def push(
         self,
@@ -160,9 +162,9 @@ class ArtifactsApi(Protocol):
         hub_id: str,
         *,
         private: bool = True,
-        progress: Progress | None = None,
+        progress: OnMessage | None = None,
     ) -> ArtifactSnapshot: ...
-    async def verify(self, name: str, progress: Progress | None = None) -> ArtifactSnapshot: ...
+    async def verify(self, name: str, progress: OnMessage | None = None) -> ArtifactSnapshot: ...
     async def delete(
         self, name: str, place: str | None = None, *, even_last: bool = False
     ) -> DeletedArtifact: ...
@@ -176,14 +178,14 @@ class ArtifactsApi(Protocol):
 class ChatsApi(Protocol):
     """Actions of `core.chats`."""
 
-    async def open(self, subject: Subject, *, progress: Progress | None = None) -> Loaded: ...
+    async def open(self, subject: Subject, *, progress: OnMessage | None = None) -> Loaded: ...
     async def ask(
         self,
         key: int,
         turn: ChatTurn,
         *,
-        progress: Progress | None = None,
-        piece: Progress | None = None,
+        progress: OnMessage | None = None,
+        piece: OnMessage | None = None,
     ) -> ChatAnswer: ...
     async def stop(self, key: int) -> None: ...
     async def close(self, key: int) -> None: ...
@@ -205,7 +207,7 @@ class LibraryApi(Protocol):
         part: Literal["train", "eval"] = "train",
         node: str | None = None,
         whole: bool = True,
-        progress: Progress | None = None,
+        progress: OnMessage | None = None,
     ) -> DataPreview: ...
     async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]: ...
     def recipes(self) -> Sequence[RecipeRow]: ...

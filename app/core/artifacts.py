@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from app.artifacts.estimates.plan import ExportPlan
     from app.artifacts.exports.request import ExportRequest
     from app.artifacts.serving import ServeCommand
-    from app.core.api import Progress
+    from app.core.api import OnMessage, OnProgress
 
 
 class CoreArtifacts:
@@ -29,7 +29,7 @@ class CoreArtifacts:
         self._events = events
 
     async def export(
-        self, request: ExportRequest, out: Path, progress: Progress | None = None
+        self, request: ExportRequest, out: Path, progress: OnProgress | None = None
     ) -> ExportedModel:
         """Write a run's model to the new folder `out`.
 
@@ -94,7 +94,7 @@ class CoreArtifacts:
         self._events.publish(ArtifactsChanged())
         return found
 
-    async def copy(self, name: str, to: str, progress: Progress | None = None) -> ArtifactSnapshot:
+    async def copy(self, name: str, to: str, progress: OnMessage | None = None) -> ArtifactSnapshot:
         """Copy an artifact to a node, by its name, or to a new folder on this PC.
 
         Raises:
@@ -107,7 +107,7 @@ class CoreArtifacts:
         return await self._publish_change(found)
 
     async def push(
-        self, name: str, hub_id: str, *, private: bool = True, progress: Progress | None = None
+        self, name: str, hub_id: str, *, private: bool = True, progress: OnMessage | None = None
     ) -> ArtifactSnapshot:
         """Push an artifact to the model `hub_id` of the Hugging Face hub, with the user's token.
 
@@ -122,7 +122,7 @@ class CoreArtifacts:
         await copies.push_artifact(self._services, found, hub_id, private, tell)
         return await self._publish_change(found)
 
-    async def verify(self, name: str, progress: Progress | None = None) -> ArtifactSnapshot:
+    async def verify(self, name: str, progress: OnMessage | None = None) -> ArtifactSnapshot:
         """Read every copy of an artifact and hold it against its hashes; return how each stands.
 
         Raises:

@@ -12,7 +12,7 @@ from app.runs.services import Services
 
 if TYPE_CHECKING:
     from app.chats.chat import Chats
-    from app.core.api import Progress
+    from app.core.api import OnMessage
 
 
 class CoreChats:
@@ -31,7 +31,7 @@ class CoreChats:
             self._chats_made = Chats(self._services)
         return self._chats_made
 
-    async def open(self, subject: Subject, *, progress: Progress | None = None) -> Loaded:
+    async def open(self, subject: Subject, *, progress: OnMessage | None = None) -> Loaded:
         """Load a run's model, the one before it, or an artifact, to talk with it.
 
         It stays loaded until `close`; a model that its node let go of meanwhile is loaded
@@ -47,8 +47,8 @@ class CoreChats:
         key: int,
         turn: ChatTurn,
         *,
-        progress: Progress | None = None,
-        piece: Progress | None = None,
+        progress: OnMessage | None = None,
+        piece: OnMessage | None = None,
     ) -> ChatAnswer:
         """Return a loaded model's next message.
 
@@ -106,7 +106,7 @@ class CoreChats:
         subjects: Sequence[Subject],
         *,
         max_tokens: int = 256,
-        progress: Progress | None = None,
+        progress: OnMessage | None = None,
     ) -> AnswerComparison:
         """Ask models the prompts that are kept for their project, and keep what they answer.
 

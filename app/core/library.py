@@ -12,7 +12,7 @@ from agents.contract.spec import RunSpec
 from app.runs.services import Services
 
 if TYPE_CHECKING:
-    from app.core.api import Progress
+    from app.core.api import OnMessage
     from app.library.recipes import Recipe
 
 
@@ -29,7 +29,7 @@ class CoreLibrary:
         part: Literal["train", "eval"] = "train",
         node: str | None = None,
         whole: bool = True,
-        progress: Progress | None = None,
+        progress: OnMessage | None = None,
     ) -> DataPreview:
         """Look a run's training data over before it is started; needs no GPU.
 

@@ -15,7 +15,7 @@ from app.runs.services import Services
 from app.storage.nodes import NodeStore
 
 if TYPE_CHECKING:
-    from app.core.api import Progress
+    from app.core.api import OnMessage
     from app.provisioning.check_row import CheckRow
 
 
@@ -99,7 +99,7 @@ class CoreNodes:
         self._background.begin()
 
     async def setup(
-        self, name: str, python: str | None = None, progress: Progress | None = None
+        self, name: str, python: str | None = None, progress: OnMessage | None = None
     ) -> EnvironmentReport:
         """Build the training environment on a node from the lock file, or adopt `python`.
 
@@ -138,7 +138,7 @@ class CoreNodes:
         )
 
     async def calibrate(
-        self, name: str, progress: Progress | None = None
+        self, name: str, progress: OnMessage | None = None
     ) -> tuple[Calibration, ...]:
         """Measure the GPUs of a node (else its CPU), 20 seconds each; plans use it from then on.
 

@@ -36,7 +36,7 @@ from app.storage.runs import RunRecord
 from app.text import show_list
 
 if TYPE_CHECKING:
-    from app.core.api import Progress
+    from app.core.api import OnMessage
     from app.forecasts.planner import Planner
     from app.planning.candidate import Plan
     from app.planning.forecast_accuracy import ForecastComparison
@@ -105,8 +105,8 @@ class CoreRuns:
     async def start(
         self,
         spec: RunSpec,
-        announced: Progress | None = None,
-        progress: Progress | None = None,
+        announced: OnMessage | None = None,
+        progress: OnMessage | None = None,
     ) -> RunSnapshot:
         """Start a run; `announced` is called with its id before any node is asked.
 
@@ -158,7 +158,7 @@ class CoreRuns:
         checkpoint: int | None = None,
         nodes: tuple[str, ...] | None = None,
         verify_steps: int | None = None,
-        progress: Progress | None = None,
+        progress: OnMessage | None = None,
     ) -> RunSnapshot:
         """Go on from step `checkpoint` (None: the newest whole one) on `nodes` (None: as before).
 

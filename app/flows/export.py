@@ -257,28 +257,27 @@ def suggest_folder(home: str, run_name: str) -> str:
 
 
 _PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Looking for the checkpoint", ("looking for", "expected")),
-    ("Merging", ("merging", "loading pytorch", "merged", "writing the merged", "checking")),
-    ("Getting ready", ("making", "waiting", "reading the texts", "installing", "building")),
-    ("Measuring the original", ("measuring",)),
-    ("Quantizing", ("quantizing", "converting", "layer")),
-    ("Proving the result", ("loading",)),
-    ("Fetching", ("the artifact", "fetching")),
+    ("Looking for the checkpoint", ("find",)),
+    ("Merging", ("check", "load", "merge", "write")),
+    ("Getting ready", ("prepare", "wait", "texts")),
+    ("Measuring the original", ("original", "control")),
+    ("Quantizing", ("quantize",)),
+    ("Proving the result", ("proof",)),
+    ("Fetching", ("fetch",)),
 )
-PHASES = tuple(name for name, _ in _PHASES)
+PHASES = tuple(label for label, _ in _PHASES)
+_PLACES = {phase: place for place, (_, phases) in enumerate(_PHASES) for phase in phases}
 
 
-def find_phase(line: str, now: int) -> int:
-    """Return the place in `PHASES` that a line of progress tells of; never before `now`.
+def place_phase(phase: str, now: int) -> int:
+    """Return the place in `PHASES` of a phase that core or node report; never before `now`.
 
-    >>> PHASES[find_phase("Quantizing to awq", 3)], PHASES[find_phase("40 %", 4)]
+    Agents of other versions may report phases that are unknown here, which change nothing.
+
+    >>> PHASES[place_phase("quantize", 3)], PHASES[place_phase("", 4)]
     ('Quantizing', 'Quantizing')
     """
-    text = line.lower()
-    for place, (_, beginnings) in enumerate(_PHASES):
-        if place >= now and text.startswith(beginnings):
-            return place
-    return now
+    return max(now, _PLACES.get(phase, now))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ from agents.contract.artifacts import (
     PackagesReport,
 )
 from agents.contract.data import DataPreview, PreviewJob
-from agents.contract.messages import WireError, from_wire, to_wire
+from agents.contract.messages import Progress, WireError, from_wire, to_wire
 from agents.contract.node import (
     AllReduceProbe,
     Calibration,
@@ -50,8 +50,10 @@ from app.errors import AgentBug
 from app.nodes.link import Link
 from app.nodes.transport.process import Process
 
-Progress = Callable[[str], None]
-"""Called with a sentence about how far a slow request is."""
+OnMessage = Callable[[str], None]
+"""Called with each sentence about how far a slow request is."""
+OnProgress = Callable[[Progress], None]
+"""Called with each sentence and the phase of the work."""
 QUICK_TIMEOUT_S = 30.0
 LAUNCH_TIMEOUT_S = 120.0
 STOP_MARGIN_S = 60.0
@@ -150,11 +152,13 @@ class NodeClient:
         return await self._ask(EnvironmentReport, "environment.find", to_wire(query), 120.0)
 
     async def environment_build(
-        self, build: EnvironmentBuild, progress: Progress | None = None
+        self, build: EnvironmentBuild, progress: OnMessage | None = None
     ) -> EnvironmentReport:
         """Build the environment; downloads gigabytes, so there is no time limit but the link's."""
         args = to_wire(build)
-        return await self._ask(EnvironmentReport, "environment.build", args, None, progress)
+        return await self._ask(
+            EnvironmentReport, "environment.build", args, None, _messages(progress)
+        )
 
     # ------------------------------------------------------------ probes
 
@@ -289,21 +293,25 @@ class NodeClient:
         """Delete an artifact's copy or an export on the node; returns the bytes freed."""
         return await self._ask_number("freed_bytes", "artifact.delete", {"path": path}, 300.0)
 
-    async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> ExportResult:
+    async def export_merged(
+        self, job: MergeJob, progress: OnProgress | None = None
+    ) -> ExportResult:
         return await self._ask(ExportResult, "export.merged", to_wire(job), None, progress)
 
-    async def export_made(self, job: MakeJob, progress: Progress | None = None) -> ExportResult:
+    async def export_made(self, job: MakeJob, progress: OnProgress | None = None) -> ExportResult:
         """Quantize a merged model and prove the result; as long as that takes."""
         return await self._ask(ExportResult, "export.made", to_wire(job), None, progress)
 
-    async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened:
+    async def chat_open(self, job: ChatJob, progress: OnMessage | None = None) -> ChatOpened:
         """Load a model that the node has; it stays until it is closed or this connection ends."""
-        return await self._ask(ChatOpened, "chat.open", to_wire(job), None, progress)
+        return await self._ask(ChatOpened, "chat.open", to_wire(job), None, _messages(progress))
 
-    async def chat_ask(self, chat: str, turn: ChatTurn, piece: Progress | None = None) -> ChatReply:
+    async def chat_ask(
+        self, chat: str, turn: ChatTurn, piece: OnMessage | None = None
+    ) -> ChatReply:
         """Ask a loaded model; `piece` hears the answer as it is made."""
         args = {"chat": chat, "turn": to_wire(turn)}
-        return await self._ask(ChatReply, "chat.ask", args, None, piece)
+        return await self._ask(ChatReply, "chat.ask", args, None, _messages(piece))
 
     async def chat_stop(self, chat: str) -> None:
         """End the present answer where it is."""
@@ -314,19 +322,25 @@ class NodeClient:
         await self._request("chat.close", {"chat": chat}, QUICK_TIMEOUT_S)
 
     async def build_packages(
-        self, job: PackagesBuild, progress: Progress | None = None
+        self, job: PackagesBuild, progress: OnMessage | None = None
     ) -> PackagesReport:
         """Put packages beside the training environment; downloads tens of megabytes."""
-        return await self._ask(PackagesReport, "packages.build", to_wire(job), None, progress)
+        return await self._ask(
+            PackagesReport, "packages.build", to_wire(job), None, _messages(progress)
+        )
 
-    async def preview_data(self, job: PreviewJob, progress: Progress | None = None) -> DataPreview:
+    async def preview_data(self, job: PreviewJob, progress: OnMessage | None = None) -> DataPreview:
         """Look data over on the node; big data takes as long as tokenizing it."""
-        return await self._ask(DataPreview, "data.preview", to_wire(job), None, progress)
+        return await self._ask(DataPreview, "data.preview", to_wire(job), None, _messages(progress))
 
-    async def calibrate(self, job: CalibrationJob, progress: Progress | None = None) -> Calibration:
+    async def calibrate(
+        self, job: CalibrationJob, progress: OnMessage | None = None
+    ) -> Calibration:
         """Measure a GPU that no run uses meanwhile."""
         timeout_s = job.seconds + CALIBRATION_MARGIN_S
-        return await self._ask(Calibration, "gpu.calibrate", to_wire(job), timeout_s, progress)
+        return await self._ask(
+            Calibration, "gpu.calibrate", to_wire(job), timeout_s, _messages(progress)
+        )
 
     async def model_config(self, model: str) -> dict[str, Any] | None:
         """Return the config.json of a model that the node has; None: it has none."""
@@ -350,7 +364,7 @@ class NodeClient:
         kind: str,
         args: dict[str, Any] | None = None,
         timeout_s: float | None = QUICK_TIMEOUT_S,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> T:
         return self._read_as(answer, await self._request(kind, args, timeout_s, progress), kind)
 
@@ -369,11 +383,12 @@ class NodeClient:
         kind: str,
         args: dict[str, Any] | None,
         timeout_s: float | None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> dict[str, Any]:
         def tell(event: str, data: dict[str, Any]) -> None:
             if progress is not None and event == "progress":
-                progress(str(data.get("message", "")))
+                message, phase = str(data.get("message", "")), str(data.get("phase", ""))
+                progress(Progress(message=message, phase=phase))
 
         channel = (await self._link()).channel
         return await channel.request(kind, args, timeout_s=timeout_s, on_event=tell)
@@ -415,3 +430,8 @@ def decoded_size(data_base64: str) -> int:
     (3, 2, 1, 0)
     """
     return len(data_base64) * 3 // 4 - data_base64[-2:].count("=")
+
+
+def _messages(progress: OnMessage | None) -> OnProgress | None:
+    """Return what passes on the sentences alone."""
+    return None if progress is None else lambda said: progress(said.message)

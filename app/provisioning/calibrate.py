@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents.contract.node import Calibration, CalibrationJob
-from app.nodes.client import NodeClient, Progress
+from app.nodes.client import NodeClient, OnMessage
 from app.provisioning.environment import python_of
 
 CPU_S = 6.0
@@ -11,7 +11,7 @@ CPU_S = 6.0
 
 
 async def calibrate_node(
-    client: NodeClient, progress: Progress | None = None
+    client: NodeClient, progress: OnMessage | None = None
 ) -> dict[str, Calibration]:
     """Return what each GPU of the node reached, by its uuid; of a node without, its `cpu`.
 

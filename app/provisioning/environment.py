@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from agents.contract.node import EnvironmentBuild, EnvironmentQuery, EnvironmentReport, NodeFacts
 from app.errors import NodeUnreachable, UserError
-from app.nodes.client import NodeClient, Progress
+from app.nodes.client import NodeClient, OnMessage
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
 _SHOWN_PACKAGES = 6
@@ -72,7 +72,7 @@ def parse_lock(text: str) -> EnvironmentLock:
 async def setup_environment(
     client: NodeClient,
     python: str | None = None,
-    progress: Progress | None = None,
+    progress: OnMessage | None = None,
     *,
     lock: EnvironmentLock | None = None,
     candidates: Sequence[str] = (sys.executable,),

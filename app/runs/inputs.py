@@ -14,7 +14,7 @@ from app.library.bundles import Source
 from app.library.data import find_data
 from app.library.models import find_model
 from app.presentation.result_text import say_bytes
-from app.runs.node_pool import Progress
+from app.runs.node_pool import OnMessage
 from app.runs.services import Services
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
@@ -68,7 +68,7 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
 
 
 async def send_inputs(
-    services: Services, nodes: Sequence[str], inputs: Inputs, tell: Progress = lambda line: None
+    services: Services, nodes: Sequence[str], inputs: Inputs, tell: OnMessage = lambda line: None
 ) -> dict[str, NodeInputs]:
     """Bring model and data to all nodes at once; return the paths there.
 
@@ -86,7 +86,7 @@ async def send_inputs(
     return {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeInputs)}
 
 
-async def _send_to(services: Services, node: str, inputs: Inputs, tell: Progress) -> NodeInputs:
+async def _send_to(services: Services, node: str, inputs: Inputs, tell: OnMessage) -> NodeInputs:
     return NodeInputs(
         model=await send(services, node, inputs.model, tell, "the model"),
         train=await send(services, node, inputs.train, tell, "the training data"),
@@ -102,7 +102,7 @@ async def send(
     services: Services,
     node: str,
     source: Source,
-    tell: Progress = lambda line: None,
+    tell: OnMessage = lambda line: None,
     what: str = "files",
 ) -> str:
     """Bring one source to a node and return the path that the trainer gets.

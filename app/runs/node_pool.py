@@ -22,6 +22,7 @@ from agents.contract.artifacts import (
     PackagesReport,
 )
 from agents.contract.data import DataPreview, PreviewJob
+from agents.contract.messages import Progress
 from agents.contract.node import Calibration, CalibrationJob, NodeFacts
 from agents.contract.run import (
     AttemptIntent,
@@ -33,7 +34,8 @@ from agents.contract.run import (
 )
 from app.library.bundles import Source
 
-Progress = Callable[[str], None]
+OnMessage = Callable[[str], None]
+OnProgress = Callable[[Progress], None]
 BytesProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes to do."""
 
@@ -68,30 +70,30 @@ class NodeAgent(Protocol):
     async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]: ...
     async def delete_artifact(self, path: str) -> int: ...
     async def export_merged(
-        self, job: MergeJob, progress: Progress | None = None
+        self, job: MergeJob, progress: OnProgress | None = None
     ) -> ExportedFiles: ...
 
     async def export_made(
-        self, job: MakeJob, progress: Progress | None = None
+        self, job: MakeJob, progress: OnProgress | None = None
     ) -> ExportedFiles: ...
 
-    async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened: ...
+    async def chat_open(self, job: ChatJob, progress: OnMessage | None = None) -> ChatOpened: ...
 
     async def chat_ask(
-        self, chat: str, turn: ChatTurn, piece: Progress | None = None
+        self, chat: str, turn: ChatTurn, piece: OnMessage | None = None
     ) -> ChatReply: ...
 
     async def chat_stop(self, chat: str) -> None: ...
     async def chat_close(self, chat: str) -> None: ...
 
     async def build_packages(
-        self, job: PackagesBuild, progress: Progress | None = None
+        self, job: PackagesBuild, progress: OnMessage | None = None
     ) -> PackagesReport: ...
     async def preview_data(
-        self, job: PreviewJob, progress: Progress | None = None
+        self, job: PreviewJob, progress: OnMessage | None = None
     ) -> DataPreview: ...
     async def calibrate(
-        self, job: CalibrationJob, progress: Progress | None = None
+        self, job: CalibrationJob, progress: OnMessage | None = None
     ) -> Calibration: ...
     async def model_config(self, model: str) -> dict[str, Any] | None: ...
 

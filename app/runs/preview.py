@@ -34,7 +34,7 @@ from app.runs.inputs import send
 from app.runs.preflight import choose_nodes
 from app.runs.services import Services
 
-Progress = Callable[[str], None]
+OnMessage = Callable[[str], None]
 Part = Literal["train", "eval"]
 """Which data of a run file."""
 _NEEDED = ("transformers", "tokenizers", "jinja2", "numpy", "fcntl")
@@ -47,7 +47,7 @@ async def preview_data(
     part: Part = "train",
     node: str | None = None,
     whole: bool = True,
-    progress: Progress | None = None,
+    progress: OnMessage | None = None,
 ) -> DataPreview:
     """Return what a run of this spec would learn from `data.train`.
 
@@ -110,7 +110,7 @@ async def _run_there(
     data: Source,
     held_out_from: str | None,
     whole: bool,
-    tell: Progress,
+    tell: OnMessage,
 ) -> DataPreview:
     job = PreviewJob(
         python=python,
@@ -123,7 +123,7 @@ async def _run_there(
     return await services.pool.agent(node).preview_data(job, tell)
 
 
-async def _run_here(job: PreviewJob, home: Path, tell: Progress) -> DataPreview:
+async def _run_here(job: PreviewJob, home: Path, tell: OnMessage) -> DataPreview:
     with tempfile.TemporaryDirectory(prefix="rackless-preview-") as name:
         folder = Path(name)
         await asyncio.to_thread((folder / "job.json").write_text, json.dumps(to_wire(job)), "ascii")

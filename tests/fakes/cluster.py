@@ -47,7 +47,7 @@ from app.forecasts.planner import Planner
 from app.library.bundles import Source
 from app.library.configs import ConfigLibrary
 from app.paths import Paths
-from app.runs.node_pool import BytesProgress, Progress
+from app.runs.node_pool import BytesProgress, OnMessage, OnProgress
 from app.runs.run_repository import RunRepository
 from app.runs.services import Services
 from app.settings import Settings
@@ -268,7 +268,9 @@ class FakeNode:
             size_bytes=len(data),
         )
 
-    async def calibrate(self, job: CalibrationJob, progress: Progress | None = None) -> Calibration:
+    async def calibrate(
+        self, job: CalibrationJob, progress: OnMessage | None = None
+    ) -> Calibration:
         self._answer("calibrate")
         return Calibration(
             card=self.facts_now.gpus[0].name, matrix_flops_per_s=4e13, measured_s=5.0
@@ -312,25 +314,27 @@ class FakeNode:
         self._answer("delete_artifact")
         return sum(entry.size_bytes for entry in self.artifacts.pop(path, ()))
 
-    async def export_merged(self, job: MergeJob, progress: Progress | None = None) -> Exported:
+    async def export_merged(self, job: MergeJob, progress: OnProgress | None = None) -> Exported:
         self._answer("export_merged")
         self.merges.append(job)
         return Exported(job.destination)
 
-    async def export_made(self, job: MakeJob, progress: Progress | None = None) -> Exported:
+    async def export_made(self, job: MakeJob, progress: OnProgress | None = None) -> Exported:
         self._answer("export_made")
         self.made.append(job)
         self.artifacts[job.destination] = ()
         return Exported(job.destination)
 
-    async def chat_open(self, job: ChatJob, progress: Progress | None = None) -> ChatOpened:
+    async def chat_open(self, job: ChatJob, progress: OnMessage | None = None) -> ChatOpened:
         self._answer("chat_open")
         self.loaded.append(job)
         self.chats.add(job.chat)
         device = job.devices[0].device if job.devices else "cpu"
         return ChatOpened(load_s=1.0, runtime="fake", device=device)
 
-    async def chat_ask(self, chat: str, turn: ChatTurn, piece: Progress | None = None) -> ChatReply:
+    async def chat_ask(
+        self, chat: str, turn: ChatTurn, piece: OnMessage | None = None
+    ) -> ChatReply:
         self._answer("chat_ask")
         if chat not in self.chats:
             return ChatReply(answer=None, ended="nothing was asked for 15 minutes")
@@ -357,12 +361,12 @@ class FakeNode:
         self.chats.discard(chat)
 
     async def build_packages(
-        self, job: PackagesBuild, progress: Progress | None = None
+        self, job: PackagesBuild, progress: OnMessage | None = None
     ) -> PackagesReport:
         self._answer("build_packages")
         return PackagesReport(path=f"environments/packages-{job.lock_sha256[:16]}")
 
-    async def preview_data(self, job: PreviewJob, progress: Progress | None = None) -> DataPreview:
+    async def preview_data(self, job: PreviewJob, progress: OnMessage | None = None) -> DataPreview:
         self._answer("preview_data")
         self.previews.append(job)
         return make_preview(whole=job.whole)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.contract.data import DataPreview
+from agents.contract.messages import Progress
 from agents.contract.node import (
     Calibration,
     EnvironmentReport,
@@ -578,11 +579,11 @@ class FakeArtifacts:
         return 1234
 
     async def export(
-        self, request: ExportRequest, out: Path, progress: Callable[[str], None] | None = None
+        self, request: ExportRequest, out: Path, progress: Callable[[Progress], None] | None = None
     ) -> ExportedModel:
         await self._core.act("artifacts.export", request, out)
         if progress is not None:
-            progress("merging layer 12 of 32")
+            progress(Progress(phase="merge", message="merging layer 12 of 32"))
         verdicts = [
             Verdict(
                 name=kind, keep=kind != "Q3_K_M", kl=0.0021, control_kl=0.017, perplexity=5.61,

@@ -35,6 +35,7 @@ class JobProgress:
         self._out = out
         self._since_s = since_s
         self._meter: Meter | None = None
+        self._phase = ""
 
     def begin(self, phase: str, message: str, folder: Path | None = None) -> None:
         """Tell that a phase begins, and measure it until the next one does.
@@ -48,7 +49,8 @@ class JobProgress:
             self._meter.begin(phase)
         elif folder is not None:
             self._meter = Meter(folder, phase, self._since_s)
-        self.tell(message, phase=phase)
+        self._phase = phase
+        self.tell(message)
 
     def count(self, folder: Path) -> None:
         """Measure the room that another folder takes, too."""
@@ -66,7 +68,7 @@ class JobProgress:
         return meter.end() if meter is not None else []
 
     def tell(self, message: str, **fields: Any) -> None:
-        self.say("progress", message=message, **fields)
+        self.say("progress", message=message, phase=self._phase, **fields)
 
     def fail(self, message: str, hint: str) -> None:
         self.say("failed", message=message, hint=hint)

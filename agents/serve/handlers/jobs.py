@@ -114,7 +114,7 @@ def _borrow_in_turn(call: Call, device_id: str, work: str) -> Iterator[None]:
     def wait(name: str) -> bool:
         nonlocal told
         if name != told:
-            call.progress(f"waiting until {name} is through with the GPU")
+            call.progress(f"waiting until {name} has finished with the GPU", "wait")
             told = name
         return not call.children.is_closed
 
@@ -169,7 +169,7 @@ def _run(
     def tell(line: str) -> None:
         said = read_said(line)
         if said.get("kind") == "progress":
-            call.progress(str(said.get("message", "")))
+            call.progress(str(said.get("message", "")), str(said.get("phase", "")))
 
     environ = job_environ(call.home, packages, device)
     code, lines = call.children.run(argv, environ=environ, on_line=tell)

@@ -8,7 +8,7 @@ is fetched beside its destination, checked, and put in place with one rename.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import cast
 
 from agents.contract.artifacts import MakeJob, MergeJob, Origin, PackagesBuild, TextSource
 from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
+from agents.contract.messages import Progress
 from app.artifacts.estimates.forecast import describe_forecast
 from app.artifacts.estimates.learning import maker_of
 from app.artifacts.estimates.plan import ExportPlan, describe_place
@@ -34,16 +35,14 @@ from app.runs.checkpoints import Copy, find_copies
 from app.runs.export_claims import claim_name
 from app.runs.inputs import Inputs, recall_inputs, send
 from app.runs.lifecycle.resume import choose_checkpoint
-from app.runs.node_pool import NodeAgent
+from app.runs.node_pool import NodeAgent, OnMessage, OnProgress
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
 
-Progress = Callable[[str], None]
-
 
 async def export_run(
-    services: Services, request: ExportRequest, out: Path, progress: Progress | None = None
+    services: Services, request: ExportRequest, out: Path, progress: OnProgress | None = None
 ) -> ExportedModel:
     """Write the run's model as a folder `out`; return it with its measured quality.
 
@@ -54,13 +53,14 @@ async def export_run(
     request = check_request(request)
     out = await asyncio.to_thread(free_place, out)
     with claim_place(services, out):
-        return await _export(services, request, out, progress or (lambda text: None))
+        return await _export(services, request, out, progress or (lambda said: None))
 
 
 async def _export(
-    services: Services, request: ExportRequest, out: Path, tell: Progress
+    services: Services, request: ExportRequest, out: Path, progress: OnProgress
 ) -> ExportedModel:
     run_id, to = request.run_id, request.to
+    tell = _in_phase(progress, "find")
     run = services.runs.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     own = await asyncio.to_thread(_find_calibration, services, request)
@@ -75,24 +75,35 @@ async def _export(
     python = python_of(copy.node, facts)
     origin = await asyncio.to_thread(origin_of, run, copy.info.step)
     with claim_name(services, run_id, _name_result(request, copy.info.step)) as name:
-        tell(f"merging step {copy.info.step} on {copy.node}")
+        merging = _in_phase(progress, "merge")
+        merging(f"merging step {copy.info.step} on {copy.node}")
         exported = await agent.export_merged(
             MergeJob(
                 run_id=run_id,
                 step=copy.info.step,
                 python=python,
-                model_path=await send(services, copy.node, inputs.model, tell, "the model"),
+                model_path=await send(services, copy.node, inputs.model, merging, "the model"),
                 destination=f"runs/{run_id}/exports/merged-{copy.info.step}",
             ),
-            tell,
+            progress,
         )
         made = exported.path
         if to in METHODS:
             device = await _expect_device(services, copy.node, choose_export_device(facts))
             made = await _make(
-                services, request, inputs, copy.node, python, device, made, name, origin, own, tell
+                services,
+                request,
+                inputs,
+                copy.node,
+                python,
+                device,
+                made,
+                name,
+                origin,
+                own,
+                progress,
             )
-        tell(f"fetching it from {copy.node}")
+        _in_phase(progress, "fetch")(f"fetching it from {copy.node}")
         try:
             await services.pool.fetch(copy.node, made, out)
         finally:
@@ -106,6 +117,10 @@ async def _export(
         record_export, services, out, to, request.types, origin, measured
     )
     return ExportedModel(path=out, artifact=made_of.label, verdicts=made_of.verdicts)
+
+
+def _in_phase(progress: OnProgress, phase: str) -> OnMessage:
+    return lambda message: progress(Progress(phase=phase, message=message))
 
 
 async def forecast_export(services: Services, request: ExportRequest) -> ExportPlan:
@@ -159,10 +174,11 @@ async def _make(
     name: str,
     origin: Origin,
     own: Source | None,
-    tell: Progress,
+    progress: OnProgress,
 ) -> str:
     """Quantize the merged model on the node that has it; return the folder `name` there."""
     agent = services.pool.agent(node)
+    tell = _in_phase(progress, "prepare")
     packages = await bring_packages(agent, python, request.to, tell, request.engine)
     spec = services.runs.get(request.run_id).spec
     train = TextSource(
@@ -192,7 +208,7 @@ async def _make(
         device_id=device.device_id,
     )
     tell(f"making {' and '.join(request.types) or request.to} on {node}")
-    return (await agent.export_made(job, tell)).path
+    return (await agent.export_made(job, progress)).path
 
 
 async def _expect_device(services: Services, node: str, planned: ExportDevice) -> ExportDevice:
@@ -211,7 +227,7 @@ async def _expect_device(services: Services, node: str, planned: ExportDevice) -
 
 
 async def bring_packages(
-    agent: NodeAgent, python: str, to: str, tell: Progress, engine: Engine = "gptqmodel"
+    agent: NodeAgent, python: str, to: str, tell: OnMessage, engine: Engine = "gptqmodel"
 ) -> str | None:
     """Return the folder on the node with what a method needs; None: the environment has it all."""
     name = EXPORTS[to].lock
@@ -230,7 +246,7 @@ async def bring_packages(
     return report.path
 
 
-def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: Progress) -> Copy:
+def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: OnMessage) -> Copy:
     """Return the copy on the node where the export is made the soonest.
 
     Raises:

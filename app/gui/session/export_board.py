@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from PySide6.QtCore import QObject, Signal
 
+from agents.contract.messages import Progress
 from app.errors import RacklessError, describe_error
 from app.events import ExportedModel
-from app.flows.export import ExportAnswers, ExportJob, Step, find_phase, list_jobs
+from app.flows.export import ExportAnswers, ExportJob, Step, list_jobs, place_phase
 from app.gui.session.bridge import Bridge, Op
 
 JobState = Literal["waiting", "now", "done", "failed", "cancelled"]
@@ -75,7 +76,7 @@ class ExportBatch(QObject):
             lambda core, report: core.artifacts.export(job.request, Path(job.folder), report),
             lambda made: self._finish(row, made),
             lambda error: self._fail(row, error),
-            lambda line: self._show_progress(row, str(line)),
+            lambda said: self._show_progress(row, cast(Progress, said)),
         )
         self.changed.emit()
 
@@ -98,8 +99,8 @@ class ExportBatch(QObject):
                 row.ended_s = self._now_s()
         self.changed.emit()
 
-    def _show_progress(self, row: ExportProgress, line: str) -> None:
-        row.line, row.phase = line, find_phase(line, row.phase)
+    def _show_progress(self, row: ExportProgress, said: Progress) -> None:
+        row.line, row.phase = said.message, place_phase(said.phase, row.phase)
         self.changed.emit()
 
     def _finish(self, row: ExportProgress, made: ExportedModel) -> None:

@@ -20,7 +20,7 @@ from app.errors import NodeUnreachable, RacklessError, UserError
 from app.runfile.advice import advise
 from app.runs.attempt_status import stop_parts
 from app.runs.inputs import Inputs, NodeInputs, find_inputs, send_inputs
-from app.runs.node_pool import Progress
+from app.runs.node_pool import OnMessage
 from app.runs.placement import choose_checkpoint_ranks, shares_a_gpu
 from app.runs.preflight import (
     LaunchPlan,
@@ -46,8 +46,8 @@ def make_run_id() -> str:
 async def start_run(
     services: Services,
     spec: RunSpec,
-    announced: Progress = lambda line: None,
-    tell: Progress = lambda line: None,
+    announced: OnMessage = lambda line: None,
+    tell: OnMessage = lambda line: None,
 ) -> str:
     """Launch a new run and return its id.
 

@@ -20,7 +20,7 @@ from app.runs.lifecycle.launch import launch
 from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.lifecycle.resume_verification import choose_starts, read_replay, require_replayable
 from app.runs.lifecycle.rollback_guard import require_newest, require_no_checkpoint
-from app.runs.node_pool import Progress
+from app.runs.node_pool import OnMessage
 from app.runs.preflight import add_forecast, choose_nodes, plan_launch
 from app.runs.services import Services
 from app.storage.runs import RunRecord
@@ -35,7 +35,7 @@ async def resume_run(
     checkpoint: int | None = None,
     nodes: tuple[str, ...] | None = None,
     verify_steps: int | None = None,
-    tell: Progress = lambda line: None,
+    tell: OnMessage = lambda line: None,
 ) -> None:
     """Launch the next attempt of a run.
 

@@ -16,12 +16,12 @@ from app.flows.export import (
     asks_calibration,
     describe_commands,
     describe_target,
-    find_phase,
     find_problems,
     join_places,
     list_jobs,
     next_step,
     offer_targets,
+    place_phase,
     suggest_folder,
 )
 from tests.fakes.exports import make_export_plan
@@ -139,15 +139,12 @@ def test_a_target_says_what_it_takes():
     assert describe_target("awq", replace(both, made=None)) == ""
 
 
-def test_lines_of_progress_lead_through_the_phases():
-    lines = (
-        "looking for the newest whole checkpoint", "expected: Q8_0 6.7 GiB",
-        "merging step 40 on pc", "Loading PyTorch and the base model", "Merged 3 of 9 layers",
-        "making Q8_0 on pc", "Reading the texts to judge by", "Measuring the original",
-        "Measuring the control: weights rounded to 4 bits", "Converting to Q8_0",
-        "Loading Q8_0 in llama.cpp and measuring it", "The artifact is in x", "fetching it from pc",
+def test_phases_of_core_and_node_lead_through_the_bar():
+    reported = (
+        "find", "merge", "check", "load", "merge", "write", "prepare", "", "texts", "original",
+        "control", "quantize", "proof", "quantize", "fetch",
     )  # fmt: skip
     seen = [0]
-    for line in lines:
-        seen.append(find_phase(line, seen[-1]))
+    for phase in reported:
+        seen.append(place_phase(phase, seen[-1]))
     assert [PHASES[place] for place in dict.fromkeys(seen)] == list(PHASES)

@@ -183,7 +183,7 @@ assert os.path.isdir(job["checkpoint"])
 os.makedirs(job["destination"])
 with open(os.path.join(job["destination"], "model.safetensors"), "wb") as file:
     file.write(b"abc")
-print(json.dumps({{"kind": "progress", "message": "wrote 3 bytes"}}))
+print(json.dumps({{"kind": "progress", "message": "wrote 3 bytes", "phase": "write"}}))
 """
 
 
@@ -205,7 +205,8 @@ def test_merge_reports_progress_and_files(agent: Agent, node: Node, merge: str) 
     line = {"type": "request", "id": 2, "kind": "export.merged", "args": merge_job(merge)}
     agent.write(json.dumps(line).encode() + b"\n")
     messages = [agent.read() for _ in range(3)]
-    assert [m["data"]["message"] for m in messages[:2]] == ["loading the model", "wrote 3 bytes"]
+    reported = [(m["data"]["phase"], m["data"]["message"]) for m in messages[:2]]
+    assert reported == [("", "loading the model"), ("write", "wrote 3 bytes")]
     result = messages[2]["result"]
     assert result["path"] == "runs/run-1/exports/merged-100"
     assert [(f["path"], f["size_bytes"]) for f in result["files"]] == [("model.safetensors", 3)]
@@ -350,7 +351,7 @@ def test_exports_have_a_gpu_one_after_the_other(agent: Agent, node: Node, quanti
     export(agent, 1, quantize, "cuda:1", "GPU-1")
     assert agent.read()["data"]["message"] == "cuda:0 1", "all that it sees is that one"
     export(agent, 2, quantize, "cuda:1", "GPU-1")
-    waiting = "waiting until the export of run r-1 is through with the GPU"
+    waiting = "waiting until the export of run r-1 has finished with the GPU"
     assert agent.read()["data"]["message"] == waiting
     export(agent, 3, quantize, "cpu", "cpu")
     assert agent.read()["data"]["message"] == "cpu ", "it sees no GPU"
