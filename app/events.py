@@ -1,7 +1,7 @@
-"""What the core tells its listeners: immutable snapshots, and the hub that hands them out.
+"""Events that the core publishes, the snapshots they carry, and the hub that delivers them.
 
-A listener (the window, `--watch`, a test) never asks twice: it takes the snapshot in the event.
-Snapshots are complete values of one thing at one moment; None means not known.
+A listener (the window, `--watch`, a test) never has to query: an event carries the whole snapshot.
+Snapshots are complete, immutable values of one thing at one moment; None means unknown.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class NodeSnapshot:
     """`user@host:port`, `this PC` or the WSL distro."""
     state: NodeState
     problem: str = ""
-    """What is wrong, in a sentence; empty while online."""
+    """Sentence that says what is wrong; empty while online."""
     hint: str = ""
     facts: NodeFacts | None = None
     round_trip_s: float | None = None
     last_seen_s: float | None = None
-    """Wall clock of the last answer."""
+    """Time of the last answer, in seconds since the epoch by the master's clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSnapshot:
-    """What the last check measured from one node to another."""
+    """Network link from one node to another, as the last check measured it."""
 
     node: str
     peer: str
     round_trip_s: float
     bytes_per_s: float | None
     measured_s: float
-    """Wall clock."""
+    """Time of the check, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,41 +66,41 @@ class RankProgress:
     tokens_per_s: float | None = None
     step_s: float | None = None
     input_s: float | None = None
-    """Part of the step spent choosing the batch and getting its rows."""
+    """Time per step spent on choosing the batch and reading its rows."""
     compute_s: float | None = None
     wait_s: float | None = None
-    """Part of the step spent waiting for other ranks and the network."""
+    """Time per step spent on waiting for other ranks and the network."""
     optimizer_s: float | None = None
     mfu: float | None = None
-    """Model FLOPs over what the device could have done in the step, 0 to 1."""
+    """Model FLOPs utilisation: model FLOPs over the device's peak FLOPs, 0 to 1."""
     memory_bytes: int | None = None
-    """Peak that training needed."""
+    """Peak of the memory that training needs."""
     memory_unpacked_bytes: int | None = None
-    """Beside it, of memory to spare: 4-bit weights that are kept unpacked."""
+    """Spare memory on top of that, filled with unpacked 4-bit weights."""
     memory_reserved_bytes: int | None = None
-    """Peak that was taken from the device, held or kept for later."""
+    """Peak of the memory that the allocator reserved on the device."""
     share: float | None = None
-    """Part of each batch, 0 to 1."""
+    """Share of each batch, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
-    """How the first steps of a resumed run compare with what was logged for them before."""
+    """Comparison of a resumed run's first steps with what was logged for them before."""
 
     promise: Literal["A", "B"]
-    """A: equal to the last bit (same devices and versions). B: same samples, losses differ by
-    rounding only."""
+    """Guarantee that applies. A: bit-exact (same devices and versions). B: same samples, losses
+    differ only by rounding."""
     first_step: int
     last_step: int
     steps: int
-    """How many were compared."""
+    """Number of compared steps."""
     equal_to_the_bit: bool
     largest_difference: float
-    """Of a loss, relative to the logged one."""
+    """Largest difference of a loss, relative to the logged one."""
     other_samples: int
-    """Steps that saw other samples than logged."""
+    """Number of steps that saw other samples than logged."""
     kept: bool
-    """What was promised holds."""
+    """Whether the guarantee holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,25 +122,25 @@ class RunSnapshot:
     first_loss: float | None = None
     learning_rate: float | None = None
     tokens_per_s: float | None = None
-    """Over all ranks."""
+    """Speed of all ranks together."""
     mfu: float | None = None
-    """Model FLOPs over what all devices together could have done in the step, 0 to 1."""
+    """Model FLOPs utilisation over all devices, 0 to 1."""
     eta: float | None = None
-    """Tokens per second of the cluster over the sum of what its ranks do alone."""
+    """Scaling efficiency: the cluster's tokens per second over the sum of its ranks' own."""
     evaluation_loss: float | None = None
     perplexity: float | None = None
-    """exp of the newest evaluation's loss."""
+    """Exponential of the newest evaluation loss."""
     remaining_s: float | None = None
     ranks: tuple[RankProgress, ...] = ()
     newest_checkpoint_step: int | None = None
     phase: str | None = None
     certificate: Certificate | None = None
-    """Of the newest attempt, when its resume was verified and the replay is over."""
+    """Result of the newest attempt's verified resume; None until the replay is over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One optimizer step of a run, as its journals tell it."""
+    """One optimizer step of a run, as its journals record it."""
 
     attempt: int
     step: int
@@ -156,11 +156,11 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecord:
-    """What an evaluation found."""
+    """Result of one evaluation."""
 
     attempt: int
     step: int
-    """After which it was made."""
+    """Step after which it was made."""
     loss: float | None
     perplexity: float | None
 
@@ -172,75 +172,75 @@ class CheckpointSnapshot:
     created_s: float
     size_bytes: int
     nodes: tuple[str, ...]
-    """Nodes that hold a copy and answered."""
+    """Nodes that answered and hold a copy."""
     verified: bool | None
-    """All listed copies were hashed and are equal; None: not looked at."""
+    """Whether all listed copies were hashed and are equal; None when not verified."""
     problem: str = ""
     stall_s: float | None = None
-    """For how long training stood still for it, on the rank that waited longest."""
+    """Time that training paused for it, on the slowest rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveResult:
-    """What became of the wish for a checkpoint."""
+    """Result of a request to save a checkpoint."""
 
     step: int | None
-    """After which step; None: no rank has come to the end of its step yet."""
+    """Step after which it is saved; None while no rank has finished its current step."""
     stall_s: float | None = None
-    """For how long training stood still."""
+    """Time that training paused."""
     seconds: float | None = None
-    """Until it was written and hashed; None: it is still being written."""
+    """Time until it was written and hashed; None while it is being written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedModel:
-    """A model folder on this PC."""
+    """Model folder on this PC that an export made."""
 
     path: Path
     artifact: str = ""
-    """Its name and version among the artifacts."""
+    """Name and version of its artifact."""
     verdicts: tuple[Verdict, ...] = ()
-    """Empty: it is the merged model itself, which loses nothing."""
+    """Measured quality; empty for the merged model itself, which loses nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceRow:
-    """An operation, or a kernel where a GPU was recorded."""
+    """Operation of a trace, or a kernel where a GPU was recorded."""
 
     name: str
     count: int
     seconds: float
-    """Its own, without what it called."""
+    """Self time, without the operations that it called."""
     share: float
-    """Of all operations, 0 to 1."""
+    """Share of the time of all operations, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankTrace:
-    """What one rank recorded."""
+    """Trace that one rank recorded."""
 
     rank: int
     first_step: int
     last_step: int
     path: str
-    """Of the gzipped Chrome trace on this PC, once it has been fetched."""
+    """Path of the gzipped Chrome trace on this PC, once it has been fetched."""
     size_bytes: int
     top: tuple[TraceRow, ...] = ()
-    """What took longest."""
+    """Operations that took longest, longest first."""
     problem: str = ""
-    """Why there is no trace; empty: there is one."""
+    """Reason why there is no trace; empty when there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceResult:
-    """What became of the wish for a trace."""
+    """Result of a request to record a trace."""
 
     first_step: int | None
-    """None: no rank has come to the end of its step yet."""
+    """First recorded step; None while no rank has finished its current step."""
     ranks: tuple[RankTrace, ...] = ()
-    """Those that have told."""
+    """Traces of the ranks that have reported."""
     is_complete: bool = False
-    """All ranks have told, and every trace lies on this PC."""
+    """Whether all ranks have reported and every trace is on this PC."""
 
 
 Severity = Literal["info", "warning", "error"]
@@ -272,7 +272,7 @@ RunEventKind = Literal[
 CHECKPOINT_KINDS: frozenset[RunEventKind] = frozenset(
     {"checkpoint", "checkpoint_copied", "checkpoint_damaged", "checkpoint_failed"}
 )
-"""Kinds after which a run's list of checkpoints may have changed."""
+"""Kinds after which the list of a run's checkpoints may have changed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,7 +320,7 @@ class RunDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactsChanged:
-    """The list of artifacts, or where they lie, is another one."""
+    """The list of artifacts, or the places of their copies, has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,16 +358,17 @@ Listener = Callable[[Event], None]
 
 
 class EventHub:
-    """Hands every event to every listener, on the thread of the event loop.
+    """Delivers every event to every listener, on the thread of the event loop.
 
-    A listener must return at once (put it in a deque, emit a queued signal). Streams made by
-    `stream` are bounded: when a reader falls behind, the oldest telemetry goes, nothing else.
+    A listener must return at once: append to a deque, or emit a queued signal. A reader of `stream`
+    that falls behind loses the oldest samples, and never any other event.
     """
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
 
     def publish(self, event: Event) -> None:
+        # A copy: a listener may end its own `listening` block while it is called.
         for listener in tuple(self._listeners):
             listener(event)
 
@@ -382,6 +383,8 @@ class EventHub:
 
     async def stream(self, max_samples: int = 1000) -> AsyncIterator[Event]:
         """Yield events from now on."""
+        # Samples have a bounded queue of their own, so that a slow reader drops them alone: they
+        # come every second from every node, all other events are few.
         queue: deque[Event] = deque()
         samples: deque[Event] = deque(maxlen=max_samples)
         wake = asyncio.Event()

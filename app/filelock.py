@@ -1,7 +1,11 @@
-"""A lock between processes that the operating system frees when its holder dies.
+"""File locks between processes, which the operating system releases when their holder dies.
 
-The window and the command may work on the same files at once. `flock` on POSIX, `msvcrt.locking` on
-Windows: both belong to the open file, so a killed process never leaves a lock behind.
+The window and the command line may work on the same files at once. `flock` on POSIX and
+`msvcrt.locking` on Windows both belong to the open file, so a killed process leaves no lock behind.
+
+Not the `filelock` package: it waits by polling every 50 ms, where `flock` lets the kernel wake us
+at once (a mirror takes its lock for every chunk of every stream), and its lock ends
+with its Python object, where ours has to last as long as the process or the handle.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ else:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`, made when missing, inside the block; waits for other holders."""
+    """Hold the lock file `path` inside the block; wait for other holders. Created when missing."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     try:
         _lock(handle)
@@ -33,7 +37,7 @@ def locked(path: Path) -> Iterator[None]:
 if sys.platform == "win32":
 
     def _lock(handle: int) -> None:
-        # LK_LOCK gives up after ten tries, one a second; a mirror is held for milliseconds.
+        # LK_LOCK tries once a second and gives up after ten; a mirror is held for milliseconds.
         while True:
             try:
                 msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
@@ -48,9 +52,10 @@ else:
 
 
 def try_locked(path: Path) -> int | None:
-    """Take the lock file `path` without waiting; return its open handle, or None when held.
+    """Take the lock file `path` without waiting.
 
-    The lock lasts until the handle is closed or the process ends.
+    Returns:
+        The open handle, whose closing releases the lock, or None when another holds it.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
     try:

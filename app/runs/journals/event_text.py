@@ -1,4 +1,7 @@
-"""Say in plain words what the lines of a journal tell that a person wants to know of."""
+"""Turn journal lines that a person wants to read into run events.
+
+A describer returns the severity, the sentence, and whether the sentence identifies the event.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from app.text import count_of, show_bytes, show_duration, show_loss, show_share
 
 @dataclass(frozen=True, slots=True)
 class JournalEvent:
-    """An event with what makes it the same event in another rank's journal."""
+    """Run event with the key by which the same event in another rank's journal is recognised."""
 
     key: tuple[object, ...]
     event: RunEvent
@@ -29,26 +32,36 @@ class JournalEvent:
 def describe_line(
     line: Line, run_id: str, attempt: int, node: str, rank: int | None
 ) -> JournalEvent | None:
-    """Return what a journal line tells a person; None: nothing worth a sentence."""
+    """Return the event of a journal line; None when it has nothing that a person wants to read.
+
+    Args:
+        line: parsed line.
+        run_id: run that the journal belongs to.
+        attempt: attempt that the journal belongs to.
+        node: node that wrote it.
+        rank: rank that wrote it; None for the supervisor's journal.
+    """
     line_kind = text_of(line, "kind")
-    tellers = _SUPERVISOR_TELLERS if rank is None else _RANK_TELLERS
-    kind, teller = tellers.get(line_kind, ("note", _tell_nothing))
-    told = teller(line, node, rank)
-    if told is None:
+    describers = _SUPERVISOR_LINES if rank is None else _RANK_LINES
+    kind, describer = describers.get(line_kind, ("note", _skip))
+    found = describer(line, node, rank)
+    if found is None:
         return None
-    severity, text, own = told
+    severity, text, own = found
+    # All ranks of an attempt write the same checkpoint or evaluation line; only the numbers in it
+    # differ. A failure or a trace belongs to one rank, so there the sentence is part of the key.
     key = (attempt, line_kind, whole_of(line, "step"), *((text,) if own else ()))
     time_s = number_of(line, "time_s") or 0.0
     event = RunEvent(run_id=run_id, time_s=time_s, kind=kind, severity=severity, text=text)
     return JournalEvent(key, event)
 
 
-Told = tuple[Severity, str, bool] | None
-"""Severity, sentence, and whether the sentence makes the event (else all that have its kind and
-step are the same one, whatever the numbers in their sentences)."""
+Description = tuple[Severity, str, bool] | None
+"""Severity, sentence, and whether the sentence identifies the event. When it does not, all lines of
+one kind and step are the same event, whatever the numbers in their sentences."""
 
 
-def _tell_started(line: Line, node: str, rank: int | None) -> Told:
+def _describe_started(line: Line, node: str, rank: int | None) -> Description:
     step, total = whole_of(line, "step") or 0, whole_of(line, "total_steps")
     world = whole_of(line, "world_size")
     on = f" on {count_of(world, 'rank')}" if world else ""
@@ -60,34 +73,34 @@ def _tell_started(line: Line, node: str, rank: int | None) -> Told:
     note += f"; {count_of(cut, 'row')} cut at sequence_tokens" if cut else ""
     return (
         ("warning" if skipped else "info"),
-        f"training began after step {step}{of}{on}{note}",
+        f"training started after step {step}{of}{on}{note}",
         False,
     )
 
 
-def _tell_preview(line: Line, node: str, rank: int | None) -> Told:
+def _describe_preview(line: Line, node: str, rank: int | None) -> Description:
     tokens, learned = whole_of(line, "num_tokens"), whole_of(line, "num_targets")
     if tokens is None or learned is None:
         return None
     rows = (whole_of(line, "num_rows") or 0) - (whole_of(line, "num_skipped") or 0)
-    used = f"{count_of(rows, 'row')} of use, {tokens:,} tokens"
-    text = f"the data is read as {text_of(line, 'format')}: {used}"
+    used = f"{count_of(rows, 'usable row')}, {tokens:,} tokens"
+    text = f"data format {text_of(line, 'format')}: {used}"
     fill = number_of(line, "fill")
-    packed = f", in packs {show_share(fill)} full" if fill is not None else ""
-    return "info", f"{text}, {learned:,} of them learned{packed}", False
+    packed = f", packed to {show_share(fill)}" if fill is not None else ""
+    return "info", f"{text}, {learned:,} of them trained on{packed}", False
 
 
-def _tell_setting(line: Line, node: str, rank: int | None) -> Told:
+def _describe_setting(line: Line, node: str, rank: int | None) -> Description:
     tokens, layers = whole_of(line, "micro_tokens"), whole_of(line, "num_layers")
     twice, moved = whole_of(line, "num_recomputed") or 0, whole_of(line, "num_moved") or 0
     is_compiled = line.get("compiled") is True
     if tokens is None or layers is None or not (is_compiled or twice or moved):
-        return None  # a CPU, which has nothing to choose
-    text = f"rank {rank} on {node} computes up to {tokens:,} tokens at once"
-    text += " with compiled layers" if is_compiled else ""
+        return None  # a CPU has nothing to choose
+    text = f"rank {rank} on {node} uses micro-batches of up to {tokens:,} tokens"
+    text += " and compiled layers" if is_compiled else ""
     does = [f"{twice} recompute their activations"] if twice else []
-    does += [f"{moved} keep theirs in the PC's memory"] if moved else []
-    more = f"; of {count_of(layers, 'layer')} {' and '.join(does)}" if does else ""
+    does += [f"{moved} offload them to the PC's memory"] if moved else []
+    more = f"; of {count_of(layers, 'layer')}, {' and '.join(does)}" if does else ""
     return "info", text + more, True
 
 
@@ -99,98 +112,102 @@ def _reason(line: Line) -> str:
     return ""
 
 
-def _tell_checkpoint(line: Line, node: str, rank: int | None) -> Told:
+def _describe_checkpoint(line: Line, node: str, rank: int | None) -> Description:
     seconds = number_of(line, "seconds")
     took = f" in {show_duration(seconds)}" if seconds is not None else ""
     stall_s = number_of(line, "stall_s")
-    stood = f"; training stood still for {show_duration(stall_s)}" if stall_s is not None else ""
+    stood = f"; training paused for {show_duration(stall_s)}" if stall_s is not None else ""
     return "info", f"checkpoint of step {whole_of(line, 'step')} saved{took}{stood}", False
 
 
-def _tell_checkpoint_failed(line: Line, node: str, rank: int | None) -> Told:
+def _describe_checkpoint_failed(line: Line, node: str, rank: int | None) -> Description:
     step, message = whole_of(line, "step"), text_of(line, "message")
-    return "warning", f"the checkpoint of step {step} failed on {node}: {message}", True
+    return "warning", f"the checkpoint of step {step} could not be saved on {node}: {message}", True
 
 
-def _tell_certificate(line: Line, node: str, rank: int | None) -> Told:
+def _describe_certificate(line: Line, node: str, rank: int | None) -> Description:
     found = read_certificate(line)
     if found is None:
         return None
     return ("info" if found.kept else "error"), describe_certificate(found), True
 
 
-def _tell_trace(line: Line, node: str, rank: int | None) -> Told:
+def _describe_trace(line: Line, node: str, rank: int | None) -> Description:
     first, last = whole_of(line, "first_step"), whole_of(line, "last_step")
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     about = f"{text_of(line, 'file')}, {show_bytes(whole_of(line, 'size_bytes'))}"
     rows = trace_rows(line)
-    most = f"; most time: {rows[0].name[:60]} ({show_share(rows[0].share)})" if rows else ""
+    most = f"; slowest operation: {rows[0].name[:60]} ({show_share(rows[0].share)})" if rows else ""
     return "info", f"rank {rank} on {node} recorded {steps} ({about}){most}", True
 
 
-def _tell_trace_failed(line: Line, node: str, rank: int | None) -> Told:
-    return "warning", f"rank {rank} on {node} made no trace: {text_of(line, 'message')}", True
+def _describe_trace_failed(line: Line, node: str, rank: int | None) -> Description:
+    return (
+        "warning",
+        f"rank {rank} on {node} could not record a trace: {text_of(line, 'message')}",
+        True,
+    )
 
 
-def _tell_warning(line: Line, node: str, rank: int | None) -> Told:
+def _describe_warning(line: Line, node: str, rank: int | None) -> Description:
     words = " ".join(text for text in (text_of(line, "message"), text_of(line, "hint")) if text)
     return ("warning", words, True) if words else None
 
 
-def _tell_eval(line: Line, node: str, rank: int | None) -> Told:
-    told = [f"loss {show_loss(number_of(line, 'loss'))}"]
+def _describe_eval(line: Line, node: str, rank: int | None) -> Description:
+    figures = [f"loss {show_loss(number_of(line, 'loss'))}"]
     perplexity, right = number_of(line, "perplexity"), number_of(line, "reward_accuracy")
     if perplexity is not None:
-        told.append(f"perplexity {show_loss(perplexity)}")
+        figures.append(f"perplexity {show_loss(perplexity)}")
     if right is not None:
-        told.append(f"{show_share(right)} of pairs ranked rightly")
-    return "info", f"evaluation after step {whole_of(line, 'step')}: {', '.join(told)}", False
+        figures.append(f"{show_share(right)} of pairs ranked correctly")
+    return "info", f"evaluation after step {whole_of(line, 'step')}: {', '.join(figures)}", False
 
 
-def _tell_finished(line: Line, node: str, rank: int | None) -> Told:
+def _describe_finished(line: Line, node: str, rank: int | None) -> Description:
     step = whole_of(line, "step")
     if text_of(line, "reason") == "stopped":
         return "info", f"training stopped after step {step}", False
     return "info", f"training finished after step {step}", False
 
 
-def _tell_failed(line: Line, node: str, rank: int | None) -> Told:
+def _describe_failed(line: Line, node: str, rank: int | None) -> Description:
     return "error", f"rank {rank} on {node}: {text_of(line, 'message')}", True
 
 
-def _tell_stalled(line: Line, node: str, rank: int | None) -> Told:
-    return "error", text_of(line, "message") or f"a rank on {node} stands still", True
+def _describe_stalled(line: Line, node: str, rank: int | None) -> Description:
+    return "error", text_of(line, "message") or f"a rank on {node} is stuck", True
 
 
-def _tell_exit(line: Line, node: str, rank: int | None) -> Told:
+def _describe_exit(line: Line, node: str, rank: int | None) -> Description:
     code = whole_of(line, "exit_code")
     if code is None or code == 0:
         return None
     who = f"rank {whole_of(line, 'rank')} on {node}"
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     return "warning", f"{who} {how}", True
 
 
-def _tell_nothing(line: Line, node: str, rank: int | None) -> Told:
+def _skip(line: Line, node: str, rank: int | None) -> Description:
     return None
 
 
-Teller = Callable[[Line, str, int | None], Told]
-_RANK_TELLERS: dict[str, tuple[RunEventKind, Teller]] = {
-    "started": ("started", _tell_started),
-    "preview": ("data_read", _tell_preview),
-    "setting": ("setting", _tell_setting),
-    "checkpoint": ("checkpoint", _tell_checkpoint),
-    "checkpoint_failed": ("checkpoint_failed", _tell_checkpoint_failed),
-    "certificate": ("certificate", _tell_certificate),
-    "trace": ("trace", _tell_trace),
-    "trace_failed": ("trace_failed", _tell_trace_failed),
-    "warning": ("warning", _tell_warning),
-    "eval": ("evaluated", _tell_eval),
-    "finished": ("finished", _tell_finished),
-    "failed": ("failed", _tell_failed),
+Describer = Callable[[Line, str, int | None], Description]
+_RANK_LINES: dict[str, tuple[RunEventKind, Describer]] = {
+    "started": ("started", _describe_started),
+    "preview": ("data_read", _describe_preview),
+    "setting": ("setting", _describe_setting),
+    "checkpoint": ("checkpoint", _describe_checkpoint),
+    "checkpoint_failed": ("checkpoint_failed", _describe_checkpoint_failed),
+    "certificate": ("certificate", _describe_certificate),
+    "trace": ("trace", _describe_trace),
+    "trace_failed": ("trace_failed", _describe_trace_failed),
+    "warning": ("warning", _describe_warning),
+    "eval": ("evaluated", _describe_eval),
+    "finished": ("finished", _describe_finished),
+    "failed": ("failed", _describe_failed),
 }
-_SUPERVISOR_TELLERS: dict[str, tuple[RunEventKind, Teller]] = {
-    "stalled": ("stalled", _tell_stalled),
-    "rank_exited": ("rank_exited", _tell_exit),
+_SUPERVISOR_LINES: dict[str, tuple[RunEventKind, Describer]] = {
+    "stalled": ("stalled", _describe_stalled),
+    "rank_exited": ("rank_exited", _describe_exit),
 }

@@ -1,8 +1,8 @@
-"""Everything that the mirrored journals of one run tell, kept up to date line by line.
+"""History of one run as its mirrored journals record it, kept up to date line by line.
 
-One value per run and process. The journals of all ranks are read, because the node of rank 0 may be
-the one that was lost: a step that any rank told counts. After a resume the steps beyond the resumed
-checkpoint of older attempts are void; `steps` leaves them out.
+There is one `RunHistory` per run and process. It reads the journals of all ranks, because the node
+of rank 0 may be the one that was lost: a step counts once any rank has recorded it. A resume makes
+the steps of older attempts beyond its checkpoint void; `steps` leaves them out.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from app.runs.journals.journal import (
     whole_of,
 )
 
+# Newest steps that speed is judged by: few enough to follow a change within a minute or two, and
+# enough for a median that a slow checkpoint step does not move.
 PACE_STEPS = 20
 
 
@@ -38,11 +40,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class RankHistory:
-    """The newest that one rank of one attempt has told."""
+    """Newest figures that one rank of one attempt has recorded."""
 
     phase: str | None = None
     phase_share: float | None = None
-    """How much of the phase is done, 0 to 1; None: not known."""
+    """Progress within the phase, 0 to 1; None when unknown."""
     step: int | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None
@@ -58,12 +60,12 @@ class RankHistory:
     memory_reserved_bytes: int | None = None
     setting: UsedSetting | None = None
     paces: deque[RunPace] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    """Of the newest steps."""
+    """Pace of each of the newest `PACE_STEPS` steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsedSetting:
-    """How a rank computes, as it chose by trying."""
+    """Execution setting that a rank's tuner chose."""
 
     micro_tokens: int
     num_recomputed: int
@@ -72,7 +74,7 @@ class UsedSetting:
 
 @dataclass(frozen=True, slots=True)
 class RunPace:
-    """What one rank did in one step."""
+    """Work and times of one rank in one step."""
 
     step: int
     tokens: int
@@ -83,12 +85,12 @@ class RunPace:
 
 @dataclass(frozen=True, slots=True)
 class SaveTimes:
-    """How long a checkpoint took, on the rank that was slowest."""
+    """Times of saving one checkpoint, on the slowest rank."""
 
     seconds: float
-    """Until it was written and hashed."""
+    """Time until it was written and hashed."""
     stall_s: float
-    """For how long training stood still."""
+    """Time that training paused for it."""
 
 
 @dataclass(slots=True)
@@ -98,26 +100,26 @@ class AttemptHistory:
     shares: tuple[float, ...] = ()
     total_steps: int | None = None
     first_step: int | None = None
-    """The step after which training began; None: it has not begun."""
+    """Step after which training started; None while it has not started."""
     evaluations: dict[int, EvaluationRecord] = field(default_factory=dict)
-    """By step."""
+    """Evaluations by step."""
     checkpoints: dict[int, SaveTimes] = field(default_factory=dict)
-    """By step."""
+    """Saved checkpoints by step."""
     holders: dict[int, set[str]] = field(default_factory=dict)
-    """Nodes that saved a checkpoint, or began from one that lay there, by its step."""
+    """Nodes that saved a checkpoint, or started from their copy of one, by its step."""
     failed_saves: dict[int, str] = field(default_factory=dict)
-    """Why, by step."""
-    wishes: dict[str, int] = field(default_factory=dict)
-    """After which step the ranks acted on each wish, by its id."""
+    """Reasons why a checkpoint could not be saved, by step."""
+    request_steps: dict[str, int] = field(default_factory=dict)
+    """Step after which the ranks acted on a control request, by the request's id."""
     certificate: Certificate | None = None
     traces: list[RankTrace] = field(default_factory=list)
     first: StepRecord | None = None
     newest: StepRecord | None = None
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    """The newest steps, whose median tells how fast the attempt goes now."""
+    """Newest `PACE_STEPS` steps, whose median is the current speed."""
 
     def add(self, record: StepRecord) -> bool:
-        """Enter a step; False when another rank has told it."""
+        """Add a step; return False when another rank has recorded it already."""
         if record.step in self.steps:
             return False
         self.steps[record.step] = record
@@ -128,27 +130,29 @@ class AttemptHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class HistoryUpdate:
+    """New entries since the last refresh."""
+
     steps: tuple[StepRecord, ...]
     events: tuple[RunEvent, ...]
     changed: bool
 
 
 class RunHistory:
-    """Reads the mirrors below one run's folder."""
+    """Reads the mirrored journals below one run's folder."""
 
     def __init__(self, run_id: str, folder: Path) -> None:
         self._run_id = run_id
         self._folder = folder
         self._tails: dict[Path, JournalTail] = {}
-        self._told: set[tuple[object, ...]] = set()
+        self._seen: set[tuple[object, ...]] = set()
         self.attempts: dict[int, AttemptHistory] = {}
         self.events: list[RunEvent] = []
         self.data: DataPreview | None = None
-        """What the run learns, as the newest attempt told it."""
+        """Preview of the run's data, as the newest attempt recorded it."""
 
-    def refresh(self) -> News:
-        """Read what was appended since the last time."""
+    def refresh(self) -> HistoryUpdate:
+        """Read what was appended since the last call."""
         steps: list[StepRecord] = []
         num_events = len(self.events)
         changed = False
@@ -157,23 +161,25 @@ class RunHistory:
             changed = changed or bool(lines)
             for line in lines:
                 self._take(line, attempt, node, rank, steps)
+        # Before sorting: the journals of two nodes are read one after the other, so new events
+        # may belong between old ones.
         news = tuple(self.events[num_events:])
         self.events.sort(key=lambda event: event.time_s)
-        return News(tuple(sorted(steps, key=lambda s: (s.attempt, s.step))), news, changed)
+        return HistoryUpdate(tuple(sorted(steps, key=lambda s: (s.attempt, s.step))), news, changed)
 
     def attempt(self, number: int) -> AttemptHistory:
         return self.attempts.get(number) or AttemptHistory()
 
     def steps(self) -> list[StepRecord]:
-        """Return the steps that count, in order."""
-        return self._counting(lambda attempt: attempt.steps)
+        """Return the valid steps, in order."""
+        return self._collect_valid(lambda attempt: attempt.steps)
 
     def evaluations(self) -> list[EvaluationRecord]:
-        """Return the evaluations that count, in order: none of a step that was done again."""
-        return self._counting(lambda attempt: attempt.evaluations)
+        """Return the valid evaluations, in order: none of a step that was trained again."""
+        return self._collect_valid(lambda attempt: attempt.evaluations)
 
-    def _counting(self, pick: Callable[[AttemptHistory], dict[int, T]]) -> list[T]:
-        """Return what attempts know by step, in order, up to where a later attempt began."""
+    def _collect_valid(self, pick: Callable[[AttemptHistory], dict[int, T]]) -> list[T]:
+        """Return the entries of all attempts by step, each up to where a later attempt started."""
         kept: dict[int, T] = {}
         limit: int | None = None
         for number in sorted(self.attempts, reverse=True):
@@ -186,10 +192,10 @@ class RunHistory:
         return [kept[step] for step in sorted(kept)]
 
     def newest_checkpoint(self) -> int | None:
-        """Return the newest step that was saved and that no later attempt went back behind."""
+        """Return the newest saved step that no later attempt has discarded."""
         for number in sorted(self.attempts, reverse=True):
             attempt = self.attempts[number]
-            # What it began from is one, too; 0 means that it began anew.
+            # An attempt started from a checkpoint, too; step 0 means from scratch.
             known = [*attempt.checkpoints, *([attempt.first_step] if attempt.first_step else [])]
             if known or attempt.first_step == 0:
                 return max(known, default=None)
@@ -223,12 +229,12 @@ class RunHistory:
             if record is not None and attempt.add(record):
                 steps.append(record)
         if line["kind"] == "preview":
-            with contextlib.suppress(WireError):  # another version wrote it
+            with contextlib.suppress(WireError):  # written by another version
                 self.data = from_wire(DataPreview, line)
-        told = describe_line(line, self._run_id, number, node, rank)
-        if told is not None and told.key not in self._told:
-            self._told.add(told.key)
-            self.events.append(told.event)
+        entry = describe_line(line, self._run_id, number, node, rank)
+        if entry is not None and entry.key not in self._seen:
+            self._seen.add(entry.key)
+            self.events.append(entry.event)
 
 
 def _take_rank_line(
@@ -251,7 +257,7 @@ def _take_rank_line(
     elif kind == "certificate":
         attempt.certificate = read_certificate(line) or attempt.certificate
     elif kind == "wish":
-        attempt.wishes[text_of(line, "wish_id")] = whole_of(line, "step") or 0
+        attempt.request_steps[text_of(line, "wish_id")] = whole_of(line, "step") or 0
     elif kind == "eval":
         _take_evaluation(line, attempt, number)
     elif kind == "setting":

@@ -1,7 +1,8 @@
 """Read the journals that trainer and supervisor write.
 
-A journal is append-only JSON lines. What a line says is taken field by field: a missing or odd
-value becomes None, a line that is no JSON (the disk was full) is passed over.
+A journal is a file of JSON lines that is only appended to. Lines are read field by field, not into
+dataclasses: journals outlive versions, so a missing or odd value becomes None, and a line that is
+not JSON (the disk was full) is skipped.
 """
 
 from __future__ import annotations
@@ -14,26 +15,27 @@ from typing import Any
 
 from app.events import Certificate, RankTrace, StepRecord, TraceRow
 
+# Bounds memory while a long journal is read for the first time; a line is a few hundred bytes.
 MAX_READ_BYTES = 8 << 20
 Line = Mapping[str, Any]
 
 
 class JournalTail:
-    """Reads the complete lines that were appended to one mirrored journal since the last look."""
+    """Reads the complete lines that were appended to one mirrored journal since the last read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new lines; a last line without its end stays for the next time."""
+        """Return the new lines; an incomplete last line is left for the next call."""
         lines: list[dict[str, Any]] = []
         try:
             with self._path.open("rb") as file:
                 while chunk := self._next_lines(file):
                     lines += [line for line in map(_parse, chunk.splitlines()) if line is not None]
         except FileNotFoundError:
-            pass
+            pass  # its first bytes have not been fetched yet
         return lines
 
     def _next_lines(self, file: Any) -> bytes:
@@ -58,6 +60,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def number_of(line: Line, key: str) -> float | None:
     """Return a finite number, else None."""
     value = line.get(key)
+    # bool is a subclass of int, and JSON as Python writes it has NaN and Infinity.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
@@ -75,7 +78,7 @@ def text_of(line: Line, key: str) -> str:
 
 
 def shares_of(line: Line) -> tuple[float, ...]:
-    """Return each rank's part of a batch, normalised to 1; empty when not told."""
+    """Return each rank's share of a batch, normalised to a sum of 1; empty when unknown."""
     values = line.get("shares")
     if not isinstance(values, list):
         return ()
@@ -88,9 +91,9 @@ def shares_of(line: Line) -> tuple[float, ...]:
 
 
 def step_record(line: Line, attempt: int) -> StepRecord | None:
-    """Return the optimizer step that a rank's journal line tells; None: it tells none.
+    """Return the optimizer step of a rank's journal line; None when it is of another kind.
 
-    `loss` stays not-a-number when it is, because a diverged run must show.
+    A loss that is not a number is kept, because a diverged run must be visible.
     """
     step = whole_of(line, "step")
     if line.get("kind") != "step" or step is None:
@@ -112,7 +115,7 @@ def step_record(line: Line, attempt: int) -> StepRecord | None:
 
 
 def read_certificate(line: Line) -> Certificate | None:
-    """Return the certificate that a journal line is; None: it lacks something."""
+    """Return the certificate in a journal line; None when the line is incomplete."""
     promise, steps = text_of(line, "promise"), whole_of(line, "steps")
     if promise not in ("A", "B") or not steps:
         return None
@@ -130,7 +133,7 @@ def read_certificate(line: Line) -> Certificate | None:
 
 
 def read_trace(line: Line, rank: int, folder: Path) -> RankTrace | None:
-    """Return what a journal line tells of a trace in the mirror `folder`; None: nothing."""
+    """Return the trace of a journal line, in the mirror `folder`; None for other kinds."""
     kind, first_step = text_of(line, "kind"), whole_of(line, "first_step")
     if kind not in ("trace", "trace_failed") or first_step is None:
         return None
@@ -146,7 +149,7 @@ def read_trace(line: Line, rank: int, folder: Path) -> RankTrace | None:
 
 
 def trace_rows(line: Line) -> tuple[TraceRow, ...]:
-    """Return the operations that a trace's record tells."""
+    """Return the slowest operations in the journal line of a trace."""
     rows = line.get("top")
     return tuple(
         TraceRow(

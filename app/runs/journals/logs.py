@@ -1,4 +1,4 @@
-"""Find the mirrored output of a run's ranks."""
+"""Find the mirrored logs of a run's ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.paths import Paths
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogFile:
-    """The mirror of one rank's output."""
+    """Mirrored log of one rank."""
 
     rank: int
     node: str
@@ -21,10 +21,10 @@ class LogFile:
     path: Path
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, bytes) of all that is kept; an endless log has a hole in its middle.
+        """Yield (offset, bytes) of everything that is kept; a very long log has a hole inside.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         return read_pieces(self.path)
 
@@ -32,7 +32,7 @@ class LogFile:
 def find_logs(
     paths: Paths, run_id: str, rank: int | None = None, attempt: int | None = None
 ) -> tuple[LogFile, ...]:
-    """Return the logs of a run (rank and attempt None: all), in the order of attempts."""
+    """Return the logs of a run, oldest attempt first; None for `rank` or `attempt` means all."""
     found = []
     for path in paths.run(run_id).glob(f"{ATTEMPTS}/*/*/*{LOG_SUFFIX}"):
         of_rank, number = rank_of_log(path.name), path.parts[-3]

@@ -1,9 +1,9 @@
-"""Copies of the nodes' logs and journals, byte for byte, as plain files that only grow.
+"""Mirror the nodes' logs and journals byte for byte, as plain files that only grow.
 
-The size of a mirror IS the offset up to which it has been fetched. Every append happens under a
-lock between processes and writes only what lies beyond the present end, so two masters that follow
-one run, or a master that was killed in the middle of a write, never lose or double a byte. Of an
-endless log the middle becomes a hole, as on its node: offsets stay, the disk does not fill.
+The size of a mirror IS the offset up to which it has been fetched. Every append takes a lock
+between processes and writes only what lies beyond the current end, so two masters that follow one
+run, or a master that was killed in the middle of a write, never lose or double a byte. The middle
+of a very long log becomes a hole, as on its node: offsets stay valid, the disk does not fill.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from app.errors import UserError
 from app.filelock import locked
 from app.paths import private_folder
 
+# A stream's name comes from a node and becomes a file name here: no separators, no leading dot.
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 
 
 class MirrorGap(Exception):
-    """Raised when bytes arrived that do not join on: the follower has to ask again from `size`."""
+    """Raised when arriving bytes leave a gap: the follower has to request again from `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the mirror ends at byte {size}")
@@ -30,7 +31,7 @@ class MirrorGap(Exception):
 
 
 class Mirror:
-    """The mirrors of one node's part of one attempt."""
+    """Mirrors of one node's part of one attempt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,12 +47,13 @@ class Mirror:
         }
 
     def append(self, stream: str, offset: int, data: bytes, dropped_bytes: int = 0) -> int:
-        """Write the part of `data` (which begins at `offset` on the node) that is not here yet.
-
-        Returns the number of bytes written.
+        """Write the part of `data` that is not here yet; return the number of bytes written.
 
         Args:
-            dropped_bytes: how many just before `offset` nobody has any more; a hole here, too.
+            stream: file name of the log or journal.
+            offset: position of `data` on the node.
+            data: bytes from there on.
+            dropped_bytes: bytes just before `offset` that no longer exist; they become a hole.
 
         Raises:
             MirrorGap: bytes between the mirror's end and `offset` are missing.
@@ -65,19 +67,22 @@ class Mirror:
                 path = self.folder / stream
                 num_new = _append(path, offset, data, dropped_bytes)
                 if stream.endswith(LOG_SUFFIX):
-                    with contextlib.suppress(OSError):  # no holes here: the mirror stays whole
+                    with contextlib.suppress(
+                        OSError
+                    ):  # a file system without holes: it stays complete
                         cap_log(path)
                 return num_new
         except OSError as error:
             raise UserError(
                 f"{self.folder / stream} cannot be written: {error.strerror}",
-                "Free space on this PC; the log stays complete on its node and is fetched again.",
+                "Free disk space on this PC. The node keeps the log, which is fetched again.",
             ) from error
 
 
 def _append(path: Path, offset: int, data: bytes, dropped_bytes: int) -> int:
     with path.open("ab") as file:
         size = file.tell()
+        # The start of the hole may be known here already: extend up to it, never overwrite.
         if offset - dropped_bytes <= size < offset:
             size = file.truncate(offset)
         if offset > size:

@@ -1,4 +1,4 @@
-"""Bring logs and journals from the nodes into the mirrors: once, or for as long as they grow."""
+"""Fetch logs and journals from the nodes into the mirrors, once or continuously."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from app.errors import AgentBug, RacklessError
 from app.runs.journals.mirror import Mirror, MirrorGap
 from app.runs.node_pool import NodeAgent, NodePool
 
+# Time for another process to write the bytes that it has in hand before we request them again.
 _GAP_PAUSE_S = 0.05
 Written = Callable[[str, int, bytes], None]
-"""Called with stream, offset and the bytes that were new here."""
+"""Callback that gets the stream, the offset and the bytes that were new here."""
 
 
 def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = None) -> int:
-    """Append what is new in a chunk; return how many bytes that was.
+    """Append the new bytes of a chunk; return how many there were.
 
     Raises:
         MirrorGap: bytes before the chunk are missing.
-        AgentBug: its data is no base64.
+        AgentBug: its data is not base64.
     """
     try:
         data = base64.b64decode(chunk.data_base64, validate=True)
     except binascii.Error as error:
-        raise AgentBug(f"a chunk of {chunk.stream} is no base64: {error}") from error
+        raise AgentBug(f"a chunk of {chunk.stream} is not base64: {error}") from error
     num_new = mirror.append(chunk.stream, chunk.offset, data, chunk.dropped_bytes)
     if num_new and written is not None:
         written(chunk.stream, chunk.offset + len(data) - num_new, data[len(data) - num_new :])
@@ -39,10 +40,11 @@ def store_chunk(mirror: Mirror, chunk: StreamChunk, written: Written | None = No
 async def sync_part(
     agent: NodeAgent, mirror: Mirror, run_id: str, attempt: int, written: Written | None = None
 ) -> None:
-    """Fetch everything that the node's streams hold now and the mirror does not.
+    """Fetch the bytes of the node's streams that the mirror lacks.
 
     Raises:
-        UserError, NodeUnreachable: as the node answers.
+        UserError: the node refuses.
+        NodeUnreachable: the connection was lost.
     """
     sizes = await agent.stream_list(run_id, attempt)
     here = mirror.sizes()
@@ -54,7 +56,7 @@ async def sync_part(
                 store_chunk(mirror, chunk, written)
             reached = mirror.sizes().get(stream, 0)
             if reached <= offset:
-                break  # the node's copy is shorter than it said: nothing more to have
+                break  # the file has shrunk since it was listed: nothing more to fetch
             offset = reached
 
 
@@ -64,7 +66,7 @@ async def sync_parts(
     run_id: str,
     attempt: int,
 ) -> dict[str, RacklessError]:
-    """Fetch from all nodes at once; return what went wrong, by node."""
+    """Fetch from all nodes at once; return the errors by node."""
     names = tuple(mirrors)
     answers = await asyncio.gather(
         *(_sync_quietly(pool, node, mirrors[node], run_id, attempt) for node in names)
@@ -94,7 +96,7 @@ async def follow_part(
         try:
             await _store_all(agent.follow_streams(run_id, attempt, mirror.sizes()), mirror, written)
         except MirrorGap:
-            # Another process has the bytes in between in hand: ask again from the present end.
+            # Another process is writing the bytes in between: request again from the current end.
             await asyncio.sleep(_GAP_PAUSE_S)
 
 
@@ -104,4 +106,4 @@ async def _store_all(chunks: AsyncIterator[StreamChunk], mirror: Mirror, written
             store_chunk(mirror, chunk, written)
     finally:
         if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()  # tells the node to stop sending
+            await chunks.aclose()  # makes the node stop sending

@@ -37,7 +37,7 @@ async def save_now(services: Services, run_id: str) -> SaveResult:
     services.runs.add_event(run_id, "requested", "asked to save a checkpoint now")
 
     def find(attempt: AttemptHistory) -> SaveResult | None:
-        step = attempt.wishes.get(wish_id)
+        step = attempt.request_steps.get(wish_id)
         if step is None:
             return None
         if step in attempt.failed_saves:
@@ -53,7 +53,9 @@ async def save_now(services: Services, run_id: str) -> SaveResult:
     found = await wait_for_journal(services, run, find, ANSWER_S)
     if found is not None:
         return found
-    return SaveResult(step=services.runs.history(run_id).attempt(run.attempt).wishes.get(wish_id))
+    return SaveResult(
+        step=services.runs.history(run_id).attempt(run.attempt).request_steps.get(wish_id)
+    )
 
 
 async def record_trace(services: Services, run_id: str, num_steps: int) -> TraceResult:
@@ -85,7 +87,7 @@ async def record_trace(services: Services, run_id: str, num_steps: int) -> Trace
 
 def _find_trace(attempt: AttemptHistory, wish_id: str, num_ranks: int) -> TraceResult:
     """Return what is known of a trace; a recording that was under way is made longer by a wish."""
-    step = attempt.wishes.get(wish_id)
+    step = attempt.request_steps.get(wish_id)
     if step is None:
         return TraceResult(first_step=None)
     told = [t for t in attempt.traces if t.first_step == step + 1 or _covers(t, step + 1)]

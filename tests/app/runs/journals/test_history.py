@@ -118,29 +118,29 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
             {"kind": "started", "step": 0, "total_steps": 9, "world_size": 3},
             0,
             "info",
-            "training began after step 0 of 9 on 3 ranks",
+            "training started after step 0 of 9 on 3 ranks",
         ),
         (
             {"kind": "started", "num_skipped": 2, "skipped": [{"row": 4, "reason": "empty"}]},
             0,
             "warning",
-            "training began after step 0; 2 rows of the data skipped (row 4: empty)",
+            "training started after step 0; 2 rows of the data skipped (row 4: empty)",
         ),
         (
             {"kind": "preview", "format": "chat", "num_rows": 9, "num_skipped": 1,
              "num_tokens": 4096, "num_targets": 1024, "fill": 0.98},
             0,
             "info",
-            "the data is read as chat: 8 rows of use, 4,096 tokens, 1,024 of them learned, in "
-            "packs 98 % full",
+            "data format chat: 8 usable rows, 4,096 tokens, 1,024 of them trained on, packed to "
+            "98 %",
         ),
         (
             {"kind": "setting", "compiled": True, "micro_tokens": 4096, "num_layers": 32,
              "num_recomputed": 18, "num_moved": 12},
             0,
             "info",
-            "rank 0 on alpha computes up to 4,096 tokens at once with compiled layers; of 32 "
-            "layers 18 recompute their activations and 12 keep theirs in the PC's memory",
+            "rank 0 on alpha uses micro-batches of up to 4,096 tokens and compiled layers; of 32 "
+            "layers, 18 recompute their activations and 12 offload them to the PC's memory",
         ),
         (
             {"kind": "checkpoint", "step": 8, "seconds": 0.25},
@@ -158,9 +158,9 @@ def test_shares(shares: object, expected: tuple[float, ...]) -> None:
         ({"kind": "stalled", "message": "rank 1 stands still"}, None, "error",
          "rank 1 stands still"),
         ({"kind": "rank_exited", "rank": 1, "exit_code": -9}, None, "warning",
-         "rank 1 on alpha was ended by signal 9"),
+         "rank 1 on alpha was killed by signal 9"),
         ({"kind": "rank_exited", "rank": 1, "exit_code": 3}, None, "warning",
-         "rank 1 on alpha ended with exit code 3"),
+         "rank 1 on alpha exited with code 3"),
     ],
 )  # fmt: skip
 def test_what_a_line_tells_in_plain_words(
@@ -302,7 +302,7 @@ def test_an_evaluation_tells_what_its_loss_means() -> None:
     line = {"kind": "eval", "step": 8, "loss": 0.6, "reward_accuracy": 0.75}
     told = describe_line(line, "run", 1, "a", 0)
     assert told is not None
-    assert told.event.text == "evaluation after step 8: loss 0.600, 75 % of pairs ranked rightly"
+    assert told.event.text == "evaluation after step 8: loss 0.600, 75 % of pairs ranked correctly"
 
 
 def test_figures_of_all_ranks_become_those_of_the_cluster(

@@ -47,14 +47,16 @@ def test_a_checkpoint_that_is_asked_for_is_told_with_its_stall(
     assert not cluster["beta"].wishes
     texts = [event.text for event in services.runs.events(run_id)]
     assert "asked to save a checkpoint now" in texts
-    assert any("training stood still for 30 ms" in text for text in texts)
+    assert any("training paused for 30 ms" in text for text in texts)
 
 
 def test_a_refusing_disk_is_told(services: Services, cluster: FakeCluster, run_id: str) -> None:
     answer(cluster, {"kind": "checkpoint_failed", "step": 7, "message": "The disk is full."})
     with pytest.raises(UserError, match="could not save after step 7: The disk is full"):
         asyncio.run(control_requests.save_now(services, run_id))
-    assert any("failed on alpha" in event.text for event in services.runs.events(run_id))
+    assert any(
+        "could not be saved on alpha" in event.text for event in services.runs.events(run_id)
+    )
 
 
 def test_patience_ends_with_what_is_known(
@@ -138,7 +140,7 @@ def test_traces_of_all_ranks_are_fetched_with_what_took_longest(
     assert (
         f"rank 1 on beta recorded steps 8 to 9 ({file}, 15 B); most time: aten::mm (90 %)" in texts
     )
-    assert "rank 2 on gamma made no trace: The disk is full." in texts
+    assert "rank 2 on gamma could not record a trace: The disk is full." in texts
 
 
 def test_a_trace_that_is_still_recorded_when_patience_ends_is_told(
