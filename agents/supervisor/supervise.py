@@ -34,8 +34,9 @@ from agents.errors import ExpectedError
 from agents.state import Home, Identity, identify, read_json, take_lock, write_json
 from agents.supervisor.attempt import AttemptFolder
 from agents.supervisor.journal import AttemptJournal
+from agents.supervisor.launcher import DirectLauncher, Launcher
 from agents.supervisor.leases import sign
-from agents.supervisor.ranks import RankProcess, start_rank
+from agents.supervisor.ranks import RankProcess
 from agents.supervisor.stalls import StallWatch
 from agents.supervisor.sweep import describe_unkillable, find_processes, sweep
 from agents.supervisor.verdict import AttemptOutcome, judge_end, judge_failure, judge_stall
@@ -70,7 +71,7 @@ def supervise(folder: str, lease_fds: str = "") -> int:
     for number in leases:
         os.set_inheritable(number, False)
     sign(leases, attempt.tag, identity.to_json())
-    Supervisor(attempt, intent, identity).run()
+    Supervisor(attempt, intent, identity, DirectLauncher()).run()
     return 0
 
 
@@ -82,10 +83,17 @@ def become_subreaper() -> None:
 class Supervisor:
     """Starts the ranks, watches them, ends them, and writes down how it ended."""
 
-    def __init__(self, attempt: AttemptFolder, intent: AttemptIntent, identity: Identity) -> None:
+    def __init__(
+        self,
+        attempt: AttemptFolder,
+        intent: AttemptIntent,
+        identity: Identity,
+        launcher: Launcher,
+    ) -> None:
         self._attempt = attempt
         self._intent = intent
         self._identity = identity
+        self._launcher = launcher
         self._journal = AttemptJournal(attempt.file(SUPERVISOR_JOURNAL))
         self._ranks: list[RankProcess] = []
         self._stop_asked = False
@@ -133,7 +141,7 @@ class Supervisor:
             if placement.node != self._intent.node:
                 continue
             try:
-                rank = start_rank(self._attempt, self._intent, placement)
+                rank = self._launcher.start(self._attempt, self._intent, placement)
             except OSError as error:
                 where = f"rank {placement.rank} on node {self._intent.node}"
                 return AttemptOutcome(

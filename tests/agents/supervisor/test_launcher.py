@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from agents.supervisor.ranks import choose_num_threads
+from agents.supervisor.launcher import choose_num_threads
 
 
 @pytest.mark.parametrize(

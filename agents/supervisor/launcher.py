@@ -1,0 +1,108 @@
+"""Start the ranks of one node; the seam for another way to start them.
+
+Ranks are started directly, with torchrun's environment contract, and not through torchrun, which
+demands equally many ranks on every node and hides how a rank ended. A rank's output goes to its log
+from the first byte, so that even a failed import of our own package can be read there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import Protocol
+
+from agents.contract.run import AttemptIntent, RankPlacement
+from agents.contract.run_layout import rank_log
+from agents.state import archive_path
+from agents.supervisor.attempt import AttemptFolder
+from agents.supervisor.ranks import RankProcess
+
+
+class Launcher(Protocol):
+    """Way to start the ranks of a node."""
+
+    def start(
+        self, attempt: AttemptFolder, intent: AttemptIntent, placement: RankPlacement
+    ) -> RankProcess:
+        """Start one rank as a child of this process.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        ...
+
+
+class DirectLauncher:
+    """Starts each rank as a process with the environment that torchrun would give it."""
+
+    def start(
+        self, attempt: AttemptFolder, intent: AttemptIntent, placement: RankPlacement
+    ) -> RankProcess:
+        """Start the rank in a session of its own, with its output in its log.
+
+        Raises:
+            OSError: the interpreter cannot be started, or the log cannot be made.
+        """
+        log_path = attempt.file(rank_log(placement.rank))
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            process = subprocess.Popen(
+                [intent.python, "-m", "agents.trainer"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=rank_environ(attempt, intent, placement),
+                cwd=attempt.folder,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        return RankProcess(
+            rank=placement.rank,
+            device=placement.device,
+            process=process,
+            folder=attempt.folder,
+            started_s=time.monotonic(),
+        )
+
+
+def rank_environ(
+    attempt: AttemptFolder, intent: AttemptIntent, placement: RankPlacement
+) -> dict[str, str]:
+    """Return the whole environment of one rank."""
+    num_local = sum(r.node == intent.node for r in intent.ranks)
+    num_threads = intent.num_threads or choose_num_threads(num_local)
+    environ = {
+        **os.environ,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of NVML, which our device names follow
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        **intent.environ,
+        **attempt.tag.environ(),
+        "RACKLESS_AGENT_HOME": str(attempt.home.path),
+        "PYTHONHOME": "",  # a value from the user's shell belongs to another Python
+        "PYTHONPATH": archive_path(),
+        "RANK": str(placement.rank),
+        "LOCAL_RANK": str(placement.local_rank),
+        "WORLD_SIZE": str(len(intent.ranks)),
+        "LOCAL_WORLD_SIZE": str(num_local),
+        "MASTER_ADDR": intent.master_address,
+        "MASTER_PORT": str(intent.master_port),
+        "OMP_NUM_THREADS": str(num_threads),
+    }
+    if intent.interface:
+        environ["NCCL_SOCKET_IFNAME"] = f"={intent.interface}"
+        environ["GLOO_SOCKET_IFNAME"] = intent.interface
+    return environ
+
+
+def choose_num_threads(num_local: int) -> int:
+    """Return the CPU threads of a rank: its share of the cores, at most OMP_NUM_THREADS.
+
+    Nodes that share one PC set OMP_NUM_THREADS at login to leave each other room: three ranks with
+    two threads each on two cores take ten times as long as with one thread each.
+    """
+    share = max(1, len(os.sched_getaffinity(0)) // num_local)
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(named)) if named.isdigit() and int(named) else share
