@@ -1,4 +1,4 @@
-"""One node's part of an attempt: ask how it is, stop it, tell who is busy."""
+"""Status of the nodes' parts of an attempt: query them, stop them, and read their progress."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ACTIVE = frozenset({"starting", "running", "stopping"})
 
 
 async def ask_part(pool: NodePool, node: str, run_id: str, attempt: int) -> RunPart:
-    """Return what the node says about its part; a node that cannot be asked is silent."""
+    """Return the status of a node's part; a node that cannot be reached counts as silent."""
     began_s = time.monotonic()
     try:
         status = await pool.agent(node).attempt_status(run_id, attempt)
     except NodeUnreachable:
         return RunPart(node=node, silent_s=time.monotonic() - began_s)
     except UserError:
-        # It answers, and has never heard of this attempt; or it was taken out of the book.
+        # It answers but does not know this attempt, or it was removed from the nodes.
         known = node in pool.names()
         return RunPart(node=node) if known else RunPart(node=node, silent_s=0.0)
     return RunPart(node=node, status=status)
@@ -31,14 +31,14 @@ async def ask_part(pool: NodePool, node: str, run_id: str, attempt: int) -> RunP
 async def ask_parts(
     pool: NodePool, nodes: Sequence[str], run_id: str, attempt: int
 ) -> tuple[RunPart, ...]:
-    """Ask all nodes at once."""
+    """Return the parts of all nodes, queried at once."""
     return tuple(await asyncio.gather(*(ask_part(pool, node, run_id, attempt) for node in nodes)))
 
 
 async def stop_parts(
     pool: NodePool, nodes: Iterable[str], run_id: str, attempt: int, grace_s: float
 ) -> dict[str, RacklessError]:
-    """Stop the parts on all `nodes` at once; return what went wrong, by node."""
+    """Stop the parts on all `nodes` at once; return the errors by node."""
     names = tuple(nodes)
     answers = await asyncio.gather(
         *(_stop_part(pool, node, run_id, attempt, grace_s) for node in names)
@@ -50,7 +50,7 @@ async def _stop_part(
     pool: NodePool, node: str, run_id: str, attempt: int, grace_s: float
 ) -> RacklessError | None:
     if node not in pool.names():
-        return NodeUnreachable(f"node {node} was removed", "Add it again to reach its part.")
+        return NodeUnreachable(f"node {node} was removed", "Add it again to stop its part.")
     try:
         await pool.agent(node).stop(run_id, attempt, grace_s)
     except RacklessError as error:
@@ -59,9 +59,9 @@ async def _stop_part(
 
 
 def idle_s(parts: Iterable[RunPart]) -> float:
-    """Return for how long no active rank has finished a step; 0 while any loads or saves.
+    """Return the time since any active rank finished a step; 0 while a rank loads or saves.
 
-    Taken from the ranks' own heartbeats, which only their training loop writes in phase `training`.
+    Read from the ranks' heartbeats: in phase `training` only the training loop writes them.
     """
     ages = []
     for part in parts:
@@ -75,7 +75,7 @@ def idle_s(parts: Iterable[RunPart]) -> float:
 
 
 def newest_step(parts: Iterable[RunPart]) -> int | None:
-    """Return the newest step that any rank's heartbeat tells."""
+    """Return the newest step in any rank's heartbeat."""
     steps = [
         rank.step
         for part in parts

@@ -1,7 +1,7 @@
-"""Checkpoints of runs over all nodes: who holds which, which are whole, which still count.
+"""Checkpoints of runs over all nodes: which nodes hold copies, and which are intact and current.
 
-A checkpoint counts unless a later attempt went on from an earlier step: then another history has
-taken its place, even if a node that was away still holds it.
+A checkpoint is current unless a later attempt resumed from an earlier step: then another history
+has replaced it, even if a node that was offline still holds a copy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Copy:
 async def find_copies(
     services: Services, run_id: str | None, nodes: Sequence[str]
 ) -> tuple[Copy, ...]:
-    """Return all copies on the nodes that answer, of attempts that still count.
+    """Return the current copies on the nodes that answer.
 
-    One whose manifest cannot be read tells no attempt. It counts, so that its damage is told.
+    A copy whose manifest cannot be read names no attempt. It is kept, so that the damage is shown.
     """
     answers = await asyncio.gather(*(_list_on(services.pool, node, run_id) for node in nodes))
     copies = [copy for answer in answers for copy in answer]
@@ -54,10 +54,11 @@ async def _list_on(pool: NodePool, node: str, run_id: str | None) -> list[Copy]:
 
 
 def resume_steps(services: Services, run_id: str) -> dict[int, int]:
-    """Return the step after which each known attempt of a run went on."""
+    """Return the step that each known attempt of a run resumed from, by attempt."""
     if services.runs.store.get(run_id) is None:
         return {}
     stored = {a.attempt: a.resume_step or 0 for a in services.runs.store.attempts(run_id)}
+    # The journals know better than the store where an attempt of another master started.
     told = {
         number: attempt.first_step
         for number, attempt in services.runs.history(run_id).attempts.items()
@@ -67,12 +68,12 @@ def resume_steps(services: Services, run_id: str) -> dict[int, int]:
 
 
 def is_current(step: int, saved_in: int, starts: Mapping[int, int]) -> bool:
-    """Tell whether no attempt after `saved_in` went on from before its checkpoint of `step`."""
+    """Return whether no attempt after `saved_in` resumed from before its checkpoint of `step`."""
     return all(step <= start for attempt, start in starts.items() if attempt > saved_in)
 
 
 async def verify_copies(pool: NodePool, copies: Iterable[Copy]) -> tuple[Copy, ...]:
-    """Have every copy's files hashed on its node."""
+    """Have the files of every copy hashed on its node."""
     return tuple(await asyncio.gather(*(_verify_copy(pool, copy) for copy in copies)))
 
 
@@ -85,7 +86,7 @@ async def _verify_copy(pool: NodePool, copy: Copy) -> Copy:
 
 
 def group_by_step(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
-    """Return one line per run and step, newest first."""
+    """Return one snapshot per run and step, newest first."""
     by_step: dict[tuple[str, int], list[Copy]] = {}
     for copy in copies:
         by_step.setdefault((copy.info.run_id, copy.info.step), []).append(copy)
@@ -96,7 +97,7 @@ def group_by_step(copies: Iterable[Copy]) -> tuple[CheckpointSnapshot, ...]:
 def add_stalls(
     services: Services, found: Iterable[CheckpointSnapshot]
 ) -> tuple[CheckpointSnapshot, ...]:
-    """Add how long training stood still for each, where a mirrored journal tells it."""
+    """Add the time that training paused for each checkpoint, where a mirrored journal has it."""
     return tuple(replace(one, stall_s=_find_stall_s(services, one)) for one in found)
 
 

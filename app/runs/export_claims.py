@@ -1,4 +1,7 @@
-"""Claims on a run that is being exported from this PC, so that nothing deletes it meanwhile."""
+"""Claims on a run that is being exported from this PC, so that nothing deletes it meanwhile.
+
+A claim is a file lock, so a killed export leaves none behind.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +20,31 @@ _ID_BYTES = 4
 
 
 def refuse_exported(services: Services, run_id: str) -> None:
-    """Expect no export of a run to be under way from this PC.
+    """Check that no export of a run is under way from this PC.
 
     Raises:
-        UserError: one is.
+        UserError: one is under way.
     """
     for path in _names(services, run_id).glob("*.lock"):
         handle = try_locked(path)
         if handle is None:
             raise UserError(
-                f"an export of run {run_id} is under way", "Wait for its end, or cancel it."
+                f"an export of run {run_id} is under way", "Wait until it ends, or cancel it."
             )
         os.close(handle)
 
 
 def _names(services: Services, run_id: str) -> Path:
-    """Return the folder with a lock file for each name that an export has or had on a node."""
+    """Return the folder with one lock file per folder name that exports used on a node."""
     return services.paths.run(run_id) / "exports"
 
 
 @contextmanager
 def claim_name(services: Services, run_id: str, stem: str) -> Iterator[str]:
-    """Give the name of a folder on the node that no other export uses until the block ends.
+    """Yield a folder name for the node that no other export uses until the block ends.
 
-    It ends with a random id, that of another master differs. One that is free is taken again, so
-    that the node finds by it what an export that was killed has left, and clears that away.
+    The name ends with a random id, so that it differs from those of other masters. A free name is
+    used again, so that the node finds and removes what a killed export has left under it.
     """
     folder = private_folder(_names(services, run_id))
     known = sorted(folder.glob(f"{stem}-{'?' * 2 * _ID_BYTES}.lock"))

@@ -1,4 +1,4 @@
-"""The fleet as the life of a run sees it: agents to ask, bundles to send, folders to fetch."""
+"""Adapter that gives `app.runs` the fleet of `app.nodes` as a `NodePool`."""
 
 from __future__ import annotations
 

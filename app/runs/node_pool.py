@@ -1,8 +1,8 @@
-"""What the life of a run needs of the nodes: the seam between `app.runs` and `app.nodes`.
+"""Protocols for what runs need from nodes: the seam between `app.runs` and `app.nodes`.
 
-The real ones are `app.nodes.client.NodeClient` and the core's adapter of the fleet; tests put fakes
-in their place that lose nodes and answers on purpose. Every method raises UserError when the node
-says why not, and NodeUnreachable when it cannot be asked.
+They are implemented by `app.nodes.client.NodeClient` and `app.runs.fleet_pool.FleetPool`; tests use
+fakes that lose nodes and answers on purpose. Every method raises UserError when the node refuses,
+and NodeUnreachable when it cannot be reached.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from app.library.bundles import Source
 OnMessage = Callable[[str], None]
 OnProgress = Callable[[Progress], None]
 BytesProgress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes to do."""
+"""Callback that gets the bytes done and the bytes in total."""
 
 
 class ExportedFiles(Protocol):
@@ -46,7 +46,7 @@ class ExportedFiles(Protocol):
 
 
 class NodeAgent(Protocol):
-    """One node, as far as runs go."""
+    """One node, as far as runs need it."""
 
     async def facts(self) -> NodeFacts: ...
     async def port_choose(self, address: str) -> int: ...
@@ -99,14 +99,14 @@ class NodeAgent(Protocol):
 
 
 class NodePool(Protocol):
-    """All nodes, as far as runs go."""
+    """All nodes, as far as runs need them."""
 
     def names(self) -> tuple[str, ...]:
-        """Return every node that was added, in order."""
+        """Return the names of all nodes, in the order in which they were added."""
         ...
 
     def agent(self, name: str) -> NodeAgent:
-        """Return the handle of a node; each call on it connects where needed.
+        """Return the handle of a node; its methods connect when needed.
 
         Raises:
             UserError: no such node was added.
@@ -114,13 +114,13 @@ class NodePool(Protocol):
         ...
 
     async def push(self, name: str, source: Source, progress: BytesProgress | None = None) -> str:
-        """Send what of a bundle is missing on the node; return its folder there."""
+        """Send the files of a bundle that the node lacks; return the folder there."""
         ...
 
     async def fetch(self, name: str, path: str, target: Path) -> None:
-        """Copy a folder below the agent's home to the new folder `target`, files checked."""
+        """Copy a folder below the agent's home to the new folder `target`, verified by hash."""
         ...
 
     async def copy(self, source: str, target: str, path: str) -> None:
-        """Copy a folder below the agent's home from one node to another, files checked."""
+        """Copy a folder below the agent's home from one node to another, verified by hash."""
         ...

@@ -1,8 +1,7 @@
-"""Which rank runs where, and over which address the ranks talk. Pure.
+"""Place ranks on nodes and devices. Pure.
 
-A node with GPUs runs one rank per GPU; one without trains on its CPU with one rank. Ranks count
-through the nodes in the order in which they were named, so that the order of a run file decides
-which node is rank 0.
+A node with GPUs runs one rank per GPU; a node without runs one rank on its CPU. Ranks are numbered
+node by node in the order of the run file, which therefore decides where rank 0 runs.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from agents.contract.run import RankPlacement
 
 
 def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
-    """Return all ranks, in order; `facts` are in the order of the nodes.
+    """Return all ranks, in the order of the nodes in `facts`.
 
-    Nodes that list the same GPU are the same PC under several names, as in the demo: they divide
-    its GPUs among them, and share one only when there are fewer GPUs than names.
+    Nodes that list the same GPU are one PC under several names, as in the demo. They divide its
+    GPUs among them, and share one only when there are fewer GPUs than names.
     """
     ranks: list[RankPlacement] = []
     for node, known in facts.items():
@@ -38,7 +37,7 @@ def place_ranks(facts: Mapping[str, NodeFacts]) -> tuple[RankPlacement, ...]:
 
 
 def _may_use(node: str, gpu: GpuFacts, facts: Mapping[str, NodeFacts]) -> bool:
-    """Deal the GPUs of one PC to its names in turn; with too few, a GPU is dealt again."""
+    """Deal the GPUs of one PC to its names in turn; with too few GPUs, deal them again."""
     names = [name for name, known in facts.items() if gpu.uuid in _uuids(known)]
     cards = _uuids(facts[node])
     place, card = names.index(node), cards.index(gpu.uuid)
@@ -52,7 +51,7 @@ def _uuids(facts: NodeFacts) -> list[str]:
 
 
 def shares_a_gpu(ranks: Sequence[RankPlacement]) -> bool:
-    """Tell whether two ranks run on one GPU, which NCCL refuses and Gloo does not."""
+    """Return whether two ranks run on one GPU, which NCCL refuses and Gloo accepts."""
     gpus = [place.device_id for place in ranks if place.device != "cpu"]
     return len(set(gpus)) < len(gpus)
 
@@ -63,7 +62,8 @@ def keep_single(ranks: Sequence[RankPlacement]) -> tuple[RankPlacement, ...]:
 
 
 def choose_checkpoint_ranks(ranks: Sequence[RankPlacement], copies: int) -> tuple[int, ...]:
-    """Return the first rank of each of the first `copies` nodes: they write the checkpoints."""
+    """Return the ranks that write checkpoints: the first rank of each of the first `copies`
+    nodes."""
     first: dict[str, int] = {}
     for place in ranks:
         first.setdefault(place.node, place.rank)

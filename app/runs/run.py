@@ -1,12 +1,12 @@
-"""The states of a run, the legal moves between them, and the verdict over what its nodes report.
+"""Run states, the legal moves between them, and the judgement of what a run's nodes report.
 
-Pure: no clock, no network. A verdict is always about one attempt. Its rules, in this order:
+Pure: no clock, no network. A judgement is always about one attempt. Its rules, in this order:
 
-1. A node that is silent says nothing by itself: training does not need the master. It is given up
-   only when the others report that they lost a peer, or stand still, for `lost_after_s`.
+1. A silent node proves nothing by itself, since training does not need the master. It counts as
+   lost only when the others report a lost peer, or make no progress, for `lost_after_s`.
 2. The culprit is what broke first: a lost or silent node before a rank that failed, a rank that
    failed on its own before ranks that merely lost their peers.
-3. While only ranks that lost their peers have failed, the culprit is still to come.
+3. While only ranks that lost their peers have failed, the culprit has yet to show itself.
 4. Once there is a culprit, every part that is still active has to be stopped.
 """
 
@@ -30,27 +30,27 @@ MOVES: dict[RunState, frozenset[RunState]] = {
     "failed": frozenset({"created", "launching"}),
     "done": frozenset(),
 }
-"""From each state to the states that may follow it; staying is always allowed."""
+"""States that may follow each state; staying in one is always allowed."""
 
 _ACTIVE_PARTS = frozenset({"starting", "running", "stopping"})
+# A hint of the trainer that says so is about an error that a resume would only repeat.
 _NEW_RUN = "start a new run"
-"""A hint that says so is about what a resume would only repeat."""
 
 
 def may_move(old: RunState, new: RunState) -> bool:
-    """Tell whether a run in state `old` may become `new`."""
+    """Return whether a run in state `old` may become `new`."""
     return new == old or new in MOVES[old]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPart:
-    """What is known about one node's part of an attempt."""
+    """Last known status of one node's part of an attempt."""
 
     node: str
     status: AttemptStatus | None = None
-    """None: the node is silent, or answers but has never heard of this attempt."""
+    """None when the node is silent, or answers but does not know this attempt."""
     silent_s: float | None = None
-    """How long the node has not answered; None: it answers."""
+    """Time since the node last answered; None while it answers."""
 
     @property
     def answers(self) -> bool:
@@ -63,23 +63,23 @@ class RunPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """Everything that a verdict rests on."""
+    """Everything that a judgement is based on."""
 
     parts: tuple[RunPart, ...]
     stop_asked: bool = False
     launching: bool = False
-    """A living launcher is still at work: parts may be missing."""
+    """Whether a process is still launching it, so that parts may be missing."""
     is_ours: bool = True
-    """Launched from this book: every part was there once. Else another master, whom we cannot see,
-    may still be launching it."""
+    """Whether this master launched it, so that every part existed once. Otherwise another master,
+    which we cannot see, may still be launching it."""
     step: int | None = None
-    """Newest step that any journal tells."""
+    """Newest step in any journal."""
     idle_s: float = 0.0
-    """How long no journal has told a new step."""
+    """Time without a new step in any journal."""
     lost_after_s: float = 15.0
-    """A silent node is lost when the others have stood still for so long."""
+    """Time without progress after which a silent node counts as lost."""
     checkpoint_step: int | None = None
-    """Newest checkpoint known."""
+    """Newest known checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +88,11 @@ class StateJudgement:
     message: str = ""
     hint: str = ""
     stop: tuple[str, ...] = ()
-    """Nodes whose part has to be stopped."""
+    """Nodes whose parts have to be stopped."""
 
 
 def judge(situation: Situation) -> StateJudgement:
-    """Return the state of the run, why, and which nodes' parts must be stopped."""
+    """Return the state of the run, the reason, and the nodes whose parts have to be stopped."""
     culprit = _find_culprit(situation)
     if culprit is not None:
         stop = tuple(part.node for part in situation.parts if part.active)
@@ -103,16 +103,18 @@ def judge(situation: Situation) -> StateJudgement:
 
 
 def is_peer_loss(status: AttemptStatus) -> bool:
-    """Tell whether a part failed only because ranks of another node vanished."""
+    """Return whether a part failed only because ranks of another node vanished."""
     return status.state == "failed" and status.peer_lost
 
 
 def _find_culprit(situation: Situation) -> RunPart | None:
     parts = situation.parts
+    # A lost part comes first: ranks elsewhere fail because of it, never the other way round.
     for part in parts:
         if part.answers and _is_gone(part, situation):
             return part
     failed = [p for p in parts if p.status is not None and p.status.state == "failed"]
+    # Of failures with a cause of their own, the first one may have caused the others.
     own = [p for p in failed if p.status is not None and not is_peer_loss(p.status)]
     if own:
         return min(own, key=_end_time)
@@ -120,12 +122,12 @@ def _find_culprit(situation: Situation) -> RunPart | None:
     if silent and (failed or _stands_still(situation)):
         return max(silent, key=lambda part: part.silent_s or 0.0)
     if any(part.active for part in parts) and situation.idle_s < situation.lost_after_s:
-        return None  # only consequences so far: whoever caused them ends or goes silent soon
+        return None  # only consequences so far: the cause will fail or fall silent soon
     return min(failed, key=_end_time) if failed else None
 
 
 def _is_gone(part: RunPart, situation: Situation) -> bool:
-    """Tell whether a node that answers has lost its part, or never got it."""
+    """Return whether a node that answers has lost its part, or never got it."""
     if part.status is not None:
         return part.status.state == "lost"
     if situation.launching:
@@ -139,7 +141,7 @@ def _end_time(part: RunPart) -> float:
 
 
 def _stands_still(situation: Situation) -> bool:
-    """A silent node holds up the rest: nothing moves, and somebody is still waiting."""
+    """Return whether a silent node blocks the others: they are active and make no progress."""
     silent_s = max((p.silent_s or 0.0 for p in situation.parts if not p.answers), default=0.0)
     return (
         any(part.active for part in situation.parts)
@@ -158,19 +160,19 @@ def _describe_failure(culprit: RunPart, situation: Situation) -> StateJudgement:
             )
         return StateJudgement(
             state="interrupted",
-            message=f"the nodes lost contact with each other{_where(situation)}",
-            hint=_hint("Check the network with: rackless check", situation),
+            message=f"the nodes lost their connection to each other{_where(situation)}",
+            hint=_hint("Check the network: rackless check", situation),
         )
     if situation.stop_asked:
         return StateJudgement(
-            state="stopped", message=f"node {culprit.node} was lost while the run was stopped"
+            state="stopped", message=f"node {culprit.node} was lost while the run was stopping"
         )
     resume = f"Resume on {show_list(others)}." if others else "Resume once a node answers again."
     if culprit.answers and status is None:
         return StateJudgement(
             state="interrupted",
-            message=f"node {culprit.node} has no part of the run: its launch broke off, or the "
-            "agent's folder there was removed",
+            message=f"node {culprit.node} does not have its part of the run: the launch was "
+            "interrupted, or the agent's folder there was removed",
             hint="Resume the run.",
         )
     return StateJudgement(
@@ -199,9 +201,7 @@ def _hint(hint: str, situation: Situation) -> str:
 
 def _judge_active(situation: Situation) -> StateJudgement:
     silent = [part.node for part in situation.parts if not part.answers]
-    message = (
-        f"{show_list(silent)} cannot be reached; training goes on without us" if silent else ""
-    )
+    message = f"{show_list(silent)} cannot be reached; training continues there" if silent else ""
     states = {part.status.state for part in situation.parts if part.status is not None}
     if situation.stop_asked or "stopping" in states or "stopped" in states:
         return StateJudgement(state="stopping", message=message)
@@ -211,7 +211,7 @@ def _judge_active(situation: Situation) -> StateJudgement:
 
 
 def _judge_ended(situation: Situation) -> StateJudgement:
-    """No part is active and nothing went wrong: done, stopped, or nobody can tell."""
+    """Judge a run without active parts and without a failure: done, stopped, or unknown."""
     states = [part.status.state for part in situation.parts if part.status is not None]
     silent = [part.node for part in situation.parts if not part.answers]
     if not states:
@@ -228,8 +228,8 @@ def _judge_unanswered(situation: Situation, silent: Sequence[str]) -> StateJudge
     state: RunState = "stopping" if situation.stop_asked else "running"
     return StateJudgement(
         state=state,
-        message=f"{show_list(silent)} cannot be reached; what the run does now is not known",
-        hint="Its ranks go on by themselves. It is looked at again as soon as a node answers.",
+        message=f"{show_list(silent)} cannot be reached; the state of the run is unknown",
+        hint="Its ranks keep training. The state is updated as soon as a node answers.",
     )
 
 
@@ -237,6 +237,6 @@ def _silent_note(silent: Sequence[str]) -> str:
     if not silent:
         return ""
     return (
-        f"{show_list(silent)} could not be reached; what may still run there is stopped when it "
+        f"{show_list(silent)} could not be reached; whatever still runs there is stopped once it "
         "answers again"
     )

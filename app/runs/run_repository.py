@@ -1,7 +1,7 @@
-"""The book of runs: the one place that changes a stored run and tells the listeners about it.
+"""Repository of runs: the one place that changes a stored run and publishes the change.
 
-Everything else in `app.runs` asks the book for a run, tells it what became of it, or makes it read
-what was appended to the mirrors.
+Everything else in `app.runs` gets runs from it, reports changes to it, or makes it read what was
+appended to the mirrors.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from app.runs.run import may_move
 from app.runs.snapshot import make_progress, make_snapshot
 from app.storage.runs import RunRecord, RunStore
 
+# Severity of the master's own events by kind; others are `info`. Events from journals bring theirs.
 _SEVERITIES: dict[RunEventKind, Severity] = {
     "advice": "warning",
     "warning": "warning",
@@ -40,7 +41,6 @@ _SEVERITIES: dict[RunEventKind, Severity] = {
     "interrupted": "error",
     "failed": "error",
 }
-"""Severity of the master's own events by kind; others are `info`."""
 
 
 class RunRepository:
@@ -51,13 +51,13 @@ class RunRepository:
         self._histories: dict[str, RunHistory] = {}
         self._seen: dict[str, RunRecord] = {}
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ reading
 
     def get(self, run_id: str) -> RunRecord:
-        """Return a run by its id, or by the beginning of it that only one run has.
+        """Return a run by its id or an unambiguous prefix of it.
 
         Raises:
-            UserError: there is none, or the beginning fits several.
+            UserError: there is none, or several match.
         """
         run = self.store.get(run_id)
         if run is not None:
@@ -66,10 +66,8 @@ class RunRepository:
         if len(fitting) == 1:
             return fitting[0]
         if fitting:
-            raise UserError(
-                f"{run_id} is the beginning of {len(fitting)} run ids", "Write more of the id."
-            )
-        raise UserError(f"there is no run {run_id}", "List the runs with: rackless runs list")
+            raise UserError(f"{run_id} matches {len(fitting)} run ids", "Type more of the id.")
+        raise UserError(f"there is no run {run_id}", "List all runs: rackless runs list")
 
     def snapshot(self, run_id: str) -> RunSnapshot:
         run = self.get(run_id)
@@ -77,7 +75,7 @@ class RunRepository:
         return make_snapshot(run, self.placements(run), history)
 
     def full_snapshot(self, run_id: str) -> RunSnapshot:
-        """Return the run with what its ranks told last, also when it has ended."""
+        """Return the run with the last figures of its ranks, also when it has ended."""
         run = self.get(run_id)
         return make_snapshot(run, self.placements(run), self.history(run_id))
 
@@ -93,14 +91,14 @@ class RunRepository:
         return ()
 
     def is_ours(self, run: RunRecord) -> bool:
-        """Tell whether the newest attempt was launched from this book, not found on nodes."""
+        """Return whether the newest attempt was launched by this master, not found on nodes."""
         return any(
             attempt.attempt == run.attempt and attempt.inputs
             for attempt in self.store.attempts(run.run_id)
         )
 
     def history(self, run_id: str) -> RunHistory:
-        """Return the run's history with everything mirrored so far."""
+        """Return the run's history, read up to what is mirrored so far."""
         history = self._histories.get(run_id)
         if history is None:
             history = RunHistory(run_id, self.paths.run(run_id))
@@ -112,28 +110,29 @@ class RunRepository:
         return Mirror(self.paths.attempt(run_id, attempt) / node)
 
     def events(self, run_id: str) -> list[RunEvent]:
-        """Return what happened to the run, oldest first, each once."""
+        """Return the run's events, oldest first."""
         events = [*self.store.events(run_id), *self.history(run_id).events]
         return sorted(events, key=lambda event: event.time_s)
 
     # ------------------------------------------------------------ changing
 
     def add(self, run: RunRecord) -> bool:
-        """Enter a run; False when it is there already, or was deleted."""
+        """Add a run; return False when it is known already or was deleted."""
         added = self.store.add(run)
         if added:
             self._publish(run.run_id)
         return added
 
     def change(self, run_id: str, change: Callable[[RunRecord], RunRecord | None]) -> None:
-        """Change the stored run, and say so when it did change."""
+        """Change the stored run, and publish it if it did change."""
         if self.store.change(run_id, change) is not None:
             self._publish(run_id)
 
     def move(self, run_id: str, attempt: int, state: RunState, message: str, hint: str) -> bool:
-        """Bring attempt `attempt` of the run into `state`; False when that is no legal move.
+        """Move attempt `attempt` of the run to `state`; return whether its state changed.
 
-        A newer attempt of another process makes this a move of the past: nothing happens.
+        Nothing happens when that is no legal move, or when another process has launched a newer
+        attempt in the meantime.
         """
         moved = False
 
@@ -149,7 +148,7 @@ class RunRepository:
         return moved
 
     def refresh(self, run_id: str) -> None:
-        """Read what was appended to the mirrors, and publish what is new in it."""
+        """Read what was appended to the mirrors, and publish the new entries."""
         history = self.history(run_id)
         news = history.refresh()
         if news.steps:
@@ -160,7 +159,7 @@ class RunRepository:
             self._publish(run_id)
 
     def save_progress(self, run_id: str) -> None:
-        """Store how far the run has come, so that lists know it without reading journals."""
+        """Store the run's progress, so that lists need not read journals."""
         history = self.history(run_id)
         self.store.change(
             run_id, lambda run: replace(run, progress=make_progress(history, run.attempt))
@@ -174,19 +173,19 @@ class RunRepository:
         self._events.publish(RunEventArrived(event))
 
     def forget(self, run_id: str) -> None:
-        """Take a run out of the book."""
+        """Remove a run for good: its id is remembered as deleted."""
         self.store.delete(run_id)
         self._histories.pop(run_id, None)
         self._events.publish(RunDeleted(run_id))
 
     def discard(self, run_id: str) -> None:
-        """Take out a run that never reached a node, as if it had not been asked for."""
+        """Remove a run that never reached a node, as if it had never been started."""
         self.store.discard(run_id)
         self._histories.pop(run_id, None)
         self._events.publish(RunDeleted(run_id))
 
     def publish_changed(self) -> None:
-        """Tell listeners what another process has changed in the store since the last call."""
+        """Publish what another process has changed in the store since the last call."""
         now = {run.run_id: run for run in self.store.all()}
         for run_id in self._seen.keys() - now.keys():
             self._events.publish(RunDeleted(run_id))

@@ -1,4 +1,4 @@
-"""What every action on a run is given: the book, the nodes, and where files lie."""
+"""Services that every action on a run gets: stores, nodes, settings and paths."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from app.planning.forecast_accuracy import Forecast
 
 _LAUNCH_LOCK = "launch.lock"
-_LOOKS = 10
-_LOOK_S = 0.01
+# `is_launching` takes the lock for a moment to see whether it is held; a launcher that meets this
+# must not take it for another launcher. 0.1 s in total covers it.
+_LOCK_TRIES = 10
+_LOCK_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +82,22 @@ class Services:
 
     @contextlib.contextmanager
     def launching(self, run_id: str) -> Iterator[None]:
-        """Hold the right to launch a run, against other processes of this home too.
+        """Claim the launch of a run inside the block, also against other processes of this home.
 
         Raises:
-            UserError: somebody else is launching it now.
+            UserError: it is being launched already.
         """
         path = private_folder(self.paths.run(run_id)) / _LAUNCH_LOCK
         handle = try_locked(path)
-        for _ in range(_LOOKS):
+        for _ in range(_LOCK_TRIES):
             if handle is not None:
                 break
-            time.sleep(_LOOK_S)  # somebody may only have looked whether it is held
+            time.sleep(_LOCK_PAUSE_S)
             handle = try_locked(path)
         if handle is None:
             raise UserError(
                 f"run {run_id} is being launched right now",
-                "Look at it with: rackless runs show " + run_id,
+                "See its progress: rackless runs show " + run_id,
             )
         try:
             yield
@@ -103,7 +105,7 @@ class Services:
             os.close(handle)
 
     def is_launching(self, run_id: str) -> bool:
-        """Tell whether a living process is launching the run."""
+        """Return whether a living process is launching the run."""
         path = self.paths.run(run_id) / _LAUNCH_LOCK
         if not path.exists():
             return False

@@ -1,4 +1,4 @@
-"""Join what is stored and what the journals tell into the one value that everybody shows."""
+"""Combine the stored run and its journals into the snapshot that window and command line show."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from app.runs.journals.history import AttemptHistory, RankHistory, RunHistory
 from app.storage.runs import RunRecord, StoredProgress
 from app.text import show_share
 
+# In the order in which a run goes through them.
 _PHASES = (
     "loading", "imported", "tokenizing", "preparing", "reference", "tuning", "warmup", "training",
     "evaluating", "saving", "tracing", "done",
 )  # fmt: skip
-"""In the order of a run."""
 
 
 def make_progress(history: RunHistory, attempt: int) -> StoredProgress:
-    """Return how far the run has come, as its journals tell it."""
+    """Return the progress of a run according to its journals."""
     now = history.attempt(attempt)
+    # Until the newest attempt has finished a step, older ones have the newest loss; its step is
+    # the one it resumed from, not the later one that they had reached.
     told = [history.attempts[number] for number in sorted(history.attempts)]
     newest = next((a.newest for a in reversed(told) if a.newest is not None), None)
     first = next((a.first for a in told if a.first is not None), None)
@@ -38,7 +40,7 @@ def make_progress(history: RunHistory, attempt: int) -> StoredProgress:
 def make_snapshot(
     run: RunRecord, placements: Sequence[RankPlacement], history: RunHistory | None
 ) -> RunSnapshot:
-    """Return the run as it stands; without `history`, its live figures stay unknown."""
+    """Return the current snapshot of a run; without `history`, its live figures stay unknown."""
     attempt = history.attempt(run.attempt) if history else AttemptHistory()
     active = run.state in ACTIVE_STATES
     recent = tuple(attempt.recent) if active else ()
@@ -77,9 +79,9 @@ def make_snapshot(
 
 
 def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:
-    """Return the work of all ranks over what they could do; None while one of them is not known.
+    """Return the FLOPs of all ranks over their peak; None while one rank is unknown.
 
-    The ranks' newest steps may be neighbours for a moment, which changes next to nothing.
+    The ranks' newest steps may differ by one for a moment, which changes next to nothing.
     """
     done = possible = 0.0
     for rank in attempt.ranks.values():
@@ -91,7 +93,7 @@ def _mfu(attempt: AttemptHistory, world_size: int) -> float | None:
 
 
 def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> float | None:
-    """Return the median step time times the steps that are left.
+    """Return the median step time times the number of steps left.
 
     A median, because the first step and those that save a checkpoint take much longer.
     """
@@ -102,7 +104,7 @@ def _remaining_s(progress: StoredProgress, recent: Sequence[StepRecord]) -> floa
 
 
 def _phase(attempt: AttemptHistory) -> str | None:
-    """Return the phase of the rank that is least far: it holds up the others."""
+    """Return the phase of the rank that is furthest behind: the others wait for it."""
     order = {name: place for place, name in enumerate(_PHASES)}
     ranks = [rank for rank in attempt.ranks.values() if rank.phase in order]
     last = min(

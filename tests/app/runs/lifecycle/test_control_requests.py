@@ -138,7 +138,8 @@ def test_traces_of_all_ranks_are_fetched_with_what_took_longest(
     texts = [event.text for event in services.runs.events(run_id)]
     file = "trace-00000008-rank-1.json.gz"
     assert (
-        f"rank 1 on beta recorded steps 8 to 9 ({file}, 15 B); most time: aten::mm (90 %)" in texts
+        f"rank 1 on beta recorded steps 8 to 9 ({file}, 15 B); slowest operation: aten::mm (90 %)"
+        in texts
     )
     assert "rank 2 on gamma could not record a trace: The disk is full." in texts
 

@@ -107,7 +107,7 @@ def test_launcher_that_died_half_way_is_cleaned_up(
     asyncio.run(reconcile_run(services, run_id))
     run = services.runs.get(run_id)
     assert run.state == "interrupted"
-    assert "beta has no part of the run" in run.message
+    assert "beta does not have its part" in run.message
     assert cluster["alpha"].attempts[run_id, 1].state == "stopped"
 
 
