@@ -1,1 +1,1 @@
-"""Operations with kernels of their own: attention, NF4, LoRA, the loss, and their compilation."""
+"""Custom kernels: attention, NF4 dequantization, LoRA products and cross-entropy."""

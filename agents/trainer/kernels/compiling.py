@@ -1,7 +1,8 @@
-"""Whether this machine can compile layers, and what makes two compilations alike.
+"""Check whether this machine can compile layers, and make compilation reproducible.
 
-Triton builds small programs with the C compiler of the machine. Choices that are made by measuring
-are switched off, because they would let two starts add up in different orders.
+Triton needs the machine's C compiler for its launchers. Inductor's autotuning is disabled where
+runs must be bit-equal: it chooses kernels by timing them, so two starts could add in different
+orders.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import shutil
 import torch
 
 _COMPILERS = ("gcc", "clang", "cc")
-_MAX_KINDS = 64
-"""Compiled forms of one function: kinds of layers, with and without gradients or adapter."""
+# Compiled variants of one function: kinds of layers, with and without gradients or adapter.
+# Beyond Dynamo's default of 8 it would silently stop compiling.
+_MAX_VARIANTS = 64
 
 
 def find_obstacle(device: torch.device) -> str | None:
-    """Return why layers cannot be compiled here, as a clause; None: they can."""
+    """Return why layers cannot be compiled on this device, as a clause, or None if they can."""
     if device.type != "cuda":
         return "there is no GPU"
     if torch.cuda.get_device_capability(device) < (7, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than what Triton works on"
+        return f"{torch.cuda.get_device_name(device)} is older than what Triton supports"
     try:
         import triton  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
     except ImportError as error:
@@ -32,12 +34,13 @@ def find_obstacle(device: torch.device) -> str | None:
 
 
 def fix_settings() -> None:
-    """Fix what compiled layers depend on; to be called before anything is compiled."""
+    """Configure the compiler. Must be called before anything is compiled."""
     import torch._dynamo
     import torch._inductor.config
 
-    torch._dynamo.config.recompile_limit = _MAX_KINDS
-    # What `joined` keeps between the layers of a set is gone when the decoder layer ends.
+    torch._dynamo.config.recompile_limit = _MAX_VARIANTS
+    # A `FusedSet` keeps outputs between its layers, but none beyond the decoder layer, so a
+    # recomputation need not repeat that side effect.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if hasattr(torch._inductor.config, "deterministic"):  # since torch 2.10
         torch._inductor.config.deterministic = torch.are_deterministic_algorithms_enabled()

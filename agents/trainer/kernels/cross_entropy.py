@@ -1,10 +1,9 @@
-"""The cross-entropies of a chunk of tokens and their gradient, in one kernel over its logits.
+"""Cross-entropy of a chunk of tokens and its gradient, fused into one Triton kernel.
 
-Each row of logits is read twice and overwritten by its gradient, in the type that the product left
-them in: a fifth of the passes over memory that operations one after the other make. Only on GPUs
-for which Triton can compile.
+Each row of logits is read twice and overwritten by its gradient, in the type of the product. That
+is a fifth of the memory traffic of separate operations. Only for GPUs that Triton compiles for.
 
-Shape letters: C tokens of a chunk, V words.
+Shape letters: C tokens of a chunk, V entries of the vocabulary.
 """
 
 # ruff: noqa: ANN001, ANN202 - Triton itself finds the types of a kernel's parameters
@@ -24,7 +23,8 @@ try:
 except ImportError:  # torch for CPUs comes without
     triton = None
 
-_WORDS_AT_ONCE = 8192
+# Logits that one program loads at a time. A row is longer, so the kernel loops over it.
+_BLOCK_LOGITS = 8192
 
 if triton is not None:
 
@@ -33,11 +33,14 @@ if triton is not None:
         logits, label, loss, scale, gradient_scale,
         vocab_size: tl.constexpr, wants_gradient: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
+        # int64, because the offset of a row could overflow int32.
         row = tl.program_id(0).to(tl.int64)
         logits += row * vocab_size
         target = tl.load(label + row)
         most = float("-inf")
         total = 0.0
+        # Online softmax: the sum is rescaled when a block holds a new maximum, so that the first
+        # pass reads each logit once.
         for start in range(0, vocab_size, size):
             word = start + tl.arange(0, size)
             logit = tl.load(logits + word, mask=word < vocab_size, other=float("-inf"))
@@ -60,7 +63,7 @@ if triton is not None:
 
 @functools.cache
 def is_supported(device: torch.device) -> bool:
-    """Tell whether the kernel can be compiled for this device."""
+    """Return whether the kernel can be compiled for this device."""
     return triton is not None and compiling.find_obstacle(device) is None
 
 
@@ -70,10 +73,10 @@ def compute_losses(
     """Return the cross-entropy of each token (C,), float32.
 
     Args:
-        logits_CV: bare products, on a GPU; their gradient when this returns, if it is wanted.
-        label_C: the words that count, int64.
-        scale: of the logits, positive.
-        gradient_scale: of the gradient; None: none is wanted.
+        logits_CV: Unscaled products on a GPU. Overwritten by their gradient if one is requested.
+        label_C: Target token ids, int64.
+        scale: Positive factor of the logits.
+        gradient_scale: Factor of the gradient, or None to compute the losses only.
     """
     num_tokens, vocab_size = logits_CV.shape
     loss_C = torch.empty(num_tokens, dtype=torch.float32, device=logits_CV.device)
@@ -81,6 +84,6 @@ def compute_losses(
         _loss_kernel[(num_tokens,)](
             logits_CV, label_C, loss_C, scale, gradient_scale or 0.0,
             vocab_size=vocab_size, wants_gradient=gradient_scale is not None,
-            size=_WORDS_AT_ONCE, num_warps=16,
+            size=_BLOCK_LOGITS, num_warps=16,
         )  # fmt: skip
     return loss_C

@@ -1,11 +1,13 @@
-"""The gradient of causal attention by cuDNN in its deterministic form, on Hopper cards.
+"""Deterministic backward pass of causal attention by cuDNN, for Hopper cards.
 
-PyTorch calls cuDNN's ordinary form whatever it is asked for, and that one adds up the gradient of
-the queries in an order that changes from call to call. The deterministic one keeps the parts
-apart until it adds them up in order, in scratch memory that grows with the square of a sequence's
-length; so the work is divided by sequences and by heads until the scratch stays small. It is
-reached through NVIDIA's own Python package; without it (or with a card or shape that it does not
-take) whoever calls has FlashAttention's form, which is deterministic too and slower there.
+PyTorch always calls cuDNN's nondeterministic backward pass, which accumulates the gradient of the
+queries in an order that changes from call to call. The deterministic one stores partial gradients
+and adds them in order, in scratch memory that grows with the square of the sequence length. The
+work is therefore divided by sequences and heads until the scratch memory stays small.
+
+PyTorch does not expose this variant, so it is called through NVIDIA's Python package. Without the
+package, or for an unsupported card or shape, the caller falls back to FlashAttention, whose
+deterministic backward pass is slower on Hopper.
 
 Shape letters: H heads, K heads of keys and values, M tokens of the flat row, T of one sequence,
 S sequences, D head width.
@@ -21,9 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Limit of the scratch memory of one call.
 MAX_SCRATCH_BYTES = 288 << 20
+# Tokens per call. More do not use the card better.
 _TOKENS_AT_ONCE = 4096
-"""More do not fill a card better."""
+# Major compute capability.
 _HOPPER = 9
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -39,7 +43,7 @@ class _Program:
 
 
 Build = Callable[[int, int], int | None]
-"""From numbers of sequences and heads of keys to bytes of scratch, or None where it is refused."""
+"""Maps counts of sequences and key heads to scratch bytes, or to None if cuDNN refuses them."""
 
 
 def differentiate(
@@ -48,13 +52,13 @@ def differentiate(
     """Return the gradients of queries, keys and values (M, heads, D), the same bits every time.
 
     Args:
-        inputs: gradient, queries, keys, values, output (M, heads, D), half precision.
-        lse_HM: logarithms of the sums that the softmax divided by, float32.
-        length: of every sequence, tokens.
-        scale: of the scores.
+        inputs: Gradient, queries, keys, values, output (M, heads, D), in half precision.
+        lse_HM: Log-sum-exp of the scores, float32.
+        length: Length that all sequences have, in tokens.
+        scale: Factor of the scores.
 
     Returns:
-        None: where cuDNN has no deterministic form for this card or shape.
+        The gradients, or None if cuDNN has no deterministic form for this card or shape.
     """
     device = lse_HM.device
     if not _is_offered(device):
@@ -67,6 +71,8 @@ def differentiate(
     views += [x.unflatten(0, (-1, length)).transpose(1, 2) for x in flat]
     lse_SHT1 = lse_HM.detach().unflatten(1, (-1, length)).transpose(0, 1).unsqueeze(-1)
     views.insert(5, lse_SHT1.contiguous())
+    # Heads of each view per key head. With grouped queries several query heads share one key head,
+    # and a piece must hold all of them for the gradients of keys and values to be complete.
     heads = (shared, shared, 1, 1, shared, shared, shared, 1, 1)
 
     def cut(first_sequence: int, sequences: int, first_key: int, keys: int) -> list[Tensor]:
@@ -90,7 +96,7 @@ def differentiate(
         return None
     handle = _open(device)
     _library().set_stream(handle, torch.cuda.current_stream(device).cuda_stream)
-    room: Tensor | None = None  # one for all pieces, which come one after the other
+    room: Tensor | None = None  # shared by all pieces: they run one after the other
     for first in range(0, num_sequences, size[0]):
         for key in range(0, num_keys, size[1]):
             piece = cut(first, min(size[0], num_sequences - first), key, size[1])
@@ -106,9 +112,9 @@ def differentiate(
 
 
 def divide(sequences: int, keys: int, scratch: Build) -> tuple[int, int] | None:
-    """Return how many sequences and heads of keys to take at once, or None where none will do.
+    """Return how many sequences and key heads to process at once, or None if no size fits.
 
-    Sequences are divided first; heads evenly, so that one program serves all pieces.
+    Sequences are divided first. Heads are divided evenly, so that one program serves all pieces.
 
     >>> divide(2, 32, lambda sequences, keys: sequences * keys * (8 << 20))
     (1, 32)

@@ -1,11 +1,12 @@
-"""FlashAttention over the segments of a flat row, as one operation that compiled layers call.
+"""FlashAttention over the segments of a flat row, as a custom operator for compiled layers.
 
-Where all segments have one length and the card has a faster one (Hopper and later), the forward
-pass is cuDNN's; else it is that of FlashAttention 2 (Dao 2023, arXiv:2307.08691). Both give the
-same log-sum-exp, so that either backward pass fits. Where a run has to be the same to the bit, the
-backward pass is a deterministic form of either: the ordinary ones add up the gradient of the
-queries in an order that changes from run to run. PyTorch takes FlashAttention's deterministic form
-only in its strict mode and cuDNN's never (`cudnn_exact` does).
+The forward pass is cuDNN's where it is faster (Hopper and later, all segments of equal length),
+and otherwise FlashAttention 2 (Dao 2023, arXiv:2307.08691). Both return the same log-sum-exp, so
+either backward pass can follow either forward pass.
+
+Runs that must be bit-equal use a deterministic backward pass: the default ones accumulate the
+gradient of the queries in an order that changes from run to run. PyTorch selects FlashAttention's
+deterministic form only in strict mode, and cuDNN's never, so `cudnn_attention` calls that itself.
 
 Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
 """
@@ -23,7 +24,9 @@ from torch import Tensor
 from agents.trainer.kernels import cudnn_attention
 
 _aten: Any = torch.ops.aten
+# Older cards are faster with FlashAttention.
 _CUDNN_CAPABILITY = (9, 0)
+# Wider heads stay with FlashAttention.
 _WIDEST_CUDNN = 128
 
 
@@ -39,13 +42,13 @@ def flash_attention(
     """Return causal attention within each segment (M, H, D); keys may have fewer heads.
 
     Args:
-        query_MHD: half precision, on a GPU.
-        key_MHD: same kind.
-        value_MHD: same kind.
-        bounds_S: first token of each segment and the number of all tokens, int32 on the GPU.
-        host_bounds_S: the same in host memory.
-        scale: of the scores.
-        window: how many tokens each token sees, itself included; 0: all before it.
+        query_MHD: Queries in half precision, on a GPU.
+        key_MHD: Keys of the same type.
+        value_MHD: Values of the same type.
+        bounds_S: First token of each segment and the total number of tokens, int32 on the GPU.
+        host_bounds_S: The same bounds in host memory.
+        scale: Factor of the scores.
+        window: Number of tokens that each token attends to, itself included; 0 for all before it.
     """
     out_MHD: Tensor
     out_MHD, _ = _attend(query_MHD, key_MHD, value_MHD, bounds_S, host_bounds_S, scale, window)
@@ -62,6 +65,7 @@ def _attend(
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor]:
+    # Read from the copy in host memory: reading the one on the GPU would wait for the device.
     longest, equal = _measure(host_bounds_S)
     window = window if 0 < window < longest else 0
     if _takes_cudnn(query_MHD, equal, window):
@@ -184,7 +188,7 @@ def _has_cudnn(device: torch.device) -> bool:
 
 
 def _measure(host_bounds_S: Tensor) -> tuple[int, int]:
-    """Return the longest segment's length, and that of all if they have the same, else 0."""
+    """Return the longest segment's length, and the common length of all segments or 0."""
     bounds = host_bounds_S.numpy()
     lengths = bounds[1:] - bounds[:-1]
     longest = int(lengths.max())
@@ -197,7 +201,10 @@ def _window(window: int) -> dict[str, int]:
 
 @contextmanager
 def _strictly_deterministic() -> Iterator[None]:
-    """Make the deterministic choice where the process asks for it, without a mere warning."""
+    """Select deterministic kernels if the process asks for them.
+
+    In PyTorch's warn-only mode FlashAttention would warn and then run its default backward pass.
+    """
     if not torch.are_deterministic_algorithms_enabled():
         yield
         return

@@ -1,12 +1,11 @@
-"""The products of layers that read the same input, as one operation and its gradient.
+"""Linear layers that share their input, as one custom operator with its gradient.
 
-What the layers' adapters take from the input is one product instead of one for each. In the
-backward pass every product adds itself to the gradient of the input on its way out, so that no pass
-over memory is spent on sums; and the gradients of the adapters come out in the type that they are
-gathered in.
+The down projections of all adapters are one product. In the backward pass each product accumulates
+into the gradient of the input (addmm), which saves separate passes over memory for the sums, and
+the gradients of the adapters are produced in the type in which they are accumulated.
 
-Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q of
-one adapter.
+Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q rank
+of one adapter.
 """
 
 from __future__ import annotations
@@ -31,21 +30,22 @@ def multiply(
     sizes: list[int],
     scale: float,
 ) -> list[Tensor]:
-    """Return x @ W.T, and low @ up.T added where the layer has an adapter, (M, O) for each layer.
+    """Return x @ W.T + low @ up.T (M, O) for each layer; the second term only with an adapter.
 
-    One operation that the compiler does not look into: it would keep every product that it sees
-    the inside of, also in a layer that recomputes.
+    Opaque to the compiler on purpose: it would save the result of every product that it can see
+    into, even in a layer that recomputes its activations.
 
     Args:
-        x_MI: what all layers read.
-        low_MR: what the adapters take from it.
-        down_RI: by which they do, if it is low = x @ down.T. None: its gradient is wanted.
-        ups: (O, Q) of each layer with an adapter.
-        trained: parameters of which `ups`, and `down` before them, are copies: what gets the
-            gradients, (Q, I) and (O, Q).
-        weights: (O, I) of each layer, or the name of its packed ones; see `nf4.name_of`.
-        sizes: inputs, then outputs and rank of each layer, 0 for one without an adapter.
-        scale: by which `ups` are multiplied already.
+        x_MI: Input of all layers.
+        low_MR: Outputs of the adapters' down projections.
+        down_RI: The down projections, if low = x @ down.T. If None, the gradient of `low` itself
+            is returned.
+        ups: Up projection (O, Q) of each layer with an adapter.
+        trained: Parameters that `down` and `ups` are copies of, in this order, (Q, I) and (O, Q).
+            They receive the gradients.
+        weights: Weight (O, I) of each layer, or its NF4 handle; see `nf4.get_handle`.
+        sizes: Input features, then output features and rank of each layer; rank 0 without adapter.
+        scale: Factor that `ups` already contain.
     """
     started = [] if low_MR is None else _expand(low_MR, ups)
     found = []
@@ -75,10 +75,9 @@ def _multiply_backward(
     dtype: torch.dtype,
     wants_input: bool,
 ) -> list[Tensor]:
-    """Return the gradients of x, of `down` (or of `low`), and of each of `ups`.
+    """Return the gradients of x, of `down` (or `low`), and of each of `ups`.
 
-    Those of parameters are of `dtype`; that of x is empty if it is not wanted. The input is needed
-    for that of `down` alone.
+    Gradients of parameters have type `dtype`. The gradient of x is empty if it is not requested.
     """
     found_MI = None
     more: list[Tensor] = []
@@ -136,12 +135,13 @@ def _expand(low_MR: Tensor, ups: list[Tensor]) -> list[Tensor]:
 def _differentiate_adapters(
     gradients: list[Tensor], low_MR: Tensor, ups: list[Tensor], scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the gradients of `low`, and of each of `ups` in another type.
+    """Return the gradients of `low` and of each of `ups`, the latter in type `dtype`.
 
     Args:
-        gradients: (M, O) of the outputs of each adapter.
+        gradients: Gradient (M, O) of each adapter's output.
     """
-    if len(ups) > 1 and lora_kernels.supports(low_MR, ups):  # one alone has little to save
+    # A single adapter has little to save.
+    if len(ups) > 1 and lora_kernels.supports(low_MR, ups):
         of_low_MR = lora_kernels.differentiate_low(gradients, ups)
         return of_low_MR, lora_kernels.differentiate_ups(gradients, low_MR, ups, scale, dtype)
     of_low_MR, of_ups = torch.empty_like(low_MR), []
@@ -153,7 +153,7 @@ def _differentiate_adapters(
 
 
 def _multiply_wide(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a @ b in a wider type than theirs."""
+    """Return a @ b in type `dtype`, accumulated and stored without rounding to theirs."""
     if a.is_cuda and dtype == torch.float32 != a.dtype:
         return torch.mm(a, b, out_dtype=dtype)
     return (a @ b).to(dtype)
@@ -174,7 +174,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     weights, saved = saved[: ctx.num_weights], saved[ctx.num_weights :]
     ups, saved = saved[: ctx.num_ups], saved[ctx.num_ups :]
     low_MR, down_RI, x_MI = (saved.pop(0) if has else None for has in ctx.has)
-    wants_input = ctx.needs_input_grad[0]  # the first layer's input comes from fixed embeddings
+    wants_input = ctx.needs_input_grad[0]  # False in the first layer: its embeddings are frozen
     found_MI, *more = _multiply_backward(
         gradients, x_MI, low_MR, down_RI, ups, weights, ctx.sizes, ctx.scale, ctx.dtype, wants_input
     )
@@ -196,10 +196,10 @@ multiply.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _read(weight: Tensor) -> Tensor:
-    """Return the weights (O, I) of one layer, unpacked if they are packed."""
+    """Return the weight (O, I) of one layer, dequantized if necessary."""
     return nf4.read_weights(weight) if weight.dtype == torch.uint8 else weight
 
 
 def _split(low_MR: Tensor, ups: list[Tensor]) -> Iterable[Tensor]:
-    """Return each adapter's own columns of `low`."""
+    """Return the columns of `low` that belong to each adapter."""
     return low_MR.split([up_OQ.shape[1] for up_OQ in ups], dim=1)

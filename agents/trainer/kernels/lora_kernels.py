@@ -1,11 +1,12 @@
-"""The thin products of adapters, those of all layers of a set in one kernel.
+"""Low-rank products of LoRA adapters: one Triton kernel for all layers that share an input.
 
-An adapter of rank 16 beside a layer of 4,096 features is a matrix product with almost no
-arithmetic: what it costs is one pass over the layer's outputs, or over their gradients. Libraries
-choose tiles for arithmetic, start one kernel for each layer and add up in two: 20 to 28 us for
-queries, keys and values of 2,048 tokens on an H200, where its memory needs 12 and these kernels 13
-to 15. Only on GPUs for which Triton can compile, in half precision, and for up to three layers of
-one rank, as queries, keys and values are.
+An adapter of rank 16 beside a layer of 4,096 features does almost no arithmetic: its cost is one
+pass over the layer's outputs, or over their gradients. cuBLAS chooses tiles for arithmetic and
+launches at least one kernel per layer: 20 to 28 us for queries, keys and values of 2,048 tokens on
+an H200. Its memory bandwidth allows 12 us, and these kernels take 13 to 15 us.
+
+Limited to half precision, up to three layers of equal rank (queries, keys, values), and GPUs that
+Triton compiles for.
 
 Shape letters: M tokens, O outputs of one layer, R ranks of all adapters of a set, Q of one.
 """
@@ -31,19 +32,17 @@ except ImportError:  # torch for CPUs comes without
     triton = None
 
 _MAX_LAYERS = 3
+# Above this rank the products are bound by arithmetic, where cuBLAS is faster.
 _MAX_RANK = 64
-"""With more the arithmetic counts, and libraries are good at that."""
+# Smallest tile edge that tensor cores multiply.
 _MIN_RANK = 16
-"""Of the tiles that tensor cores multiply."""
+# Tile of the outputs.
 _EXPAND = {"tokens": 32, "size": 256, "num_warps": 4}
-"""Tile of the outputs."""
+# Tiles of the gradient. Few tokens each, so that 2,048 tokens occupy a large card.
 _SHRINK = {"tokens": 32, "size": 128, "num_warps": 4}
-"""Tile of the gradient. Few tokens, so that 2,048 are enough work for a large card."""
 _GATHER = {"tokens": 64, "size": 64, "num_warps": 4}
-"""The same."""
+# Pipeline stages by rank. More do not fit the shared memory of consumer cards (100 KiB).
 _STAGES = {16: 5, 32: 3, 64: 2}
-"""Tiles on their way at once, by rank: with more they do not fit what consumer cards have of shared
-memory."""
 
 if triton is not None:
 
@@ -52,6 +51,7 @@ if triton is not None:
         low, up, out, token, first_output, num_tokens, num_ranks, num_outputs,
         rank: tl.constexpr, padded: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
+        # Ranks below a tensor core's tile are padded with zeros, which add nothing to the product.
         place = tl.arange(0, padded)
         output = first_output + tl.arange(0, size)
         is_token, is_output = token < num_tokens, output < num_outputs
@@ -74,6 +74,8 @@ if triton is not None:
         low, up0, up1, up2, out0, out1, out2, num_tokens, num_ranks, width0, width1, width2,
         rank: tl.constexpr, padded: tl.constexpr, tokens: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
+        # The tiles of all layers form one grid: the program's number selects its layer. Triton
+        # cannot index a list of pointers, so the three layers are written out.
         token = tl.program_id(1) * tokens + tl.arange(0, tokens)
         first = tl.program_id(0) * size
         start1 = tl.cdiv(width0, size) * size
@@ -196,11 +198,11 @@ if triton is not None:
 
 
 def supports(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
-    """Tell whether the kernels take the adapters of a set.
+    """Return whether the kernels can compute these adapters.
 
     Args:
-        low_MR: what they take from the input.
-        ups: (O, Q) of each of them.
+        low_MR: Outputs of the down projections.
+        ups: Up projection (O, Q) of each adapter.
     """
     return (
         low_MR.dtype in (torch.bfloat16, torch.float16)
@@ -216,7 +218,7 @@ def supports(low_MR: Tensor, ups: Sequence[Tensor]) -> bool:
 
 @functools.cache
 def _works(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
-    """Tell whether the card takes such tiles: they were chosen on one kind of cards."""
+    """Return whether the kernels run on this card; the tile sizes were tuned on few models."""
     try:
         ups = [torch.zeros(rank, rank, dtype=dtype, device=device) for _ in range(2)]
         low_MR = torch.zeros(1, 2 * rank, dtype=dtype, device=device)
@@ -232,7 +234,7 @@ def _works(device: torch.device, dtype: torch.dtype, rank: int) -> bool:
 
 
 def expand(low_MR: Tensor, ups: Sequence[Tensor]) -> list[Tensor]:
-    """Return low @ up.T (M, O) of each adapter, of its own columns of `low`."""
+    """Return low @ up.T (M, O) of each adapter, from its columns of `low`."""
     widths = [len(up_OQ) for up_OQ in ups]
     outs = [low_MR.new_empty((len(low_MR), width)) for width in widths]
     num_tiles = sum(triton.cdiv(width, _EXPAND["size"]) for width in widths)
@@ -244,11 +246,11 @@ def expand(low_MR: Tensor, ups: Sequence[Tensor]) -> list[Tensor]:
 
 
 def differentiate_low(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Tensor:
-    """Return the gradient of what the adapters take from the input (M, R).
+    """Return the gradient of the down projections' outputs (M, R).
 
     Args:
-        gradients: (M, O) of the outputs of each adapter.
-        ups: (O, Q) of each of them.
+        gradients: Gradient (M, O) of each adapter's output.
+        ups: Up projection (O, Q) of each adapter.
     """
     gradients = [gradient_MO.contiguous() for gradient_MO in gradients]
     num_tokens = len(gradients[0])
@@ -263,14 +265,14 @@ def differentiate_low(gradients: Sequence[Tensor], ups: Sequence[Tensor]) -> Ten
 def differentiate_ups(
     gradients: Sequence[Tensor], low_MR: Tensor, ups: Sequence[Tensor], scale: float, dtype: Any
 ) -> list[Tensor]:
-    """Return scale * gradient.T @ low (O, Q) of each adapter, of its own columns of `low`.
+    """Return scale * gradient.T @ low (O, Q), the gradient of each up projection.
 
     Args:
-        gradients: (M, O) of the outputs of each adapter.
-        low_MR: what they take from the input.
-        ups: of the shape of what is returned.
-        scale: a factor.
-        dtype: of what is returned.
+        gradients: Gradient (M, O) of each adapter's output.
+        low_MR: Outputs of the down projections.
+        ups: Up projections; only their shapes are used.
+        scale: Factor of the result.
+        dtype: Type of the result.
     """
     gradients = [gradient_MO.contiguous() for gradient_MO in gradients]
     outs = [torch.empty_like(up_OQ, dtype=dtype) for up_OQ in ups]
@@ -284,7 +286,7 @@ def differentiate_ups(
 
 
 def _three(values: Sequence[Any], filling: Any = None) -> list[Any]:
-    """Return the values, and what stands for those that are not there."""
+    """Return the values padded to the number of layers that the kernels take."""
     filling = values[0] if filling is None else filling
     return [*values, *[filling] * (_MAX_LAYERS - len(values))]
 

@@ -1,13 +1,13 @@
-"""4-bit weights are unpacked by one kernel, a whole matrix at a time.
+"""Dequantize NF4 weights with one kernel, a whole matrix at a time.
 
-bitsandbytes unpacks the constants of the blocks first, then the weights, with three more launches;
-the kernel here does both at once at the speed of the memory. The numbers are the same to the bit:
-NormalFloat-4 values times the constants of blocks of 64, which are 8-bit values times those of
-groups of 256 blocks, plus one offset (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, section 3).
+bitsandbytes dequantizes the block constants first and then the weights, with three more launches;
+this kernel does both in one pass at memory speed. The result is bit-equal: NormalFloat-4 values
+times the constants of blocks of 64, which are 8-bit values times the constants of groups of 256
+blocks, plus one offset (QLoRA, Dettmers et al. 2023, arXiv:2305.14314, section 3).
 
-`joined` multiplies with what is unpacked. Layers keep their class's parameters as they were; where
-weights are kept unpacked, there may be no memory behind the packed ones: they are found again from
-the others. On a CPU, and without Triton, nothing is done.
+`fused_linear` multiplies with the dequantized weights. Layers keep their parameters. While a
+layer's weights are kept dequantized, the memory of the packed ones may be released; they are
+restored bit-equal from the dequantized weights. Does nothing on a CPU or without Triton.
 
 Shape letters: O outputs, I inputs of the layer.
 """
@@ -29,8 +29,9 @@ try:
 except ImportError:  # torch for CPUs comes without
     triton = None
 
+# Tensors that make up a layer's weights, in the order of the kernels' parameters.
 _PARTS = ("packed", "scale8", "code", "group", "offset", "values")
-"""Tensors that a layer's weights consist of."""
+# Packed bytes that one program processes.
 _BYTES_AT_ONCE = 2048
 
 if triton is not None:
@@ -39,7 +40,7 @@ if triton is not None:
     def _read_scale(  # type: ignore[no-untyped-def, unused-ignore]
         scale8, code, group, offset, block, inside, group_blocks: tl.constexpr
     ):
-        """Return the constants of blocks, as a column."""
+        """Return the constants of some blocks, as a column."""
         index = tl.load(scale8 + block, mask=inside, other=0).to(tl.int32)
         scale = tl.load(group + block // group_blocks, mask=inside, other=0.0)
         return (tl.load(code + index) * scale + tl.load(offset))[:, None]
@@ -65,7 +66,10 @@ if triton is not None:
         packed, scale8, code, group, offset, values, whole, num_blocks,
         block_bytes: tl.constexpr, group_blocks: tl.constexpr, size: tl.constexpr,
     ):  # fmt: skip
-        """Find the values that are equal once unpacked; those of one block are all unlike."""
+        """Invert `_dequantize_kernel`: find the 4-bit code that dequantizes to each value.
+
+        Exact, because the 16 values of one block differ after rounding.
+        """
         block = tl.program_id(0) * size + tl.arange(0, size)
         inside = block < num_blocks
         scale = _read_scale(scale8, code, group, offset, block, inside, group_blocks)
@@ -81,39 +85,40 @@ if triton is not None:
 
 
 def is_registered(layer: nn.Module) -> bool:
-    """Tell whether `register` has seen these weights."""
+    """Return whether `register` has prepared this layer."""
     return hasattr(layer, "nf4_packed")
 
 
+# Layers by the address of their handle. A custom operator takes tensors, not modules, and the
+# address identifies the layer without a copy; the tensor is never reallocated.
 _layers: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
-"""By the address of what `get_handle` returns, which stays where it is."""
 
 
 def get_handle(layer: Any) -> Tensor:
-    """Return a tensor that stands for such a layer where an operation gets tensors, not layers."""
-    found: Tensor = layer.nf4_scale8
-    return found
+    """Return a tensor that identifies the layer to an operator that takes only tensors."""
+    handle: Tensor = layer.nf4_scale8
+    return handle
 
 
-def read_weights(name: Tensor) -> Tensor:
-    """Return the weights (O, I) of the layer that a tensor stands for."""
-    layer: Any = _layers[name.data_ptr()]
+def read_weights(handle: Tensor) -> Tensor:
+    """Return the dequantized weights (O, I) of the layer with this handle."""
+    layer: Any = _layers[handle.data_ptr()]
     return dequantize(layer) if layer.nf4_dequantized is None else layer.nf4_dequantized
 
 
 def set_sole_reader(layer: Any, *, is_alone: bool) -> None:
-    """Say whether `read_weights` alone is asked for the weights of such a layer from now on.
+    """Set whether `read_weights` is the only code that reads this layer's weights.
 
-    Adapters of some kinds look at the packed ones themselves.
+    Otherwise the packed weights stay in memory: DoRA, for one, dequantizes them itself.
     """
     packed = layer.nf4_packed
     layer.nf4_has_sole_reader = is_alone and packed.untyped_storage().nbytes() == packed.nbytes
 
 
 def keep_dequantized(layer: Any) -> None:
-    """Keep the weights of such a layer unpacked until `repack`.
+    """Keep the layer's weights dequantized until `repack`.
 
-    Where `read_weights` alone is asked for them, they are no longer packed then.
+    Releases the memory of the packed weights if `read_weights` is their only reader.
     """
     layer.nf4_dequantized = dequantize(layer)
     if layer.nf4_has_sole_reader:
@@ -121,13 +126,16 @@ def keep_dequantized(layer: Any) -> None:
 
 
 def allocate_repack_buffer(layers: Iterable[Any]) -> Tensor | None:
-    """Return memory in which the weights of any such layer could be packed; None: there is none."""
+    """Return memory that fits the packed weights of any of these layers, or None without layers.
+
+    Reserved in advance: repacking runs when memory is short, and must not fail then.
+    """
     largest = max((layer.nf4_packed for layer in layers), key=lambda one: one.nbytes, default=None)
     return None if largest is None else torch.empty_like(largest)
 
 
 def repack(layer: Any) -> None:
-    """Keep the weights of such a layer packed again; unpacked, they are the same to the bit."""
+    """Drop the layer's dequantized weights; the packed ones are restored bit-equal."""
     packed = layer.nf4_packed
     if not packed.untyped_storage().nbytes():
         packed.untyped_storage().resize_(packed.nbytes)
@@ -136,13 +144,13 @@ def repack(layer: Any) -> None:
 
 
 def count_extra_bytes(layer: Any) -> int:
-    """Return how much more memory such a layer takes with its weights unpacked."""
+    """Return how many more bytes the layer takes with its weights dequantized."""
     whole_bytes = layer.out_features * layer.in_features * layer.nf4_dtype.itemsize
     return int(whole_bytes - (layer.nf4_packed.nbytes if layer.nf4_has_sole_reader else 0))
 
 
 def dequantize(layer: Any) -> Tensor:
-    """Return the weights (O, I) of such a layer, from what is packed."""
+    """Return the layer's weights (O, I), computed from the packed ones."""
     size = (layer.out_features, layer.in_features)
     weight_OI = torch.empty(size, dtype=layer.nf4_dtype, device=layer.nf4_scale8.device)
     _launch(_dequantize_kernel, layer, weight_OI)
@@ -150,7 +158,7 @@ def dequantize(layer: Any) -> Tensor:
 
 
 def _launch(kernel: Any, layer: Any, weight_OI: Tensor) -> None:
-    """Start a kernel over all blocks of a layer's weights."""
+    """Launch a kernel over all blocks of a layer's weights."""
     parts = [getattr(layer, f"nf4_{name}") for name in _PARTS]
     num_blocks = layer.nf4_scale8.numel()
     block_bytes = layer.nf4_packed.numel() // num_blocks
@@ -162,11 +170,11 @@ def _launch(kernel: Any, layer: Any, weight_OI: Tensor) -> None:
 
 
 def register(model: nn.Module) -> int:
-    """Get the 4-bit layers of a model on a GPU ready for the kernel; return how many are."""
+    """Prepare the NF4 layers of a model on a GPU for the kernel; return their number."""
     count = 0
     for module in model.modules():
         if triton is None or not type(module).__module__.startswith("bitsandbytes."):
-            continue  # an adapter around such a layer has a weight of this kind, too
+            continue  # a LoRA layer forwards `weight` of the layer that it wraps
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         if state is None or not _supports(module, state):
             continue

@@ -120,13 +120,13 @@ def test_what_the_backward_pass_needs_first_is_on_its_way_when_it_begins(tmp_pat
     moving, _ = make_executor(model, LayerPlan(), compiled=False)
     plan = LayerPlan(num_moved=4)
     offloader = with_offloader(moving, plan).layers.offloader
-    turn, seen = offloader.turn, []
+    turn, seen = offloader.start_backward, []
 
     def look():
         turn()
         seen.append((list(offloader._arrived), len(offloader._in_flight)))
 
-    monkeypatch.setattr(offloader, "turn", look)
+    monkeypatch.setattr(offloader, "start_backward", look)
     moving.add_gradients(make_part(30, 5))
     last = max(place for place, mode in enumerate(plan.modes(12)) if mode == "move")
     assert seen == [([last], 0)]
