@@ -1,1 +1,1 @@
-"""Forward and backward passes of one rank: layers, recorded launches, memory and tuning."""
+"""Forward and backward passes of one rank: layers, CUDA graphs, GPU memory and tuning."""

@@ -1,12 +1,12 @@
-"""Keep what the backward pass needs of some layers in host memory while it is not needed.
+"""Offload the saved activations of some layers to host memory until the backward pass.
 
-What a layer saves is copied to pinned memory on a stream of its own while the next layers compute,
-and fetched back one layer ahead of the backward pass, so that on most cards it costs no time: an
-RTX 3060 makes about 3 GB/s of a 7B model's activations, and PCIe 4.0 takes 25 GB/s. The numbers
-are copies; nothing depends on what was kept where.
+A layer's saved tensors are copied to pinned memory on a separate stream while the next layers
+compute, and prefetched one layer ahead of the backward pass. On most cards this costs no time: an
+RTX 3060 produces about 3 GB/s of activations for a 7B model, and PCIe 4.0 transfers 25 GB/s. The
+copies are exact, so no result depends on what was offloaded.
 
-No memory is given back before its copy has ended: the computing stream waits for the copy of the
-layer before last, and only then lets go of the tensors.
+No memory is released before its copy has ended: the compute stream waits for the copy of the
+second-to-last layer before the tensors are dropped.
 """
 
 from __future__ import annotations
@@ -20,56 +20,57 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+# Size of one pinned allocation. A power of two, because torch's pinned allocator rounds up to one.
 _CHUNK_BYTES = 1 << 29
-"""Pinned memory is taken in pieces of this size; the allocator of torch rounds to powers of two."""
+# Smaller tensors stay on the GPU: a copy of them costs more than it frees.
 _MIN_BYTES = 1 << 18
-"""Smaller tensors stay on the GPU."""
 _ALIGNED = 512
+# Fully offloaded layers whose copies may still run when the next one starts.
 _AHEAD = 1
-"""Whole layers that may still be on their way out when the next one starts."""
+# Layers whose copies may still run when a layer starts that offloads only its input. Also the
+# number of layers prefetched in the backward pass.
 _LAYERS_AHEAD = 4
-"""Layers of any kind that may be when one starts that moves its input only, and that are fetched
-ahead of the backward pass."""
+# With `saves_memory`: how many layers ahead a fully offloaded one is prefetched. Inputs of
+# recomputed layers are then prefetched one layer ahead.
 _WHOLE_AHEAD = 2
-"""Of them a whole one is fetched so far ahead where memory is spared, and inputs one ahead."""
 
 
 @dataclass(slots=True)
 class _OffloadedTensor:
-    """A tensor that was saved for the backward pass, now in host memory."""
+    """A tensor saved for the backward pass and offloaded to host memory."""
 
     layer: int
     host: Tensor
-    """The bytes."""
+    """Content in host memory, as bytes (uint8)."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     num_uses: int = 1
     back: Tensor | None = None
-    """The bytes again on the GPU."""
+    """Content prefetched to the GPU, as bytes; None before the prefetch and after the last use."""
 
 
 class Arena:
-    """Pinned host memory, given out in order and taken back all at once."""
+    """Bump allocator of pinned host memory: allocates in order, frees everything at once."""
 
     def __init__(self, capacity_bytes: int, *, is_pinned: bool) -> None:
         self._is_pinned = is_pinned
         self._max_chunks = capacity_bytes // _CHUNK_BYTES
         self._chunks: list[Tensor] = []
         self._place = 0
-        """Where the next piece begins, over all chunks."""
+        """Offset of the next allocation across all chunks, in bytes."""
 
     @property
     def capacity_bytes(self) -> int:
-        """How much can be given out."""
+        """Total number of bytes that can be allocated."""
         return self._max_chunks * _CHUNK_BYTES
 
     def clear(self) -> None:
-        """Take everything back."""
+        """Free everything."""
         self._place = 0
 
     def allocate(self, num_bytes: int) -> Tensor | None:
-        """Return a piece (num_bytes,) of uint8; None: there is no room."""
+        """Return a buffer (num_bytes,) of uint8, or None if the arena is full."""
         chunk, offset = divmod(self._place, _CHUNK_BYTES)
         if offset + num_bytes > _CHUNK_BYTES:
             chunk, offset = chunk + 1, 0
@@ -93,39 +94,39 @@ class Arena:
 
 
 class CopyStream:
-    """A stream of copies beside the one that computes; without a GPU there is just one."""
+    """A CUDA stream for copies beside the compute stream; on a CPU everything runs in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def wait_for_compute(self) -> None:
-        """Let later copies wait for what the device computes until now."""
+        """Make later copies wait for the work enqueued so far on the compute stream."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def copying(self) -> AbstractContextManager[object]:
-        """Return a block whose copies go over this line."""
+        """Return a context whose copies run on this stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def record(self) -> torch.cuda.Event | None:
-        """Return what tells that all copies until now have ended."""
+        """Return an event that completes with the copies enqueued so far; None on a CPU."""
         return None if self._stream is None else self._stream.record_event()
 
     def block_compute(self, event: torch.cuda.Event | None) -> None:
-        """Let the device compute on only when these copies have ended."""
+        """Make the compute stream wait for the copies before the event. Does not block the host."""
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)
 
 
 class Offloader:
-    """Moves what chosen layers save, out in the forward pass and back in the backward pass.
+    """Offloads the saved tensors of selected layers and prefetches them for the backward pass.
 
     Args:
-        device: the GPU; on a CPU the same is done for nothing but to try it.
-        fixed: parameters and buffers, which stay where they are.
-        most_bytes: of host memory.
-        least_bytes: smaller tensors stay on the GPU.
+        device: The GPU. On a CPU the same steps run without effect, for tests.
+        fixed: Parameters and buffers, which are never offloaded.
+        capacity_bytes: Limit of pinned host memory.
+        min_bytes: Smaller tensors stay on the GPU.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Offloader:
         self._shared: set[int] = set()
         self._layer = -1
         self._order: list[int] = []
-        """Layers that have moved something and are not back, in the order of the forward pass."""
+        """Layers with offloaded tensors not yet prefetched, in the order of the forward pass."""
         self._whole: set[int] = set()
         self._offloaded: dict[int, list[_OffloadedTensor]] = {}
         self._copied: dict[tuple[int, int, torch.Size, tuple[int, ...]], _OffloadedTensor] = {}
@@ -152,18 +153,23 @@ class Offloader:
         self._arrived: dict[int, torch.cuda.Event | None] = {}
         self._layer_bytes = 0
         self.max_layer_bytes = 0
-        """The most that one layer could move since `begin`, whether there was room or not."""
+        """Largest number of offloadable bytes of one layer since `begin`, with or without room."""
         self.saves_memory = False
-        """Whether less is fetched ahead, and only one whole layer is on its way at once: enough
-        where few layers move among others that recompute, which take their time."""
+        """Whether to prefetch less and to have one fully offloaded layer in flight at a time.
+
+        Enough where few layers are offloaded between recomputed ones, whose second forward pass
+        hides the copies.
+        """
 
     def begin(self) -> None:
-        """Get ready for a micro-batch."""
+        """Prepare for a micro-batch."""
         self.release()
         self.max_layer_bytes = 0
 
     def release(self) -> None:
-        """Let go of everything of a micro-batch, which may have ended in an error."""
+        """Drop everything that belongs to a micro-batch, also after an error."""
+        # First the compute stream waits for the copies, then the copies for the compute stream:
+        # memory freed here may be reused at once by either.
         self._copies.block_compute(self._copies.record())
         self._in_flight.clear()
         self._leaving, self._order, self._whole = [], [], set()
@@ -173,12 +179,12 @@ class Offloader:
 
     @contextmanager
     def offloading(self, layer: int, shared: Iterable[Tensor], *, is_whole: bool) -> Iterator[None]:
-        """Move out what is saved inside the block.
+        """Offload the tensors that autograd saves inside the block.
 
         Args:
-            layer: number of the layer; layers come in the order of the forward pass.
-            shared: inputs that all layers save, which stay.
-            is_whole: whether it keeps all of its activations, and not just its input.
+            layer: Index of the layer; layers run in this order in the forward pass.
+            shared: Inputs that all layers save; they stay on the GPU.
+            is_whole: Whether the layer saves all activations, rather than only its input.
         """
         if is_whole:
             self._wait_for_whole(0 if self.saves_memory else _AHEAD)
@@ -198,7 +204,7 @@ class Offloader:
             self._leaving = []
 
     def _wait_for_whole(self, num_whole: int) -> None:
-        """Wait until so many whole layers are under way, and let go of the tensors of the rest."""
+        """Release tensors until copies of at most `num_whole` fully offloaded layers are left."""
         while sum(layer in self._whole for layer, _, _ in self._in_flight) > num_whole:
             self._wait_for_oldest()
 
@@ -213,6 +219,7 @@ class Offloader:
         storage = tensor.untyped_storage()
         num_bytes = tensor.numel() * tensor.element_size()
         pointer = storage.data_ptr()
+        # A view of a larger storage stays: offloading it would not free the storage.
         if (
             num_bytes < self._min_bytes
             or num_bytes != storage.nbytes()
@@ -220,6 +227,7 @@ class Offloader:
             or pointer in self._shared
         ):
             return tensor
+        # Several operations may save one tensor. The version changes with in-place operations.
         key = (pointer, tensor._version, tensor.shape, tensor.stride())
         known = self._copied.get(key)
         if known is not None:
@@ -254,13 +262,13 @@ class Offloader:
         return found
 
     def start_backward(self) -> None:
-        """Begin to fetch what the backward pass needs first: the forward pass has ended."""
+        """Start to prefetch what the backward pass needs first."""
         while self._in_flight:
             self._wait_for_oldest()
         self._fetch_ahead()
 
     def _await_layer(self, layer: int) -> None:
-        """Wait for what the layer has saved, and fetch the next ones up to a whole one."""
+        """Make the layer's tensors available and prefetch those of the next layers."""
         while self._in_flight:
             self._wait_for_oldest()
         if layer not in self._arrived:
@@ -281,7 +289,7 @@ class Offloader:
                 break
 
     def _fetch(self, layer: int) -> None:
-        """Begin to copy back what the layer has saved."""
+        """Start to copy the layer's tensors back to the GPU."""
         pairs = []
         for offloaded in self._offloaded[layer]:
             offloaded.back = torch.empty_like(offloaded.host, device=self._device)

@@ -1,16 +1,15 @@
-"""Start the thousands of kernels of a micro-batch with one call, where the last one was alike.
+"""Replay the kernels of a micro-batch as a CUDA graph when its shape repeats.
 
-A pass over one sequence of 2,048 tokens through a 7B model is some 3,600 kernels; a host that takes
-50 microseconds for each is busy for longer than the fastest cards compute. Where micro-batches have
-the same shape one after the other, as long texts cut to `sequence_tokens` have, the second is
-recorded as a CUDA graph and it and those behind it are replayed. The kernels are the same ones in
-the same order, so no bit of a result depends on it.
+A forward and backward pass over 2,048 tokens of a 7B model launches about 3,600 kernels. A host
+that takes 50 us for each is busy for longer than the fastest cards compute. When consecutive
+micro-batches have one shape, as long texts cut to `sequence_tokens` do, the second is recorded as
+a CUDA graph, then it and the following ones are replayed. The kernels and their order stay the
+same, so results are bit-equal.
 
 A graph holds its memory until it is dropped: before a micro-batch of another shape, before an
-evaluation, and before other settings are tried. Where that happens too often, nothing is recorded
-any more.
+evaluation, and before other settings are tried. If that happens too often, recording stops.
 
-Shape letters as in `micro`.
+Shape letters as in `micro_batch`.
 """
 
 from __future__ import annotations
@@ -29,37 +28,38 @@ from agents.trainer.model.dropout import DropoutClock
 from agents.trainer.model.micro_batch import MicroBatch
 from agents.trainer.rank.device import read_most_bytes
 
+# Recordings allowed before any replay.
 _MAX_FREE_RECORDINGS = 2
+# Replays that pay for each further recording, which takes as long as two or three micro-batches.
 _MIN_REPLAYS = 8
-"""For each recording beyond the free ones: it takes about as long as two or three micro-batches."""
 
 Add = Callable[[MicroBatch], None]
-"""Adds the gradients and sums of a micro-batch to tensors that stay where they are."""
+"""Adds the gradients and sums of a micro-batch to tensors whose addresses never change."""
 
 
 class Graph(Protocol):
-    """What was recorded."""
+    """A recorded graph."""
 
     held_bytes: int
-    """Of the GPU's memory, beside what is allocated by the ordinary way."""
+    """GPU memory held by the graph's private pool, in bytes."""
 
     def replay(self) -> None:
-        """Start it."""
+        """Launch the graph."""
 
     def reset(self) -> None:
-        """Let go of its memory."""
+        """Release its memory."""
 
 
 Record = Callable[[Callable[[], None]], Graph]
-"""Records what a function starts, without doing it."""
+"""Records the kernels that a function launches, without running them."""
 
 
 class GraphReplayer:
     """Replays micro-batches that have the shape of the one before.
 
     Args:
-        clock: names the tokens of the micro-batch to the dropouts.
-        record: how.
+        clock: Holds the dropout keys of the micro-batch, one of the graph's inputs.
+        record: Records a graph.
     """
 
     def __init__(self, clock: DropoutClock, record: Record) -> None:
@@ -67,19 +67,21 @@ class GraphReplayer:
         self._record = record
         self._graph: Graph | None = None
         self._shape: object = None
-        """Of the last micro-batch."""
+        """Shape of the last micro-batch."""
         self._inputs: list[Tensor] = []
-        """What the graph reads."""
+        """Tensors that the graph reads; later micro-batches are copied into them."""
         self._num_recorded = 0
         self.num_replayed = 0
         self._refused: object = None
-        """The shape that could not be recorded."""
+        """Shape whose recording failed."""
 
     def try_replay(self, batch: MicroBatch, plan: LayerPlan, add: Add) -> bool:
-        """Do what `add` does with the micro-batch; False: it was not done, and has to be.
+        """Replay a micro-batch; return False if nothing was done and the caller has to run it.
 
         Args:
-            plan: what the layers do now.
+            batch: The micro-batch.
+            plan: Current modes of the layers. Another plan needs another graph.
+            add: What to record.
         """
         shape = (plan, batch.segments.bounds, batch.lengths, len(batch.label_N))
         if shape != self._shape:
@@ -98,18 +100,18 @@ class GraphReplayer:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the GPU that is held between the replays."""
+        """GPU memory held between replays, in bytes."""
         return self._graph.held_bytes if self._graph is not None else 0
 
     def drop(self) -> None:
-        """Let go of what was recorded, and of its memory."""
+        """Drop the graph and release its memory."""
         if self._graph is None:
             return
         self._graph.reset()
         self._graph, self._inputs = None, []
 
     def reset(self) -> None:
-        """Drop what was recorded, and begin anew with other settings."""
+        """Drop the graph and all counters, before other settings."""
         self.drop()
         self._shape = self._refused = None
         self._num_recorded = self.num_replayed = 0
@@ -135,10 +137,10 @@ class GraphReplayer:
             self._graph = self._record(lambda: add(batch))
         except RuntimeError:  # no memory for it, or a model that waits for the device
             traceback.print_exc()
-            print("Micro-batches are started kernel by kernel, as ever.", file=sys.stderr)
+            print("Recording failed; kernels are launched one by one.", file=sys.stderr)
             self._refused = self._shape
         if self._graph is None:
-            gc.collect()  # the error held what was made on the way
+            gc.collect()  # the traceback held the intermediate tensors
             torch.cuda.empty_cache()
             return False
         self._inputs = self._read(batch)
@@ -146,13 +148,14 @@ class GraphReplayer:
 
 
 class CudaGraph:
-    """What `work` starts on the GPU, recorded as a CUDA graph.
+    """The kernels that `work` launches, recorded as a CUDA graph.
 
     Args:
-        spare_bytes: how many have to be left to this process, as for the optimizer.
+        work: What to record. It must not wait for the device.
+        spare_bytes: Returns the bytes that must stay free for this process, for the optimizer.
 
     Raises:
-        RuntimeError: it waits for the device, or memory ran out.
+        RuntimeError: `work` waits for the device, or memory ran out.
     """
 
     def __init__(
@@ -162,7 +165,7 @@ class CudaGraph:
         torch.cuda.empty_cache()
         before_bytes = torch.cuda.memory_reserved()
         try:
-            # Other threads may go on with what they do, such as the writing of a checkpoint.
+            # "thread_local": other threads may use the GPU meanwhile, such as a checkpoint's copy.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 work()
             taken_bytes = torch.cuda.memory_reserved()
@@ -175,11 +178,11 @@ class CudaGraph:
         self.held_bytes = taken_bytes - before_bytes
 
     def replay(self) -> None:
-        """Start it."""
+        """Launch the graph."""
         self._graph.replay()
 
     def reset(self) -> None:
-        """Let go of its memory, when what was started last has ended."""
+        """Wait for the last replay, then release the graph's memory."""
         torch.cuda.synchronize()  # the allocator does not know that a replay still uses it
         self._graph.reset()
         torch.cuda.empty_cache()

@@ -1,11 +1,11 @@
 """Forward and backward passes of one rank over its slice of a batch.
 
-The loss is a SUM (see `objectives`), so sums over micro-batches and ranks add up to the sum over
-the batch exactly; the division by the batch's weight comes after the all-reduce.
+The loss is a SUM (see `objectives`), so the sums over micro-batches and ranks add up to the sum
+over the batch exactly. The division by the batch's weight follows the all-reduce.
 
-When memory runs out, the slice is done again in smaller pieces: half the tokens at once, down to
-single examples, then with the activations of a quarter, half or all of the layers computed twice.
-The batch stays the same.
+When memory runs out, the slice is repeated with less: first without dequantized weights, then with
+half the tokens per micro-batch, down to single examples, then with activations recomputed in a
+quarter, half or all of the layers. The batch stays the same.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.rank.device import SAVE_MEMORY_HINT, is_out_of_memory
 
 Warn = Callable[[str, str], None]
+# Limit of the gradients of one micro-batch that are held to its end and then added in bulk.
 _MAX_HELD_BYTES = 1 << 28
-"""Gradients of one micro-batch that may be held until its end."""
 
 
 class GradientOverlap(Protocol):
@@ -50,7 +50,7 @@ class GradientOverlap(Protocol):
 
 
 class Executor:
-    """Adds the gradients of examples to the flat buffer, and what they sum to to `sums`."""
+    """Adds the gradients of examples to the flat buffer, and the objective's sums to `sums`."""
 
     def __init__(
         self,
@@ -78,25 +78,25 @@ class Executor:
         self._may_recompute = may_recompute
         self._copies = fused_linear.collect_copies(model.module)
         self.replayer: GraphReplayer | None = None
-        """None: every kernel is started by itself."""
+        """Replayer of repeated micro-batches, or None to launch every kernel on its own."""
         self.gradient_scale = 1.0
-        """The gradients are this many times the true ones (fp16)."""
+        """Loss scale that the gradients contain; 1 unless computed in fp16."""
         self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
-        """What the objective sums over this rank's examples; see `objectives`."""
+        """Sums of the objective over this rank's examples (NUM_SUMS,); see `objectives`."""
 
     @property
     def recomputed_share(self) -> float:
-        """The part of the decoder layers that computes its activations twice, 0 to 1."""
+        """Share of the decoder layers that recompute their activations, 0 to 1."""
         return self.layers.plan.num_recomputed / max(1, self.layers.num_layers)
 
     @property
     def held_bytes(self) -> int:
-        """GPU memory that is held between micro-batches to replay them."""
+        """GPU memory held by CUDA graphs between micro-batches, in bytes."""
         return self.replayer.held_bytes if self.replayer is not None else 0
 
     @property
     def loss_sum(self) -> Tensor:
-        """The sum of the losses."""
+        """Sum of the losses over this rank's examples."""
         return self.sums[LOSS]
 
     def add_gradients(self, part: Part, overlap: GradientOverlap | None = None) -> None:
@@ -115,7 +115,7 @@ class Executor:
             self._reduce_memory(part, groups)
 
     def try_gradients(self, part: Part) -> bool:
-        """Do the passes once, all of `part` as it is cut now; False: memory ran out."""
+        """Run the passes once with the current settings; return False if memory ran out."""
         return self._try_groups(part, self._group(part), None)
 
     def _group(self, part: Part) -> list[list[int]]:
@@ -124,7 +124,10 @@ class Executor:
     def _try_groups(
         self, part: Part, groups: list[list[int]], overlap: GradientOverlap | None
     ) -> bool:
-        """Return False when memory ran out. The frame that held the tensors is gone by then."""
+        """Run the passes; return False if memory ran out.
+
+        The caller frees memory only after this frame, whose locals hold tensors, is gone.
+        """
         if overlap is not None:
             overlap.begin()
         self._flat.gradients.zero_()
@@ -160,16 +163,16 @@ class Executor:
         elif any(len(group) > 1 for group in groups):
             self.micro_tokens = min(most, self.micro_tokens) // 2
             self._warn(
-                f"Memory ran out; from now on at most {self.micro_tokens} tokens are computed at "
-                "once on this rank. The batch stays the same.",
+                f"Memory ran out; this rank now processes at most {self.micro_tokens} tokens at "
+                "once. The batch stays the same.",
                 "",
             )
         elif self._may_recompute and self.layers.recompute_more():
             num_recomputed = self.layers.plan.num_recomputed
             self._warn(
-                f"Memory ran out with a single example; from now on {num_recomputed} of "
-                f"{self.layers.num_layers} layers compute their activations twice on this "
-                "rank, which is slower and needs less.",
+                f"Memory ran out with a single example; this rank now recomputes activations in "
+                f"{num_recomputed} of {self.layers.num_layers} layers, which is slower and needs "
+                "less memory.",
                 "",
             )
         else:
@@ -181,28 +184,29 @@ class Executor:
             )
 
     def release_memory_under_pressure(self) -> None:
-        """Give other programs the memory of the GPU that they want and this can do without."""
+        """Drop dequantized weights if other programs need memory of the GPU."""
         if not self.layers.dequantized_bytes or self._pressure is None:
             return
         if self._pressure.is_high():
-            self._drop_dequantized("Another program takes more memory of this GPU")
+            self._drop_dequantized("Another program needs memory of this GPU")
 
     def _drop_dequantized(self, why: str) -> None:
         self.drop_graphs()
         self.layers.drop_dequantized()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)  # they were told apart until now
+            # Journals subtract the dequantized weights from the peak; from now on it has none.
+            torch.cuda.reset_peak_memory_stats(self._device)
         self._warn(
-            f"{why}; from now on the weights are unpacked for each pass on this rank, which is a "
-            "little slower.",
+            f"{why}; this rank now dequantizes the weights in every pass, which is a little "
+            "slower.",
             "",
         )
 
     def evaluate(self, part: Part) -> None:
-        """Start from zero and add what the examples sum to, without dropout or gradients."""
+        """Start from zero and add the examples' sums, without dropout or gradients."""
         if self.replayer is not None:
-            self.replayer.drop()  # it may need the memory
+            self.replayer.drop()  # evaluation may need the graph's memory
         self.sums.zero_()
         self._copies.refresh()
         with torch.no_grad():
@@ -214,13 +218,13 @@ class Executor:
                 self.sums += sums
 
     def drop_graphs(self) -> None:
-        """Let go of what is replayed, before other settings are tried or used."""
+        """Drop CUDA graphs, before other settings are tried or used."""
         if self.replayer is not None:
             self.replayer.reset()
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
-        """Start every kernel by itself inside the block."""
+        """Launch every kernel on its own inside the block."""
         self.drop_graphs()
         replayer, self.replayer = self.replayer, None
         try:
@@ -229,7 +233,7 @@ class Executor:
             self.replayer = replayer
 
     def _prepare_micro_batch(self, part: Part, *, dropout: bool) -> MicroBatch:
-        """Return one micro-batch, and get layers and dropout ready for it."""
+        """Return one micro-batch, with layers and dropout prepared for it."""
         batch = build_micro_batch(part.examples, self._device)
         self.layers.begin()
         self._model.clock.clear()
@@ -242,14 +246,14 @@ class Executor:
             return False
         if self.replayer.try_replay(batch, self.layers.plan, self._add_or_release):
             return True
-        self.layers.begin()  # what a refused recording has left is of no use outside of it
+        self.layers.begin()  # drop what a failed recording has offloaded
         return False
 
     def _add_or_release(self, batch: MicroBatch) -> None:
-        """Add the gradients of one micro-batch that is recorded.
+        """Add the gradients of a micro-batch while it is recorded.
 
-        If memory runs out, copies under way have to end inside the recording, or its memory would
-        never be given back.
+        If memory runs out, copies in flight must be joined inside the recording. Otherwise the
+        memory of the graph's pool would never be released.
         """
         try:
             self._add(batch, ())
@@ -258,13 +262,13 @@ class Executor:
             raise
 
     def _add(self, batch: MicroBatch, places: Sequence[int], *, is_awaited: bool = False) -> None:
-        """Add the gradients of one micro-batch and what it sums to.
+        """Add the gradients and sums of one micro-batch.
 
-        Those of adapters are many and small: they are added at the end, a few hundred by one
-        kernel, unless an overlap waits for each of them. The sums are the same.
+        Gradients of adapters are many and small. They are added at the end, a few hundred per
+        kernel, unless an overlap waits for each of them. The sums are bit-equal.
 
-        Whatever is made on the way is gone when this returns: a graph could not be recorded while
-        an earlier pass still holds what gathers a parameter's gradients.
+        All intermediate state is gone on return: a graph cannot be recorded while an earlier pass
+        still holds the nodes that accumulate gradients.
         """
         loss, sums = self._objective.compute(batch, places, self.gradient_scale)
         self.layers.start_backward()

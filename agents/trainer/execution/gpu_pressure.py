@@ -1,8 +1,8 @@
-"""What other programs take of the GPU that a rank trains on, while a run lasts for days.
+"""Detect other programs that need memory of the GPU that a rank trains on.
 
-A run may fill a card to the brim with what it can do without. Where its owner then opens a browser
-or a game, Linux lets that fail, and Windows moves memory of both to the PC's own, which makes
-training many times slower without a word.
+A run fills the card with dequantized weights that it can do without. If somebody then opens a
+browser or a game, that program fails to allocate on Linux; on Windows the driver silently pages
+memory of both to the PC's RAM, which makes training many times slower.
 """
 
 from __future__ import annotations
@@ -13,35 +13,39 @@ from collections.abc import Callable
 import torch
 
 _CHECK_INTERVAL_S = 5.0
+# With less free memory another program may fail to allocate.
 _MIN_FREE_BYTES = 1 << 29
-"""Less than that, and another program may fail to get what it asks for."""
+# Growth that counts. Drivers and libraries allocate less than this late in our own process, and
+# torch's allocator does not see it.
 _MIN_GROWTH_BYTES = 1 << 28
-"""More than what drivers and libraries take for this process late."""
+# By the third check libraries such as NCCL have allocated their buffers.
 _NUM_BASELINE_CHECKS = 3
-"""By then libraries have what they need beside torch, such as NCCL's buffers."""
 
 ReadMemory = Callable[[], tuple[int, int, int]]
-"""Free and total bytes of the GPU, and those that this process keeps."""
+"""Returns free and total bytes of the GPU, and the bytes reserved by this process."""
 
 
 class GpuPressure:
-    """Knows whether other programs want more of a GPU than they had at first.
+    """Compares the memory of other programs on a GPU with a baseline from the start of the run.
 
     Args:
-        read: how much there is, and who has it.
-        now_s: a clock.
+        read: Reads the memory of the GPU.
+        now_s: Monotonic clock, in seconds.
     """
 
     def __init__(self, read: ReadMemory, now_s: Callable[[], float] = time.monotonic) -> None:
         self._read = read
         self._now_s = now_s
         self._baseline_bytes = 0
-        """The most that others had in the first looks."""
+        """Maximum that other programs used during the baseline checks."""
         self._num_checks = 0
         self._next_s = now_s()
 
     def is_high(self) -> bool:
-        """Return whether they took more since, and little is left; looks every few seconds."""
+        """Return whether other programs have grown and little memory is free.
+
+        Checks at most every few seconds and returns False in between.
+        """
         if self._now_s() < self._next_s:
             return False
         self._next_s = self._now_s() + _CHECK_INTERVAL_S
@@ -55,7 +59,7 @@ class GpuPressure:
 
 
 def watch_gpu(device: torch.device) -> GpuPressure | None:
-    """Return those on a GPU; None on a CPU."""
+    """Return the detector of a GPU, or None for a CPU."""
     if device.type != "cuda":
         return None
     return GpuPressure(

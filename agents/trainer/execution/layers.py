@@ -1,14 +1,15 @@
-"""How each decoder layer is computed: compiled or not, and where its activations are meanwhile.
+"""How each decoder layer runs: compiled or not, and where its activations are kept.
 
-A layer *keeps* its activations for the backward pass, *moves* them to host memory (see `offload`),
-or *recomputes* them from its input. Keeping is fastest; moving costs the bandwidth of the bus and
-recomputing a third of the layer's time, so no more layers do either than memory forces. Those that
-move are spread evenly, so that the copies of one pass while the next ones compute; of the others
-the first recompute, whose activations would be held the longest.
+A layer keeps its activations on the GPU until the backward pass (mode "keep"), offloads them to
+host memory ("move"; see `activation_offload`), or recomputes them from its input ("recompute").
+Keeping is fastest. Offloading costs bus bandwidth and recomputing a third of the layer's time, so
+no more layers do either than memory requires. Offloaded layers are spread evenly, so that their
+copies overlap with the layers between them. Of the others the first recompute, because their
+activations would be held the longest.
 
-One compiled function serves all layers of a kind, whatever the number of tokens; a layer that
-recomputes is compiled with its second pass inside, from which the compiler leaves out what no
-gradient needs, such as the last product of the block.
+One compiled function serves all layers of a kind and any number of tokens. A layer that recomputes
+is compiled together with its second forward pass, from which the compiler removes what no gradient
+needs, such as the last product of the block.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class LayerStack:
     """The decoder layers of a model.
 
     Args:
-        compiled: whether to compile them; see `compiling` for what that needs.
-        offloader: None: nothing is moved.
-        warn: is told a message and a hint when compiling fails.
+        model: The model whose layers these are.
+        compiled: Whether to compile them; see `compiling` for the requirements.
+        offloader: Offloads activations; None to keep or recompute all of them.
+        warn: Called with a message and a hint if compilation fails.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class LayerStack:
         self._modes: list[Mode] = []
         self._dequantized: list[nn.Module] = []
         self._repack_buffer: Tensor | None = None
-        """Memory to pack one of them in, whatever else takes that of the GPU meanwhile."""
+        """Reserved memory for the largest packed weight, so that repacking cannot run out."""
         self.offloader = offloader
         self.compiled = compiled
         self._compiled = torch.compile(_compute, fullgraph=True)
@@ -70,13 +72,14 @@ class LayerStack:
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are; 0: this model's class does not let its layers be chosen."""
+        """Number of decoder layers; 0 if the model's class does not support layer modes."""
         return len(self._layers)
 
     def set(self, plan: LayerPlan) -> None:
-        """Let the layers do what the plan says from the next micro-batch on.
+        """Apply a plan from the next micro-batch on.
 
-        Transformers' own switch works in training mode only, in which its dropouts would be on.
+        Transformers' own gradient checkpointing works only in training mode, which would enable
+        the base model's dropout.
         """
         num_recomputed = min(plan.num_recomputed, self.num_layers)
         num_moved = min(plan.num_moved, self.num_layers - num_recomputed)
@@ -96,25 +99,26 @@ class LayerStack:
 
     @property
     def can_dequantize(self) -> bool:
-        """Whether there are 4-bit weights that are unpacked for each pass."""
+        """Whether the layers have 4-bit weights."""
         return any(True for _ in _find_packed(self._layers))
 
     @property
     def dequantized_bytes(self) -> int:
-        """Memory of the GPU that 4-bit weights take more because they are unpacked."""
+        """Extra GPU memory of weights that are kept dequantized, in bytes."""
         return sum(nf4.count_extra_bytes(linear) for linear in self._dequantized)
 
     @property
     def dequantizable_bytes(self) -> int:
-        """Memory that the other 4-bit weights would take more."""
+        """Extra GPU memory that the remaining 4-bit weights would take dequantized, in bytes."""
         all_bytes = sum(nf4.count_extra_bytes(linear) for linear in _find_packed(self._layers))
         return all_bytes - self.dequantized_bytes
 
     def dequantize(self, max_bytes: float) -> None:
-        """Keep 4-bit weights unpacked in so much more memory, first those needed most often.
+        """Keep 4-bit weights dequantized in up to `max_bytes` of extra memory.
 
-        They are unpacked for each pass otherwise; the numbers are the same. Where there turns out
-        to be less memory, fewer are.
+        The others are dequantized in every pass, with bit-equal results. Layers that recompute
+        come first, because they read their weights three times per step. If less memory is
+        available, fewer weights are kept.
         """
         self.drop_dequantized()
         order = sorted(range(self.num_layers), key=lambda i: self._modes[i] != "recompute")
@@ -129,17 +133,18 @@ class LayerStack:
                 self._dequantized.append(linear)
         if not self._dequantized:
             self._repack_buffer = None
-        torch.cuda.empty_cache()  # where they were packed, nothing else may fit in
+        # The gaps that packed weights leave may fit nothing else: return them to the driver.
+        torch.cuda.empty_cache()
 
     def drop_dequantized(self) -> None:
-        """Keep all weights as they were loaded."""
+        """Drop all dequantized weights."""
         self._repack_buffer = None
         for linear in self._dequantized:
             nf4.repack(linear)
         self._dequantized = []
 
     def recompute_more(self) -> bool:
-        """Let more layers recompute: a quarter, a half, then all; False when all do already."""
+        """Recompute in more layers: a quarter, a half, then all. False if all do already."""
         if self.plan.num_recomputed >= self.num_layers:
             return False
         quarter = -(-self.num_layers // 4)
@@ -148,10 +153,10 @@ class LayerStack:
         return True
 
     def reset_compiler(self) -> None:
-        """Forget what was compiled, so that the forms made from now on are those of a new start.
+        """Drop compiled code, so that layers compile as in a fresh process.
 
-        What the compiler makes of a layer depends on what it has compiled before: a form that a
-        search left behind rounds differently in the last bits from one made without a search.
+        The compiler's output depends on what it has compiled before: code left over from a search
+        differs in the last bits from code compiled without a search, and a resume makes no search.
         """
         if self.compiled:
             torch._dynamo.reset()
@@ -159,29 +164,29 @@ class LayerStack:
             torch.cuda.empty_cache()
 
     def stop_compiling(self, error: Exception) -> None:
-        """Compute the layers as their class is written from now on, and say why."""
+        """Run the layers uncompiled from now on, and warn."""
         self.compiled = False
         self.set(self.plan)
         lines = str(error).strip().splitlines()
         first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])[:200]
         self._warn(
-            "The layers of this model cannot be compiled here, so training takes longer "
+            "The layers of this model cannot be compiled here, so training is slower "
             f"({type(error).__name__}: {first}).",
             "",
         )
 
     def begin(self) -> None:
-        """Get ready for a micro-batch."""
+        """Prepare for a micro-batch."""
         if self.offloader is not None:
             self.offloader.begin()
 
     def start_backward(self) -> None:
-        """Get ready for the backward pass, when the forward pass has ended."""
+        """Prepare for the backward pass, after the forward pass."""
         if self.offloader is not None:
             self.offloader.start_backward()
 
     def end(self) -> None:
-        """Let go of everything, also after an error."""
+        """Release everything that a micro-batch has offloaded, also after an error."""
         if self.offloader is not None:
             self.offloader.release()
 
@@ -202,7 +207,7 @@ class LayerStack:
                 return self._choose(place, mode)(layer, hidden, args, kwargs)
 
     def _run_norm(self, norm: nn.Module, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Compute the norm behind the last layer: a dozen passes over memory by themselves."""
+        """Run the norm behind the last layer, compiled: else it makes a dozen memory passes."""
         if not torch.is_grad_enabled():
             return type(norm).forward(norm, hidden, *args, **kwargs)
         _mark(hidden)
@@ -213,7 +218,7 @@ class LayerStack:
             return norm(hidden, *args, **kwargs)
 
     def _fall_back_to_eager(self, error: TorchDynamoException) -> None:
-        """Stop compiling; raise what has not to do with it."""
+        """Stop compiling, or re-raise an error that compilation did not cause."""
         if not self.compiled or "out of memory" in str(error):
             raise error
         self.stop_compiling(error)
@@ -246,11 +251,12 @@ class LayerStack:
             return nullcontext()
         tokens = self._clock.tokens_BT1
         shared = others if tokens is None else [*others, tokens]
+        # A layer that recomputes saves only its input, which is offloaded, too.
         return self.offloader.offloading(place, shared, is_whole=mode == "move")
 
 
 def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:
-    """Yield the norms outside of the layers that are of a class which the layers have, too."""
+    """Yield norms outside the decoder layers whose class also occurs inside them."""
     inside = {module for layer in layers for module in layer.modules()}
     kinds = {type(module) for module in inside}
     for module in model.modules():
@@ -260,7 +266,7 @@ def _find_norms(model: nn.Module, layers: list[Any]) -> Iterator[Any]:
 
 
 def _find_packed(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the linear layers inside whose weights are in 4 bits."""
+    """Yield the linear layers with 4-bit weights."""
     for layer in layers:
         yield from filter(nf4.is_registered, layer.modules())
 
@@ -290,7 +296,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _mark(tensor: Tensor) -> None:
-    """Say that the number of tokens, or of segments, changes from call to call."""
+    """Mark the dimension of tokens, or of segments, as dynamic for the compiler.
+
+    A size of 1 stays static: Dynamo specializes on it anyway.
+    """
     dim = 0 if tensor.dim() == 1 else 1
     if tensor.dim() and tensor.shape[dim] > 1:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)

@@ -1,4 +1,7 @@
-"""An execution setting: micro-batch size, layers that recompute or move, weights unpacked."""
+"""An execution setting: micro-batch size, and how many layers recompute or offload.
+
+Memory that a setting leaves free holds dequantized weights; see `fill_spare_memory`.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,35 @@ from agents.trainer.optim.optimizer_reserve import Reserve
 from agents.trainer.rank.device import read_most_bytes
 
 PLANNED_SHARES = (1.0, 0.85, 0.7)
-"""Parts of the free memory that are planned with, one after the other, when it ran out."""
-
-
-_SPARE_SLACK = 0.02
-"""Of the memory that the card may give, not spent on unpacked weights: they gain the least."""
-
-
+"""Shares of the free memory to plan with, tried in order until memory suffices."""
 DEQUANTIZED_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
-"""Of the weights that are not unpacked yet: the most for which no more layers recompute."""
+"""Shares of the packed weights to make room for, tried in order."""
+# Share of the card's memory that dequantized weights leave free. They gain less than anything
+# else that could need it.
+_SPARE_SLACK = 0.02
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionSetting:
-    """What was chosen."""
+    """Execution setting of one rank; stored in checkpoints and beside the compiled code."""
 
     micro_tokens: int
+    """Maximum number of tokens of a micro-batch; a longer example is one on its own."""
     num_recomputed: int = 0
+    """Number of layers that recompute their activations."""
     num_moved: int = 0
+    """Number of layers that offload their activations."""
     tokens_per_s: float = 0.0
-    """As measured; 0: it was not."""
+    """Measured speed in tokens per second; 0 if not measured."""
 
     @property
     def plan(self) -> LayerPlan:
-        """What the layers do."""
+        """Modes of the layers."""
         return LayerPlan(num_recomputed=self.num_recomputed, num_moved=self.num_moved)
 
 
 def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
-    """Let the computer work with this setting, and with weights that stay packed."""
+    """Apply a setting to the executor, without dequantized weights."""
     executor.drop_graphs()
     executor.layers.drop_dequantized()
     executor.micro_tokens = setting.micro_tokens
@@ -53,29 +56,29 @@ def apply_setting(executor: Executor, setting: ExecutionSetting) -> None:
 def fill_spare_memory(
     executor: Executor, device: torch.device, part: Part, reserve: Reserve
 ) -> bool:
-    """Keep weights unpacked in the memory that passes over `part` leave.
+    """Keep weights dequantized in the memory that passes over `part` leave free.
 
     Args:
-        computer: with layers that do already what they will.
-        device: a GPU.
-        part: as large as any.
-        reserve: of the optimizer.
+        executor: Executor with the final modes of its layers.
+        device: A GPU.
+        part: Examples of the largest possible micro-batch.
+        reserve: Memory reserve of the optimizer.
 
     Returns:
-        False: the passes could not be recorded (see `replay`).
+        False if the passes could not be recorded; see `cuda_graphs`.
     """
     if not executor.layers.can_dequantize:
         return True
     executor.drop_graphs()
     executor.layers.drop_dequantized()
     peak_bytes = measure_peak_bytes(executor, device, part)
-    executor.try_gradients(part)  # is recorded now, if anything is
+    executor.try_gradients(part)  # the second pass of one shape is recorded, if possible
     held_bytes = executor.held_bytes
     executor.drop_graphs()
     gc.collect()
     torch.cuda.empty_cache()
     slack_bytes = _SPARE_SLACK * read_most_bytes(device)
-    # Recorded passes hold their memory while the optimizer steps; others have given it back.
+    # A graph holds its memory while the optimizer steps; unrecorded passes have released it.
     needed_bytes = max(peak_bytes + reserve.lasting_bytes, held_bytes + reserve.missing_bytes)
     spare_bytes = read_free_bytes(device) - needed_bytes - slack_bytes
     for caution in PLANNED_SHARES:
@@ -93,7 +96,7 @@ def fill_spare_memory(
 def _fits_unchanged(
     executor: Executor, device: torch.device, part: Part, is_recorded: bool
 ) -> bool:
-    """Tell whether passes still fit, are still recorded, and need not tidy the memory up."""
+    """Return whether passes fit as before: still recorded, and without allocator retries."""
     with nullcontext() if is_recorded else executor.without_graphs():
         if not executor.try_gradients(part):
             return False
@@ -104,12 +107,12 @@ def _fits_unchanged(
 
 
 def count_alloc_retries(device: torch.device) -> int:
-    """Return how often memory went back to the driver because no free piece was large enough."""
+    """Return how often the allocator flushed its cache because no free block was large enough."""
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
 def measure_peak_bytes(executor: Executor, device: torch.device, part: Part) -> int:
-    """Return the most bytes beside those at rest that passes over `part` need."""
+    """Return the peak of the memory that passes over `part` need, beyond that at rest, in bytes."""
     executor.drop_graphs()
     rest_bytes = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -118,5 +121,5 @@ def measure_peak_bytes(executor: Executor, device: torch.device, part: Part) -> 
 
 
 def read_free_bytes(device: torch.device) -> float:
-    """Return the bytes that this process may still take of its GPU, less a reserve."""
+    """Return the bytes that this process may still allocate on its GPU, less a safety margin."""
     return read_most_bytes(device) * MEMORY_SHARE - torch.cuda.memory_allocated(device)

@@ -1,13 +1,15 @@
-"""Find how a card trains fastest within its memory: tokens at once, and what each layer does.
+"""Search for the fastest execution setting that fits a card: micro-batch size and layer modes.
 
-One small pass with every layer recomputing shows what is always needed; one with a single layer
-that moves its activations shows how much a layer keeps. From these the memory of every setting
-follows well enough to name candidates; the candidates are then timed, with twice the tokens each
-time, until that is slower twice. A fast card has done a pass before its clock falls at the limit of
-its power, and waits between two; so the best settings have a last heat there, over steps and for
-seconds. What was found is kept for the next start of the same shape.
+One small pass with all layers recomputing measures the memory that is always needed, and one with
+a single offloaded layer measures how much a layer saves. The memory of every setting follows from
+these closely enough to name candidates. Candidates are timed, doubling the tokens until that is
+slower twice in a row.
 
-All of it moves no number but in the last digits, and a checkpoint carries what was chosen.
+A fast card finishes a pass before its clock drops at the power limit, and cools between passes.
+So the best settings are timed again in a final, over whole steps and for seconds. The result is
+stored for the next start of the same shape.
+
+Settings change results only in the last digits, and a checkpoint carries the chosen one.
 """
 
 from __future__ import annotations
@@ -38,39 +40,41 @@ from agents.trainer.execution.setting import (
 )
 from agents.trainer.optim.optimizer_reserve import Reserve
 
+# Passes per measurement. A third follows if the second was recorded, to time a replay.
 _TIMED_PASSES = 2
-"""And a third where the second was recorded, for a replay; see `replay`."""
+# Sizes in a row without gain that end the search. One alone may merely fit memory badly.
 _MAX_SLOWER = 2
-"""Sizes in a row that are tried and are no faster: one alone may be unlucky in how it fits."""
+# Up to this micro-batch size, launching kernels may take longer than running them.
 _FEW_TOKENS = 4096
-"""So few at once, and starting the kernels may take longer than computing them."""
+# Micro-batches of a step count as equal if their mean is at least this share of the largest.
 _ALIKE = 0.97
-"""Of the largest micro-batch of a step: where their mean is above, they are taken as one size."""
+# Total time after which a measurement makes no further passes, in seconds.
 _LONG_S = 10.0
+# Time after which no further setting is tried, in seconds. The search runs once per shape, but a
+# slow card would spend half an hour on what it gains in a day.
 _SEARCH_S = 180.0
-"""After which no further setting is tried. It is done once for a shape, but a slow card would
-spend half an hour on what it gains in a day."""
+# Share of the best speed from which a setting may still win with more offloading or in the final.
 _NEAR = 0.97
-"""Of the best speed: settings as fast as this may be the best if they move more, or in the end."""
+# A pass longer than this already shows the sustained speed, so no final is needed.
 _SUSTAINED_S = 1.0
-"""A longer pass shows by itself what the card sustains."""
+# Time per setting in the final, and limit of one step of it, in seconds.
 _FINAL_S, _FINAL_STEP_S = 4.0, 2.0
-"""For which a setting is timed in the last heat, and at most what is computed in one go."""
 _MAX_FINALISTS = 3
 _PROBE_BYTES = 1 << 26
 
 
 class Tuner:
-    """Tries settings on one GPU.
+    """Times settings on one GPU.
 
     Args:
-        computer: with layers that can move.
-        choose_part: gives examples of at most so many tokens together, but one at least.
-        most_tokens: more than these at once are never needed.
-        step_tokens: of this rank at each step, which are cut into micro-batches that are alike;
-            None: that changes.
-        recompute: whether layers may, or all have to.
-        reserve: of the optimizer.
+        executor: Executor whose layers can offload.
+        device: The GPU.
+        choose_part: Returns examples of at most this many tokens in total, but at least one.
+        max_tokens: Largest micro-batch that can occur, in tokens.
+        step_tokens: Tokens of this rank per step, which are split into micro-batches of similar
+            size; None if that varies.
+        recompute: Whether layers may, must or must not recompute.
+        reserve: Memory reserve of the optimizer, which a setting has to leave free.
     """
 
     def __init__(
@@ -92,21 +96,21 @@ class Tuner:
         self._recompute = recompute
         self._reserve = reserve
         self.tried: list[ExecutionSetting] = []
-        """What was timed."""
+        """Settings with their measured speeds."""
         self.finalists: list[ExecutionSetting] = []
-        """Those of them that were in the last heat, with the speeds that they had in it."""
+        """Settings of the final, with the speeds measured in it."""
         self._recorded: set[ExecutionSetting] = set()
-        """Those of them whose passes were replayed."""
+        """Tried settings whose passes were replayed as CUDA graphs."""
         self._dequantizable_bytes: dict[ExecutionSetting, int] = {}
-        """What the weights that were unpacked for each pass would have taken unpacked."""
+        """Extra bytes that the packed weights of a tried setting would take dequantized."""
         self._is_recorded = False
-        """Whether those that were timed last were."""
+        """Whether the passes timed last were replayed."""
         self._deadline_s = math.inf
 
     def choose(self) -> ExecutionSetting:
         """Return the fastest setting found."""
         needs = self._measure()
-        self._deadline_s = time.monotonic() + _SEARCH_S  # compiling comes before
+        self._deadline_s = time.monotonic() + _SEARCH_S  # does not include compilation
         best, tokens, num_slower = self._try(needs, needs.tokens), needs.tokens, 0
         if best is None:
             return ExecutionSetting(micro_tokens=needs.tokens, num_recomputed=self._max_recomputed)
@@ -124,7 +128,7 @@ class Tuner:
     def _try_neighbours(
         self, needs: Needs, best: ExecutionSetting, max_tokens: int
     ) -> ExecutionSetting:
-        """Return the fastest of the best so far and of sizes halfway to its neighbours."""
+        """Return the fastest of the best setting and of sizes halfway to the next ones."""
         found, sizes = [best], []
         if best.micro_tokens < max_tokens:
             sizes.append(min(3 * best.micro_tokens // 2, self._max_tokens))
@@ -138,10 +142,10 @@ class Tuner:
         return max(found, key=_read_speed)
 
     def _offload_for_weights(self, needs: Needs, best: ExecutionSetting) -> ExecutionSetting:
-        """Return the fastest of the best so far and of some that move layers to unpack weights.
+        """Return the fastest of the best setting and of some that offload to dequantize weights.
 
-        Copies cost next to nothing while the bus keeps up; unpacking for each pass costs as much
-        as it takes. No more layers recompute for it.
+        Copies cost almost nothing while the bus keeps up, whereas dequantizing in every pass costs
+        its full time. The number of layers that recompute does not grow.
         """
         near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
         sizes = {one.micro_tokens: one for one in sorted(near, key=_read_speed)}  # the fastest
@@ -160,9 +164,10 @@ class Tuner:
     def _plan_offload_for_weights(
         self, needs: Needs, setting: ExecutionSetting
     ) -> Iterator[LayerPlan]:
-        """Yield plans that move more than a setting and recompute as much, the most weights first.
+        """Yield plans that offload more and recompute no more than a setting.
 
-        Those leave room for all weights unpacked, or for a part of those that are not yet.
+        The first plan leaves room for all weights dequantized, later ones for a share of those
+        that are still packed.
         """
         missing_bytes, num_moved = self._dequantizable_bytes[setting], math.inf
         for share in DEQUANTIZED_SHARES if self._recompute == "auto" and missing_bytes else ():
@@ -188,7 +193,7 @@ class Tuner:
                 yield plan
 
     def _run_final(self, best: ExecutionSetting) -> ExecutionSetting:
-        """Return which of the best settings is the fastest for some seconds."""
+        """Return the setting that is fastest when timed for seconds, of the best ones."""
         near = [one for one in self.tried if one.tokens_per_s > _NEAR * best.tokens_per_s]
         kinds = {(one.micro_tokens, one.plan): one for one in sorted(near, key=_read_speed)}
         rivals = sorted(kinds.values(), key=_read_speed, reverse=True)[:_MAX_FINALISTS]
@@ -203,7 +208,7 @@ class Tuner:
         return max(self.finalists, key=_read_speed, default=best)
 
     def _time_steps(self, setting: ExecutionSetting) -> float | None:
-        """Return the tokens per second of whole steps, or of long parts; None: memory ran out."""
+        """Return the tokens per second of whole steps (or long parts), or None if out of memory."""
         apply_setting(self._executor, setting)
         part = self._choose_part(setting.micro_tokens)
         if not self._executor.try_gradients(part):
@@ -213,7 +218,7 @@ class Tuner:
         step = self._choose_part(min(self._max_tokens, max_tokens))
         times_s: list[float] = []
         with nullcontext() if is_recorded else self._executor.without_graphs():
-            first_s = self._time_once(step)  # records, and warms the card
+            first_s = self._time_once(step)  # records the graph and warms up the card
             until_s = time.monotonic() + _FINAL_S
             while first_s is not None and (not times_s or time.monotonic() < until_s):
                 step_s = self._time_once(step)
@@ -236,7 +241,8 @@ class Tuner:
         tokens = count_tokens(part)
         least = ExecutionSetting(micro_tokens=tokens, num_recomputed=self._max_recomputed)
         apply_setting(self._executor, least)
-        self._executor.add_gradients(part)  # compiles, and says in words what does not fit at all
+        # Compiles. Unlike `try_gradients` it raises an explained error if nothing fits.
+        self._executor.add_gradients(part)
         pass_s, once_bytes = (
             self._time(part) or 0.0,
             measure_peak_bytes(self._executor, self._device, part),
@@ -271,10 +277,10 @@ class Tuner:
         return offloader.arena.capacity_bytes if offloader is not None else 0
 
     def _try(self, needs: Needs, tokens: int) -> ExecutionSetting | None:
-        """Return the fastest of some plans for so many tokens; None: the card is too small.
+        """Return the fastest of some plans for a micro-batch size, or None if none fits.
 
-        Moving is held against not moving, and, where few tokens make the card wait for its host, a
-        plan that fills the memory against one that leaves enough of it to record the passes.
+        Compares offloading with no offloading. Where few tokens make the card wait for its host,
+        also compares a plan that fills the memory with one that leaves room for a CUDA graph.
         """
         found = self._try_plan(needs, tokens, may_move=True)
         if found is None:
@@ -291,10 +297,13 @@ class Tuner:
     def _try_plan(
         self, needs: Needs, tokens: int, *, may_move: bool, to_record: bool = False
     ) -> ExecutionSetting | None:
-        """Time the plan that should fit, and smaller ones if it does not; None: none does.
+        """Time the plan that should fit, then smaller ones if it does not. None if none fits.
 
         Args:
-            to_record: leave room for what recorded passes hold while the optimizer steps.
+            needs: Measured memory needs.
+            tokens: Micro-batch size.
+            may_move: Whether layers may offload.
+            to_record: Leave room for the memory that a CUDA graph holds while the optimizer steps.
         """
         part = self._choose_part(tokens)
         timed: list[ExecutionSetting] = []
@@ -331,10 +340,10 @@ class Tuner:
     def _try_setting(
         self, part: Part, setting: ExecutionSetting
     ) -> tuple[ExecutionSetting | None, bool]:
-        """Return the setting with its speed, or None, and whether there was room enough.
+        """Return the setting with its speed (None if out of memory), and whether it fits well.
 
-        There is not if memory runs out, or if it goes back to the driver and is taken anew during
-        the passes because its free pieces are too small: that takes longer than what it is for.
+        It does not if the allocator has to flush and reallocate during the passes because of
+        fragmentation, which costs more time than the setting gains.
         """
         apply_setting(self._executor, setting)
         if self._executor.try_gradients(part):
@@ -343,7 +352,8 @@ class Tuner:
             is_recorded = self._is_recorded
             if seconds is not None and not is_recorded:
                 with self._executor.without_graphs():
-                    self._executor.try_gradients(part)  # after a try to record, all is taken anew
+                    # A failed recording has emptied the cache; this pass fills it again.
+                    self._executor.try_gradients(part)
                     before = count_alloc_retries(self._device)
                     plain_s = self._time(part, passes=1)
                     is_roomy = count_alloc_retries(self._device) == before
@@ -362,8 +372,8 @@ class Tuner:
     def _rate(self, part: Part, seconds: float) -> float:
         """Return the tokens per second of a step whose largest micro-batch is `part`.
 
-        16 rows by at most three are cut into four threes and two twos. Micro-batches of two sizes
-        are seldom replayed, so here neither is.
+        A step of 16 rows with at most three per micro-batch has four of three rows and two of two.
+        Micro-batches of alternating sizes are rarely replayed, so neither is replayed here.
         """
         tokens = count_tokens(part)
         if self._step_tokens is None or self._step_tokens <= tokens:
@@ -379,7 +389,7 @@ class Tuner:
         return mean_tokens / (small_s + (large_s - small_s) * share)
 
     def _time(self, part: Part, passes: int = _TIMED_PASSES) -> float | None:
-        """Return the seconds of the fastest of some passes; None: memory ran out."""
+        """Return the seconds of the fastest of some passes, or None if memory ran out."""
         times_s: list[float] = []
         while len(times_s) < passes and sum(times_s) < _LONG_S:
             was_recorded = self._executor.held_bytes > 0
@@ -388,7 +398,8 @@ class Tuner:
                 return None
             times_s.append(pass_s)
         self._is_recorded = self._executor.held_bytes > 0
-        if self._is_recorded and not was_recorded:  # the last pass was, which takes its time
+        # If the last pass was the one that recorded, it was slow: time a replay as well.
+        if self._is_recorded and not was_recorded:
             pass_s = self._time_once(part)
             if pass_s is None:
                 return None
@@ -410,12 +421,12 @@ def _read_speed(setting: ExecutionSetting) -> float:
 
 
 def count_tokens(part: Part) -> int:
-    """Return the tokens of all examples."""
+    """Return the number of tokens of all examples."""
     return sum(example.num_tokens for example in part.examples)
 
 
 def measure_bus(device: torch.device) -> float:
-    """Return the bytes per second from the GPU to pinned host memory."""
+    """Return the bandwidth from the GPU to pinned host memory, in bytes per second."""
     host = torch.empty(_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
     host.copy_(there)

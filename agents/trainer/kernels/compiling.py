@@ -14,7 +14,7 @@ import torch
 
 _COMPILERS = ("gcc", "clang", "cc")
 # Compiled variants of one function: kinds of layers, with and without gradients or adapter.
-# Beyond Dynamo's default of 8 it would silently stop compiling.
+# Dynamo's default of 8 is too low for models with several kinds of layers.
 _MAX_VARIANTS = 64
 
 

@@ -156,7 +156,7 @@ def test_less_memory_means_smaller_pieces_of_the_same_batch(make_executor, monke
     assert_same(gradients(executor), expected)
     assert executor.micro_tokens == 30
     assert warnings == [
-        "Memory ran out; from now on at most 30 tokens are computed at once on this rank. "
+        "Memory ran out; this rank now processes at most 30 tokens at once. "
         "The batch stays the same."
     ]
 
@@ -205,7 +205,7 @@ def test_memory_to_spare_is_given_to_other_programs_once(make_executor):
         executor.release_memory_under_pressure()
     assert executor.layers.dequantized_bytes == 0
     (warning,) = warnings
-    assert "Another program takes more memory of this GPU" in warning
+    assert "Another program needs memory of this GPU" in warning
 
 
 def test_a_model_that_does_not_fit_is_told_in_words():
