@@ -20,8 +20,8 @@ _NO_NAME = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 MOST_UNBROKEN = 24
 """Characters that stay in one line. More do not fit beside a form."""
 _UNBROKEN = re.compile(f"[^\\s/\\\\-]{{{MOST_UNBROKEN + 1},}}")
+# Of ASCII only: letters of other scripts may be joined to each other.
 _BETWEEN = re.compile("(?<=[!-~])(?=[!-~])")
-"""Of ASCII only: letters of other scripts may be joined to each other."""
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

@@ -16,8 +16,8 @@ Turn = tuple[str, str]
 """(role, what was said)."""
 Render = Callable[[Sequence[Turn]], str]
 _MARKS = ("@@S@@", "@@U@@", "@@A@@", "@@V@@")
+# What a template may raise beside those of Jinja.
 _ERRORS = (TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What a template may raise beside those of Jinja."""
 _TRIALS: tuple[tuple[Turn, ...], ...] = (
     (("user", "Who?"),),
     (("system", "Be kind.\nAnd short."), ("user", "Who are you?")),

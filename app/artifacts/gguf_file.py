@@ -14,8 +14,8 @@ _PLAIN = {
     12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+# Longer texts are no texts of a model.
 _MOST_BYTES = 64 << 20
-"""Longer texts are no texts of a model."""
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from app.text import show_list
 CARD_FILE = "README.md"
 LINEAGE_FILE = "rackless.json"
 """In a merged model: hashes of what it comes from."""
+# Of a name, as `safe_name` has it.
 _MOST_LETTERS = 60
-"""Of a name, as `safe_name` has it."""
 MODELFILES = "Modelfile-*"
 """What Ollama is given; they are written when somebody asks how to serve the artifact."""
 

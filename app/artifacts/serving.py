@@ -15,8 +15,8 @@ from agents.contract.formats import EXPORTS
 from app.artifact import ArtifactSnapshot
 
 NOT_TRIED = "Not tried here."
+# Group sizes of vLLM's quick kernels (marlin_utils.py); others run slowly, or not at all.
 _MARLIN_GROUPS = (-1, 32, 64, 128)
-"""Group sizes of vLLM's quick kernels (marlin_utils.py); others run slowly, or not at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from app.cli.command import Commands, add_command, with_core
 from app.cli.output import Output, aligned, plain
 from app.errors import UserError
-from app.text import show_bytes_of, show_celsius, show_share, show_watts
+from app.text import DASH, show_bytes_of, show_celsius, show_share, show_watts
 
 if TYPE_CHECKING:
     from agents.contract.node import Sample
     from app.core.core import Core
     from app.events import SampleArrived
 
-_HEAD = ["NODE", "DEVICE", "BUSY", "MEMORY", "TEMP", "POWER"]
+_HEAD = ["NODE", "DEVICE", "BUSY", "MEMORY", "TEMP", "POWER", "CLOCK", "FAN"]
 _CLEAR = "\x1b[H\x1b[J"
 
 
@@ -53,6 +53,8 @@ def _rows(node: str, sample: Sample) -> list[list[str]]:
             show_bytes_of(gpu.memory_used_bytes, gpu.memory_total_bytes),
             show_celsius(gpu.temperature_celsius),
             show_watts(gpu.power_w),
+            DASH if gpu.clock_mhz is None else f"{gpu.clock_mhz:.0f} MHz",
+            show_share(gpu.fan),
         ]
         for gpu in sample.gpus
     ]
@@ -63,5 +65,7 @@ def _rows(node: str, sample: Sample) -> list[list[str]]:
         show_bytes_of(sample.memory_used_bytes, sample.memory_total_bytes),
         show_celsius(sample.cpu_temperature_celsius),
         show_watts(sample.cpu_power_w),
+        DASH,  # no sensor of a CPU's clock or fan is sampled
+        DASH,
     ]
     return [*rows, host]

@@ -13,8 +13,8 @@ from app.text import DASH, show_duration, show_loss, show_rate
 
 MOST_RUNS = 8
 """More cannot be told apart in one chart."""
+# Settings that do not change what is trained.
 _UNSAID = frozenset({"name", "version"})
-"""Settings that do not change what is trained."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from app.runfile.advice import advise
 from app.runs.placement import keep_single, place_ranks
 from app.text import count_of, show_list
 
+# Key of a run file -> key of its question, where they differ.
 _ANSWER_OF = {"adapter.kind": "adapter"}
-"""Key of a run file -> key of its question, where they differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

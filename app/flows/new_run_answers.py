@@ -19,8 +19,8 @@ Read = TypeVar("Read")
 ALL_NODES = "all"
 MOST_REPEATED = 20
 """Characters of an answer that a message repeats."""
+# Digits, in one piece or in groups of three.
 _WHOLE = re.compile(r"[+-]?(\d+|\d{1,3}([ ,_]\d{3})+)")
-"""Digits, in one piece or in groups of three."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

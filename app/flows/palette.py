@@ -13,8 +13,8 @@ from dataclasses import dataclass
 MAX_FOUND = 60
 
 _WORD_START, _INSIDE, _INITIALS, _EXPLAINED, _LETTERS = 100.0, 60.0, 45.0, 25.0, 15.0
+# A run itself comes before what can be done with it.
 _COMMON = 8.0
-"""A run itself comes before what can be done with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

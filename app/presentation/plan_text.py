@@ -26,8 +26,8 @@ _STEP_PARTS = (
     ("input_s", "waiting for weights"),
     ("checkpoint_s", "checkpoints"),
 )
+# Parts of a step below this share of it are left out of its sentence.
 _LEAST_SHOWN = 0.005
-"""Parts of a step below this share of it are left out of its sentence."""
 KWH = 1000.0
 
 

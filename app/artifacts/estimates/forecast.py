@@ -19,12 +19,12 @@ _BITS = {
     "F32": 32.0, "F16": 16.0, "Q8_0": 8.5, "Q6_K": 6.5625, "Q5_K": 5.5, "Q4_K": 4.5, "Q3_K": 3.4375,
     "Q5_1": 6.0, "Q5_0": 5.5, "IQ4_NL": 4.5,
 }  # fmt: skip
+# Weights of a row that a K block takes; other rows get the type that stands beside it.
 _BLOCK = 256
-"""Weights of a row that a K block takes; other rows get the type that stands beside it."""
 _OTHERWISE = {"Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _GROUP = 128
+# Code books and description of one linear layer, as measured on 28 of them.
 _NF4_LAYER_BYTES = 1970
-"""Code books and description of one linear layer, as measured on 28 of them."""
 _LOGIT_BYTES = 2
 _GGUF_ROWS, _GGUF_FEWEST, _GGUF_BYTES = 12, 2, 1 << 30
 _CONTINUED_FAMILIES = ("llama", "qwen3_moe")

@@ -10,8 +10,8 @@ from app.artifacts.estimates.forecast import ArtifactForecast, describe_forecast
 from app.artifacts.estimates.learning import ExportFactors
 from app.text import show_bytes, show_duration, show_list
 
+# Of a card that CUDA itself takes.
 _GPU_CONTEXT_BYTES = 600 << 20
-"""Of a card that CUDA itself takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

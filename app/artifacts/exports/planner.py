@@ -29,8 +29,8 @@ from app.runs.services import Services
 
 _VALUE_BYTES = {"float64": 8.0, "float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _USUAL_VALUE_BYTES = 2.0
+# Of a PC's memory that is never free.
 _SYSTEM_RAM_BYTES = 1 << 30
-"""Of a PC's memory that is never free."""
 
 
 async def plan_export(
