@@ -79,7 +79,7 @@ class ArtifactSnapshot:
     runtimes: tuple[str, ...] = ()
     """That have loaded it for its proof, with their versions."""
     measured: dict[str, Any] | None = None
-    """What making it took, as the node told; None: not known."""
+    """What time and memory used, as the node told; None: not known."""
     copies: tuple[ArtifactCopy, ...] = ()
 
     @property

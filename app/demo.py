@@ -131,24 +131,24 @@ class Demo:
             async with asyncio.timeout(STEP_TIMEOUT_S * 2):
                 return await self._tell(core)
         except TimeoutError as error:
-            self._say("failed", "it took too long")
+            self._say("failed", "it timed out")
             raise UserError(
-                f"the demo stood still in the step '{self.TITLES[self._current]}'",
+                f"the demo made no progress in the step '{self.TITLES[self._current]}'",
                 "This PC may be very busy; close other programs and start the demo again.",
             ) from error
         except BaseException as error:
-            self._say("failed", str(error) or "broken off")
+            self._say("failed", str(error) or "cancelled")
             raise
 
     # ------------------------------------------------------------ the story
 
     async def _tell(self, core: Core) -> DemoOutcome:
-        self._next(f"{len(self._names)} SSH servers on loopback, each with a home of its own")
+        self._next(f"{len(self._names)} SSH servers on loopback, each with its own home folder")
         await self._site.start()
         self._next("their fingerprints are compared and confirmed")
         await asyncio.gather(*(self._add(core, node) for node in self._site.nodes))
         await core.nodes.connect()
-        self._next(f"all train with {sys.executable}")
+        self._next(f"every node trains with {sys.executable}")
         await asyncio.gather(*(core.nodes.setup(name, sys.executable) for name in self._names))
         self._next("versions, reachability, a real all-reduce")
         await self._check(core)
@@ -215,24 +215,24 @@ class Demo:
         await self._until(core, _is_far_enough)
         lost = self._site.nodes[-1]
         name = lost.home.name
-        self._next(f"{name} loses its power")
+        self._next(f"{name} loses power")
         await asyncio.to_thread(power_cut, lost.home)
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
         if run.state != "interrupted" or name not in run.message:
             raise UserError(
-                f"after {name} lost its power the run is {run.state}: {run.message}", run.hint
+                f"after {name} lost power the run is {run.state}: {run.message}", run.hint
             )
         self._note(f"{run.message}. {run.hint}")
         return name
 
     async def _resume(self, core: Core, run_id: str) -> Certificate:
         rest = self._names[:-1]
-        self._next(f"on {show_list(rest)}; {VERIFIED_STEPS} logged steps are done again")
+        self._next(f"on {show_list(rest)}; {VERIFIED_STEPS} logged steps are replayed")
         self._run = await core.runs.resume(run_id, nodes=rest, verify_steps=VERIFIED_STEPS)
         proof = await core.runs.certificate(run_id)
         if proof is None or not proof.kept:
-            told = describe_certificate(proof) if proof else "no step came"
-            raise UserError(f"the resumed run is not what it was: {told}")
+            told = describe_certificate(proof) if proof else "no step finished"
+            raise UserError(f"the resumed run differs from the original: {told}")
         self._note(describe_certificate(proof))
         self._run = await core.runs.refresh(run_id)
         run = await self._until(core, lambda run: run.state not in ACTIVE_STATES)
@@ -240,7 +240,7 @@ class Demo:
             raise UserError(f"the resumed run is {run.state}: {run.message}", run.hint)
         if run.loss is None or run.first_loss is None or run.loss >= run.first_loss:
             raise UserError(
-                f"the loss did not fall: it began at {show_loss(run.first_loss)} and ended at "
+                f"the loss did not fall: it started at {show_loss(run.first_loss)} and ended at "
                 f"{show_loss(run.loss)}"
             )
         self._note(f"loss {show_loss(run.first_loss)} at the start, {show_loss(run.loss)} now")
@@ -288,7 +288,7 @@ class Demo:
             raise UserError(f"the exported model could not be loaded: {last}")
         before, after = json.loads(out)
         if not after.strip() or after == before:
-            raise UserError(f"the trained model answers {after!r}, just as before the training")
+            raise UserError(f"the trained model answers {after!r}, the same as before training")
         return before, after
 
     # ------------------------------------------------------------ telling

@@ -77,7 +77,7 @@ class HostKeyChanged(UserError):
     def __init__(self, host: str, expected: str, shown: str) -> None:
         super().__init__(
             f"{host} shows the host key {shown}, but {expected} was confirmed. "
-            "Either that PC was installed anew, or somebody is between you and it.",
+            "Either that PC was reinstalled, or someone is intercepting the connection.",
             "If you know why it changed, remove the node and add it again: "
             "rackless nodes remove NAME, then rackless nodes add NAME",
         )

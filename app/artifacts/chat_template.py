@@ -73,9 +73,9 @@ def express(template: str, bos_token: str, eos_token: str) -> PlainTemplate:
         if turns[0][0] == "system" and found.system is None:
             continue
         if found.render(turns) != render(turns):
-            raise ValueError("it does more than to put a text before and after each turn")
+            raise ValueError("it does more than add text before and after each turn")
     if any("{{" in text or '"""' in text for text in _texts(found)):
-        raise ValueError("it holds characters that a Modelfile cannot")
+        raise ValueError("it has characters that a Modelfile cannot hold")
     return found
 
 
@@ -89,7 +89,7 @@ def _probe(render: Render) -> PlainTemplate:
     first, between, back, end = _split(render(turns), (user, answer, again))
     after_user = _common_start(between, end)
     if not back.endswith(first):
-        raise ValueError("its first turn is another one than those that follow")
+        raise ValueError("its first turn differs from the following ones")
     return PlainTemplate(
         system=_probe_system(render, first, (system, user)),
         user=(first, after_user),

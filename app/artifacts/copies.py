@@ -56,7 +56,7 @@ def _read_place(services: Services, to: str) -> tuple[str | None, Path | None]:
     try:
         return None, whole_path(Path(to))
     except OSError as error:
-        raise UserError(f"{to} leads nowhere: {error.strerror}", "Name a folder.") from error
+        raise UserError(f"{to} is not a usable path: {error.strerror}", "Name a folder.") from error
 
 
 def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:
@@ -67,7 +67,7 @@ def _choose_source(artifact: ArtifactSnapshot) -> ArtifactCopy:
     places = [one.place for one in artifact.copies]
     raise UserError(
         f"{artifact.label} cannot be read from anywhere: {show_list(places)} known",
-        "If you have moved it, say where it is: rackless artifacts add DIR",
+        "If you have moved it, register its new place: rackless artifacts add DIR",
     )
 
 
@@ -83,7 +83,7 @@ async def push_artifact(
     if source.kind != "folder":
         raise UserError(
             f"{artifact.label} has no whole copy on this PC",
-            f"Bring it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+            f"Copy it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
         )
     tell(f"pushing {artifact.label} to {hub_id}: {show_bytes(artifact.size_bytes)}")
     address = await asyncio.to_thread(
@@ -160,6 +160,6 @@ def _tell_damage(services: Services, artifact: ArtifactSnapshot, source: Artifac
     """Remember that a node's copy is damaged, and return what to say of it."""
     services.artifacts.save_copy(artifact, replace(source, state="damaged"))
     return UserError(
-        f"the copy on {source.place} is not what {artifact.label} was",
-        f"Look at its copies: rackless artifacts check {artifact.label}",
+        f"the copy on {source.place} differs from the hashes of {artifact.label}",
+        f"Verify its copies: rackless artifacts check {artifact.label}",
     )

@@ -92,7 +92,7 @@ async def _delete_copy(
         return 0, f"{copy.place} stays on the hub; delete it there: {copy.path}"
     if copy.kind == "node":
         if copy.place not in services.pool.names():
-            return 0, f"{copy.place} is no node any more; what lies there stays"
+            return 0, f"{copy.place} is no longer a node; its files stay there"
         return await services.pool.agent(copy.place).delete_artifact(copy.path), ""
     return await asyncio.to_thread(_delete_folder, Path(copy.place), artifact.files)
 
@@ -100,7 +100,7 @@ async def _delete_copy(
 def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
     here = [entry for entry in files if (folder / entry.path).is_file()]
     if len(missing_files(folder, here)) == len(here) and here:
-        return 0, f"{folder} holds something else by now, and stays"
+        return 0, f"{folder} now holds something else, so it is kept"
     freed = 0
     try:
         for entry in here:
@@ -118,5 +118,5 @@ def _delete_folder(folder: Path, files: Sequence[FileEntry]) -> tuple[int, str]:
             f"{folder} cannot be deleted: {error.strerror}", "Repair its permissions."
         ) from error
     if folder.is_dir():
-        return freed, f"{folder} holds other files too, which stay"
+        return freed, f"{folder} holds other files too, which are kept"
     return freed, ""

@@ -27,12 +27,12 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise ValueError(f"{path} does not begin as GGUF does")
+            raise ValueError(f"{path} is not a GGUF file")
         try:
             _, _, count = struct.unpack("<IQQ", file.read(20))
             return {_read_string(file): _read_value(file, _read(file, "<I")) for _ in range(count)}
         except struct.error as error:
-            raise ValueError(f"{path} ends among its metadata") from error
+            raise ValueError(f"{path} is truncated within its metadata") from error
 
 
 def _read_value(file: BinaryIO, kind: int) -> Any:

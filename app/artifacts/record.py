@@ -44,7 +44,7 @@ def folder_here(artifact: ArtifactSnapshot) -> Path:
     if folder is None:
         raise UserError(
             f"{artifact.label} has no whole copy on this PC",
-            f"Bring it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
+            f"Copy it here: rackless artifacts copy {artifact.label} --to ./FOLDER",
         )
     return Path(folder)
 
@@ -149,7 +149,9 @@ def add_folder(services: Services, folder: Path, name: str | None = None) -> Art
     try:
         folder = whole_path(folder)
     except OSError as error:
-        raise UserError(f"{folder} leads nowhere: {error.strerror}", "Name a folder.") from error
+        raise UserError(
+            f"{folder} is not a usable path: {error.strerror}", "Name a folder."
+        ) from error
     kind = read_artifact(folder)
     told = _read_about(folder)
     origin = told["origin"]
@@ -267,7 +269,7 @@ def _look(
     artifact: ArtifactSnapshot, copy: ArtifactCopy, nodes: Collection[str] | None
 ) -> ArtifactCopy:
     if copy.kind == "node" and nodes is not None and copy.place not in nodes:
-        return replace(copy, state="missing", problem="it is no node any more")
+        return replace(copy, state="missing", problem="it is no longer a node")
     if copy.kind != "folder" or not artifact.files:
         return copy
     gone = missing_files(Path(copy.place), artifact.files)

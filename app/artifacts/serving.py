@@ -14,7 +14,7 @@ from typing import Any
 from agents.contract.formats import EXPORTS
 from app.artifact import ArtifactSnapshot
 
-NOT_TRIED = "Not tried here."
+NOT_TRIED = "Not tested here."
 # Group sizes of vLLM's quick kernels (marlin_utils.py); others run slowly, or not at all.
 _MARLIN_GROUPS = (-1, 32, 64, 128)
 
@@ -107,12 +107,12 @@ def _llama_cpp(
 ) -> ServeCommand:
     path = shlex.quote(f"{folder.path}/{file}")
     ran = [name for name in artifact.runtimes if name.startswith("llama.cpp")]
-    proved = (f"This file was loaded and has answered in {ran[0]}.",) if ran else ()
+    proved = (f"This file was loaded and generated text in {ran[0]}.",) if ran else ()
     return ServeCommand(
         runtime="llama.cpp",
         title=f"llama.cpp, {kind}",
         command=f"llama-server -m {path} --jinja --host 127.0.0.1 --port 8080",
-        notes=(*proved, "llama-server itself: not tried here."),
+        notes=(*proved, "llama-server itself: not tested here."),
     )
 
 
@@ -124,8 +124,8 @@ def _ollama(artifact: ArtifactSnapshot, folder: ServedFolder, kind: str, file: s
     said = (
         "The Modelfile has the model's own chat template."
         if template
-        else f"The model's chat template cannot be said in a Modelfile: {why}. "
-        "Ollama takes one that it finds fitting, or none: compare its answers."
+        else f"The model's chat template cannot be written in a Modelfile: {why}. "
+        "Ollama picks a similar one, or none, so compare its answers."
     )
     return ServeCommand(
         runtime="ollama",

@@ -79,5 +79,5 @@ def compare_files(
         return "missing", "it was moved or deleted"
     other = [e.path for e in expected if e.path in known and known[e.path] != e.sha256]
     said = [f"{show_list(gone[:3])} missing"] if gone else []
-    said += [f"{show_list(other[:3])} not as made"] if other else []
+    said += [f"{show_list(other[:3])} changed since the export"] if other else []
     return ("damaged", ", ".join(said)) if said else ("whole", "")

@@ -94,8 +94,8 @@ class Chats:
             subject = replace(talk.subject, node=talk.loaded.node)
             talk.loaded = await _load(self._services, subject, tell, key)
         raise UserError(
-            f"{talk.loaded.node} lets the model go before it has answered: {reply.ended}",
-            "Wait for what uses that PC, or choose another node.",
+            f"{talk.loaded.node} unloaded the model before it answered: {reply.ended}",
+            "Wait until that PC is free, or choose another node.",
         )
 
     async def stop(self, key: int) -> None:
@@ -105,7 +105,7 @@ class Chats:
             await self._services.pool.agent(talk.loaded.node).chat_stop(talk.loaded.chat)
 
     async def close(self, key: int) -> None:
-        """Let a model go; a node that cannot be asked lets it go by itself."""
+        """Let a model go; a node that does not answer unloads it by itself."""
         talk = self._talks.pop(key, None)
         if talk is None:
             return
@@ -116,7 +116,7 @@ class Chats:
 
     def _talk(self, key: int) -> _Talk:
         if key not in self._talks:
-            raise UserError("this conversation is closed", "Begin a new one.")
+            raise UserError("this conversation is closed", "Start a new one.")
         return self._talks[key]
 
 
@@ -188,7 +188,7 @@ async def _load_run(
     services: Services, run_id: str, subject: Subject, tell: Say, key: int
 ) -> Loaded:
     if subject.type is not None:
-        raise UsageError("a run has no types to choose from", "Leave --type out.")
+        raise UsageError("a run has no types; only an artifact has", "Leave --type out.")
     run = services.runs.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     nodes = services.pool.names() if subject.node is None else (subject.node,)
@@ -213,9 +213,13 @@ async def _load_artifact(
     services: Services, folder: Path, subject: Subject, tell: Say, key: int
 ) -> Loaded:
     if subject.of_base:
-        raise UsageError("an artifact has no base with it", "Ask the base through its run.")
+        raise UsageError(
+            "an artifact does not include its base model", "Name the run to chat with its base."
+        )
     if subject.checkpoint is not None:
-        raise UsageError("an artifact is of one checkpoint", "Ask another one through its run.")
+        raise UsageError(
+            "an artifact has a single checkpoint", "Name the run to use another checkpoint."
+        )
     artifact = await asyncio.to_thread(read_artifact, folder)
     if subject.type is not None and not EXPORTS[artifact.method].joins_types:
         raise UsageError(f"{artifact.method} has no types to choose from", "Leave --type out.")
@@ -254,7 +258,7 @@ async def _choose_node(services: Services, wanted: str | None) -> tuple[str, Nod
     """Return the wanted node, or the first that answers with an environment, and its facts."""
     names = services.pool.names()
     if wanted is not None and wanted not in names:
-        raise UsageError(f"there is no node {wanted}", "Look at them: rackless nodes list")
+        raise UsageError(f"there is no node {wanted}", "List them: rackless nodes list")
     problem = UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
     for name in (wanted,) if wanted is not None else names:
         try:

@@ -29,7 +29,7 @@ async def compare_models(
     """
     if not prompts:
         raise UsageError(
-            "there are no prompts to compare by", "Give a file with one per line: --prompts FILE"
+            "there are no test prompts", "Give a file with one per line: --prompts FILE"
         )
     models, problems = [], list[RacklessError]()
     for subject in subjects:

@@ -22,28 +22,41 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(
-        commands, "artifacts", "list what exports made, and what to do with it", with_core(_list)
+        commands,
+        "artifacts",
+        "list artifacts, the results of exports, and work with them",
+        with_core(_list),
     )
-    parser.add_argument("--run", metavar="RUN", help="only those of this run")
+    parser.add_argument("--run", metavar="RUN", help="only artifacts of this run")
     verbs = parser.add_subparsers(title="what to do", metavar="VERB")
     add_command(verbs, "list", "list all artifacts", with_core(_list)).add_argument(
-        "--run", metavar="RUN", help="only those of this run"
+        "--run", metavar="RUN", help="only artifacts of this run"
     )
-    _named(verbs, "show", "show where one comes from, what was measured, where it lies", _show)
-    copy = _named(verbs, "copy", "copy one to a folder or a node, hashed while it goes", _copy)
+    _named(verbs, "show", "show an artifact's origin, quality and copies", _show)
+    copy = _named(
+        verbs, "copy", "copy an artifact to a folder or a node, verified on the way", _copy
+    )
     copy.add_argument("--to", required=True, metavar="FOLDER|NODE")
-    push = _named(verbs, "push", "push one to the Hugging Face hub, with your token", _push)
+    push = _named(verbs, "push", "push an artifact to the Hugging Face Hub with your token", _push)
     push.add_argument("--to", required=True, metavar="OWNER/MODEL")
-    push.add_argument("--public", action="store_true", help="for everybody to see (private)")
+    push.add_argument("--public", action="store_true", help="make it public (default: private)")
     _named(verbs, "check", "read every copy and compare its hashes", _check)
-    serve = _named(verbs, "serve-command", "print the commands that serve it", _serve)
-    serve.add_argument("--with", dest="runtime", choices=RUNTIMES, help="none: all that load it")
+    serve = _named(verbs, "serve-command", "print the commands that serve an artifact", _serve)
+    serve.add_argument(
+        "--with", dest="runtime", choices=RUNTIMES, help="default: every program that loads it"
+    )
     delete = _named(verbs, "delete", "delete an artifact with all its copies", _delete)
     delete.add_argument("--copy", metavar="WHERE", help="only this copy: a folder, or a node")
-    delete.add_argument("--yes", action="store_true", help="do not ask, even for the last copy")
-    add = add_command(verbs, "add", "enter a folder made elsewhere, or moved", with_core(_add))
+    delete.add_argument(
+        "--yes", action="store_true", help="do not ask for confirmation, even for the last copy"
+    )
+    add = add_command(
+        verbs, "add", "register a folder that was made elsewhere or moved", with_core(_add)
+    )
     add.add_argument("folder", type=Path, metavar="DIR")
-    add.add_argument("--name", metavar="NAME", help="none: that of its run, else of the folder")
+    add.add_argument(
+        "--name", metavar="NAME", help="default: the name of its run, else of the folder"
+    )
 
 
 def _named(
@@ -155,7 +168,7 @@ async def _serve(core: Core, args: argparse.Namespace, out: Output) -> int:
     if not found:
         known = show_list(sorted({one.runtime for one in every}))
         raise UsageError(
-            f"{args.runtime} does not load {artifact.format}", f"These programs do: {known}."
+            f"{args.runtime} does not load {artifact.format}", f"Programs that load it: {known}."
         )
     for one in found:
         if (path := await core.artifacts.write_modelfile(args.name, one)) is not None:

@@ -23,23 +23,37 @@ _NEW = "/new"
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "chat", "talk with a trained model", with_core(_chat))
-    parser.add_argument("what", metavar="ARTIFACT_OR_RUN", help="a folder of an export, or a run")
-    parser.add_argument("--prompt", metavar="TEXT", help="ask this alone; none: a conversation")
-    parser.add_argument("--system", default="", metavar="TEXT", help="said before the question")
+    parser = add_command(commands, "chat", "chat with a trained model", with_core(_chat))
+    parser.add_argument(
+        "what", metavar="ARTIFACT_OR_RUN", help="an artifact, the folder of an export, or a run"
+    )
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="ask this one question; default: a conversation"
+    )
+    parser.add_argument(
+        "--system", default="", metavar="TEXT", help="instructions before the first question"
+    )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(256)")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, help="0: always the likeliest word (0)"
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0 always picks the likeliest token (default: 0)",
     )
     parser.add_argument(
-        "--top-p", type=float, default=1.0, help="draw from the likeliest words of this share (1)"
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample from the likeliest tokens with this total probability (default: 1)",
     )
     parser.add_argument(
-        "--base", action="store_true", help="ask the model as it was before the run"
+        "--base", action="store_true", help="use the base model, as it was before the run"
     )
-    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
+    parser.add_argument(
+        "--checkpoint", type=int, metavar="STEP", help="default: the newest complete checkpoint"
+    )
     parser.add_argument("--type", metavar="TYPE", help="which file of a gguf artifact")
-    parser.add_argument("--node", metavar="NAME", help="none: one that has it")
+    parser.add_argument("--node", metavar="NAME", help="default: a node that has it")
 
 
 async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
@@ -69,7 +83,9 @@ async def _chat(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.prompt is not None and not args.prompt.strip():
-        raise UsageError("--prompt is empty", "Ask something, or leave it out for a conversation.")
+        raise UsageError(
+            "--prompt is empty", "Enter a question, or leave --prompt out to start a conversation."
+        )
     check_limits(args.max_tokens, args.temperature, args.top_p)
     expect_text(args.system, "--system")
     expect_text(args.prompt or "", "--prompt")
@@ -84,7 +100,7 @@ def check_limits(max_tokens: int, temperature: float = 0.0, top_p: float = 1.0) 
     is_warm = temperature >= 0 and math.isfinite(temperature)
     if max_tokens < 1 or not is_warm or not 0 < top_p <= 1:
         raise UsageError(
-            "that cannot be asked",
+            "these generation settings are not valid",
             "--max-tokens is at least 1, --temperature a number from 0 up, --top-p above 0 up to "
             "1.",
         )

@@ -1,4 +1,4 @@
-"""`rackless check`: look nodes over before a run."""
+"""`rackless check`: check that nodes are ready for a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "check", "look nodes over before a run", with_core(_check))
-    parser.add_argument("names", nargs="*", metavar="NAME", help="nodes; none: all")
+    parser = add_command(
+        commands, "check", "check that nodes are ready for a run", with_core(_check)
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="node names; default: all nodes")
 
 
 async def _check(core: Core, args: argparse.Namespace, out: Output) -> int:

@@ -19,9 +19,9 @@ def add_parser(commands: Commands) -> None:
     parser = add_command(
         commands, "checkpoints", "list checkpoints over all nodes", with_core(_list)
     )
-    parser.add_argument("run", nargs="?", metavar="RUN", help="run id; none: all runs")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run id; default: all runs")
     parser.add_argument(
-        "--verify", action="store_true", help="read every copy whole and compare its hashes"
+        "--verify", action="store_true", help="read every copy and compare its hashes"
     )
 
 
@@ -46,6 +46,6 @@ async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
             ]
             for item in found
         ],
-        "There are no checkpoints on the nodes that answer.",
+        "No checkpoints on the nodes that answer.",
     )
     return 0

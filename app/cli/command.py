@@ -41,7 +41,7 @@ def _shortened(message: str) -> str:
     choices = [choice.strip().strip("'") for choice in listed.split(",")]
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]}?" if near else f"; choose from {', '.join(choices)}"
-    return f"there is no '{word}' here{guess}"
+    return f"unknown command or choice '{word}'{guess}"
 
 
 Commands = Any

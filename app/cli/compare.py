@@ -17,20 +17,27 @@ if TYPE_CHECKING:
 def add_parser(commands: Commands) -> None:
     parser = add_command(commands, "compare", "ask models the same prompts", with_core(_compare))
     parser.add_argument(
-        "what", nargs="+", metavar="ARTIFACT_OR_RUN", help="those whose answers are compared"
+        "what",
+        nargs="+",
+        metavar="ARTIFACT_OR_RUN",
+        help="runs or artifacts whose answers are compared",
     )
     parser.add_argument(
-        "--base", action="store_true", help="first the base of the first one, which is a run"
+        "--base",
+        action="store_true",
+        help="also ask the base model of the first run, before the others",
     )
     parser.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="one per line, kept with the base and data; none: those that are kept",
+        help="file with one prompt per line, saved for the project; default: the saved ones",
     )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="(256)")
-    parser.add_argument("--node", metavar="NAME", help="none: one that has it")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write them as Markdown there")
+    parser.add_argument("--node", metavar="NAME", help="default: a node that has it")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the answers to this Markdown file"
+    )
 
 
 async def _compare(core: Core, args: argparse.Namespace, out: Output) -> int:

@@ -23,8 +23,12 @@ PLAIN_EVERY_S = 2.0
 
 
 def add_parser(commands: Commands) -> None:
-    parser = add_command(commands, "demo", "train a small model on this PC alone", _demo)
-    parser.add_argument("--headless", action="store_true", help="in the terminal, no window")
+    parser = add_command(
+        commands, "demo", "run the whole workflow with a small model on this PC", _demo
+    )
+    parser.add_argument(
+        "--headless", action="store_true", help="run in the terminal, without a window"
+    )
     parser.add_argument("--nodes", type=_num_nodes, default=3, metavar="N", help="2 to 8")
 
 
@@ -45,7 +49,7 @@ def _demo(args: argparse.Namespace, out: Output) -> int:
             return _show_window(demo)
         outcome = asyncio.run(_tell(demo, out))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        out.note("rackless: the demo was broken off; everything that it started is ended")
+        out.note("rackless: the demo was cancelled; everything it started has been stopped")
         return INTERRUPTED
     finally:
         demo.close()
@@ -71,7 +75,7 @@ async def _tell(demo: Demo, out: Output) -> DemoOutcome:
     with _Teller(out) as teller:
         async with Core.open(demo.master_home) as core:
             outcome = await demo.tell(core, teller.take)
-    out.text(f"The whole story took {show_duration(time.monotonic() - began_s)}.")
+    out.text(f"The whole demo took {show_duration(time.monotonic() - began_s)}.")
     return outcome
 
 
@@ -86,7 +90,7 @@ def _end_text(outcome: DemoOutcome) -> str:
     return "\n".join(
         (
             f"The loss fell from {show_loss(outcome.first_loss)} to {show_loss(outcome.loss)}. "
-            f"{outcome.lost_node} was lost on the way; the others went on from step "
+            f"{outcome.lost_node} was lost during the run; the other nodes resumed from step "
             f"{outcome.resumed_step}.",
             f"Resume verified: {outcome.certificate}.",
             f"Question:         {outcome.question}",

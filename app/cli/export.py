@@ -32,20 +32,26 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="a new or empty folder")
     parser.add_argument(
-        "--plan", action="store_true", help="only show what it takes, and where it can be made"
+        "--plan",
+        action="store_true",
+        help="only show the forecast: time, memory and disk on each node",
     )
-    parser.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
-    parser.add_argument("--node", metavar="NAME", help="none: the first that has it and the room")
+    parser.add_argument(
+        "--checkpoint", type=int, metavar="STEP", help="default: the newest complete checkpoint"
+    )
+    parser.add_argument(
+        "--node", metavar="NAME", help="default: the first with the checkpoint and enough room"
+    )
     parser.add_argument(
         "--engine",
         choices=ENGINES,
         default=ENGINES[0],
-        help=f"what makes awq (default: {ENGINES[0]}; autoawq is archived)",
+        help=f"package that makes awq (default: {ENGINES[0]}; autoawq is archived)",
     )
     parser.add_argument(
         "--calibration",
         metavar="FILE",
-        help="data that awq and gptq are fitted to; none: the run's own",
+        help="calibration data for awq and gptq; default: the run's own data",
     )
 
 
@@ -60,7 +66,7 @@ async def _export(core: Core, args: argparse.Namespace, out: Output) -> int:
     measured = {"verdicts": made.verdicts} if made.verdicts else {}
     out.document({"path": str(made.path), "artifact": made.artifact, **measured})
     out.text(str(made.path))
-    out.note(f"kept as {made.artifact}; see: rackless artifacts show {made.artifact}")
+    out.note(f"saved as {made.artifact}; see: rackless artifacts show {made.artifact}")
     for verdict in made.verdicts:
         out.text(describe_verdict(verdict))
     return 0

@@ -23,7 +23,7 @@ def open_window(args: argparse.Namespace, out: Output) -> int:
     """
     if not has_display():
         raise UserError(
-            "there is no display to open a window on",
+            "no display is available for the window",
             "Use the commands (rackless --help), or log in with one: ssh -X, or on the PC itself.",
         )
     from app.gui.application import run

@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         if not as_json:
-            _tell("broken off; runs that were started go on", "See: rackless runs list")
+            _tell("interrupted; runs that were started keep training", "See: rackless runs list")
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain once more when it flushes.
@@ -104,7 +104,7 @@ def _tell(message: str, hint: str) -> None:
 
 
 def _tell_bug(message: str, trace: str) -> None:
-    _tell(f"this is a mistake of ours: {message}", "Report it with the lines that follow.")
+    _tell(f"internal error: {message}", "Please report it with the lines below.")
     print(trace.rstrip(), file=sys.stderr)
 
 

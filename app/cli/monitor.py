@@ -1,4 +1,4 @@
-"""`rackless monitor`: the readings of all nodes as they come, until broken off."""
+"""`rackless monitor`: the readings of all nodes as they come, until cancelled."""
 
 from __future__ import annotations
 

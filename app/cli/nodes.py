@@ -23,22 +23,27 @@ def add_parser(commands: Commands) -> None:
         add_command(commands, "nodes", "add, list, show, remove, set up and measure PCs")
     )
     _add_add(verbs)
-    add_command(verbs, "list", "list the nodes and how they stand", with_core(_list))
-    _named(verbs, "show", "show everything known of a node", _show)
-    _named(verbs, "remove", "forget a node; nothing on it is deleted", _remove)
+    add_command(verbs, "list", "list the nodes and their state", with_core(_list))
+    _named(verbs, "show", "show the details of a node", _show)
+    _named(verbs, "remove", "remove a node from the list; nothing on it is deleted", _remove)
     setup = _named(verbs, "setup", "build the training environment on a node", _setup)
-    setup.add_argument("--python", metavar="FILE", help="adopt this interpreter on the node")
-    _named(verbs, "measure", "measure its GPUs, 20 seconds each, for exact plans", _measure)
+    setup.add_argument("--python", metavar="FILE", help="use this interpreter on the node instead")
+    _named(
+        verbs,
+        "measure",
+        "measure a node's GPUs, 20 seconds each, for more accurate plans",
+        _measure,
+    )
     _add_token(verbs)
 
 
 def _add_token(verbs: Commands) -> None:
-    help_text = "tell which nodes have this PC's token of the Hugging Face hub, or give it to them"
+    help_text = "show which nodes have this PC's Hugging Face token, or send it to them"
     parser = add_command(verbs, "token", help_text, with_core(_token))
-    parser.add_argument("names", metavar="NAME", nargs="*", help="of a node; without one, all")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="node name; default: all nodes")
     deed = parser.add_mutually_exclusive_group()
-    deed.add_argument("--give", action="store_true", help="keep it on nodes that have none")
-    deed.add_argument("--take-back", action="store_true", help="delete it from nodes again")
+    deed.add_argument("--give", action="store_true", help="send the token to nodes that have none")
+    deed.add_argument("--take-back", action="store_true", help="delete the token from nodes")
 
 
 def _add_add(verbs: Commands) -> None:
@@ -51,7 +56,7 @@ def _add_add(verbs: Commands) -> None:
     parser.add_argument(
         "--accept-host-key",
         metavar="SHA256:...",
-        help="fingerprint that you have compared, for a first contact",
+        help="host key fingerprint that you have verified, for the first connection",
     )
 
 
@@ -91,7 +96,7 @@ def _address(args: argparse.Namespace) -> NodeAddress:
 def _confirmed(error: HostKeyUnknown) -> bool:
     """Show the fingerprint of a first contact and ask; without a terminal the answer is no."""
     how = "Compare it on that PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
-    return confirm(f"{error.message}\n{how}\nIs it the same?")
+    return confirm(f"{error.message}\n{how}\nDo they match?")
 
 
 async def _list(core: Core, args: argparse.Namespace, out: Output) -> int:
@@ -152,7 +157,7 @@ async def _token(core: Core, args: argparse.Namespace, out: Output) -> int:
     else:
         found = await core.hub.node_tokens(args.names)
     out.document(found)
-    out.text(describe_tokens(found) or "There are no nodes to ask.")
+    out.text(describe_tokens(found) or "There are no nodes yet.")
     for one in found:
         if one.problem:
             out.note(f"{one.node}: {one.problem}")

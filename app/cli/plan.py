@@ -20,14 +20,14 @@ MOST_SHOWN = 6
 
 
 def add_parser(commands: Commands) -> None:
-    text = "show what a run needs, where it would train and how fast; starts nothing"
+    text = "show what a run needs, where it would train and how fast, without starting it"
     parser = add_command(commands, "plan", text, with_core(_plan))
     parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
     parser.add_argument(
         "--cluster",
         metavar="FILE",
         type=Path,
-        help="plan for the PCs that this YAML file describes, instead of the nodes",
+        help="plan for the PCs described in this YAML file instead of the nodes",
     )
 
 

@@ -18,13 +18,16 @@ _GREEN = "\x1b[32m", "\x1b[0m"
 
 def add_parser(commands: Commands) -> None:
     parser = add_command(
-        commands, "preview", "show what a run would learn from its data", with_core(_preview)
+        commands,
+        "preview",
+        "preview the data of a run and what the model learns from it",
+        with_core(_preview),
     )
     parser.add_argument("run_file", metavar="RUN.yaml", type=Path)
     parser.add_argument(
-        "--node", metavar="NAME", help="look on this node; none: on this PC, if able"
+        "--node", metavar="NAME", help="read the data on this node; default: this PC, if it can"
     )
-    parser.add_argument("--quick", action="store_true", help="look at the first rows only")
+    parser.add_argument("--quick", action="store_true", help="read only the first rows")
 
 
 async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
@@ -58,7 +61,7 @@ def print_preview(found: DataPreview, out: Output) -> None:
 
     print_figures(found, out)
     marks = _GREEN if out.is_terminal else LEARNED
-    out.text(f"\n{marks[0]}This is learned{marks[1]}, the rest is only read.")
+    out.text(f"\n{marks[0]}Learned text{marks[1]}; the rest is context.")
     for row in found.rows:
         for conversation in row.conversations:
             out.text(f"\n--- {title_of(row, conversation)}")

@@ -20,9 +20,11 @@ def add_parser(commands: Commands) -> None:
         verbs, "show", "print a recipe; '> my-run.yaml' keeps it as a run file", with_core(_show)
     )
     show.add_argument("recipe", metavar="NAME")
-    save = add_command(verbs, "save", "keep a run file's settings as a recipe", with_core(_save))
+    save = add_command(
+        verbs, "save", "save the settings of a run file as a recipe", with_core(_save)
+    )
     save.add_argument("run_file", metavar="RUN.yaml", type=Path)
-    save.add_argument("--title", required=True, help="a few words, as it stands in lists")
+    save.add_argument("--title", required=True, help="title shown in lists")
     delete = add_command(verbs, "delete", "delete a recipe of your own", with_core(_delete))
     delete.add_argument("recipe", metavar="NAME")
 

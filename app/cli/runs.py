@@ -39,29 +39,37 @@ _RANK_HEAD = [
 def add_parser(commands: Commands) -> None:
     verbs = add_verbs(add_command(commands, "runs", "list, show, trace, stop, resume, delete runs"))
     add_command(verbs, "list", "list all runs", with_core(_list))
-    show = _with_id(verbs, "show", "show a run and what happened to it", _show)
+    show = _with_id(verbs, "show", "show a run and its events", _show)
     show.add_argument(
         "--run-file",
         type=Path,
         metavar="RUN.yaml",
-        help="write its run file, for a run like this one",
+        help="write its run file, to start a similar run",
     )
-    show.add_argument("--data", action="store_true", help="show what it learns, with three rows")
+    show.add_argument(
+        "--data", action="store_true", help="show what the model learns, with three rows"
+    )
     logs = _with_id(verbs, "logs", "print the output of a run's ranks", _logs)
-    logs.add_argument("--rank", type=int, metavar="R", help="none: all ranks")
-    logs.add_argument("--follow", action="store_true", help="go on until the run ends")
-    _with_id(verbs, "save", "save a checkpoint now and go on training", _save)
-    trace = _with_id(verbs, "trace", "record the next steps with the profiler", _trace)
-    trace.add_argument("--steps", type=int, default=3, metavar="K", help="how many (3)")
-    _with_id(verbs, "stop", "save a checkpoint and stop; a second time: stop at once", _stop)
-    resume = _with_id(verbs, "resume", "go on from a checkpoint", _resume)
-    resume.add_argument("--checkpoint", type=int, metavar="STEP", help="none: the newest whole one")
-    resume.add_argument("--nodes", type=names_of, metavar="A,B", help="none: those that answer")
+    logs.add_argument("--rank", type=int, metavar="R", help="default: all ranks")
+    logs.add_argument("--follow", action="store_true", help="follow until the run ends")
+    _with_id(verbs, "save", "save a checkpoint now and keep training", _save)
+    trace = _with_id(verbs, "trace", "profile the next steps", _trace)
+    trace.add_argument(
+        "--steps", type=int, default=3, metavar="K", help="number of steps (default: 3)"
+    )
+    _with_id(verbs, "stop", "save a checkpoint and stop; a second time, stop at once", _stop)
+    resume = _with_id(verbs, "resume", "resume a run from a checkpoint", _resume)
+    resume.add_argument(
+        "--checkpoint", type=int, metavar="STEP", help="default: the newest complete checkpoint"
+    )
+    resume.add_argument(
+        "--nodes", type=names_of, metavar="A,B", help="default: the run's nodes that answer"
+    )
     resume.add_argument(
         "--verify",
         type=int,
         metavar="K",
-        help="begin K logged steps earlier and compare every loss with its logged one",
+        help="replay the last K logged steps first and compare every loss",
     )
     resume.add_argument("--watch", action="store_true", help="show progress until the run ends")
     _with_id(verbs, "delete", "delete a run with its checkpoints", _delete)
@@ -71,7 +79,7 @@ def _with_id(
     verbs: Commands, name: str, help_text: str, handler: Callable[..., Any]
 ) -> argparse.ArgumentParser:
     parser = add_command(verbs, name, help_text, with_core(handler))
-    parser.add_argument("run", metavar="ID", help="a run id, or its beginning")
+    parser.add_argument("run", metavar="ID", help="a run id, or its first characters")
     return parser
 
 
@@ -143,14 +151,14 @@ def _print_comparison(found: ForecastComparison, out: Output) -> None:
     if rows:
         out.text("")
         table = [[row.what, row.foretold, row.measured, row.error] for row in rows]
-        out.table(["FORECAST", "FORETOLD", "MEASURED", "OFF BY"], table)
+        out.table(["FORECAST", "FORECAST", "MEASURED", "DIFFERENCE"], table)
 
 
 def _print_data(data: DataPreview | None, out: Output) -> None:
     from app.cli.preview import print_preview
 
     if data is None:
-        out.text("what it learns is not known before its first rank has read the data")
+        out.text("the preview is available once the first rank has read the data")
     else:
         print_preview(data, out)
 
@@ -174,7 +182,7 @@ def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
         ("nodes", show_list(run.nodes)),
         ("started", show_moment(run.created_s, now_s)),
         ("step", _steps(run)),
-        ("loss", f"{show_loss(run.loss)} (it began at {show_loss(run.first_loss)})"),
+        ("loss", f"{show_loss(run.loss)} (started at {show_loss(run.first_loss)})"),
         ("speed", show_rate(run.tokens_per_s)),
         ("MFU", "" if run.mfu is None else show_share(run.mfu, 1)),
         ("efficiency", _efficiency(run)),
@@ -187,7 +195,7 @@ def _facts(run: RunSnapshot, now_s: float) -> list[tuple[str, str]]:
 
 
 def _efficiency(run: RunSnapshot) -> str:
-    return "" if run.eta is None else f"{show_share(run.eta)} of the ranks' speed alone"
+    return "" if run.eta is None else f"{show_share(run.eta)} of the ranks' combined speed alone"
 
 
 def _evaluation(run: RunSnapshot) -> str:
@@ -224,7 +232,7 @@ async def _logs(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
-    out.note("asking; it is saved at the end of the present step")
+    out.note("requested; the checkpoint is saved at the end of the current step")
     saved = await core.runs.save(args.run)
     out.document(saved)
     out.text(describe_saved(saved))
@@ -232,7 +240,7 @@ async def _save(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 async def _trace(core: Core, args: argparse.Namespace, out: Output) -> int:
-    out.note("asking; the steps after the present one are recorded")
+    out.note("requested; recording begins after the current step")
     made = await core.runs.trace(args.run, args.steps)
     out.document(made)
     out.text(describe_trace(made))
@@ -274,11 +282,11 @@ async def _resume(core: Core, args: argparse.Namespace, out: Output) -> int:
         out.document(run)
         out.text(where)
         return 0
-    out.note(f"{where}; {count_of(args.verify, 'step')} are done again and compared")
+    out.note(f"{where}; {count_of(args.verify, 'step')} are replayed and compared")
     found = await core.runs.certificate(run.run_id)
     out.document({**plain(run), "certificate": plain(found)})
     if found is None:
-        out.text(f"no step has come yet; see: rackless runs show {run.run_id}")
+        out.text(f"no step has finished yet; see: rackless runs show {run.run_id}")
         return 1
     out.text(describe_certificate(found))
     return 0 if found.kept else 1
@@ -290,7 +298,7 @@ async def _delete(core: Core, args: argparse.Namespace, out: Output) -> int:
     out.text(f"{args.run} is deleted")
     if later:
         out.note(
-            f"{count_of(len(later), 'node')} could not be reached ({show_list(later)}): what lies "
-            "there is deleted when they answer again"
+            f"{count_of(len(later), 'node')} could not be reached ({show_list(later)}): "
+            "their files are deleted when they answer again"
         )
     return 0

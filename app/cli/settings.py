@@ -41,7 +41,7 @@ async def _set(core: Core, args: argparse.Namespace, out: Output) -> int:
     setting = next((s for s in SETTINGS if s.key == args.key), None)
     if setting is None:
         keys = ", ".join(s.key for s in SETTINGS)
-        raise UsageError(f"there is no setting {args.key}", f"There are: {keys}")
+        raise UsageError(f"there is no setting {args.key}", f"Settings: {keys}")
     core.settings.set(args.key, _read(setting, args.value))
     value = core.settings.get(args.key)
     out.document({"key": args.key, "value": value})

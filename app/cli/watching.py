@@ -21,7 +21,7 @@ def end_text(run: RunSnapshot) -> str:
     """Return how a run ended, in a sentence or two."""
     at = f" after step {run.step}" if run.step is not None else ""
     loss = f", loss {show_loss(run.loss)}" if run.loss is not None else ""
-    first = f" (it began at {show_loss(run.first_loss)})" if run.first_loss is not None else ""
+    first = f" (started at {show_loss(run.first_loss)})" if run.first_loss is not None else ""
     lines = [f"{run.run_id} is {run.state}{at}{loss}{first}"]
     lines += [f"  {text}" for text in (run.message, run.hint) if text]
     return "\n".join(lines)

@@ -162,7 +162,7 @@ class CoreRuns:
     ) -> RunSnapshot:
         """Go on from step `checkpoint` (None: the newest whole one) on `nodes` (None: as before).
 
-        With `verify_steps` it begins so far back that as many logged steps are done again and
+        With `verify_steps` it begins so far back that as many logged steps are replayed and
         compared; `certificate` tells the result.
 
         Raises:
@@ -177,7 +177,7 @@ class CoreRuns:
         return self._repository.full_snapshot(run_id)
 
     async def certificate(self, run_id: str) -> Certificate | None:
-        """Wait for the result of a verified resume; None: no step came for half an hour.
+        """Wait for the result of a verified resume; None: no step finished for half an hour.
 
         Raises:
             UserError: the run ended before.

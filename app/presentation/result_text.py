@@ -101,9 +101,9 @@ def describe_verdict(verdict: Verdict) -> str:
     >>> from app.artifact import Verdict
     >>> describe_verdict(Verdict(name="Q8_0", keep=True, problems=(), kl=0.00017, control_kl=0.017,
     ...     perplexity=3.965, original_perplexity=3.976, size_bytes=1909216, tokens_per_s=628.0))
-    'Q8_0: keep; KL 0.00017 (rounded 0.017), perplexity 3.965 (original 3.976), 1.8 MiB'
+    'Q8_0: keep; KL 0.00017 (plain rounding 0.017), perplexity 3.965 (original 3.976), 1.8 MiB'
     """
-    said = f"KL {verdict.kl:.2g} (rounded {verdict.control_kl:.2g})"
+    said = f"KL {verdict.kl:.2g} (plain rounding {verdict.control_kl:.2g})"
     said += f", perplexity {verdict.perplexity:.4g} (original {verdict.original_perplexity:.4g})"
     said += f", {show_bytes(verdict.size_bytes)}"
     if verdict.keep:

@@ -82,7 +82,7 @@ def test_start_stop_resume_export_delete(site: Site, tmp_path: Path) -> None:
     lines = resumed.lines
     steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert steps == list(range(steps[0], steps[-1] + 1))
-    assert steps[0] <= reached - 1, "two logged steps are done again"
+    assert steps[0] <= reached - 1, "two logged steps are replayed"
     texts = [line["text"] for line in lines if line["kind"] == "event"]
     assert any("replayed" in text and "MISMATCH" not in text for text in texts), texts
     ended = lines[-1]["run"]

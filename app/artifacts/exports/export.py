@@ -142,7 +142,7 @@ async def forecast_export(services: Services, request: ExportRequest) -> ExportP
 def _expect_nodes(services: Services, names: Sequence[str]) -> None:
     for name in names:
         if name not in services.pool.names():
-            raise UsageError(f"there is no node {name}", "See the nodes: rackless nodes list")
+            raise UsageError(f"there is no node {name}", "List them: rackless nodes list")
 
 
 def origin_of(run: RunRecord, step: int) -> Origin:
@@ -221,7 +221,7 @@ async def _expect_device(services: Services, node: str, planned: ExportDevice) -
     if planned.gpu is not None and now.gpu is None:
         raise UserError(
             f"every GPU of {node} was taken during the merge: {now.note.partition(',')[0]}",
-            "Export again once one is free, or at once on the CPU: what is merged stays there.",
+            "Export again once one is free, or now on the CPU; the merged model stays there.",
         )
     return now
 
@@ -288,6 +288,6 @@ async def find_whole(
     if not good:
         raise UserError(
             f"run {run_id} has no whole checkpoint on the nodes that answer",
-            "Look at them with: rackless checkpoints " + run_id,
+            "List them with: rackless checkpoints " + run_id,
         )
     return good

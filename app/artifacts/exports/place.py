@@ -32,7 +32,7 @@ def expect_free(out: Path) -> Path:
     try:
         out = whole_path(out)
     except OSError as error:
-        raise UserError(f"{out} leads nowhere: {error.strerror}", _ANOTHER) from error
+        raise UserError(f"{out} is not a usable path: {error.strerror}", _ANOTHER) from error
     try:
         if out.is_dir() and any(out.iterdir()):
             raise UserError(f"{out} is not empty", _NEW)
@@ -44,11 +44,11 @@ def expect_free(out: Path) -> Path:
     if above is None:  # on Windows, where a drive or another PC is away
         raise UserError(f"{out} cannot be written: {out.anchor} is not there", _ANOTHER)
     if is_same_folder(out, Path()):  # a program in a folder that was taken away starts no other
-        raise UserError(f"{out} is the folder that this runs in", "Name a new one in it.")
+        raise UserError(f"{out} is the current folder", "Name a new one in it.")
     if not above.is_dir():
         raise UserError(f"{out} cannot be written: {above} is a file", _ANOTHER)
     if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"{out} cannot be written: nothing may be made in {above}", _ANOTHER)
+        raise UserError(f"{out} cannot be written: {above} is read-only", _ANOTHER)
     return out
 
 
@@ -102,7 +102,7 @@ def claim_place(services: Services, out: Path) -> Iterator[None]:
     path = folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.lock"
     handle = try_locked(path)
     if handle is None:
-        raise UserError(f"another export is on its way to {out}", _ANOTHER)
+        raise UserError(f"another export is writing to {out}", _ANOTHER)
     try:
         yield
     finally:

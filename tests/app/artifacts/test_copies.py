@@ -144,7 +144,9 @@ def test_damage_does_not_spread_from_node_to_node(
     delete(services, made, str(Path(made.copies[0].place)))
     damage(cluster, "alpha")
     for node in ("beta", "alpha"):
-        with pytest.raises(UserError, match="the copy on alpha is not what poems-merged:1 was"):
+        with pytest.raises(
+            UserError, match="the copy on alpha differs from the hashes of poems-merged:1"
+        ):
             copy(services, made, node)
         (left,) = find_artifact(services, made.label).copies
         assert (left.place, left.state, cluster["beta"].artifacts) == ("alpha", "damaged", {})
@@ -173,7 +175,7 @@ def test_a_check_finds_what_is_gone_changed_or_silent(
         "out": "missing", "two": "damaged", "alpha": "missing", "beta": "unknown"
     }  # fmt: skip
     problems = {one.place: one.problem for one in find_artifact(services, made.label).copies}
-    assert problems[str(tmp_path / "two")] == "model.safetensors not as made"
+    assert problems[str(tmp_path / "two")] == "model.safetensors changed since the export"
     assert problems["beta"] == "beta cannot be reached"
 
 
@@ -228,7 +230,7 @@ def test_another_spelling_of_a_place_is_no_other_copy(
     for name in ("loop", "x", "x/../two"):
         with pytest.raises(UserError, match="no copy of poems-merged:1 is in"):
             delete(services, made, str(tmp_path / name))
-    with pytest.raises(UserError, match="leads nowhere"):
+    with pytest.raises(UserError, match="is not a usable path"):
         copy(services, made, str(tmp_path / "loop"))
     for deed in (copy, delete):
         with pytest.raises(UserError, match=r"no such user|no copy of poems-merged:1 is in"):
@@ -247,7 +249,7 @@ def test_deleting_leaves_what_is_not_of_the_artifact(
     (tmp_path / "out" / "Modelfile-Q8_0").write_text("FROM ./poems-Q8_0.gguf\n")
     done = delete(services, made, None, even_last=True)
     assert list((tmp_path / "out").rglob("*")) == [notes]
-    assert done.left == (f"{tmp_path / 'out'} holds other files too, which stay",)
+    assert done.left == (f"{tmp_path / 'out'} holds other files too, which are kept",)
     assert done.freed_bytes == made.size_bytes
 
 
@@ -258,5 +260,5 @@ def test_a_place_that_holds_another_model_by_now_is_left_alone(
         if path.is_file():
             path.write_bytes(b"another model altogether")
     done = delete(services, made, None, even_last=True)
-    assert done.left == (f"{tmp_path / 'out'} holds something else by now, and stays",)
+    assert done.left == (f"{tmp_path / 'out'} now holds something else, so it is kept",)
     assert len(content(tmp_path / "out")) == len(made.files)

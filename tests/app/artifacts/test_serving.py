@@ -61,8 +61,8 @@ def test_gguf_goes_to_llama_cpp_and_ollama(tmp_path: Path) -> None:
     server, ollama, _, other = found
     path = str(tmp_path / "my models" / "Poems-Q8_0.gguf")
     assert shlex.split(server.command)[:3] == ["llama-server", "-m", path]
-    assert "has answered in llama.cpp b1" in server.notes[0]
-    assert "not tried here" in server.notes[1]
+    assert "generated text in llama.cpp b1" in server.notes[0]
+    assert "not tested here" in server.notes[1]
 
     written = write_modelfile(made, ollama)
     assert written == tmp_path / "my models" / "Modelfile-Q8_0"
@@ -72,7 +72,7 @@ def test_gguf_goes_to_llama_cpp_and_ollama(tmp_path: Path) -> None:
     assert 'PARAMETER stop "<|im_end|>"' in text
     assert "its own chat template" in ollama.notes[0] or "own chat template" in ollama.notes[0]
     assert other.modelfile == "FROM ./Poems-Q4_K_M.gguf\n"
-    assert "cannot be said in a Modelfile: " in other.notes[0]
+    assert "cannot be written in a Modelfile: " in other.notes[0]
     assert write_modelfile(made, server) is None
 
 
@@ -103,7 +103,7 @@ def test_folders_go_to_what_loads_them(
     found = hand_off(register(tmp_path, method, config=about))
     assert [one.runtime for one in found] == runtimes
     assert found[0].notes[0].startswith("The configuration has every field")
-    assert all(one.notes[-1] == "Not tried here." for one in found)
+    assert all(one.notes[-1] == "Not tested here." for one in found)
     assert shlex.split(found[0].command)[2] == str(tmp_path / "my models")
 
 

@@ -69,7 +69,7 @@ def test_what_does_not_belong_to_it_is_refused_and_not_left_out(
     with pytest.raises(UsageError, match="a run has no types"):
         load(services, interrupted, type="Q8_0")
     folder = str(make_artifact(tmp_path / "valley", "nf4"))
-    with pytest.raises(UsageError, match="an artifact is of one checkpoint"):
+    with pytest.raises(UsageError, match="an artifact has a single checkpoint"):
         load(services, folder, checkpoint=5)
     with pytest.raises(UsageError, match="nf4 has no types"):
         load(services, folder, type="Q8_0")
@@ -185,7 +185,7 @@ def test_models_are_compared_one_after_the_other(
     ]  # fmt: skip
     assert [answer and answer.text for answer in found.models[1].answers] == ["Forty-two."] * 2
     assert (cluster["alpha"].chats, cluster["beta"].chats) == (set(), set())
-    with pytest.raises(UsageError, match="no prompts to compare by"):
+    with pytest.raises(UsageError, match="no test prompts"):
         asyncio.run(compare_models(chats, subjects, (), told.append))
     with pytest.raises(UserError, match="cannot be read"):
         read_prompt_file(tmp_path / "nothing")
@@ -227,7 +227,7 @@ def test_what_cannot_be_asked_is_said(services: Services, tmp_path: Path) -> Non
     gguf = make_artifact(tmp_path / "gguf", "gguf", "Q8_0")
     with pytest.raises(UserError, match="has no Q6_K file"):
         load(services, str(gguf), type="Q6_K")
-    with pytest.raises(UsageError, match="no base with it"):
+    with pytest.raises(UsageError, match="does not include its base model"):
         load(services, str(gguf), of_base=True)
     with pytest.raises(UsageError, match="there is no node zeta"):
         load(services, str(gguf), node="zeta")

@@ -34,7 +34,7 @@ class Core:
         self.turns.append(turn)
         text = f"heard {len(turn.messages)}"
         if turn.messages[-1].content == "fail":
-            raise UserError("the conversation is too long", "Begin a new one.")
+            raise UserError("the conversation is too long", "Start a new one.")
         piece(text)
         return ChatAnswer(
             text=text, num_tokens=2, first_token_s=0.1, tokens_per_s=9.0, runtime="fake", cut=False
@@ -59,7 +59,7 @@ def test_turns_build_on_each_other_until_new(monkeypatch: pytest.MonkeyPatch) ->
     core, out, err = chat(monkeypatch, typed, "--system", "Be short", "--top-p", "0.5")
     assert out.split("\n") == ["heard 2", "heard 4", "heard 2", ""]
     assert "this line is not text in UTF-8" in err
-    assert "the conversation is too long Begin a new one." in err
+    assert "the conversation is too long Start a new one." in err
     assert [turn.top_p for turn in core.turns] == [0.5] * 4
     assert [one.role for one in core.turns[1].messages] == ["system", "user", "assistant", "user"]
     assert "never" not in {turn.messages[-1].content for turn in core.turns}

@@ -66,7 +66,7 @@ def test_what_was_found_and_what_will_hurt():
     )
     assert dict(bad.rows)["GPUs"] == "none"
     assert not bad.is_ready
-    for words in ("No NVIDIA GPU", "8.0 GiB of disk", "100 Mbit/s", "networkingMode=mirrored"):
+    for words in ("No NVIDIA GPU", "8.0 GiB of disk left", "100 Mbit/s", "networkingMode=mirrored"):
         assert any(words in note for note in bad.notes), words
 
 

@@ -96,7 +96,7 @@ def test_a_second_export_to_a_folder_is_refused_before_a_node_works(
     node, plain, out = cluster["alpha"], cluster["alpha"].export_merged, tmp_path / "out"
 
     async def meanwhile(job: MergeJob, *told: object) -> Exported:
-        with pytest.raises(UserError, match="another export is on its way to"):
+        with pytest.raises(UserError, match="another export is writing to"):
             await export_run(services, ask_export(interrupted, "gguf"), out)
         return await plain(job)
 
@@ -184,7 +184,7 @@ def test_links_are_followed_and_the_folder_that_this_runs_in_stays(
     found = asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "link"))
     assert (found.path, found.path.is_dir()) == (tmp_path / "disk" / "new", True)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(UserError, match="loop leads nowhere"):
+    with pytest.raises(UserError, match="loop is not a usable path"):
         asyncio.run(export_run(services, ask_export(interrupted), tmp_path / "loop"))
 
     (tmp_path / "empty").mkdir()
@@ -194,7 +194,7 @@ def test_links_are_followed_and_the_folder_that_this_runs_in_stays(
 
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(UserError, match="here is the folder that this runs in"):
+    with pytest.raises(UserError, match="here is the current folder"):
         asyncio.run(export_run(services, ask_export(interrupted), Path()))
     assert (tmp_path / "here").is_dir()
 

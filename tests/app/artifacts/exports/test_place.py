@@ -47,7 +47,7 @@ def test_the_place_of_an_export_is_known_by_every_spelling(services, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     with (
         claim_place(services, free_place(tmp_path / "disk" / "out")),
-        pytest.raises(UserError, match="another export is on its way to"),
+        pytest.raises(UserError, match="another export is writing to"),
         claim_place(services, free_place(tmp_path / "link" / "out")),
     ):
         pass
