@@ -3,9 +3,10 @@
 The parameters of the model become views into them. So a step has one buffer to zero, one norm, and
 one tensor for the optimizer, whatever the number of layers; and since the layout is fixed by the
 model alone, a resumed run adds numbers up in the same order as an uninterrupted one.
-Parameters that take weight decay (matrices) come first, the others (norms, biases) after them; each
-kind in the order in which a backward pass finishes them, the last layer first. A bucket is a
-stretch of the buffer that ends where a parameter ends: it can travel while the pass goes on.
+
+Parameters with weight decay (matrices) come first, the others (norms, biases) after them; each kind
+in the order in which a backward pass finishes them, the last layer first. A bucket is a stretch of
+the buffer that ends where a parameter ends: it can be sent while the pass goes on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 Layout = Literal["sorted", "backward"]
-"""Order of the parameters; `sorted` by name is that of checkpoints before the buckets."""
+"""Order of the parameters; checkpoints older than the buckets have theirs `sorted` by name."""
 _MAX_BUCKETS = 8
 # A smaller message takes as long as this one on a LAN of 1 Gb/s and 5 ms per collective.
 _MIN_BUCKET_BYTES = 1 << 20
@@ -29,7 +30,7 @@ _NORM_BLOCK = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """A stretch of the flat buffer, final in a backward pass when all its parameters are."""
+    """A stretch of the flat buffer, final in a backward pass once all its parameters are."""
 
     start: int
     stop: int
@@ -37,7 +38,7 @@ class Bucket:
 
 
 class FlatParameters:
-    """Own the storage of the trained parameters of one model."""
+    """Storage of the trained parameters of one model, and of their gradients."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class FlatParameters:
         self.values = torch.empty(num_values, dtype=dtype, device=device)
         self.gradients = torch.zeros(num_values, dtype=dtype, device=device)
         self.parameters = dict(ordered)
-        """The parameters in the order of the buffer."""
+        """Parameters by name, in the order of the buffer."""
         self.views: dict[str, Tensor] = {}
-        """Name of each parameter -> its part of `values`, in its own shape."""
+        """Part of `values` for each parameter by name, in its own shape."""
         self.num_decayed = 0
         start = 0
         for name, parameter in ordered:
@@ -70,18 +71,18 @@ class FlatParameters:
             self.num_decayed = stop if parameter.dim() >= 2 else self.num_decayed
             start = stop
         sizes = {name: view.numel() for name, view in self.views.items()}
-        least = max(1, min_bucket_bytes // dtype.itemsize, -(-num_values // _MAX_BUCKETS))
-        self.buckets = cut_buckets(sizes, least)
+        minimum = max(1, min_bucket_bytes // dtype.itemsize, -(-num_values // _MAX_BUCKETS))
+        self.buckets = cut_buckets(sizes, minimum)
 
     def add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add what a backward pass has found for each of `parameters`; None: nothing."""
+        """Add the gradients of one backward pass, one for each of `parameters`; None: none."""
         pairs = zip(self.parameters.values(), gradients, strict=True)
         found = [(parameter.grad, new) for parameter, new in pairs if new is not None]
         if found:
             torch._foreach_add_([into for into, _ in found], [new for _, new in found])
 
     def groups(self, weight_decay: float) -> list[dict[str, object]]:
-        """Return the optimizer's parameter groups: one flat parameter for each kind of decay."""
+        """Return the optimizer's groups: one flat parameter with weight decay, one without."""
         cuts = ((slice(0, self.num_decayed), weight_decay), (slice(self.num_decayed, None), 0.0))
         groups: list[dict[str, object]] = []
         for cut, decay in cuts:
@@ -106,8 +107,8 @@ def compute_norm(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(blocks))
 
 
-def cut_buckets(sizes: dict[str, int], least: int) -> tuple[Bucket, ...]:
-    """Cut parameters of these sizes into buckets of `least` values or more; the last may have less.
+def cut_buckets(sizes: dict[str, int], minimum: int) -> tuple[Bucket, ...]:
+    """Cut parameters into buckets of at least `minimum` values; the last may have fewer.
 
     >>> [(b.start, b.stop) for b in cut_buckets({"c": 4, "b": 4, "a": 4}, 5)]
     [(0, 8), (8, 12)]
@@ -118,7 +119,7 @@ def cut_buckets(sizes: dict[str, int], least: int) -> tuple[Bucket, ...]:
     for name, size in sizes.items():
         names.append(name)
         stop += size
-        if stop - start >= least:
+        if stop - start >= minimum:
             buckets.append(Bucket(start=start, stop=stop, names=tuple(names)))
             names, start = [], stop
     if names:

@@ -2,8 +2,8 @@
 
 The 8-bit optimizers keep the moments in blocks of 256 values, each with a scale of its own
 (Dettmers et al. 2021, arXiv:2110.02861). bitsandbytes leaves tensors of fewer than 4,096 values in
-32 bits; ours are one tensor of all matrices and one of all vectors, so that concerns the smallest
-adapters, and norms and biases, only.
+32 bits; ours are one tensor of all matrices and one of all vectors, so that affects only the
+smallest adapters, and norms and biases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def make_optimizer(spec: RunSpec, flat: FlatParameters) -> torch.optim.Optimizer
     """
     groups = flat.groups(spec.weight_decay)
     if spec.optimizer == "adamw":
-        # Not fused and not foreach: one flat tensor needs neither, and this one is the reference.
+        # Neither fused nor foreach: one flat tensor gains from neither, and the plain loop is the
+        # one that results were compared with.
         return torch.optim.AdamW(
             groups, lr=spec.learning_rate, betas=_BETAS, eps=_EPSILON, foreach=False
         )
@@ -81,7 +82,7 @@ def _flatten(
 def import_state(
     optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
 ) -> None:
-    """Put back what `export_state` gave."""
+    """Restore what `export_state` returned."""
     state: dict[Any, Any] = {}
     for key, value in (*tensors.items(), *plain.items()):
         index, *names = key.split("/")
@@ -89,5 +90,7 @@ def import_state(
         for name in names[:-1]:
             place = place.setdefault(name, {})
         place[names[-1]] = value
+    # Hyperparameters are those of the present spec, not of the checkpoint: a resume may not
+    # change them, and the learning rate is set at every step.
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

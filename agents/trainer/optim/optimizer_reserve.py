@@ -1,9 +1,9 @@
-"""The memory of the GPU that the optimizer takes, kept free for it.
+"""GPU memory that the optimizer will need, reserved for it.
 
-Its state, which it has from its first step on, is held while settings are tried and weights are
-unpacked, so that a pass runs then as it will in the run. Were it only counted, the allocator would
-use it for pieces it keeps, and a setting that fills the card would be measured faster than it is.
-What a step needs for a moment is only counted: the activations are gone by then.
+The memory of its state, which it allocates at its first step, is held while settings are tried and
+weights are unpacked, so that a pass then runs as it will in the run. If it were only subtracted,
+the allocator would use it as cache, and a setting that fills the card would look faster than it is.
+What a step needs only temporarily is subtracted: the activations are gone by then.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.optim.optimizer import export_state
 
 OPTIMIZER_COPIES = 5
-"""Two moments and what a step needs beside them, of the size of the trained values."""
+"""Peak memory of the optimizer in copies of the trained values: two moments, three temporaries."""
 
 
 class Reserve:
-    """Knows what the optimizer still takes, and can hold what it will keep.
+    """Knows what the optimizer has yet to allocate, and can hold what it will keep.
 
     Args:
-        kind: of the optimizer.
-        flat: what is trained.
-        optimizer: over it.
-        device: where it is; nothing is reserved on a CPU.
+        kind: name of the optimizer in the spec.
+        flat: trained parameters.
+        optimizer: over these parameters.
+        device: where they are; nothing is reserved on a CPU.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Reserve:
         optimizer: torch.optim.Optimizer,
         device: torch.device,
     ) -> None:
-        self._most_bytes = OPTIMIZER_COPIES * flat.values.nbytes if device.type != "cpu" else 0
+        self._peak_bytes = OPTIMIZER_COPIES * flat.values.nbytes if device.type != "cpu" else 0
         self._state_bytes = {
             "adamw": 2 * flat.values.nbytes,
             "adamw_8bit": 2 * flat.values.numel(),
-            "paged_adamw_8bit": 0,  # it lies in the PC's own memory
+            "paged_adamw_8bit": 0,  # it is in unified memory, which the driver pages to the host
         }[kind]
         self._optimizer = optimizer
         self._device = device
@@ -50,19 +50,19 @@ class Reserve:
 
     @property
     def missing_bytes(self) -> int:
-        """What the optimizer takes at most beside what is allocated now."""
+        """Bytes that the optimizer takes at its peak beyond what is allocated or held now."""
         held_bytes = self._held.nbytes if self._held is not None else 0
-        return max(0, self._most_bytes - self._taken_bytes() - held_bytes)
+        return max(0, self._peak_bytes - self._taken_bytes() - held_bytes)
 
     @property
     def lasting_bytes(self) -> int:
-        """What of that it will keep."""
+        """Part of `missing_bytes` that the optimizer will keep between steps."""
         held_bytes = self._held.nbytes if self._held is not None else 0
         return min(self.missing_bytes, max(0, self._state_bytes - self._taken_bytes() - held_bytes))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Take what its state will be for the block; where it is not free, it stays missing."""
+        """Hold the memory of its state inside the block; where it is not free, it stays missing."""
         size = self.lasting_bytes
         with contextlib.suppress(torch.OutOfMemoryError):
             if size:
@@ -72,7 +72,8 @@ class Reserve:
         finally:
             if self._held is not None:
                 self._held = None
-                torch.cuda.empty_cache()  # in one piece it would be of no use
+                # The allocator would keep it as one piece, which fits nothing else.
+                torch.cuda.empty_cache()
 
     def _taken_bytes(self) -> int:
         states, _ = export_state(self._optimizer)

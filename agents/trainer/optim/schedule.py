@@ -10,8 +10,8 @@ from agents.contract.spec import RunSpec
 def learning_rate_at(spec: RunSpec, step: int, total_steps: int) -> float:
     """Return the learning rate of `step` (from 1).
 
-    It rises in a straight line over the warm-up steps and then falls towards 0, which it would
-    reach one step after the last; every step learns something.
+    It rises linearly over the warm-up steps and then decays towards 0, which it would reach one
+    step after the last: no step has a learning rate of 0.
     """
     num_warmup = round(spec.warmup_share * total_steps)
     if step <= num_warmup:

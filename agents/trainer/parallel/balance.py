@@ -1,11 +1,11 @@
-"""Let the shares follow the speed of each rank while a run goes on.
+"""Let the shares follow the speed of each rank during a run.
 
 Every rank's own seconds and tokens of a step reach all ranks with the statistics of the next one,
-so all of them decide alike. A rank counts with the median of its last five steps, so that a pause
-or two moves nothing; and shares change only when the gain has been above 3 % for two steps, so that
-equal cards keep equal shares, and with them the last bit of every number. A rank that gets half as
-fast has its new share within ten steps. Neither the order of the data nor the result depends on
-the shares, but in the last bits.
+so all of them decide alike. The speed of a rank is the median of its last five steps, so that a
+pause or two changes nothing; and shares change only when the gain has been above 3 % for two steps,
+so that equal cards keep equal shares, and with them the last bit of every number. A rank that slows
+down to half its speed has its new share within ten steps. Neither the order of the data nor the
+result depends on the shares, except for the last bits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from collections.abc import Sequence
 
 from agents.trainer.parallel.shares import shares_from_speeds
 
+# Steps whose median is the speed of a rank.
 _WINDOW = 5
-_LEAST_GAIN = 0.03
+# Minimum speed-up of a step that justifies new shares, as a ratio.
+_MIN_GAIN = 0.03
+# Consecutive steps that have to promise the gain.
 _STEPS_IN_A_ROW = 2
 
 
@@ -25,7 +28,7 @@ class Balancer:
     """Decides the shares of each step from the times of those before."""
 
     def __init__(self, shares: Sequence[float], *, active: bool) -> None:
-        """Begin with `shares`; without `active` they stay."""
+        """Begin with `shares`; they stay unless `active`."""
         self.shares = tuple(shares)
         self._active = active and len(self.shares) > 1
         self._token_s: list[deque[float]] = [deque(maxlen=_WINDOW) for _ in self.shares]
@@ -33,9 +36,9 @@ class Balancer:
         self._num_better = 0
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> bool:
-        """Take in what each rank needed for its part of a step; return whether shares changed.
+        """Adapt to what each rank needed for its part of a step; return whether shares changed.
 
-        A rank that had no tokens keeps the speed that it had.
+        A rank that had no tokens keeps its known speed.
         """
         if not self._active:
             return False
@@ -47,7 +50,7 @@ class Balancer:
             return False
         token_s = self._estimate_token_s()
         better = shares_from_speeds([1 / value for value in token_s])
-        is_better = better != self.shares and find_gain(self.shares, token_s) > _LEAST_GAIN
+        is_better = better != self.shares and find_gain(self.shares, token_s) > _MIN_GAIN
         self._num_better = self._num_better + 1 if is_better else 0
         if self._num_better < _STEPS_IN_A_ROW:
             return False
@@ -56,7 +59,7 @@ class Balancer:
         return True
 
     def _estimate_token_s(self) -> list[float]:
-        """Return the seconds per token of each rank; one that never had work is as its share."""
+        """Return the seconds per token of each rank; one that never had work fits its share."""
         found = [statistics.median(known) if known else None for known in self._token_s]
         pairs = list(zip(found, self.shares, strict=True))
         usual = statistics.median(one * share for one, share in pairs if one is not None)
@@ -74,7 +77,7 @@ def predict_s(shares: Sequence[float], token_s: Sequence[float]) -> float:
 
 
 def find_gain(shares: Sequence[float], token_s: Sequence[float]) -> float:
-    """Return by how much the best shares would be faster.
+    """Return the speed-up of the best shares over these, as a ratio.
 
     >>> find_gain((1, 1), (0.5, 0.5)), find_gain((1, 1), (0.5, 1.0))
     (0.0, 0.5)
@@ -83,12 +86,12 @@ def find_gain(shares: Sequence[float], token_s: Sequence[float]) -> float:
 
 
 def choose_first_shares(tokens_per_s: Sequence[float]) -> tuple[float, ...]:
-    """Return the shares to begin with; equal ones where others would gain next to nothing.
+    """Return the shares to begin with: equal ones unless others gain more than 3 %.
 
     >>> choose_first_shares([100.0, 99.0]), choose_first_shares([100.0, 50.0])
     ((1.0, 1.0), (0.667, 0.333))
     """
     token_s = [1 / speed for speed in tokens_per_s]
     equal = (1.0,) * len(token_s)
-    better = find_gain(equal, token_s) > _LEAST_GAIN
+    better = find_gain(equal, token_s) > _MIN_GAIN
     return shares_from_speeds(tokens_per_s) if better else equal

@@ -1,6 +1,7 @@
 """The batch of a step, and the slice of it that one rank computes.
 
-Both are pure functions of the run, the step and the shares, so all ranks cut alike without a word.
+Both are pure functions of the run, the step and the shares, so all ranks cut alike without sending
+anything.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Batch:
     row_numbers: list[int]
     num_tokens: int
     weight: int
-    """What the sums are divided by; see `objectives`."""
+    """Divisor of the sums: tokens that count, or pairs; see `objective`."""
     mine: Part
     my_tokens: int
     my_weight: int
@@ -34,9 +35,11 @@ def choose_batch(
     """Return the batch of a step.
 
     Args:
+        spec: names seed and size.
+        train: training data.
         step: from 1.
         shares: weight of each rank; see `shares`.
-        rank: whose slice `mine` is.
+        rank: owner of the slice `mine`.
     """
     size = spec.batch_sequences
     chosen = choose_rows(seed=spec.seed, step=step, batch=size, num_rows=len(train))

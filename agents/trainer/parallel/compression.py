@@ -1,9 +1,9 @@
 """Send gradients in fewer bytes over slow links; lossy, so never the default.
 
-What the wire loses in a step is kept on its rank and added to the gradients of the next step (error
-feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. Only the sum
-over the ranks matters for what comes later, so at a checkpoint it is summed exactly and every rank
-goes on with an equal part: then it is the same everywhere, and one rank can save it for all. A
+What compression loses in a step is kept on its rank and added to the gradients of the next step
+(error feedback: Karimireddy et al. 2019, arXiv:1901.09847), in units of the batch's mean. Only the
+sum over the ranks matters for later steps, so at a checkpoint it is summed exactly and every rank
+continues with an equal part: then it is the same everywhere, and one rank can save it for all. A
 resumed run is the uninterrupted one to the bit as long as both save at the same steps.
 """
 
@@ -19,12 +19,14 @@ from agents.trainer.optim.flat_parameters import FlatParameters
 from agents.trainer.parallel.reducer import ExactTransport, Finish, GradientTransport
 from agents.trainer.rank.group import Group
 
+# Rank of PowerSGD's approximation: Vogels et al. 2019 (arXiv:1905.13727) need 1 to 4.
 _RANK = 4
-"""Of PowerSGD: Vogels et al. 2019 (arXiv:1905.13727) need 1 to 4."""
-_LEAST_SAVING = 2
-"""A matrix that would shrink by less travels as it is (torch: `min_compression_rate`)."""
+# Minimum ratio of shrinking; other matrices are sent as they are (torch: `min_compression_rate`).
+_MIN_SAVING = 2
+# Keeps a column of zeros from dividing by zero.
 _EPSILON = 1e-8
-_KEPT, _RANKS = "kept", "num_ranks"
+# Names of tensors in checkpoints.
+_ERROR, _RANKS = "kept", "num_ranks"
 
 
 def make_transport(
@@ -46,7 +48,7 @@ def make_transport(
 
 
 class CarriedError:
-    """What the wire has lost so far on this rank, a value for each gradient; zero at first."""
+    """What compression has lost so far on this rank, a value for each gradient; zero at first."""
 
     def __init__(self, flat: FlatParameters, group: Group) -> None:
         self._group = group
@@ -54,36 +56,36 @@ class CarriedError:
         self._parts = [self._whole[bucket.start : bucket.stop] for bucket in flat.buckets]
 
     def add_to(self, index: int, gradients: Tensor, divisor: float) -> Tensor:
-        """Add what was kept of a bucket to its gradients; return where to keep what is lost now."""
+        """Add the error of a bucket to its gradients; return the buffer for its new error."""
         gradients.add_(self._parts[index], alpha=divisor)
         return self._parts[index]
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Give every rank an equal part of the sum; return that part, and of how many it is one."""
+        """Give every rank an equal part of the sum; return that part, and the number of parts."""
         self._group.sum(self._whole)
         self._whole.div_(self._group.world_size)
-        return {_KEPT: self._whole, _RANKS: torch.tensor(float(self._group.world_size))}
+        return {_ERROR: self._whole, _RANKS: torch.tensor(float(self._group.world_size))}
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Take an equal part of what `exchange_carried` returned."""
-        if _KEPT in carried:
-            self._whole.copy_(carried[_KEPT])
+        """Take an equal part of what `exchange_carried` returned, for any number of ranks."""
+        if _ERROR in carried:
+            self._whole.copy_(carried[_ERROR])
             self._whole.mul_(carried[_RANKS].item() / self._group.world_size)
 
 
 class Bf16Transport:
-    """Half the bytes: rounded to bf16, and summed in it."""
+    """Sends half the bytes: gradients rounded to bf16, and summed in it."""
 
     overlaps = True
     is_lossy = True
 
     def __init__(self, flat: FlatParameters, group: Group) -> None:
         self._group = group
-        self._kept = CarriedError(flat, group)
+        self._error = CarriedError(flat, group)
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
         """Begin to sum; see `GradientTransport`."""
-        error = self._kept.add_to(index, gradients, divisor)
+        error = self._error.add_to(index, gradients, divisor)
         sent = gradients.to(torch.bfloat16)
         _keep(error, gradients - sent, divisor)
         wait = self._group.start_sum(sent)
@@ -95,29 +97,29 @@ class Bf16Transport:
         return finish
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Share out what was lost; see `GradientTransport`."""
-        return self._kept.exchange_carried()
+        """Spread the error over the ranks; see `GradientTransport`."""
+        return self._error.exchange_carried()
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Go on with what was lost; see `GradientTransport`."""
-        self._kept.load(carried)
+        """Continue with a saved error; see `GradientTransport`."""
+        self._error.load(carried)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Matrix:
-    """A gradient that travels as the product of two thin ones."""
+    """A gradient that is sent as the product of two thin matrices."""
 
     name: str
     cut: slice
-    """Its place in the bucket."""
+    """Position in the bucket."""
     rows: int
     columns: int
     right: Tensor
-    """(columns, rank): where the last step's approximation ended."""
+    """Right factor (columns, rank) that the last step ended with, the start of the next one."""
 
 
 class PowerSgdTransport:
-    """Matrices as products of rank 4, one power iteration per step (Vogels et al. 2019).
+    """Sends matrices as products of rank 4, one power iteration per step (Vogels et al. 2019).
 
     Unlike torch's hook it sums instead of averaging, and compresses from the first step on. Every
     round is linear in the gradients, so the result does not depend on how they are spread over the
@@ -129,11 +131,11 @@ class PowerSgdTransport:
 
     def __init__(self, flat: FlatParameters, group: Group, seed: int) -> None:
         self._group = group
-        self._kept = CarriedError(flat, group)
+        self._error = CarriedError(flat, group)
         generator = torch.Generator().manual_seed(seed)
         self._matrices: list[list[_Matrix]] = []
+        # Parts of each bucket that are sent as they are: vectors and small matrices.
         self._rest: list[list[slice]] = []
-        """Of each bucket: what travels as it is."""
         for bucket in flat.buckets:
             self._matrices.append([])
             self._rest.append([])
@@ -144,7 +146,7 @@ class PowerSgdTransport:
                 start = cut.stop
                 rows = view.shape[0] if view.dim() >= 2 else 1
                 columns = view.numel() // rows
-                if _LEAST_SAVING * _RANK * (rows + columns) > view.numel():
+                if _MIN_SAVING * _RANK * (rows + columns) > view.numel():
                     self._rest[-1].append(cut)
                     continue
                 right = torch.randn(columns, _RANK, generator=generator).to(view)
@@ -153,8 +155,8 @@ class PowerSgdTransport:
                 )
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
-        """Begin the first round; the second follows in what is returned."""
-        error = self._kept.add_to(index, gradients, divisor)
+        """Begin the first round; the returned function does the second one."""
+        error = self._error.add_to(index, gradients, divisor)
         mine = gradients.clone()
         matrices, rest = self._matrices[index], self._rest[index]
         lefts = [mine[m.cut].view(m.rows, m.columns) @ m.right for m in matrices]
@@ -184,13 +186,12 @@ class PowerSgdTransport:
         return finish
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Share out what was lost, and return the approximations with it; see
-        `GradientTransport`."""
-        return self._kept.exchange_carried() | self._rights()
+        """Spread the error over the ranks, and add the factors; see `GradientTransport`."""
+        return self._error.exchange_carried() | self._rights()
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Go on with what was lost and with the approximations; see `GradientTransport`."""
-        self._kept.load(carried)
+        """Continue with a saved error and its factors; see `GradientTransport`."""
+        self._error.load(carried)
         for name, right in self._rights().items():
             if name in carried:
                 right.copy_(carried[name])
@@ -201,7 +202,8 @@ class PowerSgdTransport:
 
 def _keep(error: Tensor, lost: Tensor, divisor: float) -> None:
     torch.div(lost, divisor, out=error)
-    error.nan_to_num_(0.0, 0.0, 0.0)  # a step that overflowed in fp16 is skipped
+    # A step that overflowed in fp16 is skipped; its infinities must not reach the next one.
+    error.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _pack(tensors: list[Tensor], like: Tensor) -> Tensor:
@@ -214,7 +216,7 @@ def _unpack(packed: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 
 def _orthogonalize(matrix: Tensor) -> None:
-    """Make the columns orthonormal, by Gram and Schmidt."""
+    """Make the columns orthonormal by modified Gram-Schmidt, in place."""
     for place in range(matrix.shape[1]):
         column = matrix[:, place : place + 1]
         column.div_(torch.linalg.vector_norm(column) + _EPSILON)

@@ -6,7 +6,7 @@ sends them later. The sums are the same whether a rank was early or late: which 
 collective is fixed by the layout, never by time.
 
 When memory runs out after some buckets were sent, the other ranks already count on them. Those sums
-are put aside, the rest is computed again and sent, and at the end the sums are put back.
+are saved, the rest is computed again and sent, and at the end the saved sums are restored.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ class GradientTransport(Protocol):
     """How the gradients of one bucket become their sum over all ranks."""
 
     overlaps: bool
-    """Whether `start` may come while other gradients are still computed."""
+    """Whether `start` may be called while other gradients are still computed."""
     is_lossy: bool
-    """Whether the sums are not exact, so that they are made so with a single rank, too."""
+    """Whether the sums are not exact; a single rank then has to lose what several would."""
 
     def start(self, index: int, gradients: Tensor, divisor: float) -> Finish:
-        """Begin to sum in place; the answer waits for the sum.
+        """Begin to sum in place; the returned function waits for the sum.
 
         Args:
-            index: which bucket.
-            gradients: those of this rank, flat; untouched by others until the answer was called.
-            divisor: what the sum will be divided by, the unit of what is carried to other steps.
+            index: number of the bucket.
+            gradients: those of this rank, flat; not to be touched before the wait has returned.
+            divisor: number that the sum will be divided by. What is carried to other steps is kept
+                in units of the quotient, since the divisor differs from step to step.
         """
         ...
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Share out evenly what is carried to later steps, and return it; see `load`.
+        """Spread evenly over the ranks what is carried to later steps, and return it.
 
-        All ranks call this together and get the same, so one of them can save it for all. What is
-        returned stays the wire's own, and is as it is until the next step.
+        All ranks call this together and get the same, so one of them can save it for all. The
+        tensors still belong to the transport, and stay as they are until the next step.
 
         Raises:
             PeerLost: another rank has gone.
@@ -53,12 +54,12 @@ class GradientTransport(Protocol):
         ...
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Go on with what `exchange_carried` returned, on as many ranks as then or on others."""
+        """Continue with what `exchange_carried` returned, on any number of ranks."""
         ...
 
 
 class ExactTransport:
-    """The gradients as they are."""
+    """Sends the gradients as they are."""
 
     overlaps = True
     is_lossy = False
@@ -71,49 +72,54 @@ class ExactTransport:
         return self._group.start_sum(gradients)
 
     def exchange_carried(self) -> dict[str, Tensor]:
-        """Return nothing: no step leaves anything over."""
+        """Return nothing: no step leaves a rest."""
         return {}
 
     def load(self, carried: dict[str, Tensor]) -> None:
-        """Take nothing."""
+        """Do nothing: there is no rest."""
 
 
 class Reducer:
-    """Owns the hooks on the parameters, and what is under way in the present step."""
+    """Owns the hooks on the parameters and the sums in flight; a `GradientOverlap`."""
 
-    def __init__(self, flat: FlatParameters, wire: GradientTransport, *, world_size: int) -> None:
+    def __init__(
+        self, flat: FlatParameters, transport: GradientTransport, *, world_size: int
+    ) -> None:
         self._flat = flat
-        self._wire = wire
-        self._shared = world_size > 1 or wire.is_lossy
+        self._transport = transport
+        self._shared = world_size > 1 or transport.is_lossy
         self._armed = False
+        # Number of gradients of each bucket that are not final yet.
         self._missing: list[int] = []
-        """Gradients of each bucket that are not final yet."""
-        self._under_way: list[Finish] = []
-        self._kept: list[Tensor] = []
-        """Sums of the first buckets, put aside while the rest is computed again."""
+        self._in_flight: list[Finish] = []
+        # Sums of the first buckets, on the CPU while the rest is computed again.
+        self._saved: list[Tensor] = []
         self.divisor = 1.0
-        """What the sums of this step will be divided by."""
+        """Number that the sums of this step will be divided by."""
         for index, bucket in enumerate(flat.buckets if self._shared else ()):
             for name in bucket.names:
                 hook = partial(self._count_down, index)
                 flat.parameters[name].register_post_accumulate_grad_hook(hook)
 
     def begin(self) -> None:
-        """Get ready for a try to compute the step's gradients, the first one or another."""
+        """Prepare for an attempt at the gradients of a step: the first one, or a repeat.
+
+        What an earlier attempt has sent is waited for and saved; its place in the buffer is free.
+        """
         self._armed = False
-        for finish in self._under_way:
+        for finish in self._in_flight:
             finish()
-            self._kept.append(self._part(len(self._kept)).to("cpu", copy=True))
-        self._under_way = []
+            self._saved.append(self._part(len(self._saved)).to("cpu", copy=True))
+        self._in_flight = []
         self._missing = [len(bucket.names) for bucket in self._flat.buckets]
 
     def arm(self) -> None:
-        """Say that the next backward pass is the last one of this try."""
-        self._armed = self._shared and self._wire.overlaps
+        """Announce that the next backward pass is the last one of this attempt."""
+        self._armed = self._shared and self._transport.overlaps
 
     @property
     def is_armed(self) -> bool:
-        """Whether the hooks on the parameters wait for their gradients."""
+        """Whether a backward pass now reports each gradient as soon as it is final."""
         return self._armed
 
     def finish(self) -> None:
@@ -127,28 +133,30 @@ class Reducer:
             return
         while self._num_sent < len(self._flat.buckets):
             self._send()
-        for finish in self._under_way:
+        for finish in self._in_flight:
             finish()
-        for index, sums in enumerate(self._kept):
+        for index, sums in enumerate(self._saved):
             self._part(index).copy_(sums)
-        self._under_way, self._kept = [], []
+        self._in_flight, self._saved = [], []
 
     @property
     def _num_sent(self) -> int:
-        return len(self._kept) + len(self._under_way)
+        return len(self._saved) + len(self._in_flight)
 
     def _part(self, index: int) -> Tensor:
         bucket = self._flat.buckets[index]
         return self._flat.gradients[bucket.start : bucket.stop]
 
     def _count_down(self, index: int, _: Tensor) -> None:
-        """Note that a gradient of a bucket is final; send what can be sent in order."""
+        """Count a gradient of a bucket as final; send the buckets that are complete, in order."""
         if not self._armed:
             return
+        # Strictly in the order of the layout: NCCL and Gloo match collectives by their order, and
+        # another rank may finish its buckets in another one.
         self._missing[index] -= 1
         while self._num_sent < len(self._missing) and self._missing[self._num_sent] == 0:
             self._send()
 
     def _send(self) -> None:
         index = self._num_sent
-        self._under_way.append(self._wire.start(index, self._part(index), self.divisor))
+        self._in_flight.append(self._transport.start(index, self._part(index), self.divisor))

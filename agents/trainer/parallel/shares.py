@@ -1,8 +1,8 @@
-"""Who computes what of a batch: contiguous slices whose tokens follow the ranks' shares.
+"""Division of a batch over the ranks: contiguous slices whose tokens follow their shares.
 
-A share is a weight; only its ratio to the others counts. The unit of work is a token and the unit
-of the cut is a sequence, so a slice misses its budget by half a sequence at most, and a rank with
-a small share may get none. The gradient does not depend on the cut (see `loop`), only the time.
+A share is a weight; only its ratio to the others counts. Work is measured in tokens and cut between
+sequences, so a slice misses its budget by half a sequence at most, and a rank with a small share
+may get none. The gradient does not depend on the cut (see `loop`), only the time does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+# Decimals of a measured share; further ones are noise.
 _DIGITS = 3
-"""Measured shares are rounded to this many decimals: noise is not worth remembering."""
 
 
 def split_batch(num_tokens: Sequence[int], shares: Sequence[float]) -> list[range]:

@@ -1,9 +1,9 @@
-"""A number for the state of a rank, computed where the state lies, to compare ranks by.
+"""A digest of a rank's state, computed on its device, to compare ranks.
 
 The tensors' bits are read as integers, multiplied by odd numbers that depend on the position, and
 summed modulo 2^64. Integer sums are the same in any order, so the result is the same on every kind
-of processor. One differing value always shows (an odd factor has an inverse modulo 2^64); several
-go unseen together only by a chance of about 2^-64. It is no defence against intent.
+of processor. One differing value is always detected (an odd factor has an inverse modulo 2^64);
+several together are missed with a probability of about 2^-64. It is no cryptographic hash.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Values per row. All rows have the same factors, and each row a factor of its own.
 _ROW = 1 << 15
-"""Values that are multiplied by the same factors as those of every other row."""
+# Rows at once: few enough for the cache of a CPU; on a GPU 32 MiB for each of a few tensors.
 _ROWS_AT_ONCE = {"cpu": 1, "cuda": 128}
-"""On a CPU the numbers stay in its cache; on a GPU they take 32 MiB for each of a few tensors."""
+# 2^64 over the golden ratio, as in Fibonacci hashing, cut to fit a signed integer.
 _ODD = 0x1E3779B97F4A7C15
 _HALF_BITS = 32
 
@@ -25,7 +26,7 @@ _HALF_BITS = 32
 def digest(tensors: Sequence[Tensor]) -> Tensor:
     """Return a tensor (2,), float64, on the device of the first: both halves of the number.
 
-    A float64 carries each half of 32 bits exactly, so an all-reduce can hand it on.
+    A float64 holds each half of 32 bits exactly, so an all-reduce can distribute it.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
     for tensor in tensors:
@@ -55,4 +56,5 @@ def _digest_one(tensor: Tensor) -> Tensor:
 
 def _odd_factors(count: int, device: torch.device) -> Tensor:
     factor_B = (2 * torch.arange(count, device=device) + 1) * _ODD
-    return (factor_B ^ (factor_B >> 29)) | 1  # mixed, else they would be multiples of each other
+    # Mixed, or they would be multiples of each other, and swapped values could cancel out.
+    return (factor_B ^ (factor_B >> 29)) | 1
