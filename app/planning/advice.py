@@ -1,4 +1,4 @@
-"""What a person could change: the smallest change that makes a run fit, or a faster way."""
+"""Advise changes of a run file: the smallest one that makes a run fit, or one that is faster."""
 
 from __future__ import annotations
 
@@ -11,37 +11,42 @@ from app.planning.build_context import open_case
 from app.planning.candidate import Advice, Candidate, PlanRequest
 from app.planning.memory.forecast import GIB
 from app.planning.plan_context import Case
-from app.planning.reasons import name_nodes, name_way
+from app.planning.reasons import describe_candidate, name_nodes
 from app.planning.strategies.data_parallel import split_rows
 
-_LEAST_GAIN = 1.05
+# Minimum speed-up that justifies leaving nodes out or changing the batch, as a ratio.
+_MIN_GAIN = 1.05
+# Share of a step spent waiting for the network from which compression is advised.
 _SLOW_NETWORK = 0.1
-"""Of a step, from which on something is said of it."""
-_LEAST_TOKENS = 256
-_LEAST_FILLED = 0.08
-"""Gain from which on another batch is worth a word."""
-_MOST_MORE = 16
+# Shortest sequence that is advised, in tokens: shorter ones cut most chats.
+_MIN_TOKENS = 256
+# Minimum gain from which another batch size is advised, as a share of tokens per second.
+_MIN_BATCH_GAIN = 0.08
+# Maximum number of sequences by which the advised batch exceeds the requested one.
+_MAX_EXTRA_ROWS = 16
 
 
 def give_advice(
-    question: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
+    request: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
 ) -> tuple[Advice, ...]:
-    """Return what helps, the most important first."""
+    """Return the advice for a plan, the most important first."""
     if not case.workers:
-        return (Advice(text="No node has a GPU whose memory is known: add one, or describe one"),)
+        return (
+            Advice(text="No node has a GPU whose memory is known: add a node, or describe one"),
+        )
     together = _together(case, found)
     advice: list[Advice] = []
     if chosen is None or (together is not None and not together.fits):
-        advice += _make_fit(question, case, chosen, found)
+        advice += _make_fit(request, case, chosen, found)
     if chosen is not None:
         advice += _fewer_nodes(case, chosen, found)
         advice += _fill_batch(case, chosen, together)
-        advice += _compress(question, chosen)
+        advice += _compress(request, chosen)
     return tuple(advice)
 
 
 def _together(case: Case, found: Sequence[Candidate]) -> Candidate | None:
-    """Return the plan of all GPUs together."""
+    """Return the plan that uses all GPUs; None: it was not computed."""
     mode = "data" if len(case.workers) > 1 else "single"
     return next((o for o in found if o.mode == mode and len(o.gpus) == len(case.workers)), None)
 
@@ -50,9 +55,9 @@ def _together(case: Case, found: Sequence[Candidate]) -> Candidate | None:
 
 
 def _make_fit(
-    question: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
+    request: PlanRequest, case: Case, chosen: Candidate | None, found: Sequence[Candidate]
 ) -> Iterator[Advice]:
-    """Say what makes it fit on the largest card, or on all of them."""
+    """Advise what makes the run fit on the largest card, or on all of them."""
     names = tuple(node.name for node in case.cluster.nodes)
     misfits = tuple(name for name in names if not _fits_on(case, name))
     if chosen is not None and misfits:
@@ -61,10 +66,10 @@ def _make_fit(
             text=f"It does not fit on {name_nodes(misfits)}: leave {it} out",
             change={"nodes": chosen.nodes},
         )
-    is_whole = question.spec.nodes != "all" and question.spec.parallel != "single"
+    is_whole = request.spec.nodes != "all" and request.spec.parallel != "single"
     num_needed = len(case.workers) if chosen is not None or is_whole else 1
-    for change, words in _changes(question.spec):
-        changed = open_case(replace(question, spec=apply_change(question.spec, change)))
+    for change, words in _list_changes(request.spec):
+        changed = open_case(replace(request, spec=apply_change(request.spec, change)))
         able = [worker for worker in changed.workers if changed.fit(worker, 1).fits]
         if len(able) >= num_needed:
             where = tuple(dict.fromkeys(worker.node.name for worker in able))
@@ -81,8 +86,8 @@ def _fits_on(case: Case, name: str) -> bool:
 def _nothing_fits(case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
     later = next((one for one in found if one.fits), None)
     if later is not None:
-        way = name_way(case, later)
-        yield Advice(text=f"It would fit as {way}, which this version cannot train yet")
+        description = describe_candidate(case, later)
+        yield Advice(text=f"It would fit as {description}, which this version cannot train yet")
     best = min(
         case.workers,
         key=lambda one: case.fit(one, 1).memory.expected_bytes - case.room_bytes(one),
@@ -98,19 +103,19 @@ def _nothing_fits(case: Case, found: Sequence[Candidate]) -> Iterator[Advice]:
 Change = dict[str, Any]
 
 
-def _changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
-    """Yield changes, those first that cost the least; then two of them together."""
+def _list_changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
+    """Yield changes with the words for them, the cheapest first, then pairs of changes."""
     small: list[tuple[Change, str]] = []
     if spec.recompute == "none":
-        small.append(({"recompute": "auto"}, "Let layers compute activations a second time"))
+        small.append(({"recompute": "auto"}, "Let layers recompute activations"))
     if spec.memory_gib is not None:
-        small.append(({"memory_gib": None}, "Lift the limit on memory"))
+        small.append(({"memory_gib": None}, "Remove the memory limit"))
     if spec.optimizer != "paged_adamw_8bit":
-        small.append(({"optimizer": "paged_adamw_8bit"}, "Take the paged 8-bit optimizer"))
+        small.append(({"optimizer": "paged_adamw_8bit"}, "Use the paged 8-bit optimizer"))
     shorter = [
         ({"sequence_tokens": tokens}, f"Shorten sequences to {tokens} tokens")
         for tokens in (spec.sequence_tokens // 2, spec.sequence_tokens // 4)
-        if tokens >= _LEAST_TOKENS
+        if tokens >= _MIN_TOKENS
     ]
     kinds = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}[spec.adapter.kind]
     words = {"lora": "Train a LoRA adapter", "qlora": "Hold the weights in 4 bits (QLoRA)"}
@@ -120,7 +125,7 @@ def _changes(spec: RunSpec) -> Iterator[tuple[Change, str]]:
     yield from shorter
     paged: Change = {"optimizer": "paged_adamw_8bit"}
     for first, first_words in other[-1:] or small[-1:]:
-        for second, second_words in (*shorter, (paged, "take the paged 8-bit optimizer")):
+        for second, second_words in (*shorter, (paged, "use the paged 8-bit optimizer")):
             lower = second_words[0].lower() + second_words[1:]
             yield {**first, **second}, f"{first_words} and {lower}"
 
@@ -147,14 +152,14 @@ def apply_change(spec: RunSpec, change: Mapping[str, Any]) -> RunSpec:
 
 
 def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> Iterator[Advice]:
-    """Say so when fewer PCs are faster than all that the spec names."""
+    """Advise fewer nodes where they are faster than all that the spec names."""
     best = next((one for one in found if one.fits and one.runnable), chosen)
     together = _together(case, found)
     slower = chosen if best is not chosen and best.nodes != chosen.nodes else together
     if slower is None or not slower.fits or slower.nodes == best.nodes:
         return
     gain = slower.step_s / best.step_s
-    if gain < _LEAST_GAIN:
+    if gain < _MIN_GAIN:
         return
     who = name_nodes(best.nodes)
     alone = f"{who} alone" if len(best.nodes) == 1 else who
@@ -166,18 +171,20 @@ def _fewer_nodes(case: Case, chosen: Candidate, found: Sequence[Candidate]) -> I
 
 
 def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> Iterator[Advice]:
-    """Say which batch divides better: a share has whole sequences.
+    """Advise a batch that divides better: a share consists of whole sequences.
 
-    Seven equal GPUs do 24 sequences in the time of 28.
+    Seven equal GPUs need as long for 24 sequences as for 28.
     """
     if together is None or not together.fits or case.spec.shares is not None:
         return
     speeds, rows = [gpu.tokens_per_s for gpu in together.gpus], case.spec.batch_sequences
-    lost = {more: _lost(more, speeds) for more in range(rows, min(2 * rows, rows + _MOST_MORE) + 1)}
+    lost = {
+        more: _lost(more, speeds) for more in range(rows, min(2 * rows, rows + _MAX_EXTRA_ROWS) + 1)
+    }
     best = min(lost, key=lambda more: (round(lost[more], 2), more))
     gain = lost[rows] / lost[best]
-    is_fastest = together.tokens_per_s * gain > _LEAST_GAIN * chosen.tokens_per_s
-    if gain >= 1 + _LEAST_FILLED and is_fastest:
+    is_fastest = together.tokens_per_s * gain > _MIN_GAIN * chosen.tokens_per_s
+    if gain >= 1 + _MIN_BATCH_GAIN and is_fastest:
         yield Advice(
             text=f"A batch of {best} sequences divides better among {len(speeds)} GPUs than one "
             f"of {rows}: {gain - 1:.0%} more tokens per second, but fewer and larger steps",
@@ -186,7 +193,7 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
 
 
 def _lost(rows: int, speeds: list[float]) -> float:
-    """Return how much longer a step takes than with shares that follow the speeds exactly.
+    """Return the time of a step relative to shares that follow the speeds exactly.
 
     >>> round(_lost(24, [1.0] * 7), 3), _lost(28, [1.0] * 7)
     (1.167, 1.0)
@@ -195,13 +202,13 @@ def _lost(rows: int, speeds: list[float]) -> float:
     return max(count / v for count, v in zip(split_rows(rows, speeds), speeds, strict=True)) / ideal
 
 
-def _compress(question: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
-    """Say what fewer bytes would gain where the network is waited for."""
+def _compress(request: PlanRequest, chosen: Candidate) -> Iterator[Advice]:
+    """Advise compressed gradients where a step waits for the network."""
     waited = chosen.parts_s.network_s
-    if question.spec.compression != "none" or waited < _SLOW_NETWORK * chosen.step_s:
+    if request.spec.compression != "none" or waited < _SLOW_NETWORK * chosen.step_s:
         return
     yield Advice(
         text=f"{waited / chosen.step_s:.0%} of each step waits for the network: send gradients as "
-        "bf16, which halves that and moves the last digits",
+        "bf16, which halves the wait and changes the last digits of results",
         change={"compression": "bf16"},
     )

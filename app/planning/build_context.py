@@ -1,4 +1,4 @@
-"""Make a question ready: lengths, steps and GPUs, and what was assumed of them."""
+"""Prepare a request for planning: sequence lengths, steps and GPUs, and what was assumed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from app.planning.plan_context import Case, Worker
 from app.planning.rates import Rates, find_rates
 from app.planning.throughput import ModelCost, arithmetic_share, make_pace, measure_work
 
+# Share of a packed sequence that holds tokens; the rest stays empty.
 _PACKED_SHARE = 0.97
-"""How full packs are."""
 
 
-def open_case(question: PlanRequest) -> Case:
-    """Compute what all ways to train have in common."""
-    spec, shape = question.spec, question.shape
-    cluster = question.cluster
+def open_case(request: PlanRequest) -> Case:
+    """Compute what all parallel modes have in common."""
+    spec, shape = request.spec, request.shape
+    cluster = request.cluster
     if spec.nodes != "all":
         cluster = cluster.keep(spec.nodes)
-    longest, mean, notes = _lengths(question)
-    work = measure_work(shape, spec, _attended(question, mean))
-    workers, more = _workers(question, cluster, work)
+    longest, mean, notes = _lengths(request)
+    work = measure_work(shape, spec, _attended(request, mean))
+    workers, more = _workers(request, cluster, work)
     return Case(
         spec=spec,
         shape=shape,
@@ -34,35 +34,35 @@ def open_case(question: PlanRequest) -> Case:
         work=work,
         mean_tokens=mean,
         longest_tokens=longest,
-        num_steps=count_steps(question, mean),
-        network_factor=question.learned.network.value,
+        num_steps=count_steps(request, mean),
+        network_factor=request.learned.network.value,
         assumptions=(*notes, *more, *_link_notes(cluster)),
     )
 
 
-def _lengths(question: PlanRequest) -> tuple[int, float, list[str]]:
-    """Return the longest and the mean tokens of a sequence, and what was assumed of them."""
-    spec, data = question.spec, question.data
+def _lengths(request: PlanRequest) -> tuple[int, float, list[str]]:
+    """Return the longest and the mean length of a sequence in tokens, and the assumptions made."""
+    spec, data = request.spec, request.data
     limit = spec.sequence_tokens * (2 if spec.objective == "dpo" else 1)
     if spec.packing:
         return limit, limit * _PACKED_SHARE, []
     notes = []
     if data.mean_tokens is None:
-        notes.append(f"every row is taken to have {limit} tokens: the data was not counted")
+        notes.append(f"every row is assumed to have {limit} tokens: the data was not counted")
     longest = min(limit, data.longest_tokens or limit)
     return longest, min(float(longest), data.mean_tokens or float(limit)), notes
 
 
-def _attended(question: PlanRequest, mean_tokens: float) -> float:
-    """Return how long a segment is that attention looks over."""
-    if question.spec.packing:
-        return min(mean_tokens, question.data.mean_tokens or mean_tokens)
-    return mean_tokens / (2 if question.spec.objective == "dpo" else 1)
+def _attended(request: PlanRequest, mean_tokens: float) -> float:
+    """Return the mean length that attention spans, in tokens: one row, even within a pack."""
+    if request.spec.packing:
+        return min(mean_tokens, request.data.mean_tokens or mean_tokens)
+    return mean_tokens / (2 if request.spec.objective == "dpo" else 1)
 
 
-def count_steps(question: PlanRequest, mean_tokens: float) -> int | None:
-    """Return the optimizer steps of the run; None: nothing says how many rows there are."""
-    spec, data = question.spec, question.data
+def count_steps(request: PlanRequest, mean_tokens: float) -> int | None:
+    """Return the number of optimizer steps; None: the number of rows is not known."""
+    spec, data = request.spec, request.data
     if spec.max_steps is not None:
         return spec.max_steps
     if data.num_rows is None:
@@ -74,19 +74,19 @@ def count_steps(question: PlanRequest, mean_tokens: float) -> int | None:
 
 
 def _workers(
-    question: PlanRequest, cluster: Cluster, work: ModelCost
+    request: PlanRequest, cluster: Cluster, work: ModelCost
 ) -> tuple[tuple[Worker, ...], list[str]]:
-    spec, family = question.spec, question.shape.family
+    spec, family = request.spec, request.shape.family
     workers, notes = [], []
     cap = None if spec.memory_gib is None else int(spec.memory_gib * GIB)
     for node in cluster.nodes:
         for gpu in node.gpus:
             memory = gpu.memory
             if memory is None:
-                notes.append(f"{node.name}: how much memory its {gpu.name} has is not known")
+                notes.append(f"{node.name}: the memory of its {gpu.name} is not known")
                 continue
             rates = find_rates(gpu)
-            learned = question.learned.find(
+            learned = request.learned.find(
                 gpu.name, family, spec.adapter.kind, is_calibrated=gpu.calibration is not None
             )
             share = arithmetic_share(spec, gpu)
@@ -107,7 +107,7 @@ def _workers(
 
 
 def _rate_notes(workers: list[Worker]) -> list[str]:
-    """Return what the speeds rest on, once for each card."""
+    """Return what the speeds are based on, once per kind of card."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for worker in workers:
         words = _rate_words(worker.rates, worker.correction)
@@ -127,8 +127,8 @@ def _rate_words(rates: Rates, learned: Correction) -> str:
     if rates.source == "measured":
         return ""
     if rates.source == "assumed":
-        return "is a guess until it is measured: it is in no table"
-    return "is by its data sheet, not measured"
+        return "is a guess until it is measured: the card is not listed"
+    return "is taken from its data sheet, not measured"
 
 
 def _link_notes(cluster: Cluster) -> list[str]:
@@ -138,4 +138,4 @@ def _link_notes(cluster: Cluster) -> list[str]:
     if not assumed:
         return []
     where = " and ".join(assumed[0]) if len(assumed) == 1 else f"{len(assumed)} pairs of nodes"
-    return [f"the network between {where} is taken to be Gigabit Ethernet: it was not measured"]
+    return [f"the network between {where} is assumed to be Gigabit Ethernet: it was not measured"]

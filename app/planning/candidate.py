@@ -1,4 +1,4 @@
-"""What a plan is made of: the question, the ways to answer it, and what each of them costs."""
+"""The data of a plan: the request, its candidates, and what each of them costs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from app.planning.model_shape import ModelShape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSize:
-    """How much there is to train on. A row of pairs counts both its answers."""
+    """Size of the training data. A row of preference pairs counts both answers."""
 
     num_rows: int | None = None
     mean_tokens: float | None = None
-    """Of a row, after long ones were cut."""
+    """Mean length of a row after truncation, in tokens."""
     longest_tokens: int | None = None
+    """Length of the longest row after truncation, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """All that a plan depends on."""
+    """Everything that a plan depends on."""
 
     spec: RunSpec
     shape: ModelShape
     data: DataSize
     cluster: Cluster
-    """Every node there is; the spec's `nodes` choose among them."""
+    """All known nodes; the spec's `nodes` choose among them."""
     learned: Corrections = field(default_factory=Corrections)
 
 
@@ -40,52 +41,52 @@ class StepParts:
     """Seconds of an optimizer step that are not hidden behind each other; their sum is the step."""
 
     compute_s: float = 0.0
-    """Forward and backward passes of the GPU that takes longest."""
+    """Forward and backward passes of the slowest GPU."""
     network_s: float = 0.0
-    """Waiting for other PCs, beyond what goes on behind the last backward pass."""
+    """Communication that is not hidden behind the last backward pass."""
     bubble_s: float = 0.0
-    """Stages of a pipeline that wait for their first or after their last micro-batch."""
+    """Idle time of pipeline stages before their first and after their last micro-batch."""
     optimizer_s: float = 0.0
     input_s: float = 0.0
-    """Weights that come over the bus and are not hidden behind arithmetic."""
+    """Transfers of weights over the bus that are not hidden behind arithmetic."""
     checkpoint_s: float = 0.0
-    """Copies of the state to host memory, spread over the steps between two of them."""
+    """Copies of the state to host memory, averaged over the steps between two checkpoints."""
 
     @property
     def total_s(self) -> float:
-        """The whole step."""
+        """Seconds of the whole step."""
         named = self.compute_s + self.network_s + self.bubble_s
         return named + self.optimizer_s + self.input_s + self.checkpoint_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuPlan:
-    """What one GPU does."""
+    """The part of one GPU in a candidate."""
 
     node: str
     device: str
     card: str
     """Name of the GPU."""
     share: float
-    """Of the global batch, 0 to 1; in a pipeline of the layers."""
+    """Share of the global batch, 0 to 1; in a pipeline, share of the layers."""
     setting: MemorySetting
     memory: MemoryForecast
     room_bytes: int
-    """What the run may take of this GPU, with what others hold."""
+    """Memory of this GPU that may be in use, other programs included, in bytes."""
     tokens_per_s: float
-    """While it computes, alone."""
+    """Speed of this GPU alone while it computes, in tokens per second."""
     layers: tuple[int, int] | None = None
-    """First layer of its stage, and the one after its last; None: it has all of them."""
+    """First layer of its stage and the one after its last; None: all layers."""
 
     @property
     def fits(self) -> bool:
-        """Whether the expected need is within the room."""
+        """Whether the expected memory is available."""
         return self.memory.expected_bytes <= self.room_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One way to train."""
+    """One way to train: a mode, its GPUs and its forecast."""
 
     mode: ParallelMode
     nodes: tuple[str, ...]
@@ -94,12 +95,13 @@ class Candidate:
     parts_s: StepParts
     tokens_per_step: float
     total_s: float | None
-    """Of the whole run; None: the number of rows is not known."""
+    """Duration of the whole run, in seconds; None: the number of rows is not known."""
     energy_wh: float | None
-    """Of the GPUs over the whole run; None: a power limit or the number of rows is not known."""
+    """Energy of the GPUs over the whole run, in watt-hours; None: a power limit or the number of
+    rows is not known."""
     num_steps: int | None
     reason: str = ""
-    """Why it was chosen, or why it lost, in plain words."""
+    """Why it was chosen or why it lost, as a sentence for the user."""
 
     @property
     def runnable(self) -> bool:
@@ -113,27 +115,27 @@ class Candidate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all GPUs together, over whole steps."""
+        """Speed of all GPUs together over whole steps, in tokens per second."""
         return self.tokens_per_step / self.step_s if self.step_s > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """A change of the run file that helps."""
+    """A change that helps, usually of the run file."""
 
     text: str
     change: Mapping[str, object] = field(default_factory=dict)
-    """Dotted keys of a run file, and their new values; empty: it is nothing of the run file."""
+    """New values by dotted key of the run file; empty: the advice is not about the run file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The answer."""
+    """The chosen candidate, the runners-up and what else the user should know."""
 
     chosen: Candidate | None
-    """The fastest that fits and that the trainer can run; None: there is none."""
+    """The fastest candidate that fits and that the trainer can run; None: there is none."""
     others: tuple[Candidate, ...]
-    """The runners-up, the best first; those that do not fit come last."""
+    """Runners-up, the best first; those that do not fit come last."""
     advice: tuple[Advice, ...]
     assumptions: tuple[str, ...]
-    """What was not known, and what was taken in its place."""
+    """Sentences on what was not known and what was assumed instead."""

@@ -1,8 +1,8 @@
-"""What the planner knows of PCs and of the ways between them: found, or described in a file.
+"""Nodes, GPUs and links as the planner sees them: discovered, or described in a cluster file.
 
-A rate is that of payload, as a transfer would measure it. Where nothing was measured, the nominal
-speed of the interface counts, less what Ethernet and TCP take; where not even that is known,
-Gigabit Ethernet is assumed, and marked as such.
+Rates are payload rates, as a transfer would measure them. A link that was not measured has the
+nominal speed of its interface minus the overhead of Ethernet and TCP; where not even that is
+known, Gigabit Ethernet is assumed and marked as such.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ from app.planning.memory.forecast import GpuMemory
 System = Literal["linux", "windows", "wsl"]
 LinkSource = Literal["measured", "nominal", "given", "assumed"]
 ETHERNET_SHARE = 0.94
-"""Payload of TCP in full Ethernet frames: 1,448 of 1,538 bytes."""
+"""Share of TCP payload in full Ethernet frames: 1,448 of 1,538 bytes."""
+# Share of the nominal speed from `_FAST_GBIT` on, where one core cannot copy faster.
 _FAST_SHARE = 0.90
-"""Of 25 Gb/s and more, where one core cannot copy faster."""
 _FAST_GBIT = 20.0
+# Round trip through one switch, in seconds, where it was not measured.
 _ASSUMED_LATENCY_S = 0.0002
+# GPU memory that Windows keeps on a card that drives a screen, in bytes, if not measured.
 _WDDM_BYTES = 700 << 20
-"""What Windows keeps of a card that also drives a screen, where it was not measured."""
+# GPU memory that a Linux desktop keeps, in bytes, if not measured.
 _DESKTOP_BYTES = 350 << 20
-"""The same for a Linux desktop."""
+# Host memory reserved for the PC's own programs, in bytes.
 _SYSTEM_BYTES = 4 << 30
-"""Of a PC's memory that its own programs need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedGpu:
-    """One GPU, or the processor of a PC without any."""
+    """One GPU, or the CPU of a node without any."""
 
     name: str
-    """As the driver gives it, or as a person wrote it."""
+    """Name as the driver reports it, or as a cluster file gives it."""
     device: str = "cuda:0"
-    """As the node counts them; `cpu`: the processor."""
+    """Device on the node, such as `cuda:1`; `cpu`: the CPU."""
     memory_bytes: int | None = None
     desktop_bytes: int = 0
-    """Taken by others: measured, else a guess by the system."""
+    """Memory that other programs hold, in bytes: measured, else typical for the system."""
     power_limit_w: float | None = None
     capability: tuple[int, int] | None = None
     calibration: Calibration | None = None
-    """What a measurement on the node found; None: none was made."""
+    """Rates measured on the node; None: not calibrated."""
 
     @property
     def card(self) -> Card | None:
-        """Its data sheet; None: not listed."""
+        """Data sheet of the card; None: not listed."""
         return find_card(self.name)
 
     @property
     def memory(self) -> GpuMemory | None:
-        """What the forecast of memory knows; None: the size is not known."""
+        """Input of the memory forecast; None: the size of the memory is not known."""
         card = self.card
         total = self.memory_bytes or (card.memory_bytes if card else None)
         if total is None:
@@ -70,14 +71,14 @@ class PlannedGpu:
 
     @property
     def power_w(self) -> float | None:
-        """Its limit, or its board's; None: neither is known."""
+        """Power limit, or the board power of the data sheet, in watts; None: neither is known."""
         card = self.card
         return self.power_limit_w or (card.power_w if card else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedNode:
-    """One PC."""
+    """One node with its GPUs."""
 
     name: str
     gpus: tuple[PlannedGpu, ...] = ()
@@ -86,7 +87,7 @@ class PlannedNode:
 
     @property
     def free_ram_bytes(self) -> int:
-        """What training may pin of the PC's memory; Windows lets WSL pin less than half of it.
+        """Host memory that training may pin, in bytes; Windows lets WSL pin less than half.
 
         >>> PlannedNode(name="alpha", ram_bytes=32 * 2**30, system="wsl").free_ram_bytes / 2**30
         12.0
@@ -101,19 +102,19 @@ class PlannedNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """The way between two PCs, the same in both directions at once."""
+    """Speed of the link between two nodes, equal in both directions at once."""
 
     bytes_per_s: float
-    """Payload."""
+    """Payload per direction, in bytes per second."""
     latency_s: float = _ASSUMED_LATENCY_S
-    """Of a round trip."""
+    """Round trip, in seconds."""
     source: LinkSource = "assumed"
 
 
 def ethernet(
     gbit_per_s: float, latency_s: float | None = None, source: LinkSource = "given"
 ) -> LinkSpeed:
-    """Return the link that a nominal speed gives.
+    """Return the link of an interface with this nominal speed.
 
     >>> ethernet(1.0).bytes_per_s
     117500000.0
@@ -132,19 +133,19 @@ Pair = frozenset[str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """PCs that a run may use, in their order, and the ways between them."""
+    """Nodes that a run may use, in order, and the links between them."""
 
     nodes: tuple[PlannedNode, ...]
     links: Mapping[Pair, LinkSpeed] = field(default_factory=dict)
-    """By the two names; what is missing is like `default_link`."""
+    """Links by the pair of names; a missing one is like `default_link`."""
     default_link: LinkSpeed = ASSUMED
 
     def link(self, first: str, second: str) -> LinkSpeed:
-        """Return the way between two PCs."""
+        """Return the link between two nodes."""
         return self.links.get(frozenset((first, second)), self.default_link)
 
     def keep(self, names: Iterable[str]) -> Cluster:
-        """Return the part of it with these PCs only."""
+        """Return the cluster reduced to these nodes."""
         wanted = set(names)
         return Cluster(
             nodes=tuple(node for node in self.nodes if node.name in wanted),
@@ -161,14 +162,14 @@ def make_cluster(
     interfaces: Mapping[str, str | None] | None = None,
     calibrations: Mapping[tuple[str, str], Calibration] | None = None,
 ) -> Cluster:
-    """Return what is known of real nodes.
+    """Return the cluster of real nodes.
 
     Args:
-        facts: by node, in order.
-        samples: the newest of each node; they tell what others hold of a card.
-        measured: ways that a check measured.
-        interfaces: the network device that each node trains over.
-        calibrations: by node and name of the card.
+        facts: facts by node, in order.
+        samples: newest sample by node, which shows the memory that other programs hold.
+        measured: links that a check measured.
+        interfaces: network device by node that training uses.
+        calibrations: rates by node and name of the card.
     """
     known = calibrations or {}
     nodes = tuple(
@@ -210,6 +211,7 @@ def _node(
 def _gpu(
     gpu: GpuFacts, sample: GpuSample | None, system: System, calibration: Calibration | None
 ) -> PlannedGpu:
+    # While a run is on the card, its own memory is part of the figure, which is then useless here.
     used = sample.memory_used_bytes if sample and not sample.process_ids else None
     return PlannedGpu(
         name=gpu.name,
@@ -223,7 +225,7 @@ def _gpu(
 
 
 def guess_desktop(system: System | None) -> int:
-    """Return what the screen takes of a card where nobody measured it."""
+    """Return the GPU memory that a desktop typically holds on this system, in bytes."""
     return _WDDM_BYTES if system in ("windows", "wsl") else _DESKTOP_BYTES
 
 
@@ -233,7 +235,8 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 
 def _nominal_gbit(facts: NodeFacts, interface: str | None) -> float | None:
-    """Return the speed of the interface that training uses, else of the one with the address."""
+    """Return the speed of the interface that training uses, else of the one with the address,
+    in Gb/s."""
     for one in facts.interfaces:
         wanted = one.name == interface if interface else one.address == facts.address
         if wanted and one.speed_mbit:

@@ -1,10 +1,10 @@
-"""What past runs teach the next forecast: measured over forecast, by card, family and adapter.
+"""Learn from past runs: ratios of measured to forecast values, by card, family and adapter.
 
-A factor is the median of the newest runs, so one run on a hot day or beside a game moves nothing
-for good; it is pulled towards 1 while few runs are known, and bounded, since a factor of five is no
-correction but a mistake that has to be seen. Ratios are kept against what the formulas alone say:
-a forecast that was itself corrected is divided by its correction first, so that learning converges
-instead of swinging.
+A factor is the median over the newest runs, so that a single run on a hot day or beside a game has
+no lasting effect. It is pulled towards 1 while few runs are known, and bounded: a factor of five is
+not a correction but a mistake that should be visible. Ratios refer to the uncorrected formulas: a
+forecast that was corrected is divided by its correction first, so that learning converges instead
+of oscillating.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from statistics import median
 from agents.contract.spec import AdapterKind
 
 NEWEST = 9
-"""Outcomes that count, of each kind."""
+"""Number of newest outcomes that count, for each factor."""
 MEMORY_LIMITS = (0.95, 1.25)
-"""A forecast of memory may rise more than it may fall: too low ends in a crash, too high in a
-little memory that nobody uses."""
+"""Bounds of the memory factor. It may rise more than it may fall: a forecast that is too low ends
+in a crash, one that is too high only wastes a little memory."""
 SPEED_LIMITS = (0.3, 2.0)
+"""Bounds of the speed factor."""
 NETWORK_LIMITS = (0.5, 4.0)
+"""Bounds of the factor for seconds on the network."""
+# Weight of the prior, a ratio of exactly 1, in outcomes.
 _WEIGHT_OF_NONE = 0.5
-"""How many outcomes of exactly 1 the knowledge before any run is worth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,26 +38,26 @@ class RunOutcome:
     """Model family, such as `llama`."""
     adapter: AdapterKind
     ended_s: float
-    """Wall clock; the newest outcomes count."""
+    """Wall clock at the end of the attempt, in seconds."""
     memory_ratio: float | None = None
-    """Peak bytes; against the forecast for the setting that was really used."""
+    """Ratio of peak bytes, for the setting that was really used."""
     speed_ratio: float | None = None
-    """Tokens per second of this GPU while it computes."""
+    """Ratio of tokens per second while the GPU computes."""
     network_ratio: float | None = None
-    """Seconds of a step spent on the network, against the forecast."""
+    """Ratio of seconds per step spent on the network."""
     is_calibrated: bool = False
-    """The forecast of speed rested on a measurement of this GPU, not on its data sheet."""
+    """Whether the forecast of speed was based on a calibration, not on the data sheet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Factor:
-    """What a forecast is multiplied by."""
+    """A multiplier of forecasts."""
 
     value: float = 1.0
     num_runs: int = 0
-    """Outcomes behind it; 0: nothing is known, and the value is 1."""
+    """Number of outcomes it is based on; 0: none, and the value is 1."""
     reason: str = ""
-    """What it rests on, in words; empty: nothing."""
+    """What it is based on, in words; empty: nothing."""
 
 
 UNKNOWN = Factor()
@@ -71,17 +73,17 @@ class Correction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corrections:
-    """All that was learned so far."""
+    """Outcomes of all past runs."""
 
     outcomes: tuple[RunOutcome, ...] = ()
 
     def find(
         self, card: str, family: str, adapter: AdapterKind, *, is_calibrated: bool = False
     ) -> Correction:
-        """Return the factors for a card: of this family and adapter, else of what is nearest.
+        """Return the factors for a card, from the most similar runs that there are.
 
-        A GPU that was measured meanwhile has another forecast of speed than one that was not, so
-        that only outcomes of its own kind say by how much that is off.
+        The speed of a calibrated GPU is forecast in another way than that of one that is not, so
+        only outcomes of the same kind say how far the forecast is off.
 
         >>> runs = [RunOutcome(card="RTX 3090", family="llama", adapter="qlora", ended_s=t,
         ...                 speed_ratio=r) for t, r in enumerate((0.8, 0.82, 5.0))]
@@ -141,7 +143,7 @@ def _newest(
 
 
 def make_factor(ratios: list[float], limits: tuple[float, float], words: str) -> Factor:
-    """Return the bounded median of measured over forecast; `words` end its reason."""
+    """Return the bounded median of the ratios; `words` end its reason."""
     if not ratios:
         return UNKNOWN
     num = len(ratios)

@@ -1,12 +1,11 @@
-"""The sizes of a causal language model, from its config.json alone.
+"""Read the sizes of a causal language model from its config.json alone.
 
-Every parameter is counted, part by part, as the classes of Transformers create them: what a config
-leaves out has the default of its family's class. A family that is not listed is read as a Llama,
-whose parts most others share, and marked as not exact. Of models that see images, too, only the
-part that reads text is counted.
+Every parameter is counted as the classes of Transformers create it: a key that a config leaves out
+has the default of its family's class. A family that is not listed is read as a Llama, whose parts
+most others share, and marked as not exact. Of multimodal models only the text model is counted.
 
-Experts: Transformers keeps those of a layer as one tensor per matrix, so that they are no linear
-layers: they get no adapter, and nothing quantizes them.
+Transformers keeps the experts of a layer as one tensor per matrix, not as linear layers: they get
+no adapter and are not quantized.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ _GEMMA_3 = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "sliding_window": 4096,
 }  # fmt: skip
+# What a family's configuration class fills in where config.json says nothing.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
@@ -45,7 +45,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_GEMMA_3, "tie_word_embeddings": True},
     "phi3": {},
 }  # fmt: skip
-"""What a family's configuration class fills in where config.json says nothing."""
 _MOE = ("mixtral", "qwen2_moe", "qwen3_moe")
 _FOUR_NORMS = ("gemma2", "gemma3_text")
 _HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
@@ -56,7 +55,7 @@ class Linear:
     """One linear layer of a decoder layer."""
 
     name: str
-    """As adapters name it: `q_proj`."""
+    """Name as in adapter targets, such as `q_proj`."""
     num_inputs: int
     num_outputs: int
     has_bias: bool = False
@@ -77,22 +76,22 @@ class LayerShape:
     """One decoder layer."""
 
     linears: tuple[Linear, ...]
-    """Its linear layers: attention first, then the MLP or the expert that all tokens meet."""
+    """Linear layers: attention first, then the MLP or the shared expert."""
     num_attention: int
     """Parameters of the linear layers of attention."""
     num_mlp: int
     """Parameters of the linear layers of the MLP, shared experts included."""
     num_norms: int
     num_router: int = 0
-    """Parameters that choose experts."""
+    """Parameters of the router."""
     num_experts_params: int = 0
     """Parameters of all experts together."""
     num_met_params: int = 0
-    """Of those, how many one token meets."""
+    """Parameters of the experts that one token is routed to."""
 
     @property
     def num_parameters(self) -> int:
-        """All of them."""
+        """All parameters of the layer."""
         parts = self.num_attention + self.num_mlp + self.num_norms
         return parts + self.num_router + self.num_experts_params
 
@@ -125,17 +124,17 @@ class ModelShape:
     """Whether the head is the embedding."""
     layers: tuple[LayerShape, ...] = field(repr=False)
     num_experts: int = 0
-    """Of each layer that has any."""
+    """Number of experts of each layer that has any."""
     num_experts_met: int = 0
-    """By one token."""
+    """Number of experts that one token is routed to."""
     expert_ffn: int = 0
     """Inner width of one expert."""
     sliding_window: int | None = None
-    """How many tokens back the sliding layers see; None: all of them."""
+    """Window of sliding-window layers, in tokens; None: full attention."""
     max_tokens: int | None = None
-    """Longest sequence that the model was made for; None: not said."""
+    """Maximum length of a sequence, in tokens; None: not given."""
     kinds: tuple[tuple[LayerShape, int], ...] = field(init=False, repr=False, compare=False)
-    """Layers that differ, and how many there are of each: quicker to go through than all."""
+    """Distinct layers with their counts, which are quicker to loop over than all layers."""
 
     def __post_init__(self) -> None:
         layers, counts = {id(one): one for one in self.layers}, Counter(map(id, self.layers))
@@ -144,7 +143,7 @@ class ModelShape:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Number of decoder layers."""
         return len(self.layers)
 
     @property
@@ -159,18 +158,18 @@ class ModelShape:
 
     @property
     def num_head(self) -> int:
-        """Parameters of the head; 0: it is the embedding."""
+        """Parameters of the head; 0: it is tied to the embedding."""
         return 0 if self.is_tied else self.num_embedding
 
     @property
     def num_parameters(self) -> int:
-        """All of them, each counted once."""
+        """All parameters, tied ones counted once."""
         ends = self.num_embedding + self.num_final_norm + self.num_head
         return ends + sum(count * layer.num_parameters for layer, count in self.kinds)
 
     @property
     def num_quantized(self) -> int:
-        """Values that 4-bit or 8-bit quantization takes: the matrices of linear layers."""
+        """Values that are quantized to 4 or 8 bits: the matrices of linear layers."""
         return sum(count * one.num_weights for layer, count in self.kinds for one in layer.linears)
 
     def count_adapter(
@@ -196,8 +195,8 @@ class ModelShape:
 def choose_targets(layer: LayerShape, targets: str | tuple[str, ...]) -> tuple[Linear, ...]:
     """Return the linear layers that get an adapter.
 
-    A regular expression is tried on the names that they have in the first decoder layer; of what is
-    wrong with one the trainer tells.
+    A regular expression is matched against the names in the first decoder layer; one that is
+    invalid matches nothing here, and the trainer reports it.
     """
     if targets == "all-linear":
         return layer.linears
@@ -219,7 +218,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """Return the shape of the model that a config.json describes.
 
     Raises:
-        UserError: it is no causal language model of decoder layers.
+        UserError: it does not describe a causal language model of decoder layers.
     """
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
@@ -286,14 +285,14 @@ def _number(known: Mapping[str, Any], name: str) -> int:
     value = known.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UserError(
-            f"The model's config.json says {name}: {value!r}, which is no size.",
+            f"The model's config.json has {name}: {value!r}, which is not a size.",
             "Name a folder or a hub id of a causal language model",
         )
     return value
 
 
 def _layer(sizes: _Sizes, num_experts: int = 0) -> LayerShape:
-    """Return a decoder layer: with an MLP, or with experts in its place."""
+    """Return a decoder layer with an MLP or with experts."""
     attention = _attention(sizes)
     family, hidden, known = sizes.family, sizes.hidden, sizes.known
     mlp = () if num_experts else _mlp(sizes, sizes.ffn)
@@ -352,14 +351,14 @@ def _mlp(sizes: _Sizes, ffn: int) -> tuple[Linear, ...]:
 
 
 def _is_sparse(known: Mapping[str, Any], place: int) -> bool:
-    """Tell whether a layer has experts (`decoder_sparse_step` of Qwen's mixtures)."""
+    """Return whether a layer has experts (`decoder_sparse_step` of Qwen's mixtures)."""
     if place in (known.get("mlp_only_layers") or ()):
         return False
     return (place + 1) % int(known.get("decoder_sparse_step") or 1) == 0
 
 
 def _slides(family: str, known: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    """Tell whether some layers see a window only."""
+    """Return whether some layers use sliding-window attention."""
     if "layer_types" in known:
         return "sliding_attention" in known["layer_types"]
     if family.startswith("qwen"):

@@ -1,9 +1,9 @@
-"""Seconds that a step spends on the network: what travels, how long it takes, what is hidden.
+"""Forecast the seconds that a step spends on the network: bytes, duration, what is hidden.
 
 A ring all-reduce of B bytes over N ranks sends 2 (N-1)/N B over every link in each direction
 (Patarasuk and Yuan 2009), and no algorithm sends less. Gradients travel in buckets while the last
 micro-batch's backward pass still runs (see agents/trainer/parallel/reducer.py), so only what takes
-longer than that is waited for, and the last bucket always is.
+longer than that causes waiting, and the last bucket always does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from app.planning.memory.forecast import count_trained
 from app.planning.model_shape import ModelShape, choose_targets
 
 NUM_BUCKETS = 8
-"""Into which the trainer cuts the gradients."""
+"""Number of buckets into which the trainer cuts the gradients."""
+# Share of a micro-batch's time that remains when its first gradients are final.
 _BACKWARD_SHARE = 2 / 3
-"""Of a micro-batch's time that is left when its first gradients are final."""
+# Rank of PowerSGD's factors, as in agents/trainer/parallel/compression.py.
 _POWER_RANK = 4
+# Bytes on the wire for each gradient value; PowerSGD sends fp32 factors.
 _VALUE_BYTES: dict[Compression, int] = {"none": 4, "bf16": 2, "powersgd": 4}
 
 
@@ -27,7 +29,7 @@ def ring_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
     """Return the seconds of an all-reduce.
 
     The gradients of Llama-2-7B's LoRA r=16 on q, k, v and o, 67.1 MB in fp32, between three PCs
-    over Gigabit Ethernet; then 1.6 GB of gradients, which are no matter of 100 ms.
+    over Gigabit Ethernet; then 1.6 GB of gradients, which take far longer than a step.
 
     >>> from app.planning.cluster import ethernet
     >>> round(ring_s(67.1e6, ethernet(1.0, 0.0), 3), 2), round(ring_s(1.6e9, ethernet(1.0), 3), 1)
@@ -40,7 +42,7 @@ def ring_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
 
 
 def gather_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
-    """Return the seconds until every rank has all of what is spread over the ranks.
+    """Return the seconds of an all-gather of `num_bytes` that are sharded over the ranks.
 
     A 70B model in 4 bit (35.4 GB) over seven PCs with Gigabit Ethernet; a micro-step needs that
     twice, for the forward pass and for the backward pass.
@@ -56,11 +58,11 @@ def gather_s(num_bytes: float, link: LinkSpeed, num_ranks: int) -> float:
 
 
 def hide(seconds: float, last_pass_s: float) -> float:
-    """Return what of a reduction is waited for, when it may begin during the last pass.
+    """Return the seconds of a reduction that are not hidden behind the last backward pass.
 
     Args:
-        seconds: that it takes in all.
-        last_pass_s: of the last micro-batch, both passes.
+        seconds: duration of the whole reduction.
+        last_pass_s: duration of the last micro-batch, both passes.
 
     >>> hide(0.8, 6.0), hide(8.0, 6.0)
     (0.1, 4.0)
@@ -69,7 +71,7 @@ def hide(seconds: float, last_pass_s: float) -> float:
 
 
 def gradient_bytes(shape: ModelShape, spec: RunSpec) -> float:
-    """Return what the gradients travel as.
+    """Return the bytes of one exchange of gradients.
 
     >>> from agents.contract.spec import AdapterSpec, DataSpec, RunSpec
     >>> from app.planning.model_shape import read_shape
@@ -85,7 +87,7 @@ def gradient_bytes(shape: ModelShape, spec: RunSpec) -> float:
 
 
 def _power_values(shape: ModelShape, spec: RunSpec) -> float:
-    """Return the values of the low-rank factors that stand for all matrices."""
+    """Return the number of values in the low-rank factors of all matrices."""
     total = 0.0
     for layer, count in shape.kinds:
         if spec.adapter.kind == "full":

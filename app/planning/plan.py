@@ -1,6 +1,6 @@
-"""Find the fastest way to train that fits: `make_plan`. Pure, and quick enough to follow typing.
+"""Find the fastest way to train that fits: `make_plan`, quick enough to follow typing.
 
-A mode that the trainer cannot run is computed and shown, and never chosen. Nodes that a run file
+A mode that the trainer cannot run is computed and shown, but never chosen. Nodes that a run file
 names are all used, and so is a mode that it names; `nodes: all` and `parallel: auto` leave the
 choice to the plan.
 """
@@ -22,22 +22,22 @@ from app.planning.reasons import explain
 from app.planning.strategies.registry import PLANNED_MODES, propose_candidates
 
 
-def make_plan(question: PlanRequest) -> Plan:
-    """Return the fastest plan that fits, the others with why they lost, and what would help."""
-    case = open_case(question)
+def make_plan(request: PlanRequest) -> Plan:
+    """Return the fastest candidate that fits, why the others lost, and advice."""
+    case = open_case(request)
     found = sorted(propose_candidates(case), key=lambda one: (not one.fits, one.step_s))
     chosen = choose(case, found)
     others = [explain(case, one, chosen) for one in _keep_best(case, found) if one is not chosen]
     if chosen is not None:
         chosen = explain(case, chosen, chosen)
-    advice = give_advice(question, case, chosen, found)
+    advice = give_advice(request, case, chosen, found)
     return Plan(chosen=chosen, others=tuple(others), advice=advice, assumptions=case.assumptions)
 
 
 def choose(case: Case, found: list[Candidate]) -> Candidate | None:
-    """Return the fastest that fits, that can be run, and that the spec allows; `found` is sorted.
+    """Return the first of the sorted candidates that fits, can be run, and that the spec allows.
 
-    A PC alone is chosen over several only where it is faster; where both are equally fast, alone.
+    A single node wins only if it is faster than several, or as fast.
     """
     spec = case.spec
     names = {node.name for node in case.cluster.nodes}
@@ -54,11 +54,12 @@ def choose(case: Case, found: list[Candidate]) -> Candidate | None:
 
 
 def _keep_best(case: Case, found: list[Candidate]) -> list[Candidate]:
-    """Return the best few of each mode, the plan of all GPUs, and of plans alike one."""
+    """Return the best few of each mode and the plan of all GPUs, without equivalent ones."""
     counts: dict[ParallelMode, int] = {}
     seen: set[tuple[object, ...]] = set()
     kept = []
     for one in found:
+        # Equal cards in other PCs give the same plan again; one of them is enough.
         alike = (one.mode, round(one.step_s, 6), *sorted(gpu.card for gpu in one.gpus))
         counts[one.mode] = counts.get(one.mode, 0) + (alike not in seen)
         most = PLANNED_MODES[one.mode].max_shown

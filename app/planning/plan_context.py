@@ -1,4 +1,4 @@
-"""A question made ready: what each GPU can do, computed once and used by every way to train."""
+"""A request prepared for planning: what each GPU can do, computed once for all parallel modes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from app.planning.rates import Rates
 from app.planning.setting_search import choose_setting
 from app.planning.throughput import ModelCost, PlannedPace
 
+# Share of its power limit that a GPU draws while it computes, and while it waits.
 _BUSY_SHARE, _WAITING_SHARE = 0.9, 0.25
-"""Of its limit that a GPU draws while it computes, and while it waits."""
 SEQUENCES_AT_ONCE = (8, 4, 2, 1)
-"""That modes try which the trainer has no search for."""
-_INSIDE_LATENCY_S = 0.00002
+"""Micro-batch sizes, in sequences, that modes without a search of the trainer try in turn."""
+# Latency of a collective between GPUs of one node, in seconds.
+_LOCAL_LATENCY_S = 0.00002
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """One GPU, and what is known of it for this run."""
+    """One GPU with its rates and corrections for this run."""
 
     node: PlannedNode
     gpu: PlannedGpu
@@ -40,46 +41,47 @@ class Worker:
     pace: PlannedPace
     correction: Correction
     host_bytes: int
-    """Of its PC's memory that it may use."""
+    """Host memory that this GPU may use for offloading, in bytes."""
 
     @property
     def like(self) -> tuple[object, ...]:
-        """What decides how it trains: equal for equal cards."""
+        """Everything that decides how it trains; equal for equal cards, so results can be
+        reused."""
         card = (self.gpu.name, self.memory, self.host_bytes)
         return (*card, self.rates, self.correction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A question, its constants, and its GPUs."""
+    """A request with everything that all parallel modes share."""
 
     spec: RunSpec
     shape: ModelShape
     cluster: Cluster
-    """Of the nodes that the spec names."""
+    """The nodes that the spec names."""
     workers: tuple[Worker, ...]
     work: ModelCost
     mean_tokens: float
-    """Of a sequence; of both together, where there are pairs."""
+    """Mean length of a sequence, in tokens; of both answers together for preference pairs."""
     longest_tokens: int
     num_steps: int | None
     network_factor: float
     assumptions: tuple[str, ...]
     fits: dict[tuple[object, ...], Fit] = field(default_factory=dict, repr=False, compare=False)
-    """What was computed already."""
+    """Cache of `fit`, by worker and number of ranks."""
 
     @property
     def step_tokens(self) -> float:
-        """Of the global batch."""
+        """Tokens of the global batch."""
         return self.spec.batch_sequences * self.mean_tokens
 
     def of(self, names: Iterable[str]) -> tuple[Worker, ...]:
-        """Return the GPUs of these PCs, in order."""
+        """Return the GPUs of these nodes, in order."""
         wanted = set(names)
         return tuple(one for one in self.workers if one.node.name in wanted)
 
     def fit(self, worker: Worker, ranks: int) -> Fit:
-        """Return what the trainer would choose on this GPU, as one of `ranks`."""
+        """Forecast what the trainer will choose on this GPU, as one of `ranks`."""
         key = (*worker.like, ranks)
         if key not in self.fits:
             self.fits[key] = self._fit(worker, ranks)
@@ -91,6 +93,8 @@ class Case:
         if factor == 1.0:
             return found
         more = int((factor - 1) * found.memory.allocated_bytes)
+        # Past runs needed more than forecast: search again in a card that is smaller by as much,
+        # since the trainer would find less room, too.
         if more > 0:
             room = found.room_bytes - found.memory.desktop_bytes
             smaller = replace(worker.memory, cap_bytes=max(1, room - more))
@@ -111,7 +115,7 @@ class Case:
         )
 
     def forecast(self, worker: Worker, setting: MemorySetting, ranks: int) -> MemoryForecast:
-        """Return the memory of a given setting, with what past runs say."""
+        """Forecast the memory of a given setting, corrected by past runs."""
         plain = estimate_memory(
             self.shape,
             self.spec,
@@ -123,39 +127,40 @@ class Case:
         return correct(plain, worker.correction.memory.value)
 
     def room_bytes(self, worker: Worker) -> int:
-        """Return what may be taken of a GPU, with what others hold."""
+        """Return the memory of a GPU that may be in use, other programs included, in bytes."""
         return self.fit(worker, 1).room_bytes
 
     def ring(self, workers: tuple[Worker, ...]) -> LinkSpeed:
-        """Return a link as slow as the slowest between neighbours of the ring of these GPUs."""
+        """Return the slowest link between neighbours in the ring of these GPUs."""
         names = list(dict.fromkeys(worker.node.name for worker in workers))
         if len(names) == 1:
             bus = min(worker.rates.from_host_bytes_per_s for worker in workers)
-            return LinkSpeed(bytes_per_s=bus / 2, latency_s=_INSIDE_LATENCY_S, source="nominal")
+            return LinkSpeed(bytes_per_s=bus / 2, latency_s=_LOCAL_LATENCY_S, source="nominal")
         pairs = zip(names, [*names[1:], names[0]], strict=True)
         links = [self.cluster.link(one, other) for one, other in pairs]
         slowest = min(links, key=lambda link: link.bytes_per_s)
         return replace(slowest, latency_s=max(link.latency_s for link in links))
 
     def checkpoint_s(self, step_s: float, state_bytes: float, worker: Worker) -> float:
-        """Return what copies of the state to host memory add to each step."""
+        """Return the seconds that copies of the state to host memory add to each step."""
         when, copy_s = self.spec.checkpoint, state_bytes / worker.rates.to_host_bytes_per_s
         by_time = copy_s * step_s / (when.every_minutes * 60) if when.every_minutes else 0.0
         return by_time + (copy_s / when.every_steps if when.every_steps else 0.0)
 
     def total_s(self, step_s: float) -> float | None:
-        """Return the time of the whole run."""
+        """Return the duration of the whole run in seconds; None: the number of steps is not
+        known."""
         return None if self.num_steps is None else self.num_steps * step_s
 
     def energy_wh(
         self, workers: tuple[Worker, ...], busy_s: list[float], step_s: float
     ) -> float | None:
-        """Return what the GPUs draw over the whole run.
+        """Return the energy of the GPUs over the whole run, in watt-hours.
 
         Args:
-            workers: that take part.
-            busy_s: of a step in which each of them computes.
-            step_s: of the whole step.
+            workers: GPUs that take part.
+            busy_s: seconds of a step in which each of them computes.
+            step_s: seconds of the whole step.
         """
         powers = [worker.gpu.power_w for worker in workers]
         if self.num_steps is None or any(power is None for power in powers):
@@ -168,7 +173,7 @@ class Case:
 
 
 def correct(memory: MemoryForecast, factor: float) -> MemoryForecast:
-    """Return a forecast with what past runs took more or less of what torch counts."""
+    """Return a forecast whose allocated memory is multiplied by `factor`."""
     more = int((factor - 1) * memory.allocated_bytes)
     return replace(memory, workspace_bytes=max(0, memory.workspace_bytes + more))
 
@@ -181,7 +186,7 @@ def gpu_plan(
     tokens_per_s: float,
     layers: tuple[int, int] | None = None,
 ) -> GpuPlan:
-    """Return what one GPU does, in words that last."""
+    """Return the part of one GPU in a candidate."""
     return GpuPlan(
         node=worker.node.name,
         device=worker.gpu.device,
@@ -205,7 +210,7 @@ def make_candidate(
     *,
     fits: bool = True,
 ) -> Candidate:
-    """Return a candidate that fits if all its GPUs do, and `fits` is not against it."""
+    """Return a candidate; it fits if all its GPUs fit and `fits` does not rule it out."""
     return Candidate(
         mode=mode,
         nodes=tuple(dict.fromkeys(worker.node.name for worker in workers)),

@@ -1,4 +1,4 @@
-"""What a GPU reaches: as measured on its node, else as its data sheet lets one expect."""
+"""Rates that a GPU sustains: as measured on its node, else derived from its data sheet."""
 
 from __future__ import annotations
 
@@ -8,39 +8,42 @@ from typing import Literal
 from app.planning.cluster import PlannedGpu
 
 MATRIX_SHARE = 0.85
-"""Of a card's peak that long products of matrices reach when it is warm."""
+"""Share of a card's peak that large matrix products sustain when it is warm."""
 COPY_SHARE = 0.85
-"""Of the bandwidth on a data sheet that a copy within the card reaches."""
+"""Share of the listed memory bandwidth that a copy within the card sustains."""
+# Maximum number of 4-bit weights that a multiprocessor unpacks per second. Below what the memory
+# of an H200 would allow and above that of a GeForce, so it limits data-centre cards only.
 _UNPACK_PER_PROCESSOR = 4.1e9
-"""4-bit weights that a multiprocessor unpacks in a second at most; it is less than the memory of
-an H200 would allow, and more than that of a GeForce."""
+# Bytes read and written to unpack one 4-bit weight to bf16.
 _UNPACK_BYTES = 2.516
-"""Read and written for one 4-bit weight that becomes bf16."""
+# Rates of a card that is not listed: about an RTX 3060, so that plans err on the slow side.
 _UNKNOWN_FLOPS = 25e12
 _UNKNOWN_BYTES_PER_S = 300e9
+# Rates of a CPU that was not calibrated.
 _CPU_FLOPS, _CPU_BYTES_PER_S = 0.15e12, 20e9
+# Bandwidth assumed for an unknown slot, in bytes per second: PCI Express 3.0 with 16 lanes.
 _SLOT_BYTES_PER_S = 12e9
-"""Of a slot that nothing is known of: generation 3, 16 lanes."""
 
 RateSource = Literal["measured", "listed", "assumed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """What a GPU reaches."""
+    """Sustained rates of one GPU."""
 
     matrix_flops_per_s: float
-    """Long products in the type that training takes."""
+    """Large matrix products in the data type of training, in FLOP per second."""
     copy_bytes_per_s: float
+    """Bytes read plus bytes written by a copy within the card, per second."""
     unpack_values_per_s: float
-    """4-bit weights that become bf16."""
+    """4-bit weights unpacked to bf16 per second."""
     to_host_bytes_per_s: float
     from_host_bytes_per_s: float
     source: RateSource
 
 
 def find_rates(gpu: PlannedGpu) -> Rates:
-    """Return what a GPU reaches: as measured, else by its data sheet.
+    """Return the rates of a GPU: as measured, else from its data sheet.
 
     >>> rates = find_rates(PlannedGpu(name="RTX 4070"))
     >>> round(rates.matrix_flops_per_s / 1e12, 1), rates.source

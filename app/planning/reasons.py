@@ -1,4 +1,4 @@
-"""Why a candidate was chosen, or why it lost: one sentence in plain words."""
+"""Explain in one sentence why a candidate was chosen or why it lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def explain(case: Case, candidate: Candidate, chosen: Candidate | None) -> Candi
 
 
 def name_nodes(nodes: tuple[str, ...]) -> str:
-    """Return the names as a sentence has them.
+    """Join node names as in a sentence.
 
     >>> name_nodes(("alpha",)), name_nodes(("alpha", "beta", "gamma"))
     ('alpha', 'alpha, beta and gamma')
@@ -29,8 +29,8 @@ def name_nodes(nodes: tuple[str, ...]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{', '.join(nodes[:-1])} and {nodes[-1]}"
 
 
-def name_way(case: Case, candidate: Candidate) -> str:
-    """Return what a candidate is, such as `data parallel on alpha and beta`."""
+def describe_candidate(case: Case, candidate: Candidate) -> str:
+    """Describe a candidate, such as `data parallel on alpha and beta`."""
     if candidate.mode == "single":
         node = name_nodes(candidate.nodes)
         return f"{node} alone" if len(case.of(candidate.nodes)) == 1 else f"one GPU of {node}"
@@ -38,24 +38,25 @@ def name_way(case: Case, candidate: Candidate) -> str:
 
 
 def _reason(case: Case, candidate: Candidate, chosen: Candidate | None) -> str:
+    who = describe_candidate(case, candidate)
     if not candidate.fits:
-        return f"{name_way(case, candidate)}: {_misfit(candidate)}"
+        return f"{who}: {_misfit(candidate)}"
     words = _network_words(case, candidate)
     if candidate is chosen:
-        return f"{name_way(case, candidate)}: the fastest that fits{words and f'; {words}'}"
+        return f"{who}: the fastest that fits{words and f'; {words}'}"
     if chosen is None:
         later = "" if candidate.runnable else f", but {_NOT_YET}"
-        return f"{name_way(case, candidate)}: fits{later}{words and f'; {words}'}"
+        return f"{who}: fits{later}{words and f'; {words}'}"
     ratio = candidate.step_s / chosen.step_s
     pace = f"{ratio:.1f} times as long per step" if ratio >= 1.05 else "about as fast"
     if ratio < 0.95:
         pace = f"{1 / ratio:.1f} times as fast"
     later = "" if candidate.runnable else f", and {_NOT_YET}" if ratio > 1 else f", but {_NOT_YET}"
-    return f"{name_way(case, candidate)}: {words or pace}{f', {pace}' if words else ''}{later}"
+    return f"{who}: {words or pace}{f', {pace}' if words else ''}{later}"
 
 
 def _misfit(candidate: Candidate) -> str:
-    """Name the GPU that lacks most."""
+    """Name the GPU that lacks the most memory."""
     short = [gpu for gpu in candidate.gpus if not gpu.fits]
     if not short:
         return "does not fit"

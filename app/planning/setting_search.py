@@ -1,6 +1,6 @@
-"""Which setting the trainer's own search will choose on a GPU.
+"""Forecast which setting the trainer's own search will choose on a GPU.
 
-The search of agents/trainer/execution/tuner.py, with forecasts in the place of its measurements.
+It repeats the search of agents/trainer/execution/tuner.py with forecasts instead of measurements.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def choose_setting(
 ) -> Fit:
     """Forecast what the trainer's own search will choose.
 
-    It starts with one example at once and takes twice as many tokens as long as that is faster,
-    letting more layers move or recompute where memory asks for it.
+    It starts with one example and doubles the tokens of a micro-batch as long as that is faster,
+    offloading or recomputing more layers where memory requires it.
 
     Args:
-        longest_tokens: of one example.
-        mean_tokens: of the examples; with the batch they say how much can be done at once.
+        longest_tokens: length of the longest example.
+        mean_tokens: mean length of an example; with the batch it bounds a micro-batch.
         gpu: the card.
-        ranks: of the whole run.
-        host_bytes: of this PC's memory that may hold activations.
-        bus_bytes_per_s: from the card to host memory; 0: nothing can be moved.
-        token_s: seconds of a token, both passes, under a setting.
+        ranks: number of ranks in the run.
+        host_bytes: host memory that may hold offloaded activations.
+        bus_bytes_per_s: bandwidth from the card to host memory; 0: nothing can be offloaded.
+        token_s: returns the seconds of a token, both passes, under a setting.
     """
     search = _Search(
         shape=shape, spec=spec, longest_tokens=longest_tokens, gpu=gpu, ranks=ranks,
@@ -68,8 +68,7 @@ def choose_setting(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Search:
-    """The search of agents/trainer/execution/tuner.py, with forecasts in the place of
-    measurements."""
+    """State of one search."""
 
     shape: ModelShape
     spec: RunSpec
@@ -127,13 +126,14 @@ class _Search:
         )
 
     def _room_bytes(self) -> float:
-        """Return what the passes may take beside what is there at rest, as the trainer counts."""
+        """Return the bytes that passes may use, weights and states subtracted, as the trainer
+        counts."""
         rest_bytes = count_rest_bytes(self.shape, self.spec, self.gpu)
         most = self.gpu.room_bytes - self.gpu.desktop_bytes - self.gpu.context_bytes
         return most * MEMORY_SHARE - rest_bytes - count_state_bytes(self.shape, self.spec)
 
     def _try(self, needs: Needs, room_bytes: float, tokens: int) -> MemorySetting | None:
-        """Return the faster of moving and not moving; None: the card is too small."""
+        """Return the faster of offloading and not offloading; None: the card is too small."""
         found: list[MemorySetting] = []
         for may_move in (True, False):
             plan = choose_plan(

@@ -1,7 +1,8 @@
-"""Which PCs to take together: every subset weighed by an estimate that costs microseconds.
+"""Choose which nodes to combine: every subset is rated by an estimate that costs microseconds.
 
-A step takes about all tokens at the summed speed, and what the gradients need on the slowest link
-of the ring beyond the last backward pass. Only the best few are computed in full.
+A step takes about as long as all tokens at the summed speed, plus the part of the gradient
+exchange on the slowest link of the ring that the last backward pass does not hide. Only the best
+few subsets are computed in full.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from app.planning.cluster import LinkSpeed
 from app.planning.network import gradient_bytes, hide, ring_s
 from app.planning.plan_context import Case
 
-MOST_NODES = 10
-"""Of more PCs only the fastest ones together are looked at, not every subset."""
+MAX_NODES = 10
+"""Number of nodes up to which every subset is rated (1,023); beyond, only the fastest N."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prospect:
-    """What a PC would bring."""
+    """What one node would contribute."""
 
     name: str
     tokens_per_s: float
     num_gpus: int
     last_s: float
-    """Of its shortest micro-batch."""
+    """Duration of its shortest micro-batch, in seconds."""
 
 
 def choose_subsets(case: Case, num: int) -> list[tuple[str, ...]]:
-    """Return up to `num` subsets of the PCs in which every GPU fits, the best first."""
+    """Return up to `num` subsets of the nodes in which every GPU fits, the best first."""
     prospects = [found for node in case.cluster.nodes if (found := _prospect(case, node.name))]
     links = {
         (a.name, b.name): case.cluster.link(a.name, b.name)
@@ -47,7 +48,7 @@ def choose_subsets(case: Case, num: int) -> list[tuple[str, ...]]:
 
 
 def fastest_together(case: Case) -> Iterator[tuple[str, ...]]:
-    """Yield the fastest PC, the two fastest ones, and so on, each in the order of the cluster."""
+    """Yield the fastest node, the two fastest, and so on, each set in the order of the cluster."""
     names = [node.name for node in case.cluster.nodes if case.of((node.name,))]
     speeds = {name: sum(1 / one.pace.token_s for one in case.of((name,))) for name in names}
     fastest = sorted(names, key=lambda name: -speeds[name])
@@ -56,7 +57,7 @@ def fastest_together(case: Case) -> Iterator[tuple[str, ...]]:
 
 
 def _subsets(prospects: list[_Prospect]) -> Iterator[tuple[_Prospect, ...]]:
-    if len(prospects) <= MOST_NODES:
+    if len(prospects) <= MAX_NODES:
         for size in range(1, len(prospects) + 1):
             yield from combinations(prospects, size)
         return

@@ -1,14 +1,14 @@
-"""How long a GPU needs for its part of a step.
+"""Forecast how long a GPU needs for its part of a step.
 
-A roofline in which the terms add up, since a layer's kernels run one after the other: products of
-matrices at the rate that the card reaches, attention at its own, what lies between them at the
-speed of the card's memory, and 4-bit weights that are unpacked once per pass. The shares below say
-what of a rate is reached; they hold for compiled layers (see agents/trainer/execution/layers.py),
+A roofline whose terms add up, since a layer's kernels run one after the other: matrix products at
+the rate that the card sustains, attention at its own, pointwise kernels at the speed of the card's
+memory, and 4-bit weights unpacked once per pass. The shares below are fractions of those rates;
+they hold for compiled layers (see agents/trainer/execution/layers.py),
 and follow whole steps of a 7B model on an H200 (tests/app/planning/test_throughput.py).
 
 FLOPs as in agents/trainer/metrics/flops.py (PaLM, arXiv:2204.02311, appendix B): a frozen weight
-counts 4 per token, a trained one 6, and 2 more where a layer computes its activations again. DPO
-with an adapter asks the base model first, and computes its logits again for their gradient.
+counts 4 per token, a trained one 6, and 2 more if its layer recomputes. DPO with an adapter runs
+the base model as reference first, and recomputes its logits for their gradient.
 """
 
 from __future__ import annotations
@@ -23,72 +23,74 @@ from app.planning.model_shape import LayerShape, ModelShape, choose_targets
 from app.planning.rates import Rates
 
 LAYER_SHARE = 0.85
-"""Of the rate of long products that those of a layer reach."""
+"""Share of the rate of large matrix products that those of a layer reach."""
 ATTENTION_SHARE = 0.35
-"""The same for both passes of exact attention, whose backward pass adds up in one order."""
+"""The same for both passes of exact attention, whose backward pass is deterministic."""
 TRAFFIC_SHARE = 0.75
-"""Of a copy's rate that the kernels between the products reach."""
+"""Share of the rate of a copy that the kernels between the products reach."""
+# Share of the forward pass's traffic that recomputing costs: most of it is fused into kernels of
+# the backward pass, which need the same values.
 _TRAFFIC_AGAIN = 0.25
-"""Of the forward pass's traffic that computing it again costs: most of it is fused into kernels of
-the backward pass, which need the same values."""
+# Launch overhead of one layer that is not hidden, both passes, in seconds.
 _LAYER_PASS_S = 0.00024
-"""To start the kernels of one layer, both passes, beyond what goes on while others run."""
+# CPU time to launch all kernels of a layer, both passes; more for each adapter; and more if weights
+# are unpacked, in seconds. A lower bound of any pass, which matters for small models on the fastest
+# cards. It is 0.7 of what 40 rows took on an H200 while the CPU compiled other models; on an idle
+# CPU a pass of 4.4 ms per layer was not delayed yet.
 _LAUNCH_S, _LAUNCH_TARGET_S, _LAUNCH_UNPACK_S = 0.0024, 0.00034, 0.0004
-"""What the PC's processor needs to start all kernels of a layer, both passes; for each adapter; and
-where weights are unpacked. No pass takes less, which counts for small models on the fastest cards.
-Seven tenths of what 40 rows of an H200 took while the processor compiled other models; alone, a
-pass of 4.4 ms a layer was not held up yet."""
+# More CPU time if a layer recomputes its activations, and if it also unpacks weights, in seconds.
 _LAUNCH_AGAIN_S, _LAUNCH_UNPACK_AGAIN_S = 0.0013, 0.002
-"""More where a layer computes its activations again."""
+# Logits per chunk of the loss; bytes that it reads and writes for each.
 _CHUNK_LOGITS, _LOGIT_BYTES = 1 << 24, 32
-"""The loss takes so many at once; bytes that it reads and writes for each."""
+# Bytes per chunk and weight of the head: read in both passes; if it is trained, the chunk's part is
+# added to its fp32 gradient.
 _HEAD_BYTES, _HEAD_BYTES_FULL = 4.0, 16.0
-"""For each chunk and weight of the head: read for both passes; where it is trained, the chunk's
-part is added to its fp32 gradient."""
+# Heads up to this width reach only this share of the rate of attention.
 _NARROW_HEAD, _NARROW_SHARE = 64, 0.65
-"""Of the rate of attention that heads as narrow as this reach."""
+# Cost of a step per trained value, as bytes read and written: torch's AdamW makes a pass over all
+# values for each of its operations, and in 8 bits computing takes longer than reading (measured
+# with 1.2 and 3.2 billion values on an H200).
 _STEP_BYTES = {"adamw": 68.0, "adamw_8bit": 101.0, "paged_adamw_8bit": 109.0}
-"""What a step takes for each trained value, as bytes that are read and written: torch's AdamW makes
-a pass over all values for each of its operations, and in 8 bits computing takes longer than
-reading (1.2 and 3.2 billion values on an H200)."""
+# Rate of fp32 products relative to bf16.
 _FP32_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCost:
-    """What a model costs whichever card computes it, per token of forward and backward passes."""
+    """Cost of a model independent of the card, per token of forward and backward pass."""
 
     layer_flops: float
-    """Products of all layers, both passes, adapters included."""
+    """Matrix products of all layers, both passes, adapters included."""
     layer_again_flops: float
-    """More of them when every layer computes its activations again."""
+    """Additional products if every layer recomputes its activations."""
     attention_flops: float
     attention_again_flops: float
     head_flops: float
     head_weight_bytes: float
-    """Read for the products of the head."""
+    """Weights of the head that are read, in bytes."""
     logit_bytes: float
     traffic_bytes: float
-    """Between the products of all layers, both passes."""
+    """Traffic between the products of all layers, both passes, in bytes."""
     traffic_again_bytes: float
     quantized_values: float
-    """4-bit weights of all layers."""
+    """Number of 4-bit weights in all layers."""
     num_unpacked: int
-    """How often each of them is unpacked for a micro-batch."""
+    """Number of times that each is unpacked per micro-batch."""
     num_layers: int
     launch_s: float
-    """Of all kernels of a micro-batch, and how much more it is where all layers compute again."""
+    """CPU time to launch all kernels of a micro-batch, in seconds."""
     launch_again_s: float
+    """Additional CPU time if all layers recompute, in seconds."""
     trained_values: int
     step_bytes: float
-    """Read and written by an optimizer step."""
+    """Bytes read and written by an optimizer step."""
 
 
 def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelCost:
-    """Count what a token costs.
+    """Count the cost of a token.
 
     Args:
-        mean_tokens: of a row: attention looks back over that much.
+        mean_tokens: mean length of a row, which attention spans.
 
     Llama-2-7B with LoRA r=16 on q, k, v and o in sequences of 2,048: 28.1 GFLOP per token, 57.6
     TFLOP per sequence.
@@ -106,7 +108,7 @@ def measure_work(shape: ModelShape, spec: RunSpec, mean_tokens: float) -> ModelC
     met = sum(count * _met_weights(layer) for layer, count in shape.kinds)
     trained = count_trained(shape, spec)
     full, dpo = spec.adapter.kind == "full", spec.objective == "dpo"
-    asks = int(dpo and not full)  # the reference: a forward pass more, without the adapter
+    asks = int(dpo and not full)  # one more forward pass without the adapter, as reference
     inner = 0 if full else trained
     traffic = sum(count * _traffic_bytes(shape, layer, spec) for layer, count in shape.kinds)
     length = min(mean_tokens, shape.sliding_window or mean_tokens)
@@ -147,12 +149,12 @@ def _launch_s(shape: ModelShape, spec: RunSpec) -> float:
 
 
 def _met_weights(layer: LayerShape) -> int:
-    """Return the weights of one layer that a token meets."""
+    """Return the weights of one layer that a token is multiplied with."""
     return sum(one.num_weights for one in layer.linears) + layer.num_router + layer.num_met_params
 
 
 def _traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> float:
-    """Return what one layer reads and writes between its products for a token, forward.
+    """Return the bytes that one layer reads and writes between its products per token, forward.
 
     Norms and residuals: ten times the hidden features; rotary positions: queries and keys read and
     written; the gate: two read and one written. An adapter reads its input twice and adds to its
@@ -171,29 +173,29 @@ def _traffic_bytes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPace:
-    """What passes over a model cost on one card."""
+    """Time of passes over a model on one card."""
 
     token_s: float
-    """Of both passes, for each token."""
+    """Both passes, per token."""
     again_s: float
-    """More for each token, if all layers compute their activations again."""
+    """Additional time per token if all layers recompute their activations."""
     pass_s: float
-    """For each micro-batch, whatever its size."""
+    """Fixed time of each micro-batch."""
     again_pass_s: float
     launch_s: float
-    """No micro-batch takes less."""
+    """Lower bound of a micro-batch."""
     launch_again_s: float
     optimizer_s: float
-    """Of a step."""
+    """Optimizer step."""
     num_layers: int
 
     def seconds(self, tokens: float, setting: MemorySetting, mean_tokens: float) -> float:
         """Return the time of all micro-batches of a step.
 
         Args:
-            tokens: that this GPU computes.
-            setting: how many at once, and what its layers do.
-            mean_tokens: of a row; a micro-batch holds whole rows.
+            tokens: tokens of this GPU's share.
+            setting: size of a micro-batch, and what the layers do.
+            mean_tokens: mean length of a row; a micro-batch holds whole rows.
         """
         if tokens <= 0:
             return 0.0
@@ -205,7 +207,7 @@ class PlannedPace:
         return max(computing_s, num_passes * (self.launch_s + again * self.launch_again_s))
 
     def tokens_per_s(self, setting: MemorySetting, mean_tokens: float) -> float:
-        """Return the speed with full micro-batches."""
+        """Return the speed with full micro-batches, in tokens per second."""
         rows_at_once = max(1, int(setting.micro_tokens / mean_tokens))
         tokens = rows_at_once * mean_tokens
         return tokens / self.seconds(tokens, setting, mean_tokens)
@@ -214,13 +216,13 @@ class PlannedPace:
 def make_pace(
     work: ModelCost, rates: Rates, *, correction: float = 1.0, share: float = 1.0
 ) -> PlannedPace:
-    """Return what passes cost on a card.
+    """Return the time of passes on a card.
 
     Args:
-        work: of the whole model.
-        rates: of the card.
-        correction: what past runs say of its speed.
-        share: of the matrix rate, for arithmetic wider than bf16.
+        work: cost of the whole model.
+        rates: rates of the card.
+        correction: speed factor learned from past runs.
+        share: share of the matrix rate that is left in types wider than bf16.
     """
     layer_rate = rates.matrix_flops_per_s * LAYER_SHARE * share
     attention_rate = rates.matrix_flops_per_s * ATTENTION_SHARE * share
@@ -252,7 +254,7 @@ def make_pace(
 
 
 def arithmetic_share(spec: RunSpec, gpu: PlannedGpu) -> float:
-    """Return how much slower than in bf16 the products are in the arithmetic of this run."""
+    """Return the rate of products in the data type of this run, relative to bf16."""
     memory = gpu.memory
     if gpu.device == "cpu" or memory is None:
         return 1.0

@@ -1,9 +1,9 @@
-"""How much memory of a GPU a rank will take, part by part.
+"""Forecast the GPU memory of a rank, part by part.
 
 The formulas describe our own trainer: trained values and their gradients as flat fp32 buffers,
-decoder layers that keep, move or recompute their activations, a loss over chunks of tokens, 4-bit
-weights that are unpacked layer by layer. What is in memory at the worst moment of a step (see
-`moments`) adds up to the forecast.
+decoder layers that keep, offload or recompute their activations, a loss over chunks of tokens,
+4-bit weights that are unpacked layer by layer. The forecast is the sum of what is allocated at the
+fullest moment of a step (see `phases`).
 """
 
 from __future__ import annotations
@@ -19,48 +19,51 @@ from app.planning.memory.phases import find_step_moment, list_pass_moments
 from app.planning.model_shape import ModelShape
 
 GIB = 2**30
+# Bytes of optimizer state on the GPU per trained value: two moments. In 8 bits each block of 256
+# values has two fp32 scales, which stay on the GPU even if the moments are paged to the host.
 _STATE_BYTES = {"adamw": 8.0, "adamw_8bit": 2 + 8 / 256, "paged_adamw_8bit": 8 / 256}
-"""Of a trained value: two moments; in 8 bits they have two fp32 scales for each 256 values, which
-stay on the GPU where the moments are in the PC's memory."""
+# cuBLAS workspaces of the forward and the backward thread: 32 MiB each, which
+# CUBLAS_WORKSPACE_CONFIG=:4096:8 sets.
 _LIBRARY_BYTES = 64 << 20
-"""Of cuBLAS, by CUBLAS_WORKSPACE_CONFIG=:4096:8, for each of the two passes' threads."""
+# Share of torch's memory that is fragmented: with expandable segments, and with fixed ones.
 _SLACK_SHARE, _SLACK_SHARE_FIXED = 0.02, 0.06
-"""Of torch's memory that lies free between tensors: in pieces that grow, and in fixed ones."""
+# Half width of the range between low and high, as a share of the allocated memory.
 _ERROR_SHARE = 0.05
+# Channels and buffers of NCCL that torch does not count, in bytes.
 _NCCL_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryForecast:
-    """Bytes on one GPU at the worst moment of a step; they add up to `expected_bytes`."""
+    """Bytes on one GPU at the fullest moment of a step; they add up to `expected_bytes`."""
 
     weights_bytes: int
-    """The model as it is computed with; in full training the trained values themselves."""
+    """Weights in the type of the computation; in full training the trained values themselves."""
     constants_bytes: int
     """Scales of quantized weights."""
     adapter_bytes: int
     """Trained values of the adapter."""
     gradients_bytes: int
     optimizer_bytes: int
-    """Its state, and what a step needs beside it where that is the worst moment."""
+    """Optimizer state, plus temporaries of the step where that is the fullest moment."""
     activations_bytes: int
-    """That layers keep for the backward pass."""
+    """Activations that layers keep for the backward pass."""
     inputs_bytes: int
-    """Inputs of the layers that compute their activations again."""
+    """Inputs of the layers that recompute their activations."""
     loss_bytes: int
     """Features, logits of one chunk, and their gradients."""
     workspace_bytes: int
-    """Of the layer that is being computed: unpacked weights, gradients, attention's scratch."""
+    """Temporaries of the current layer: unpacked weights, gradients, attention's scratch."""
     communication_bytes: int
-    """Buffers of the collectives of several ranks."""
+    """Buffers of collectives, if there are several ranks."""
     slack_bytes: int
-    """Free pieces between tensors that the allocator cannot give back."""
+    """Fragments between tensors that the allocator cannot return."""
     context_bytes: int
-    """Of the driver and the kernels, outside of torch's count."""
+    """CUDA context and kernels, which torch does not count."""
     desktop_bytes: int
-    """Taken by others."""
+    """Memory that other programs hold."""
     error_share: float = 0.05
-    """How far a measurement may lie from what torch is expected to allocate."""
+    """Half width of the range between low and high, as a share of the allocated memory."""
 
     @property
     def parts(self) -> dict[str, int]:
@@ -75,19 +78,19 @@ class MemoryForecast:
 
     @property
     def allocated_bytes(self) -> int:
-        """The peak that torch counts as allocated: `memory_bytes` of a step's record."""
+        """Peak that torch counts as allocated: `memory_bytes` of a step's record."""
         outside = self.slack_bytes + self.context_bytes + self.desktop_bytes
         return self.expected_bytes - outside
 
     @property
     def low_bytes(self) -> int:
-        """Fewer are not expected."""
+        """Lower bound of the range."""
         slack = self.slack_bytes
         return self.expected_bytes - slack - int(self.error_share * self.allocated_bytes)
 
     @property
     def high_bytes(self) -> int:
-        """More are not expected."""
+        """Upper bound of the range."""
         return self.expected_bytes + int(self.error_share * self.allocated_bytes)
 
 
@@ -98,16 +101,16 @@ class Fit:
     setting: MemorySetting
     memory: MemoryForecast
     room_bytes: int
-    """What the run may take of this GPU, with what others hold."""
+    """Memory of this GPU that may be in use, other programs included, in bytes."""
 
     @property
     def fits(self) -> bool:
-        """Whether the expected need is within the room."""
+        """Whether the expected memory is available."""
         return self.memory.expected_bytes <= self.room_bytes
 
 
 def count_trained(shape: ModelShape, spec: RunSpec) -> int:
-    """Return how many values are trained."""
+    """Return the number of trained values."""
     adapter = spec.adapter
     if adapter.kind == "full":
         return shape.num_parameters
@@ -115,14 +118,14 @@ def count_trained(shape: ModelShape, spec: RunSpec) -> int:
 
 
 def count_state_bytes(shape: ModelShape, spec: RunSpec) -> int:
-    """Return what the optimizer keeps on the GPU."""
+    """Return the bytes of optimizer state on the GPU."""
     return int(_STATE_BYTES[spec.optimizer] * count_trained(shape, spec))
 
 
 def count_rest_bytes(shape: ModelShape, spec: RunSpec, gpu: GpuMemory) -> int:
-    """Return what is there at all times but the optimizer's state and communication."""
+    """Return the bytes that are always allocated, without optimizer state and communication."""
     weights, constants = _weights(shape, spec, choose_width(spec, gpu))
-    copies = 1 if spec.adapter.kind == "full" else 2  # trained weights are in the values
+    copies = 1 if spec.adapter.kind == "full" else 2  # trained weights are themselves the values
     return weights + constants + 4 * copies * count_trained(shape, spec)
 
 
@@ -140,13 +143,13 @@ def estimate_memory(
     """Forecast the peak of a rank.
 
     Args:
-        setting: tokens at once and what the layers do.
-        longest_tokens: of one example; a micro-batch holds one at least.
+        setting: size of a micro-batch and what the layers do with their activations.
+        longest_tokens: length of the longest example; a micro-batch holds at least one.
         gpu: the card.
-        ranks: of the whole run; more than one need buffers to communicate.
-        inputs_stay: whether the inputs of layers that recompute are on the GPU all the time; the
-            trainer moves them to host memory.
-        has_head: whether this rank computes the loss; stages of a pipeline but the last do not.
+        ranks: number of ranks in the run; several need buffers to communicate.
+        inputs_stay: whether inputs of recomputed layers stay on the GPU; the trainer offloads
+            them to host memory.
+        has_head: whether this rank computes the loss; in a pipeline only the last stage does.
 
     Llama-2-7B, NF4, LoRA r=16 on q, k, v and o, one sequence of 2,048 tokens with all activations
     kept: 3.60 GiB of weights with their constants, 0.25 of adapter, gradients and AdamW, 6.36 of
@@ -195,7 +198,7 @@ def estimate_memory(
 
 
 def _weights(shape: ModelShape, spec: RunSpec, width: int) -> tuple[int, int]:
-    """Return bytes of the weights and of their constants."""
+    """Return the bytes of the weights and of their quantization constants."""
     if spec.adapter.kind == "full":
         return 4 * shape.num_parameters, 0
     if spec.adapter.kind == "lora":

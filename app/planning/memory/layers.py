@@ -1,13 +1,13 @@
-"""What one decoder layer holds on a GPU: between its two passes, and at worst within them.
+"""Count the bytes of one decoder layer: those kept between its passes, and the peak within them.
 
-Read off the code that torch.compile makes of the trainer's layers, buffer by buffer (`T` below is
-one token): a kept layer saves its input, what its norms and adapters multiply, queries, keys,
-values, attention's output and the two halves of the gated MLP. Rules in words beside each line; a
-test holds them against the compiler's own choice for several families, targets and dropouts. Bytes
-are counted in units of one feature in the type that products are computed in.
+The rules were read off the code that torch.compile makes of the trainer's layers, buffer by buffer
+(`T` below is one token): a kept layer saves its input, what its norms and adapters multiply,
+queries, keys, values, attention's output and the two halves of the gated MLP. A test compares them
+with the compiler's own choice for several families, targets and dropouts. Most functions count
+features of one token, each as wide as the type of the matrix products.
 
-What dropout costs: each adapter saves its own input after dropout, and a layer that computes its
-activations again has the random bits of all masks in memory, as large as the inputs themselves.
+Dropout costs memory: each adapter saves its own input after dropout, and a layer that recomputes
+its activations holds the random bits of all masks, as large as the inputs themselves.
 """
 
 from __future__ import annotations
@@ -24,62 +24,65 @@ _READERS = {
     "mlp": ("gate_proj", "up_proj", "gate_up_proj"),
     "down": ("down_proj",),
 }
+# MLP-wide buffers that the backward pass of a kept layer adds, by number of adapters on gate and
+# up.
 _MLP_MORE = {0: 2, 1: 4, 2: 5}
-"""MLP-wide buffers that the backward pass of a kept layer adds, by adapters on gate and up."""
-_MOST_CUDNN_BYTES, _CUDNN_TOKENS = 288 << 20, 4096
+# Maximum scratch and maximum tokens of one cuDNN call, as in
+# agents/trainer/kernels/cudnn_attention.py.
+_MAX_CUDNN_BYTES, _CUDNN_TOKENS = 288 << 20, 4096
+# Extra rows in attention's scratch for each segment, beyond those of its tokens.
 _SEGMENT_ROWS = 128
-"""Rows that attention's scratch has for each segment beside those of its tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerMemory:
-    """Bytes of one layer; those of tokens are for all tokens of a micro-batch."""
+    """Bytes of one layer for all tokens of a micro-batch."""
 
     kept_bytes: float
-    """Saved for the backward pass where the layer keeps its activations."""
+    """Saved for the backward pass if the layer keeps its activations."""
     input_bytes: float
-    """The part of them that stays where it computes them again."""
+    """The part that remains if the layer recomputes them: its input."""
     backward_bytes: float
-    """More in the backward pass, beside what was kept."""
+    """Peak of the backward pass beyond what was kept."""
     again_bytes: float
-    """At worst in the backward pass with its activations computed again, its input included."""
+    """Peak of the backward pass of a recomputed layer, its input included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """What the rules need to know of a layer and its adapters."""
+    """Properties of a layer and its adapters that the rules depend on."""
 
     hidden: int
     queries: int
     keys: int
     ffn: int
-    """That one token meets."""
+    """Inner width of the MLP, or of the experts that one token is routed to."""
     num_heads: int
     has_head_norms: bool
-    """Norms on queries and keys, whose inputs are saved too."""
+    """Whether queries and keys are normalized, whose inputs are saved too."""
     has_four_norms: bool
-    """Norms after attention and after the MLP, too: the input of one more is saved."""
+    """Whether attention and MLP are followed by norms, too: one more input is saved."""
     num_scales: int
-    """Of all norms, for one token."""
+    """Number of fp32 scales of all norms, per token."""
     num_attention: int
-    """Adapters on the inputs of attention."""
+    """Number of adapters on the inputs of attention."""
     has_o: bool
     num_mlp: int
-    """Adapters on gate and up; a fused layer counts as both."""
+    """Number of adapters on gate and up; a fused layer counts as both."""
     has_down: bool
     has_dropout: bool
     rank: int
-    """Of the adapters."""
+    """Rank of the adapters."""
     num_adapter: int
     """Trained values of the layer's adapters."""
     num_weights: int
-    """Of the layer's linear layers."""
+    """Weights of all linear layers."""
     largest_weights: int
-    """Of its largest one."""
+    """Weights of the largest linear layer."""
 
 
 def read_sizes(shape: ModelShape, layer: LayerShape, spec: RunSpec) -> Sizes:
-    """Gather what the rules need."""
+    """Return the properties of a layer that the rules depend on."""
     names = {one.name for one in choose_targets(layer, spec.adapter.targets)}
     full = spec.adapter.kind == "full"
     has_head_norms = layer.num_norms % shape.hidden != 0
@@ -161,9 +164,9 @@ def measure_layer(
         sizes: of the layer.
         kind: of the adapter: lora, qlora or full.
         width: bytes of one feature in products.
-        tokens: of the micro-batch.
-        num_segments: sequences in it.
-        num_multiprocessors: of the card; see `count_attention_scratch`.
+        tokens: number of tokens in the micro-batch.
+        num_segments: number of sequences in it.
+        num_multiprocessors: multiprocessors of the card; see `count_attention_scratch`.
         is_exact: whether attention's backward pass adds up in one order.
         is_hopper: whether cuDNN may compute it; see `count_cudnn_scratch`.
     """
@@ -176,7 +179,7 @@ def measure_layer(
         return _measure_full(sizes, width, tokens, scratch)
     kept = tokens * count_kept(sizes, width) + width * sizes.num_adapter
     unpacked = width * sizes.largest_weights if kind == "qlora" else 0
-    wait = max(0, unpacked - tokens * width * sizes.ffn)  # in the place of one MLP-wide buffer
+    wait = max(0, unpacked - tokens * width * sizes.ffn)  # reuses one MLP-wide buffer
     grown = 4 * sizes.num_adapter
     mlp = tokens * width * (sizes.hidden + _mlp_more(sizes) * sizes.ffn) + wait
     attention = tokens * width * _attention_more(sizes) + scratch
@@ -193,12 +196,13 @@ def measure_layer(
 def count_attention_scratch(
     sizes: Sizes, tokens: int, num_segments: int, num_multiprocessors: int
 ) -> int:
-    """Return what FlashAttention's backward pass allocates for itself.
+    """Return the scratch bytes of FlashAttention's backward pass.
 
     Its deterministic form keeps fp32 gradients of the queries apart for each group of key blocks,
     as many groups as fill the card (`flash_api.cpp`, `dq_accum`): multiprocessors divided by
-    sequences times heads. Heads of keys that several heads of queries share get gradients of their
-    own first. A sequence of 2,048 tokens of Llama-2-7B on a card of 46 multiprocessors: 2 parts.
+    sequences times heads. With grouped-query attention each query head
+    first gets its own gradients of keys and values. A sequence of 2,048 tokens of Llama-2-7B on a
+    card of 46 multiprocessors: 2 parts.
 
     >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
     ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
@@ -214,13 +218,13 @@ def count_attention_scratch(
 
 
 def count_cudnn_scratch(sizes: Sizes, tokens: int, num_segments: int) -> int:
-    """Return what cuDNN's deterministic backward pass of attention takes for one piece of the work.
+    """Return the scratch bytes of one call of cuDNN's deterministic attention backward pass.
 
     It keeps an fp32 gradient of the queries for each block of 128 keys apart, so the trainer halves
     the sequences, then the heads, until a piece takes 288 MiB at most
-    (`agents/trainer/kernels/cudnn_attention.py`); 0: not even one head of keys would do, so that
-    FlashAttention computes it. Two sequences of 2,048 tokens of Llama-2-7B take 256 MiB, one after
-    the other:
+    (`agents/trainer/kernels/cudnn_attention.py`); 0: even one head of keys is too
+    large, so that FlashAttention computes it. Two sequences of 2,048 tokens of Llama-2-7B take 256
+    MiB, one after the other:
 
     >>> llama = Sizes(hidden=4096, queries=4096, keys=4096, ffn=11008, num_heads=32,
     ...     has_head_norms=False, has_four_norms=False, num_scales=2, num_attention=3,
@@ -234,7 +238,7 @@ def count_cudnn_scratch(sizes: Sizes, tokens: int, num_segments: int) -> int:
     num_keys = sizes.keys // head_dim
     one_head = 4 * length * math.ceil(length / 128) * head_dim * (sizes.num_heads // num_keys)
     sequences, heads = min(num_segments, max(1, _CUDNN_TOKENS // length)), num_keys
-    while sequences * heads * one_head > _MOST_CUDNN_BYTES:
+    while sequences * heads * one_head > _MAX_CUDNN_BYTES:
         if sequences > 1:
             sequences = (sequences + 1) // 2
         elif heads % 2 == 0:
@@ -245,7 +249,7 @@ def count_cudnn_scratch(sizes: Sizes, tokens: int, num_segments: int) -> int:
 
 
 def _inputs(count: int, sizes: Sizes) -> int:
-    """Return how many copies of their input so many adapters save: one each with dropout."""
+    """Return the copies of their input that `count` adapters save: one each with dropout."""
     return count if sizes.has_dropout else min(count, 1)
 
 
@@ -264,10 +268,10 @@ def _mlp_more(sizes: Sizes) -> int:
 
 
 def _attention_more(sizes: Sizes) -> int:
-    """Return the features that attention's backward pass adds to those that are left by then.
+    """Return the features that attention's backward pass adds, minus those freed before it.
 
-    The gradient of the output and of the residual stream, those of the attention's output, the
-    queries, keys and values; gone are the middle of the residual stream and the whole MLP.
+    It adds the gradients of the output, the residual stream, attention's output, the queries, keys
+    and values; the middle of the residual stream and the whole MLP are freed by then.
     """
     gone = (1 + _inputs(sizes.num_mlp, sizes)) * sizes.hidden
     gone += (2 + int(sizes.has_down)) * sizes.ffn
@@ -275,7 +279,7 @@ def _attention_more(sizes: Sizes) -> int:
 
 
 def _count_again(sizes: Sizes) -> int:
-    """Return the features at the worst moment of a layer that computes its activations again."""
+    """Return the features at the fullest moment of a recomputed layer."""
     masked = 2 if sizes.has_dropout else 1
     hidden = 3 + int(sizes.has_o) + int(sizes.has_down) + int(sizes.has_four_norms)
     for count in (sizes.num_attention, sizes.num_mlp):
@@ -289,7 +293,7 @@ def _count_again(sizes: Sizes) -> int:
 
 
 def _again_attention(sizes: Sizes) -> int:
-    """Return the features when attention's backward pass is reached in such a layer."""
+    """Return the features in attention's backward pass of a recomputed layer."""
     masked = 2 if sizes.has_dropout else 1
     hidden = 3 + masked * _inputs(sizes.num_attention, sizes)
     more = 2 if sizes.has_head_norms else 0
@@ -297,10 +301,10 @@ def _again_attention(sizes: Sizes) -> int:
 
 
 def _measure_full(sizes: Sizes, width: int, tokens: int, scratch: int) -> LayerMemory:
-    """Return what a layer holds whose weights are trained.
+    """Count the bytes of a layer whose weights are trained.
 
-    A kept layer holds its weights in the narrow type as well, since they are cast within it; the
-    gradients of all of its weights are there in fp32 when its backward pass ends.
+    A kept layer also holds its weights in the narrow type, since they are cast within it; when its
+    backward pass ends, the fp32 gradients of all its weights are allocated.
     """
     wide = 4
     kept = tokens * count_kept_full(sizes, width, wide) + width * sizes.num_weights

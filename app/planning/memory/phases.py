@@ -1,8 +1,8 @@
-"""The moments of a step at which memory may be fullest, and what is there at each.
+"""List the moments of a step at which memory may be fullest, and what is allocated at each.
 
-At the loss and in the gradient of the last norm all kept activations are there. Then they go layer
-by layer; the layers that recompute come last, being the first of the model. The optimizer's step
-comes when all of them are gone.
+At the loss and in the gradient of the last norm all kept activations are allocated. They are freed
+layer by layer; layers that recompute come last, being the first of the model. The optimizer steps
+when all activations are freed.
 """
 
 from __future__ import annotations
@@ -15,36 +15,37 @@ from app.planning.memory.gpu import GpuMemory, MemorySetting, choose_width
 from app.planning.memory.layers import LayerMemory, measure_layer, read_sizes
 from app.planning.model_shape import ModelShape
 
+# Number of logits that the loss computes at once.
 _CHUNK_VALUES = 1 << 24
-"""Logits that the loss computes at once."""
+# Bytes per logit: logits, exponents and gradients, those of the previous chunk included.
 _CHUNK_BYTES = 16
-"""For each of them: logits, their exponents and gradients, the last chunk's beside this one's."""
+# Bytes per weight of a trained head: its fp32 gradient and two narrow copies. Tied to the
+# embedding, the gradient stays allocated until that of the embedding is there, at the end of the
+# pass.
 _HEAD_BYTES_FULL, _HEAD_BYTES_HELD = 8, 4
-"""For each weight of a head that is trained: its fp32 gradient and two narrow copies; tied to the
-embedding, the gradient waits for that of the embedding, to the end of the backward pass."""
+# The same of logits and of weights when a chunk's part is added to that gradient: it is a narrow
+# copy more of the weights, while less is left of the chunk.
 _ADDED_CHUNK, _ADDED_HEAD = 10, 10
-"""The same of logits and of weights when a chunk's part is added to that gradient: it is a narrow
-copy more of the weights, while less is left of the chunk."""
+# For each feature of each token in the gradient of the last norm, which is not compiled: fp32
+# copies, counted tensor by tensor; in full training one of them is the residual stream itself.
 _NORM_BYTES, _NORM_BYTES_FULL = 24, 20
-"""For each feature of each token in the gradient of the last norm, which is not compiled: fp32
-copies, counted tensor by tensor; in full training one of them is the residual stream itself."""
+# Flat rows are padded to a multiple of this number of tokens.
 _SIZE_STEP = 64
-"""Flat rows are filled up to it."""
+# Layers whose inputs are on the GPU on their way to the host and back, and how many come back
+# where few layers move.
 _MOVING_INPUTS, _FEW_INPUTS = 6, 3
-"""Layers whose inputs are on the GPU on their way to the host and back, and how many come back
-where few layers move."""
+# Memory of layers that are not compiled relative to compiled ones (one model on an H200).
 _EAGER_MORE = 1.45
-"""What layers take that are not compiled, beside those that are (one model on an H200)."""
+# Minimum compute capability for compilation.
 _COMPILED_CAPABILITY = (7, 0)
-"""Older cards do not compile."""
 _HOPPER = 9
+# Bytes per trained value while the optimizer steps: AdamW's denominator takes two tensors.
 _STEP_BYTES = {"adamw": 8, "adamw_8bit": 0, "paged_adamw_8bit": 0}
-"""For each trained value while the optimizer steps: AdamW's denominator is made in two tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """What is there beside what is always there."""
+    """Bytes at one moment, beyond those that are always allocated."""
 
     activations_bytes: float = 0.0
     inputs_bytes: float = 0.0
@@ -54,7 +55,7 @@ class Moment:
 
     @property
     def sum_bytes(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         held = self.activations_bytes + self.inputs_bytes + self.loss_bytes
         return held + self.workspace_bytes + self.step_bytes
 
@@ -71,12 +72,7 @@ def list_pass_moments(
 ) -> list[Moment]:
     """Return the moments of the forward and backward passes of a micro-batch.
 
-    Args:
-        setting: what is done.
-        gpu: where.
-        longest_tokens: of one example; a micro-batch holds one at least.
-        inputs_stay: see `memory.estimate_memory`.
-        has_head: see there.
+    For the arguments see `estimate_memory`.
     """
     asked = max(setting.micro_tokens, longest_tokens)
     tokens = -(-asked // _SIZE_STEP) * _SIZE_STEP
@@ -112,9 +108,9 @@ def list_pass_moments(
 
 
 def _list_ends(shape: ModelShape, spec: RunSpec, tokens: int, width: int) -> tuple[float, float]:
-    """Return what the end of the model needs: in the loss, and in the gradient of its norm.
+    """Return the bytes of the end of the model: in the loss, and in the gradient of its norm.
 
-    The last norm has kept an fp32 copy of its input; features and their gradient are there once.
+    The last norm has kept an fp32 copy of its input; features and their gradient exist once.
     """
     features = tokens * shape.hidden
     if spec.adapter.kind != "full":
@@ -129,14 +125,14 @@ def _list_ends(shape: ModelShape, spec: RunSpec, tokens: int, width: int) -> tup
 
 
 def find_step_moment(spec: RunSpec, num_trained: int) -> Moment:
-    """Return what the optimizer's step needs beside its state."""
+    """Return the moment of the optimizer's step."""
     return Moment(step_bytes=_STEP_BYTES[spec.optimizer] * num_trained)
 
 
 def worst_pass_bytes(
     shape: ModelShape, spec: RunSpec, setting: MemorySetting, gpu: GpuMemory, *, longest_tokens: int
 ) -> float:
-    """Return what passes need at most beside what is there at rest."""
+    """Return the peak of the passes beyond what is always allocated, in bytes."""
     moments = list_pass_moments(shape, spec, setting, gpu, longest_tokens=longest_tokens)
     return max(moment.sum_bytes for moment in moments)
 
@@ -144,7 +140,7 @@ def worst_pass_bytes(
 def measure_widest(
     shape: ModelShape, spec: RunSpec, gpu: GpuMemory, tokens: int, num_segments: int
 ) -> LayerMemory:
-    """Return what the widest layer holds, compiled or not as it would be on this card."""
+    """Count the bytes of the largest layer, compiled or not as it would be on this card."""
     layer = max((one for one, _ in shape.kinds), key=lambda one: one.num_parameters)
     found = measure_layer(
         read_sizes(shape, layer, spec),

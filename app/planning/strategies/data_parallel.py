@@ -1,4 +1,4 @@
-"""Plans in which every GPU holds the whole model: one GPU alone, or data parallel."""
+"""Plan modes in which every GPU holds the whole model: one GPU alone, or data parallel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from app.planning.network import gradient_bytes, hide, ring_s, statistics_s
 from app.planning.plan_context import Case, Worker, gpu_plan, make_candidate
 from app.planning.subsets import choose_subsets
 
+# Bytes of a checkpoint per trained value.
 _STATE_BYTES = {"adamw": 12.0, "adamw_8bit": 6.0, "paged_adamw_8bit": 6.0}
-"""Of a checkpoint for each trained value."""
 # Subsets of the nodes that are computed in full; the others are only estimated.
 _MAX_SUBSETS = 6
 
@@ -62,14 +62,13 @@ def plan_data(case: Case, workers: tuple[Worker, ...], *, mode: ParallelMode = "
 
 
 def choose_weights(case: Case, speeds: list[float]) -> list[float]:
-    """Return the shares that the spec gives, else those that follow the speeds."""
+    """Return the shares that the spec gives, else shares proportional to the speeds."""
     given = case.spec.shares
     return list(given) if given is not None and len(given) == len(speeds) else speeds
 
 
 def split_rows(num_rows: int, weights: list[float]) -> list[int]:
-    """Return how many sequences of a batch each rank gets, as agents/trainer/parallel/shares.py
-    cuts it.
+    """Return the sequences of a batch for each rank, split as in agents/trainer/parallel/shares.py.
 
     Cards with 87.9, 58.3 and 43.5 TFLOP/s, and a batch of 24:
 
@@ -85,7 +84,7 @@ def split_rows(num_rows: int, weights: list[float]) -> list[int]:
 def exposed_s(
     case: Case, workers: tuple[Worker, ...], fits: list[Fit], busy_s: list[float]
 ) -> float:
-    """Return the seconds of a step that the slowest GPU waits for the others' gradients."""
+    """Return the seconds of a step that the slowest GPU waits for the gradients of the others."""
     num = len(workers)
     if num == 1:
         return 0.0
@@ -95,6 +94,7 @@ def exposed_s(
         min(busy, worker.pace.seconds(_last_tokens(case, fit), fit.setting, case.mean_tokens))
         for worker, fit, busy in zip(workers, fits, busy_s, strict=True)
     )
+    # PowerSGD needs the whole gradient before it sends anything, so nothing is hidden.
     waited_s = reduce_s if case.spec.compression == "powersgd" else hide(reduce_s, last_s)
     return waited_s + statistics_s(link, num)
 
@@ -104,6 +104,6 @@ def _last_tokens(case: Case, fit: Fit) -> float:
 
 
 def save_s(case: Case, parts: StepParts, workers: tuple[Worker, ...]) -> float:
-    """Return what checkpoints add to each step; the rank that writes them is the first."""
+    """Return the seconds that checkpoints add to each step; the first rank writes them."""
     state = _STATE_BYTES[case.spec.optimizer] * case.work.trained_values
     return case.checkpoint_s(parts.total_s, state, workers[0])

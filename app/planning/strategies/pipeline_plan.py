@@ -1,4 +1,4 @@
-"""The plan of a pipeline: layers spread over GPUs, each micro-batch passing through all of them."""
+"""Plan a pipeline: layers are spread over GPUs, and each micro-batch passes through all of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from app.planning.strategies.pipeline_schedule import bounds_of, split_layers, t
 from app.planning.subsets import fastest_together
 from app.planning.throughput import ModelCost, PlannedPace, arithmetic_share, make_pace
 
+# Bytes of one value in each data type.
 _WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 # Parts of a GPU's memory that a pipeline divides among its stages.
@@ -49,8 +50,8 @@ def _chains(case: Case) -> Iterator[tuple[Worker, ...]]:
 def plan_pipeline(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
     """Return the plan with one stage on each GPU, in order; None: fewer layers than GPUs.
 
-    Micro-batches have one sequence, since more of them make a smaller bubble. All layers keep their
-    activations where that fits, else all of them compute theirs again.
+    Micro-batches have one sequence each, since more micro-batches make the bubble smaller. All
+    layers keep their activations if that fits, else all of them recompute.
     """
     if not 1 < len(workers) <= case.shape.num_layers:
         return None
@@ -132,14 +133,14 @@ def _setting(case: Case, num_layers: int, *, again: bool) -> MemorySetting:
 
 
 def _transfer_s(case: Case, one: Worker, other: Worker) -> float:
-    """Return the seconds of a micro-batch's features from one stage to the next."""
+    """Return the seconds that a micro-batch's features take from one stage to the next."""
     width = _WIDTHS[choose_dtype(case.spec, one.memory)]
     link = case.ring((one, other))
     return case.mean_tokens * case.shape.hidden * width / link.bytes_per_s + link.latency_s / 2
 
 
 def stage_pace(case: Case, worker: Worker, num_layers: int, *, has_head: bool) -> PlannedPace:
-    """Return what passes over a stage cost."""
+    """Return the time of passes over one stage."""
     part = num_layers / case.shape.num_layers
     work = case.work
     stage = ModelCost(
@@ -173,7 +174,7 @@ def _micro_s(pace: PlannedPace, tokens: float, *, again: bool) -> float:
 
 
 def _most_layers(case: Case, worker: Worker, place: int, num_stages: int, *, again: bool) -> int:
-    """Return how many layers fit a stage; what a layer needs is the same for each of them."""
+    """Return how many layers fit a stage, from the memory of one and of two layers."""
     one, two = (
         stage_memory(case, worker, count, place, num_stages, again=again).expected_bytes
         for count in (1, 2)
@@ -191,9 +192,9 @@ def stage_memory(
     *,
     again: bool = True,
 ) -> MemoryForecast:
-    """Forecast a stage: its layers, its end of the model, and the micro-batches under way.
+    """Forecast the memory of a stage: its layers, its end of the model, micro-batches in flight.
 
-    The first of seven stages has up to seven micro-batches under way, the last has one.
+    The first of seven stages has up to seven micro-batches in flight, the last has one.
     """
     shape, spec = case.shape, case.spec
     stage = replace(shape, layers=shape.layers[:num_layers])
@@ -207,9 +208,10 @@ def stage_memory(
         inputs_stay=True,
         has_head=place == num_stages - 1,
     )
-    under_way = min(num_stages - place, spec.batch_sequences)
+    in_flight = min(num_stages - place, spec.batch_sequences)
     is_first, is_last = place == 0, place == num_stages - 1
     gone = (0 if is_first else shape.num_embedding) + (0 if is_last else shape.num_head)
+    # Tied weights are needed at both ends, so neither stage saves them.
     if shape.is_tied and (is_first or is_last):
         gone = 0
     full = spec.adapter.kind == "full"
@@ -220,8 +222,8 @@ def stage_memory(
         weights_bytes=whole.weights_bytes - gone * width,
         gradients_bytes=whole.gradients_bytes - (4 * gone if full else 0),
         optimizer_bytes=max(0, whole.optimizer_bytes - (states * gone if full else 0)),
-        activations_bytes=whole.activations_bytes * (1 if again else under_way),
-        inputs_bytes=whole.inputs_bytes * under_way,
+        activations_bytes=whole.activations_bytes * (1 if again else in_flight),
+        inputs_bytes=whole.inputs_bytes * in_flight,
         loss_bytes=whole.loss_bytes if is_last else 0,
     )
     return correct(memory, worker.correction.memory.value)

@@ -1,9 +1,9 @@
-"""Layers over several GPUs: who gets how many, and how long a step takes.
+"""Split layers over the stages of a pipeline, and compute how long a step takes.
 
-One forward, one backward (1F1B, Narayanan et al. 2019, arXiv:1806.03377): a stage that has k
-stages behind it, itself included, has at most k micro-batches under way. So a micro-batch that
-leaves a stage has to come back within k periods, and a slow link makes the period longer even
-where every transfer is asynchronous: with equal stages of t seconds and x seconds per transfer, it
+One forward, one backward (1F1B, Narayanan et al. 2019, arXiv:1806.03377): a stage that is
+followed by k stages, itself included, has at most k micro-batches in flight. So a micro-batch that
+leaves a stage has to return within k periods, and a slow link makes the period longer even if
+every transfer is asynchronous: with equal stages of t seconds and x seconds per transfer, it
 is t + 2 x (k-1)/k.
 """
 
@@ -19,27 +19,27 @@ class PipelineTime:
     """Seconds of a step."""
 
     compute_s: float
-    """Of the slowest stage, for all micro-batches."""
+    """All micro-batches on the slowest stage."""
     bubble_s: float
-    """Until the last stage has begun, and after the slowest has ended; without transfers."""
+    """Filling and draining the pipeline, without transfers."""
     network_s: float
-    """What transfers add."""
+    """Additional time due to transfers."""
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """Seconds of the whole step."""
         return self.compute_s + self.bubble_s + self.network_s
 
 
 def time_pipeline(
     stages_s: Sequence[float], transfers_s: Sequence[float], num_micro: int
 ) -> PipelineTime:
-    """Return the time of a step.
+    """Return the time of a step, split into its parts.
 
     Args:
-        stages_s: both passes of one micro-batch in each stage.
-        transfers_s: from each stage to the next, one way; one fewer than stages.
-        num_micro: micro-batches of a step.
+        stages_s: seconds of both passes of one micro-batch on each stage.
+        transfers_s: seconds from each stage to the next, one way; one fewer than stages.
+        num_micro: number of micro-batches in a step.
 
     Seven equal stages of 1 s and 16 micro-batches: 27 % of the time is bubble, (S-1)/(m+S-1).
     With 0.1 s per transfer the period is 1 + 2 x 0.1 x 6/7.
@@ -69,16 +69,16 @@ def time_pipeline(
 def split_layers(
     num_layers: int, seconds: Sequence[float], most: Sequence[int], ends_s: tuple[float, float]
 ) -> tuple[int, ...] | None:
-    """Return how many layers each stage gets, so that the slowest is as fast as can be.
+    """Return the layers of each stage so that the slowest stage is as fast as possible.
 
-    Stages keep their order; each has a layer at least. Filled greedily under a bound, which is
-    exact for a chain of equal layers; the bound is one of the times that a stage can have.
+    Stages keep their order and have at least one layer. A binary search finds the smallest bound
+    under which greedy filling succeeds, which is exact for a chain of equal layers.
 
     Args:
-        num_layers: in all.
-        seconds: of one layer on each stage.
-        most: layers that fit each stage.
-        ends_s: what the embedding adds to the first stage, and the head to the last.
+        num_layers: number of layers in all.
+        seconds: seconds of one layer on each stage.
+        most: maximum number of layers that fit each stage.
+        ends_s: seconds that the embedding adds to the first stage, and the head to the last.
 
     >>> split_layers(80, [1.0] * 7, [14] * 7, (0.0, 0.0))
     (12, 12, 12, 11, 11, 11, 11)
@@ -115,7 +115,7 @@ def split_layers(
 def _room(
     bound: float, seconds: Sequence[float], most: Sequence[int], extra: Sequence[float]
 ) -> list[int]:
-    """Return the layers that each stage can do within `bound` seconds."""
+    """Return the number of layers that each stage can compute within `bound` seconds."""
     return [
         max(0, min(most[i], int((bound - extra[i]) / seconds[i] + 1e-9)))
         for i in range(len(seconds))
@@ -123,7 +123,7 @@ def _room(
 
 
 def _even_out(num_layers: int, room: list[int]) -> tuple[int, ...] | None:
-    """Take away what is too much, always from the stage that is fullest for its room."""
+    """Remove surplus layers one by one, always from the stage that is fullest for its room."""
     if min(room) < 1 or sum(room) < num_layers:
         return None
     counts, part = list(room), num_layers / sum(room)

@@ -1,4 +1,4 @@
-"""Plans in which what a GPU would hold alone is spread over all of them: FSDP2 and DeepSpeed."""
+"""Plan modes that shard what each GPU would otherwise hold alone: FSDP2 and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def gathering_s(case: Case, candidate: Candidate) -> float:
 def plan_sharded(
     case: Case, workers: tuple[Worker, ...], *, stage: int, mode: ParallelMode
 ) -> Candidate:
-    """Return the plan in which optimizer (1), gradients (2) or weights, too (3), are spread.
+    """Return the plan that shards optimizer state (1), gradients (2) and weights (3).
 
     ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). With stage 3 every micro-batch gathers all
-    weights twice, and all GPUs do equally many. `deepspeed` gives all GPUs equal shares.
+    weights twice, and all GPUs run equally many. `deepspeed` gives all GPUs equal shares.
     """
     num = len(workers)
     fits = [_shard(case, worker, num, stage) for worker in workers]
@@ -68,9 +68,9 @@ def plan_sharded(
 
 
 def _shard(case: Case, worker: Worker, num: int, stage: int) -> Fit:
-    """Return what fits: the trainer's own choice, else as many sequences at once as can be.
+    """Return the setting that fits: the trainer's own choice, else the largest micro-batch.
 
-    Many at once, because with stage 3 each micro-batch gathers all weights again.
+    A large one, because with stage 3 each micro-batch gathers all weights again.
     """
     num_layers = case.shape.num_layers
     own = case.fit(worker, num)
@@ -93,7 +93,7 @@ def _cut_state(whole: MemoryForecast, num: int, num_layers: int, stage: int) -> 
     if stage >= 2:
         memory = replace(memory, gradients_bytes=whole.gradients_bytes // num)
     if stage >= 3:
-        # Two layers are there as a whole: the one being computed and the next.
+        # Two layers are gathered in full: the current one and the next.
         gathered = 2 * (whole.weights_bytes + whole.constants_bytes) // num_layers
         memory = replace(
             memory,
@@ -112,7 +112,7 @@ def wire_s(
     rows: list[int],
     stage: int,
 ) -> float:
-    """Return what the network is busy for in a step, hidden or not."""
+    """Return the seconds of a step in which the network is busy, hidden or not."""
     num = len(workers)
     link = case.ring(workers)
     gradients_s = ring_s(gradient_bytes(case.shape, case.spec), link, num)
@@ -147,7 +147,7 @@ def _sharded_network_s(
     busy: list[float],
     stage: int,
 ) -> float:
-    """Return what is waited for: a layer's weights travel while the one before is computed."""
+    """Return the seconds of waiting: a layer is gathered while the one before it is computed."""
     settings = [fit.setting for fit in fits]
     seconds = wire_s(case, workers, settings, rows, stage)
     link, num = case.ring(workers), len(workers)

@@ -1,7 +1,7 @@
-"""Plans in which frozen layers come over the bus from the PC's own memory while others compute.
+"""Plan weight streaming: frozen layers are copied from host memory while others are computed.
 
-Adapters stay on the GPU, so what PCs exchange is what data parallel exchanges. A copy is hidden
-where a micro-batch has enough tokens: bytes / bandwidth <= the time of a layer's forward pass.
+Adapters stay on the GPU, so nodes exchange the same as in data parallel. A copy is hidden if a
+micro-batch has enough tokens: bytes / bandwidth <= the time of a layer's forward pass.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from app.planning.plan_context import SEQUENCES_AT_ONCE, Case, Worker, gpu_plan,
 from app.planning.strategies.data_parallel import choose_weights, exposed_s, save_s, split_rows
 from app.planning.subsets import fastest_together
 
+# Minimum number of layers on the GPU while one is computed and the next is copied.
 _SLOTS = 3
-"""Layers on the GPU while one is computed and the next is on its way."""
 
 
 def propose_streamed(case: Case) -> Iterator[Candidate]:
@@ -30,7 +30,7 @@ def propose_streamed(case: Case) -> Iterator[Candidate]:
 
 
 def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
-    """Return the plan that fetches frozen layers over the bus; None: there is nothing to fetch."""
+    """Return the plan that streams frozen layers; None: all layers fit, or none is frozen."""
     if case.spec.adapter.kind == "full":
         return None
     if all(case.fit(worker, len(workers)).fits for worker in workers):
@@ -65,21 +65,21 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stream:
-    """One GPU that fetches some of its layers."""
+    """One GPU that streams some of its layers."""
 
     worker: Worker
     fit: Fit
     host_bytes: int
-    """Of the PC's memory that the weights take."""
+    """Host memory of the streamed weights, in bytes."""
     copy_s: float
-    """Of all layers that are fetched, once."""
+    """One copy of all streamed layers, in seconds."""
     tokens_per_s: float
 
     def seconds(self, case: Case, rows: int) -> tuple[float, float]:
-        """Return the seconds of a step: computing, and waiting for weights.
+        """Return the seconds of a step spent computing, and those spent waiting for weights.
 
-        The forward pass takes a third of a micro-batch's time at most, the backward pass the rest;
-        a layer's copy hides behind the computing of the one before.
+        The forward pass takes about a third of a micro-batch's time, the backward pass the rest;
+        the copy of a layer is hidden behind the computation of the one before it.
         """
         tokens = rows * case.mean_tokens
         compute_s = self.worker.pace.seconds(tokens, self.fit.setting, case.mean_tokens)
@@ -93,7 +93,7 @@ class _Stream:
 
 
 def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
-    """Return the fastest of some micro-batches, with activations kept and computed again."""
+    """Return the fastest of some micro-batch sizes, with activations kept or recomputed."""
     rows = max(1, case.spec.batch_sequences // ranks)
     num_layers = case.shape.num_layers
     again = (num_layers,) if case.spec.recompute == "all" else (0, num_layers)
@@ -112,7 +112,7 @@ def _stream(case: Case, worker: Worker, ranks: int) -> _Stream:
 
 
 def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Stream:
-    """Return what it takes to have as few layers in the PC's memory as leaves room on the GPU."""
+    """Return the stream that keeps as many layers on the GPU as fit with this setting."""
     room, num_layers = case.room_bytes(worker), case.shape.num_layers
     forecast = case.forecast(worker, setting, ranks)
     streamed = min(_num_streamed(case, forecast, room), max(0, num_layers - _SLOTS))
@@ -133,7 +133,7 @@ def _try(case: Case, worker: Worker, ranks: int, setting: MemorySetting) -> _Str
 
 
 def _layer_bytes(case: Case, forecast: MemoryForecast) -> tuple[float, float]:
-    """Return bytes of a layer's weights and of their constants."""
+    """Return the bytes of a layer's weights and of their quantization constants."""
     ends = 2.0 * (case.shape.num_embedding + case.shape.num_head)
     num = case.shape.num_layers
     return (forecast.weights_bytes - ends) / num, forecast.constants_bytes / num
@@ -148,6 +148,6 @@ def _ram_reason(streams: list[_Stream]) -> str:
     short = next(one for one in streams if one.host_bytes > one.worker.host_bytes)
     needed, there = short.host_bytes / 2**30, short.worker.host_bytes / 2**30
     return (
-        f"weights streamed from the PC's memory: {short.worker.node.name} needs {needed:.0f} GiB "
-        f"of it and can give {there:.0f}"
+        f"streamed weights: {short.worker.node.name} needs {needed:.0f} GiB of RAM and "
+        f"has {there:.0f} to spare"
     )
