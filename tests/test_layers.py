@@ -460,11 +460,13 @@ def test_newer_python_in_agents_is_found(tmp_path: Path, text: str) -> None:
 
 
 def test_no_class_of_the_window_is_long():
-    long = [
-        f"{file.relative_to(ROOT)}: {node.name}"
-        for file in source_files(ROOT, "app/gui")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ClassDef)
-        and (node.end_lineno or 0) - node.lineno + 1 > MAX_CLASS_LINES
-    ]
+    """Comments are free: the limit is on what a class does, not on what explains it."""
+    long = []
+    for file in source_files(ROOT, "app/gui"):
+        lines = file.read_text().splitlines()
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.ClassDef):
+                body = lines[node.lineno - 1 : node.end_lineno]
+                if sum(not line.strip().startswith("#") for line in body) > MAX_CLASS_LINES:
+                    long.append(f"{file.relative_to(ROOT)}: {node.name}")
     assert long == []

@@ -36,7 +36,7 @@ def _overview(stage: Stage) -> QWidget:
 
 
 def _story(stage: Stage) -> QWidget:
-    stage.window.overview.story.tell(STORY, "Step 14 of 60, loss 2.134")
+    stage.window.overview.story.show_steps(STORY, "Step 14 of 60, loss 2.134")
     return _overview(stage)
 
 
@@ -130,7 +130,7 @@ def _profiled(stage: Stage) -> QWidget:
         largest_difference=2.8e-7, other_samples=0, kept=True,
     )  # fmt: skip
     page.progress.show_run(replace(run, certificate=certificate))
-    page.deeds.trace(run)
+    page.run_actions.trace(run)
     stage.wait_for(lambda: "recorded by" in page.banner.message())
     return window
 

@@ -102,7 +102,7 @@ def test_prompts_are_kept_and_their_answers_written(busy, dialog, tmp_path):
     assert [len(model.answers) for model in kept.models] == [3, 3, 3]
     assert kept.models[0].title == "support-chat, base, on alpha"
     assert {len(turn.messages) for turn in busy.core.chats.turns} == {2}, "each by itself"
-    assert dialog.columns[0].transcript.said() == [], "no part of the conversation"
+    assert dialog.columns[0].transcript.turns() == [], "no part of the conversation"
     busy.wait_for(dialog.prompts.save.isVisible)
     assert "3 models, 3 prompts" in dialog.prompts.past.currentText()
     target = tmp_path / "answers.md"

@@ -1,1 +1,1 @@
-"""The page of artifacts and its dialogs."""
+"""The Artifacts page and its dialogs."""

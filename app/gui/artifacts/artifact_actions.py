@@ -1,4 +1,4 @@
-"""What can be done with an artifact, told in the banner of its page."""
+"""Actions on an artifact, reported in the banner of its page."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class ArtifactActions:
-    """Asks where asking is due, runs the core's method, tells the result."""
+    """Confirms where needed, calls the core, and reports the result."""
 
     def __init__(self, context: Context, parent: QWidget, banner: Banner) -> None:
         self._context, self._parent, self._banner = context, parent, banner
 
     def copy(self, artifact: ArtifactSnapshot) -> None:
-        """Ask where to, and copy it there."""
+        """Ask for a destination and copy the artifact there."""
         nodes = [node.name for node in self._context.cluster.node_list()]
         dialog = CopyArtifactDialog(self._context.theme, self._parent, artifact, nodes)
         if not dialog.exec():
@@ -54,7 +54,7 @@ class ArtifactActions:
         )
 
     def push(self, artifact: ArtifactSnapshot) -> None:
-        """Ask for a name on the hub, and push it there."""
+        """Ask for a name on the hub and push the artifact."""
         dialog = PushDialog(self._context.theme, self._parent, artifact)
         if not dialog.exec():
             return
@@ -75,23 +75,23 @@ class ArtifactActions:
         )
 
     def chat(self, artifact: ArtifactSnapshot) -> None:
-        """Talk to it, beside the model that it was made of where its run is known."""
+        """Open a chat with the artifact, beside its base model if its run is known."""
         run = self._context.cluster.runs.get(artifact.origin.run_id if artifact.origin else "")
         open_chat(self._context, self._parent, run, Subject(what=artifact.label))
 
     def check(self, artifact: ArtifactSnapshot) -> None:
-        """Read every copy."""
+        """Verify every copy by its hashes."""
         run_in_banner(
             self._context.bridge,
             self._banner,
             lambda core, report: core.artifacts.verify(artifact.label, report),
-            self._tell_check,
+            self._show_verified,
             title=f"Verifying {artifact.label}",
             hint="Reading every copy and comparing its hashes.",
             cancelled="The previous result still applies.",
         )
 
-    def _tell_check(self, artifact: ArtifactSnapshot) -> None:
+    def _show_verified(self, artifact: ArtifactSnapshot) -> None:
         bad = [one for one in artifact.copies if one.state != "whole"]
         number = count_of(len(artifact.copies), "copy", "copies")
         if not bad:
@@ -105,7 +105,7 @@ class ArtifactActions:
         )
 
     def delete(self, artifact: ArtifactSnapshot, copy: ArtifactCopy | None = None) -> None:
-        """Ask, and delete one copy, or (None) all of it."""
+        """Ask for confirmation, then delete one copy, or (None) the artifact with all copies."""
         place = None if copy is None else copy.place
         warning = tell_last(artifact, place)
         what = artifact.label if copy is None else f"the copy in {copy.place}"
@@ -121,18 +121,18 @@ class ArtifactActions:
             return
         self._context.bridge.run(
             lambda core, report: core.artifacts.delete(artifact.label, place, even_last=True),
-            success=self._tell_deleted,
+            success=self._show_deleted,
             failure=self._banner.show_error,
         )
 
-    def _tell_deleted(self, done: DeletedArtifact) -> None:
+    def _show_deleted(self, done: DeletedArtifact) -> None:
         freed = f"Freed {show_bytes(done.freed_bytes)}."
         tone: Tone = "warning" if done.left else "good"
         title = f"Deleted {done.label}" if done.is_forgotten else "Copy deleted"
         self._banner.show_message(tone, title, " ".join((freed, *(f"{why}." for why in done.left))))
 
     def add(self) -> None:
-        """Ask for a folder, and enter it."""
+        """Ask for a folder and add it as an artifact."""
         chosen = QFileDialog.getExistingDirectory(self._parent, "Artifact folder")
         if chosen:
             self._context.bridge.run(
@@ -147,8 +147,8 @@ class ArtifactActions:
         """Show a folder in the desktop's own file manager."""
         QDesktopServices.openUrl(QUrl.fromLocalFile(folder))
 
-    def take_command(self, artifact: ArtifactSnapshot, command: ServeCommand) -> None:
-        """Put a command on the clipboard, and write the Modelfile that it names."""
+    def copy_command(self, artifact: ArtifactSnapshot, command: ServeCommand) -> None:
+        """Copy a command, and write the Modelfile that it names."""
         copy_to_clipboard(command.command)
         self._context.bridge.run(
             lambda core, report: core.artifacts.write_modelfile(artifact.label, command),

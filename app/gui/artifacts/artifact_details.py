@@ -1,4 +1,4 @@
-"""What is known of one artifact: where it comes from, its figures, its copies, its card."""
+"""Details of one artifact: measurements, origin, copies, serving commands and card."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Deed = Callable[[], object]
 
 
 class Lineage(QScrollArea):
-    """From the base model to the artifact, in pairs of name and value."""
+    """Origin of the artifact, from its base model on, as name and value pairs."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Lineage(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
 
     def show_artifact(self, artifact: ArtifactSnapshot) -> None:
-        """Show where it comes from."""
+        """Show the origin of an artifact."""
         rows = [
             *describe_lineage(artifact),
             ("artifact", f"{artifact.label}, {describe_kind(artifact)}"),
@@ -60,10 +60,10 @@ class Lineage(QScrollArea):
 
 
 class CopiesView(QWidget):
-    """Where it lies, and what to do with one copy."""
+    """Copies of the artifact, with actions on the selected one."""
 
     delete_wanted = Signal(object)
-    """The ArtifactCopy."""
+    """ArtifactCopy to delete."""
     check_wanted = Signal()
     folder_wanted = Signal(str)
 
@@ -109,7 +109,7 @@ class CopiesView(QWidget):
         self.table.chosen.connect(self._choose)
 
     def show_copies(self, copies: tuple[ArtifactCopy, ...]) -> None:
-        """Show them."""
+        """Show `copies`."""
         self.model.reset(copies)
         self._choose()
 
@@ -131,10 +131,10 @@ class CopiesView(QWidget):
 
 
 class ArtifactDetails(QTabWidget):
-    """All of it in tabs."""
+    """All details of an artifact, in tabs."""
 
     serve_shown = Signal()
-    """The commands to serve it are wanted."""
+    """The Serve tab is visible, so its commands are needed."""
 
     def __init__(self, context: Context, serving: QWidget) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class ArtifactDetails(QTabWidget):
         self.currentChanged.connect(self._look)
 
     def show_artifact(self, artifact: ArtifactSnapshot) -> bool:
-        """Show what is known of it; return False when it is shown already, and stays as it is."""
+        """Show an artifact; return False if it is already shown unchanged."""
         if artifact == self._shown:
             return False
         self._shown = artifact
@@ -183,7 +183,7 @@ class ArtifactDetails(QTabWidget):
         return True
 
     def show_card(self, text: str) -> None:
-        """Show the README.md of a copy on this PC; empty: there is none."""
+        """Show the card (README.md) of a copy on this PC; empty: there is none."""
         self.card.show_markdown(
             _without_front_matter(text) or "This PC has no card for this artifact."
         )
@@ -194,7 +194,7 @@ class ArtifactDetails(QTabWidget):
 
 
 def _without_front_matter(text: str) -> str:
-    """Return Markdown less the block of settings that the hub reads."""
+    """Return Markdown without its YAML front matter, which only the hub reads."""
     if not text.startswith("---\n"):
         return text
     return text[4:].partition("\n---\n")[2]

@@ -1,4 +1,4 @@
-"""Artifacts: what exports made, where it lies, whether it is worth keeping, and how to serve it."""
+"""Artifacts page: table of all artifacts, actions on them, and details of the selected one."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from app.gui.tables.artifact_columns import artifact_columns
 from app.gui.tables.rows_model import RowsModel
 from app.gui.tables.view import TableView
 
-MOST_RUNS = 20
-"""Offered for an export; older ones are on the page of runs."""
+MAX_RUNS = 20
+"""Maximum number of runs in the export menu; older ones can be exported from the Runs page."""
 
 
 class ArtifactsPage(QWidget):
     export_wanted = Signal()
-    """A person wants to make one."""
+    """No run can be exported yet, so the Runs page should open."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
         self.banner = Banner(context.theme)
-        self.deeds = ArtifactActions(context, self, self.banner)
+        self.artifact_actions = ArtifactActions(context, self, self.banner)
         self._runs = RunActions(context, self, self.banner)
         self.model: RowsModel[ArtifactSnapshot] = RowsModel(
             artifact_columns(context.cluster.now_s), key=lambda one: one.label
@@ -73,11 +73,11 @@ class ArtifactsPage(QWidget):
         self._choose()
 
     def open_artifact(self, label: str) -> None:
-        """Select one."""
+        """Select an artifact by its label."""
         self.table.select(label)
 
     def refresh(self) -> None:
-        """Ask for all of them, and how their copies on this PC stand."""
+        """Reload all artifacts and the state of their copies on this PC."""
         self._context.bridge.run(
             lambda core, report: core.artifacts.all(), self._show, failure=self.banner.show_error
         )
@@ -91,7 +91,7 @@ class ArtifactsPage(QWidget):
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)
         row.addWidget(make_label("Artifacts", "title"))
-        row.addWidget(IconButton(self._context.theme, "add", tip, self.deeds.add))
+        row.addWidget(IconButton(self._context.theme, "add", tip, self.artifact_actions.add))
         row.addStretch(1)
         head = FlowLayout(lead=lead)
         for button in self.buttons.values():
@@ -100,42 +100,42 @@ class ArtifactsPage(QWidget):
         return head
 
     def _make_buttons(self) -> dict[str, Button]:
-        deeds: dict[str, tuple[str, str, str, Callable[[ArtifactSnapshot], object]]] = {
+        actions: dict[str, tuple[str, str, str, Callable[[ArtifactSnapshot], object]]] = {
             "delete": (
                 "Delete",
                 "delete",
                 "Delete the artifact and all its copies",
-                self.deeds.delete,
+                self.artifact_actions.delete,
             ),
             "chat": (
                 "Chat",
                 "chat",
                 "Chat with the artifact beside the original model",
-                self.deeds.chat,
+                self.artifact_actions.chat,
             ),
             "push": (
                 "Push\u2026",
                 "push",
                 "Upload the artifact to the Hugging Face hub",
-                self.deeds.push,
+                self.artifact_actions.push,
             ),
             "copy": (
                 "Copy\u2026",
                 "copy",
                 "Copy the artifact to a node or a folder",
-                self.deeds.copy,
+                self.artifact_actions.copy,
             ),
         }
         return {
             name: Button(
                 self._context.theme,
                 text,
-                partial(self._with_chosen, deed),
+                partial(self._with_chosen, action),
                 icon=icon,
                 role="danger" if name == "delete" else "",
                 tip=tip,
             )
-            for name, (text, icon, tip, deed) in deeds.items()
+            for name, (text, icon, tip, action) in actions.items()
         }
 
     def _make_empty(self) -> QWidget:
@@ -148,7 +148,7 @@ class ArtifactsPage(QWidget):
             "8 bits. Each artifact comes with a card that lists its measurements.",
             [
                 Button(theme, "Export a run", self._ask_run, icon="export", role="primary"),
-                Button(theme, "Add a folder\u2026", self.deeds.add, icon="folder"),
+                Button(theme, "Add a folder\u2026", self.artifact_actions.add, icon="folder"),
             ],
         )
 
@@ -171,11 +171,11 @@ class ArtifactsPage(QWidget):
         self.details.serve_shown.connect(partial(self._with_chosen, self._load_commands))
         copies = self.details.copies
         copies.delete_wanted.connect(self._delete_copy)
-        copies.check_wanted.connect(partial(self._with_chosen, self.deeds.check))
-        copies.folder_wanted.connect(self.deeds.open_folder)
-        self.serving.taken.connect(self._take_command)
+        copies.check_wanted.connect(partial(self._with_chosen, self.artifact_actions.check))
+        copies.folder_wanted.connect(self.artifact_actions.open_folder)
+        self.serving.taken.connect(self._copy_command)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def _show(self, artifacts: tuple[ArtifactSnapshot, ...]) -> None:
         self.model.reset(artifacts)
@@ -184,11 +184,13 @@ class ArtifactsPage(QWidget):
     def _choose(self) -> None:
         rows = self.model.rows()
         self._stack.setCurrentIndex(1 if rows else 0)
+        # The details below are never empty while there are artifacts.
         if self.table.selected() is None and rows:
             self.table.selectRow(0)
         artifact = self.table.selected()
         for name, button in self.buttons.items():
             button.setVisible(bool(rows))
+            # A push reads local files, so it needs a copy on this PC.
             has_folder = artifact is not None and artifact.folder() is not None
             button.setEnabled(has_folder if name == "push" else artifact is not None)
         if artifact is not None and self.details.show_artifact(artifact):
@@ -203,49 +205,49 @@ class ArtifactsPage(QWidget):
             self.details.show_card(text)
 
     def _ask_run(self) -> None:
-        """Offer the runs that can be exported; without any, show the runs."""
+        """Show a menu of the runs that can be exported; without any, open the Runs page."""
         runs = [run for run in self._context.cluster.run_list() if can_export(run)]
         if not runs:
             self.export_wanted.emit()
             return
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        for run in runs[:MOST_RUNS]:
+        for run in runs[:MAX_RUNS]:
             menu.addAction(escape_mnemonic(run.name), partial(self._runs.export, run))
         menu.popup(self.export.mapToGlobal(self.export.rect().bottomLeft()))
 
     def _open_folder(self, artifact: ArtifactSnapshot) -> None:
         folder = artifact.folder()
         if folder is not None:
-            self.deeds.open_folder(folder)
+            self.artifact_actions.open_folder(folder)
 
     def _load_commands(self, artifact: ArtifactSnapshot) -> None:
         self._context.bridge.run(
             lambda core, report: core.artifacts.serve_commands(artifact.label),
             partial(self._show_commands, artifact.label),
-            failure=partial(self._tell_no_commands, artifact.label),
+            failure=partial(self._show_no_commands, artifact.label),
         )
 
     def _show_commands(self, label: str, commands: tuple[ServeCommand, ...]) -> None:
         if self._is_chosen(label):
             self.serving.show_commands(commands)
 
-    def _tell_no_commands(self, label: str, error: RacklessError) -> None:
+    def _show_no_commands(self, label: str, error: RacklessError) -> None:
         if self._is_chosen(label):
             self.serving.say(f"{error}. Copy the artifact to a folder on this PC first.")
 
     def _is_chosen(self, label: str) -> bool:
-        """Tell whether an artifact is still the one that is shown when an answer comes."""
+        """Return whether an artifact is still selected when an answer for it arrives."""
         chosen = self.table.selected()
         return chosen is not None and chosen.label == label
 
-    def _take_command(self, command: ServeCommand) -> None:
-        self._with_chosen(lambda artifact: self.deeds.take_command(artifact, command))
+    def _copy_command(self, command: ServeCommand) -> None:
+        self._with_chosen(lambda artifact: self.artifact_actions.copy_command(artifact, command))
 
     def _delete_copy(self, copy: object) -> None:
-        self._with_chosen(lambda artifact: self.deeds.delete(artifact, copy))  # type: ignore[arg-type]
+        self._with_chosen(lambda artifact: self.artifact_actions.delete(artifact, copy))  # type: ignore[arg-type]
 
-    def _with_chosen(self, deed: Callable[[ArtifactSnapshot], object]) -> None:
+    def _with_chosen(self, action: Callable[[ArtifactSnapshot], object]) -> None:
         artifact = self.table.selected()
         if artifact is not None:
-            deed(artifact)
+            action(artifact)

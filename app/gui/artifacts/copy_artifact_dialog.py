@@ -1,4 +1,4 @@
-"""Copy an artifact: to a node, or to a folder of this PC."""
+"""Copy an artifact to a node or to a folder on this PC."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH_PX = 540
 
 
 class CopyArtifactDialog(QDialog):
-    """Asks where to."""
+    """Asks for the destination of a copy."""
 
     def __init__(
         self, theme: Theme, parent: QWidget, artifact: ArtifactSnapshot, nodes: Sequence[str]
@@ -51,7 +51,7 @@ class CopyArtifactDialog(QDialog):
         self._review()
 
     def place(self) -> str:
-        """Return where to, as `core.copy_artifact` takes it."""
+        """Return the destination: a node's name, or a folder on this PC."""
         if self.to_node.isChecked():
             return self.node.currentText()
         return place_folder(self.folder.text())
@@ -84,6 +84,8 @@ class CopyArtifactDialog(QDialog):
         column.addLayout(make_dialog_buttons(theme, self, self.start))
 
     def _choose(self) -> None:
+        # A save dialog, since the folder must not exist yet: Qt's folder dialog offers existing
+        # ones.
         chosen, _ = QFileDialog.getSaveFileName(self, "Folder for the copy", self.folder.text())
         if chosen:
             self.folder.setText(chosen)

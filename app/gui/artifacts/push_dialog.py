@@ -1,4 +1,4 @@
-"""Push an artifact to the Hugging Face hub: under which name, and who sees it."""
+"""Push an artifact to the Hugging Face hub: its name there, and whether it is private."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOW = "Use NAME/MODEL, such as anna/poems-awq, with only letters, digits and . -
 
 
 class PushDialog(QDialog):
-    """Asks for the name; the token is the one that the user's own tools keep."""
+    """Asks for name and visibility; the token is the one that the hub's own tools store."""
 
     def __init__(self, theme: Theme, parent: QWidget, artifact: ArtifactSnapshot) -> None:
         super().__init__(parent)
@@ -25,6 +25,7 @@ class PushDialog(QDialog):
         self.hub_id.setAccessibleName("Name on the hub")
         self.hub_id.setPlaceholderText(f"your-name/{artifact.name}")
         self.private = QCheckBox("Private: only you can see it")
+        # Private by default: making a model public later is easy, taking it back is not.
         self.private.setChecked(True)
         self.start = Button(theme, "Push", self.accept, icon="export", role="primary")
         column = QVBoxLayout(self)
@@ -48,12 +49,13 @@ class PushDialog(QDialog):
         self._review()
 
     def name(self) -> str:
-        """Return the id that was written."""
+        """Return the hub id as entered."""
         return self.hub_id.text().strip()
 
     def _review(self) -> None:
         is_good = is_hub_id(self.name())
         owner, _, model = self.name().partition("/")
+        # No complaint while the owner's name is still being typed.
         is_typed = bool(model) or not owner
         self.start.setEnabled(is_good)
         self._problem.setText(HOW)

@@ -1,4 +1,4 @@
-"""The commands that serve an artifact, with what to know before, and buttons that copy them."""
+"""Commands that serve an artifact, with notes and copy buttons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.gui.kit.theme import Theme
 
 class ServingPane(QScrollArea):
     taken = Signal(object)
-    """The ServeCommand that a person wants on the clipboard."""
+    """ServeCommand to copy to the clipboard."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class ServingPane(QScrollArea):
         self.say("")
 
     def say(self, text: str) -> None:
-        """Show a sentence instead of commands."""
+        """Show a message instead of commands."""
         body, column = self._make_body()
         column.addWidget(make_label(text, "muted", wraps=True))
         column.addStretch(1)
@@ -33,7 +33,7 @@ class ServingPane(QScrollArea):
         self.setWidget(body)
 
     def show_commands(self, commands: Sequence[ServeCommand]) -> None:
-        """Show them one below the other."""
+        """Show commands, one below the other."""
         body, column = self._make_body()
         self.buttons = []
         for command in commands:

@@ -1,1 +1,1 @@
-"""The chat and comparison windows."""
+"""Chat with models side by side."""

@@ -1,4 +1,4 @@
-"""How models answer: what they are told first, how words are drawn, where an answer ends."""
+"""Generation settings: system prompt, sampling and maximum length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.gui.kit.primitives import make_label
 
 
 class AnswerSettings(QWidget):
-    """The same for all models, so that they can be compared."""
+    """Generation settings, shared by all columns so that answers are comparable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,8 @@ class AnswerSettings(QWidget):
         self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
         self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
         for box in (self.max_tokens, self.temperature, self.top_p):
-            box.lineEdit().setTextMargins(8, 0, 0, 0)  # no style sheet reaches them
+            # style sheets cannot set the text margins of a spin box's line edit
+            box.lineEdit().setTextMargins(8, 0, 0, 0)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(16)
@@ -38,7 +39,7 @@ class AnswerSettings(QWidget):
             grid.setColumnStretch(place, 1 if place else 3)
 
     def settings(self) -> ChatSettings:
-        """Return what was chosen."""
+        """Return the chosen settings."""
         return ChatSettings(
             system=self.system.text(),
             max_tokens=self.max_tokens.value(),

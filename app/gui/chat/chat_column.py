@@ -1,4 +1,4 @@
-"""One of those whom one talks to: which model on which node, and what it has answered."""
+"""One column of a chat: a model, the node it runs on, and the conversation with it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Answers = tuple[ChatAnswer | None, ...]
 
 
 class ChatColumn(QWidget):
-    """Loads its model at the first question, and lets it go with the window."""
+    """Loads its model at the first question, and unloads it when the window closes."""
 
     changed = Signal()
-    """It has begun to answer, or ended."""
+    """An answer has started or ended."""
     removed = Signal(object)
 
     def __init__(self, context: Context, choices: Sequence[Choice], chosen: Choice) -> None:
@@ -57,24 +57,24 @@ class ChatColumn(QWidget):
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether it loads or answers."""
+        """Return whether the model is loading or answering."""
         return self._op is not None
 
     def title(self) -> str:
-        """Return who answers, and where."""
+        """Return the name of the model and its node."""
         if self._loaded is None:
             return self.who.currentText()
         return f"{self._loaded.title}, on {self._loaded.node}"
 
     def show_choices(self, choices: Sequence[Choice], chosen: Choice) -> None:
-        """Offer `choices`, with one of them chosen."""
+        """Offer `choices` and select one."""
         self._choices = choices
         self.who.clear()
         for one in choices:
             self.who.addItem(one.label)
         self.who.setCurrentIndex(choices.index(chosen))
 
-    def let_remove(self, may: bool) -> None:
+    def show_remove_button(self, may: bool) -> None:
         """Show or hide the button that removes the column."""
         self._remove.setVisible(may)
 
@@ -86,7 +86,7 @@ class ChatColumn(QWidget):
         alone: bool = False,
         done: Callable[[Answers], None] | None = None,
     ) -> None:
-        """Ask one prompt after the other.
+        """Ask prompts one after the other.
 
         Args:
             prompts: what is asked.
@@ -94,7 +94,7 @@ class ChatColumn(QWidget):
             alone: each by itself, without what was said before.
             done: called with the answers once all are there; not where none can come.
         """
-        said = () if alone else tuple(self.transcript.said())
+        said = () if alone else tuple(self.transcript.turns())
         self._is_stopped, self._done = False, done
         subject, loaded = self._subject(), self._loaded
 
@@ -114,18 +114,21 @@ class ChatColumn(QWidget):
                 found.append(await _answer(core, held.key, turn, report))
             return tuple(found)
 
-        self.transcript.ask(prompts[0], is_alone=alone)  # now: a question is not lost with a model
+        # show the question at once, so that it is not lost if the model cannot be loaded
+        self.transcript.ask(prompts[0], is_alone=alone)
         self._state.setText("Loading\u2026" if loaded is None else "Answering\u2026")
         self._op = self._context.bridge.run(work, self._finish, self._fail, self._hear)
         self.changed.emit()
 
     def stop(self) -> None:
-        """Stop the answer; while the model loads, give it up."""
+        """Stop the answer, or cancel loading."""
         if self._op is None:
             return
         self._is_stopped = True
         if self._loaded is None:
             self._op.cancel()
+            # Nothing was loaded, so there is no answer to stop on the node: cancelling the load is
+            # enough.
             self.transcript.finish(problem="Not asked: stopped before the model was loaded.")
             self._end("Stopped.")
             return
@@ -133,11 +136,11 @@ class ChatColumn(QWidget):
         self._context.bridge.run(lambda core, report: core.chats.stop(key))
 
     def forget(self) -> None:
-        """Begin a new conversation with the same model."""
+        """Start a new conversation with the same model."""
         self.transcript.forget()
 
-    def let_go(self) -> None:
-        """Let the model go."""
+    def unload(self) -> None:
+        """Unload the model."""
         if self._op is not None:
             self._op.cancel()
             self._op = None
@@ -164,9 +167,9 @@ class ChatColumn(QWidget):
         return on_node(subject, str(self.where.currentData()))
 
     def _change(self) -> None:
-        """Another model knows nothing of what was said to the one before."""
+        """Start over with another model, which does not know the conversation so far."""
         was_busy = self.is_busy
-        self.let_go()
+        self.unload()
         self.transcript.forget()
         self._state.setText("Loads with the first question.")
         if was_busy:
@@ -183,7 +186,7 @@ class ChatColumn(QWidget):
             prompt, is_alone = value
             self.transcript.ask(prompt, is_alone=is_alone)
         elif kind == "piece":
-            self.transcript.hear(value)
+            self.transcript.append_piece(value)
         elif kind == "answer":
             self.transcript.finish(value.text, describe_answer(value))
         elif kind == "problem":
@@ -213,7 +216,7 @@ def _describe_place(loaded: Loaded) -> str:
 
 
 async def _answer(core: CoreApi, key: int, turn: Any, report: Report) -> ChatAnswer | None:
-    """Return the answer to one turn; None: it could not be given, which was reported."""
+    """Return the answer to one turn; None: it failed, and the error was reported."""
     try:
         found = await core.chats.ask(
             key,

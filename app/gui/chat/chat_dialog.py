@@ -1,4 +1,4 @@
-"""Chat: one to three models side by side, one question to all, and prompts to compare them by."""
+"""Chat window: one to three models side by side, one question to all, and test prompts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ Found = tuple[tuple[CheckpointSnapshot, ...], tuple[ArtifactSnapshot, ...], Proj
 
 
 class ChatDialog(QDialog):
-    """Looks for checkpoints and artifacts of the run while it is open already."""
+    """Chat with a run's models; its checkpoints and artifacts are listed while it is already
+    open."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class ChatDialog(QDialog):
         run: RunSnapshot | None,
         wanted: Subject | None = None,
     ) -> None:
-        """Open it on a run's models.
+        """Open a chat with a run's models.
 
         Args:
             context: of the window.
@@ -65,8 +66,8 @@ class ChatDialog(QDialog):
         self._project: Project | None = None
         self._choices: tuple[Choice, ...] = offer(run, (), ())
         self._is_looking = True
+        # Test prompts being answered, to be saved afterwards; empty: none.
         self._asked: tuple[str, ...] = ()
-        """Prompts whose answers shall be kept; empty: none are being given."""
         self._answers: dict[ChatColumn, Compared] = {}
         self.setWindowTitle(f"Chat: {run.name}" if run else "Chat")
         self.resize(1120, 760)
@@ -76,7 +77,7 @@ class ChatDialog(QDialog):
         self._row.setSpacing(16)
         self._make_inputs()
         self._lay_out()
-        self._op = context.bridge.run(self._look, self._show_found, self._tell_not_found)
+        self._op = context.bridge.run(self._look, self._show_found, self._show_nothing_found)
         self.finished.connect(lambda result: self._leave())
         self._review()
         self.prompt.setFocus()
@@ -91,7 +92,7 @@ class ChatDialog(QDialog):
             column.ask((prompt,), self.how.settings())
 
     def ask_all(self, prompts: tuple[str, ...]) -> None:
-        """Ask every prompt of the project in every column, and keep the answers."""
+        """Ask every test prompt in every column, and save the answers."""
         self._answers, self._asked = {}, prompts
         for column in self.columns:
             column.ask(
@@ -99,7 +100,7 @@ class ChatDialog(QDialog):
             )
 
     def add_column(self, choice: Choice | None = None) -> None:
-        """Add a model beside the others."""
+        """Add a column with another model."""
         taken = [column.who.currentText() for column in self.columns]
         left = [one for one in self._choices if one.label not in taken] or list(self._choices)
         column = ChatColumn(self._context, self._choices, choice or left[0])
@@ -170,10 +171,10 @@ class ChatDialog(QDialog):
                 return True
         return super().eventFilter(watched, event)
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ data
 
     async def _look(self, core: CoreApi, report: Report) -> Found:
-        """Find checkpoints, artifacts and the project."""
+        """Find the run's checkpoints, artifacts and project."""
         steps: tuple[CheckpointSnapshot, ...] = ()
         made: tuple[ArtifactSnapshot, ...] = ()
         what = self._run.run_id if self._run else self._wanted.what if self._wanted else ""
@@ -199,7 +200,7 @@ class ChatDialog(QDialog):
             )
         self._refresh_project()
 
-    def _tell_not_found(self, error: RacklessError) -> None:
+    def _show_nothing_found(self, error: RacklessError) -> None:
         self._is_looking = False
         self.banner.show_error(error)
         self._review()
@@ -215,17 +216,18 @@ class ChatDialog(QDialog):
 
     def _show_project(self, found: Kept) -> None:
         prompts, past = found
+        # Prompts being edited must not be overwritten by the saved ones.
         if not self.prompts.prompts():
             self.prompts.show_prompts(prompts)
         self.prompts.show_past(past)
 
-    # ------------------------------------------------------------ deeds
+    # ------------------------------------------------------------ actions
 
     def _collect(self, column: ChatColumn, found: Answers) -> None:
         self._answers[column] = Compared(title=column.title(), answers=found)
 
     def _keep_answers(self) -> None:
-        """Keep what was answered to the prompts, once nobody answers any more."""
+        """Save the answers to the test prompts once every column has finished."""
         prompts, self._asked = self._asked, ()
         models = tuple(one for one in self._answers.values() if any(one.answers))
         if self._project is None or not models:
@@ -266,7 +268,7 @@ class ChatDialog(QDialog):
             column.forget()
 
     def _remove_column(self, column: ChatColumn) -> None:
-        column.let_go()
+        column.unload()
         self.columns.remove(column)
         self._row.removeWidget(column)
         column.hide()
@@ -283,18 +285,19 @@ class ChatDialog(QDialog):
         self.add.setEnabled(bool(self._choices) and has_room)
         self.prompts.set_busy(is_busy or not self.columns)
         for column in self.columns:
-            column.let_remove(len(self.columns) > 1)
+            column.show_remove_button(len(self.columns) > 1)
+        # The last column has just finished the test prompts.
         if self._asked and not is_busy:
             self._keep_answers()
 
     def _leave(self) -> None:
         self._op.cancel()
         for column in self.columns:
-            column.let_go()
+            column.unload()
 
 
 def find_project(core: CoreApi, what: str) -> Project | None:
-    """Return the project of a run or an artifact; None: it has none."""
+    """Return the project (base model and data) of a run or an artifact; None: unknown."""
     try:
         return core.chats.project_of(what)
     except UserError:
@@ -302,20 +305,21 @@ def find_project(core: CoreApi, what: str) -> Project | None:
 
 
 async def read_project(core: CoreApi, project: Project) -> Kept:
-    """Return the prompts of a project, and what was answered to them before."""
+    """Return a project's test prompts and its saved comparisons."""
     return core.chats.prompts(project), core.chats.comparisons(project)
 
 
 async def _do(deed: Callable[..., None], *given: object) -> None:
-    """Call something quick on the core's thread."""
+    """Call a quick function on the core's thread."""
     deed(*given)
 
 
 def open_chat(
     context: Context, parent: QWidget, run: RunSnapshot | None, wanted: Subject | None = None
 ) -> ChatDialog:
-    """Open a chat beside the window, which goes on meanwhile."""
+    """Open a modeless chat window."""
     dialog = ChatDialog(context, parent, run, wanted)
+    # Without this flag every closed chat would live as long as the window.
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.show()
     return dialog

@@ -1,4 +1,4 @@
-"""The prompts that a project's models are compared by, and what was answered before."""
+"""Test prompts of a project, and the answers saved before."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HEIGHT_PX = 96
 
 
 class PromptPane(QWidget):
-    """One prompt per line; each is asked by itself in every column."""
+    """Editor with one prompt per line, each asked on its own in every column."""
 
     wanted = Signal(tuple)
-    """Ask these prompts."""
+    """Prompts to ask."""
     edited = Signal(tuple)
-    """These are the project's prompts now."""
+    """Edited prompts of the project."""
     export_wanted = Signal(object, str)
-    """Write this Comparison to this file."""
+    """Comparison to write, and the file to write it to."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ class PromptPane(QWidget):
         self._edit()
 
     def prompts(self) -> tuple[str, ...]:
-        """Return those that are kept and asked."""
+        """Return the prompts that are saved and asked, at most `MOST_PROMPTS`."""
         return read_prompts(self.text.toPlainText())[:MOST_PROMPTS]
 
     def show_prompts(self, prompts: Sequence[str]) -> None:
         self.text.setPlainText("\n".join(prompts))
 
     def show_past(self, found: tuple[AnswerComparison, ...]) -> None:
-        """Offer what was answered before, newest first."""
+        """Offer saved comparisons, newest first."""
         self._found = found
         self.past.clear()
         now_s = self._context.cluster.now_s()
@@ -87,12 +87,12 @@ class PromptPane(QWidget):
             widget.setVisible(bool(found))
 
     def set_busy(self, is_busy: bool) -> None:
-        """Let nothing be asked while answers come."""
+        """Disable asking while answers arrive."""
         self._is_busy = is_busy
         self.ask_all.setEnabled(not is_busy and bool(self.prompts()))
 
     def save_to(self, path: str) -> None:
-        """Write the chosen comparison."""
+        """Export the chosen comparison."""
         self.export_wanted.emit(self._found[self.past.currentIndex()], path)
 
     def _ask(self) -> None:

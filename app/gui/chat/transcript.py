@@ -1,4 +1,4 @@
-"""What was asked and answered, as it comes: the prompt, the answer, its figures."""
+"""Live transcript of a conversation: prompts, answers and their speed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _NOTHING = "No questions yet."
 
 @dataclass(slots=True)
 class Exchange:
-    """A question with its answer so far."""
+    """One question and its answer so far."""
 
     prompt: str
     text: str = ""
     figures: str = ""
-    """Under the answer once it is whole."""
+    """Speed and length, shown below a complete answer."""
     problem: str = ""
     is_alone: bool = False
-    """Asked by itself: no part of the conversation."""
+    """Asked on its own, outside the conversation."""
 
 
 class Transcript(QTextBrowser):
-    """Grows at its end; stays where one has scrolled to."""
+    """Grows at its end, and keeps its place if the user has scrolled up."""
 
     def __init__(self, theme: Theme, name: str) -> None:
         super().__init__()
@@ -38,19 +38,19 @@ class Transcript(QTextBrowser):
         theme.changed.connect(self.draw)
         self.draw()
 
-    def said(self) -> list[tuple[str, str]]:
-        """Return the conversation: what was asked and answered, each after the other."""
+    def turns(self) -> list[tuple[str, str]]:
+        """Return the turns of the conversation: questions and answers, alternating."""
         whole = [one for one in self.exchanges if one.figures and not one.is_alone]
         return [(one.prompt, one.text) for one in whole]
 
     def ask(self, prompt: str, *, is_alone: bool = False) -> None:
-        """Begin a new exchange; `is_alone`: it is no part of the conversation."""
+        """Start a new exchange; `is_alone`: outside the conversation."""
         self.exchanges.append(Exchange(prompt, is_alone=is_alone))
         self.draw()
         self._go_to_end()
 
-    def hear(self, piece: str) -> None:
-        """Add a piece to the answer."""
+    def append_piece(self, piece: str) -> None:
+        """Append a piece to the current answer."""
         follows = self._is_at_end()
         self.exchanges[-1].text += piece
         cursor = QTextCursor(self.document())
@@ -60,7 +60,7 @@ class Transcript(QTextBrowser):
             self._go_to_end()
 
     def finish(self, text: str = "", figures: str = "", problem: str = "") -> None:
-        """Give the last exchange its answer, or why there is none."""
+        """Complete the last exchange with its answer, or with the reason for having none."""
         if not self.exchanges:
             return
         follows, last = self._is_at_end(), self.exchanges[-1]
@@ -71,12 +71,12 @@ class Transcript(QTextBrowser):
             self._go_to_end()
 
     def forget(self) -> None:
-        """Show nothing."""
+        """Clear the transcript."""
         self.exchanges.clear()
         self.draw()
 
     def draw(self) -> None:
-        """Show all exchanges anew."""
+        """Redraw all exchanges."""
         palette, place = self._theme.palette, self.verticalScrollBar().value()
         if not self.exchanges:
             self.setHtml(f'<p style="color:{palette.muted}">{_NOTHING}</p>')

@@ -1,4 +1,4 @@
-"""The data that AWQ and GPTQ are fitted to: the run's own, or a file that is looked at."""
+"""Calibration data for AWQ and GPTQ: the run's training data, or a file that is checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.gui.session.context import Context
 from app.text import count_of
 
 WAIT_MS = 250
-"""After the last key, before the file is read."""
+"""Pause after the last key before a path is checked, in milliseconds."""
 
 
 class CalibrationPage(QWidget):
@@ -32,7 +32,7 @@ class CalibrationPage(QWidget):
         self._context = context
         self._op: Op | None = None
         self.problem = ""
-        """Why one cannot go on; empty: one can."""
+        """Reason why the wizard cannot continue; empty: it can."""
         self.own = QRadioButton("The run's training data")
         self.file = QRadioButton("A data file on this PC")
         self.path = QLineEdit()
@@ -70,7 +70,7 @@ class CalibrationPage(QWidget):
         return "" if self.own.isChecked() else self.path.text().strip()
 
     def choose(self, path: str) -> None:
-        """Show an answer of before."""
+        """Restore an earlier answer."""
         if path:
             self.path.setText(path)
             self.file.setChecked(True)
@@ -87,9 +87,11 @@ class CalibrationPage(QWidget):
             self._type()
 
     def _change(self) -> None:
+        # An answer for the previous path must not mark the new one as valid.
         if self._op is not None:
             self._op.cancel()
         self._found.setText("")
+        # Until the file has been read, the wizard must not continue with it.
         self.problem = "" if self.own.isChecked() else "The file has not been read yet."
         if self.file.isChecked():
             self._look_soon.start()

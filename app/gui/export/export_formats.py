@@ -1,4 +1,4 @@
-"""The formats and types of an export, each with what it will take."""
+"""Formats and types of an export, each with its estimated size, time and memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from app.gui.kit.primitives import make_label
 
 
 class FormatsPage(QWidget):
-    """One box per target; several at once."""
+    """One check box per target; several can be chosen."""
 
     edited = Signal()
 
@@ -59,7 +59,7 @@ class FormatsPage(QWidget):
         return tuple(target for target, box in self.boxes.items() if box.isChecked())
 
     def engine(self) -> Engine:
-        """Return what is to make AWQ."""
+        """Return the engine that makes AWQ."""
         return self.maker.engine()
 
     def choose(self, targets: tuple[str, ...], engine: Engine) -> None:
@@ -68,7 +68,7 @@ class FormatsPage(QWidget):
             box.setChecked(target in targets)
 
     def show_notes(self, notes: Mapping[str, str]) -> None:
-        """Show what targets will take."""
+        """Show the estimate of each target."""
         for target, text in notes.items():
             self._notes[target].setText(text)
             self.boxes[target].setAccessibleDescription(text)

@@ -1,4 +1,4 @@
-"""What makes AWQ: asked below its box, and only where AWQ is chosen."""
+"""Choice of the engine for AWQ, visible only while AWQ is chosen."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class MakerChoice(QWidget):
         return cast(Engine, found)
 
     def choose(self, engine: str) -> None:
-        """Show an answer of before."""
+        """Restore an earlier answer."""
         self.buttons[engine].setChecked(True)

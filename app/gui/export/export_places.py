@@ -1,4 +1,4 @@
-"""Where an export is made, why not elsewhere, and the folder that it comes to."""
+"""Choice of the node that runs an export, and of the output folder."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ class PlacesPage(QWidget):
 
     @property
     def problem(self) -> str:
-        """Why one cannot go on; empty: nothing is known that speaks against it."""
+        """Reason why the wizard cannot continue; empty: it can, as far as is known."""
         return self._folder_problem or self._node_problem
 
     def node(self) -> str:
-        """Return the chosen node; empty: the quickest. While they are looked at, the one before."""
+        """Return the chosen node; empty: the fastest. While estimates load, the previous choice."""
         if not self.nodes:
             return self._wanted
         return next((name for name, one in self.nodes.items() if one.isChecked()), "")
@@ -99,7 +99,7 @@ class PlacesPage(QWidget):
         self.folder.setText(folder)
 
     def look(self, answers: ExportAnswers) -> None:
-        """Ask what the jobs take on each node, and look at their folders."""
+        """Estimate the jobs on each node, and check their folders."""
         self._answers, self._node_problem = answers, ""
         self._clear()
         self._note.setText("Estimating time and memory on each node\u2026")
@@ -113,7 +113,7 @@ class PlacesPage(QWidget):
         self.look_at_folder(answers)
 
     def look_at_folder(self, answers: ExportAnswers) -> None:
-        """Look whether the folders of what is asked for are free."""
+        """Check that the output folders do not exist yet."""
         answers = replace(answers, folder=self.folder.text())
         folders = [Path(job.folder) for job in list_jobs(self._run_id, answers)]
         self._ask(
@@ -122,19 +122,19 @@ class PlacesPage(QWidget):
                 lambda core, report: core.artifacts.check_export_folders(
                     folders if answers.folder else []
                 ),
-                lambda result: self._tell_folder(""),
-                lambda error: self._tell_folder(describe_error(error)),
+                lambda result: self._show_folder_problem(""),
+                lambda error: self._show_folder_problem(describe_error(error)),
             ),
         )
 
     def leave(self) -> None:
-        """Ask nothing any more."""
+        """Cancel all requests."""
         self._look_soon.stop()
         for op in self._ops.values():
             op.cancel()
 
     def show_places(self, rows: Sequence[PlaceRow]) -> None:
-        """Show the nodes, those that can first."""
+        """Show the nodes, with those that can run the export first."""
         self._clear()
         able = [row for row in rows if not row.problem]
         self._note.setText("Nodes that can run this export, fastest first." if able else NO_NODE)
@@ -143,11 +143,13 @@ class PlacesPage(QWidget):
         for row in rows:
             self._add(row.node, row.node, row.problem or row.words, is_able=not row.problem)
         chosen = self.nodes.get(self._wanted)
+        # A chosen node that has become unable falls back to the fastest.
         (chosen if chosen is not None and chosen.isEnabled() else self.nodes[""]).setChecked(True)
         self.edited.emit()
 
     def _clear(self) -> None:
-        """Show no node; the one that was chosen is chosen again where it comes back."""
+        """Remove all nodes; the chosen one is selected again if it returns."""
+        # Estimates are reloaded when the formats change; keep the node that the user has chosen.
         self._wanted = self.node()
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
@@ -165,7 +167,7 @@ class PlacesPage(QWidget):
         self.edited.emit()
 
     def _ask(self, what: str, op: Op) -> None:
-        """Let the newest question of a kind be the only one."""
+        """Replace the previous request of the same kind."""
         if what in self._ops:
             self._ops[what].cancel()
         self._ops[what] = op
@@ -175,7 +177,7 @@ class PlacesPage(QWidget):
         self._look_soon.start()
         self.edited.emit()
 
-    def _tell_folder(self, problem: str) -> None:
+    def _show_folder_problem(self, problem: str) -> None:
         self._folder_problem = problem
         self.edited.emit()
 

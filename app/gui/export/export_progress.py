@@ -1,4 +1,4 @@
-"""How far each export is, and what was measured of it."""
+"""Progress and result of each export job."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _WORDS = {
 
 
 class ProgressRow(QWidget):
-    """One job: its state, its phase, and in the end its verdict."""
+    """One job: state, phase, and finally its verdict."""
 
     chat_wanted = Signal(str)
-    """Talk with the artifact in this folder."""
+    """Folder of the artifact to chat with."""
 
     def __init__(self, theme: Theme, job: ExportJob) -> None:
         super().__init__()
+        # Output folder; the artifact's own path once it is made.
         self._folder = job.folder
-        """Where it is, once it is made."""
         self.state = StatusPill(theme, _WORDS["waiting"])
         self.bar = QProgressBar(minimum=0, maximum=len(PHASES))
         self.bar.setTextVisible(False)
@@ -46,15 +46,15 @@ class ProgressRow(QWidget):
         self.phase = ElidedLabel(role="caption")
         self._time: QLabel = make_label(role="caption")
         self.result = make_selectable(make_label(wraps=True))
-        self._deeds = QWidget()
-        deeds = QHBoxLayout(self._deeds)
-        deeds.setContentsMargins(0, 0, 0, 0)
-        deeds.setSpacing(8)
+        self._buttons_row = QWidget()
+        buttons = QHBoxLayout(self._buttons_row)
+        buttons.setContentsMargins(0, 0, 0, 0)
+        buttons.setSpacing(8)
         copy = Button(theme, "Copy path", lambda: copy_to_clipboard(self._folder), icon="copy")
         chat = Button(theme, "Chat", lambda: self.chat_wanted.emit(self._folder), icon="chat")
         for button in (copy, chat):
-            deeds.addWidget(button)
-        deeds.addStretch(1)
+            buttons.addWidget(button)
+        buttons.addStretch(1)
         panel = make_panel()
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
@@ -72,10 +72,10 @@ class ProgressRow(QWidget):
         told.addWidget(self._time, 0, Qt.AlignmentFlag.AlignRight)
         column.addLayout(told)
         column.addWidget(self.result)
-        column.addWidget(self._deeds)
+        column.addWidget(self._buttons_row)
 
     def show_row(self, row: ExportProgress) -> None:
-        """Show how far it is."""
+        """Show the progress of the job."""
         is_now = row.state == "now"
         self.bar.setVisible(is_now)
         self.bar.setValue(row.phase)
@@ -84,7 +84,7 @@ class ProgressRow(QWidget):
         self._time.setVisible(row.ended_s is not None)
         if row.began_s is not None and row.ended_s is not None:
             self._time.setText(show_duration(row.ended_s - row.began_s))
-        self._deeds.setVisible(row.made is not None)
+        self._buttons_row.setVisible(row.made is not None)
         self.result.setVisible(row.made is not None or bool(row.problem))
         if row.made is None:
             self.state.show_status(_WORDS.get(row.state, _WORDS["waiting"]))
@@ -98,7 +98,7 @@ class ProgressRow(QWidget):
 
 
 class ProgressPage(QWidget):
-    """All jobs of a batch, as they go on."""
+    """All jobs of a batch."""
 
     chat_wanted = Signal(str)
 
@@ -117,6 +117,6 @@ class ProgressPage(QWidget):
         self.draw()
 
     def draw(self) -> None:
-        """Show how far all are."""
+        """Show the progress of all jobs."""
         for shown, row in zip(self.rows, self._batch.rows, strict=True):
             shown.show_row(row)

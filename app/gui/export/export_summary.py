@@ -1,4 +1,4 @@
-"""What an export will make, and the commands that do the same."""
+"""Summary of an export, and the equivalent commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SummaryPage(QWidget):
         column.addStretch(1)
 
     def show_answers(self, answers: ExportAnswers) -> None:
-        """Show what they will make."""
+        """Show the summary of `answers`."""
         step = "the newest checkpoint"
         if answers.checkpoint is not None:
             step = f"the checkpoint of step {answers.checkpoint}"

@@ -1,4 +1,4 @@
-"""Quantize and export, a step at a time; what is under way goes on without the window."""
+"""Export wizard, one step at a time; a running export continues without the window."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from agents.contract.formats import EXPORTS
 from app.artifacts.exports.request import ExportRequest
+from app.conversation import Subject
 from app.core.api import CoreApi
 from app.errors import RacklessError, describe_error
 from app.events import CheckpointSnapshot, RunSnapshot
@@ -35,6 +36,7 @@ from app.flows.export import (
     split_targets,
     suggest_folder,
 )
+from app.gui.chat.chat_dialog import open_chat
 from app.gui.export.export_calibration import CalibrationPage
 from app.gui.export.export_formats import FormatsPage
 from app.gui.export.export_places import PlacesPage
@@ -63,7 +65,7 @@ _TITLES: dict[Step, str] = {
 
 
 class ExportWizard(QDialog):
-    """Left at any step, it is taken up there again."""
+    """Steps of an export; reopening it returns to the step where it was closed."""
 
     def __init__(self, context: Context, parent: QWidget, run: RunSnapshot) -> None:
         super().__init__(parent)
@@ -88,7 +90,7 @@ class ExportWizard(QDialog):
                 self._fail_checkpoints,
             ),
             context.bridge.run(
-                lambda core, report: foretell(core, report, run.run_id),
+                lambda core, report: estimate_formats(core, report, run.run_id),
                 progress=self._show_plan,
                 failure=self._no_plan,
             ),
@@ -100,8 +102,10 @@ class ExportWizard(QDialog):
             self.go_to(self.step)
 
     def answers(self) -> ExportAnswers:
-        """Return what was chosen so far."""
+        """Return the answers so far."""
         chosen = self.table.selected()
+        # Selecting the newest means "the newest at the start of the export", so that a checkpoint
+        # saved meanwhile is used.
         newest = max((row.step for row in self.model.rows()), default=None)
         step = chosen.step if chosen and chosen.step != newest else None
         return ExportAnswers(
@@ -114,7 +118,7 @@ class ExportWizard(QDialog):
         )
 
     def go_to(self, step: Step) -> None:
-        """Show a step."""
+        """Show a step, and prepare its page."""
         self.step = step
         self._title.setText(_TITLES[step])
         self.stack.setCurrentWidget(self._pages[step])
@@ -127,7 +131,7 @@ class ExportWizard(QDialog):
         self._review()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Let a held Enter go on by one step only."""
+        """Ignore auto-repeat, so that a held Enter does not skip through steps."""
         if not (event.isAutoRepeat() and event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)):
             super().keyPressEvent(event)
 
@@ -188,7 +192,7 @@ class ExportWizard(QDialog):
         column.addWidget(self._problem)
         column.addLayout(buttons)
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ data
 
     def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
         self.model.reset(found)
@@ -207,9 +211,9 @@ class ExportWizard(QDialog):
         self.formats.show_notes({target: describe_target(target, plan) for target in targets})
 
     def _no_plan(self, error: RacklessError) -> None:
-        """Without a forecast the sizes stay away; the export itself says what is wrong."""
+        """Without an estimate no sizes are shown; the export itself reports what is wrong."""
 
-    # ------------------------------------------------------------ moving on
+    # ------------------------------------------------------------ navigation
 
     def _move(self, by: int) -> None:
         if by > 0 and self.step == "summary":
@@ -236,13 +240,11 @@ class ExportWizard(QDialog):
         self.stack.setCurrentWidget(scroll)
         self._title.setText("Exporting")
         batch.changed.connect(self._review)
+        # Elapsed time is drawn by a timer, since a long phase may send no progress for minutes.
         self._tick.start()
         self._review()
 
     def _chat(self, folder: str) -> None:
-        from app.conversation import Subject
-        from app.gui.chat.chat_dialog import open_chat
-
         open_chat(self._context, self, self._run, Subject(what=folder))
 
     def _cancel(self) -> None:
@@ -250,7 +252,7 @@ class ExportWizard(QDialog):
             self.batch.cancel()
 
     def _begin_anew(self) -> None:
-        """Go back to the first step, with the answers that were given."""
+        """Return to the first step and keep the answers."""
         self._tick.stop()
         self._context.exports.batches.pop(self._run.run_id, None)
         self.batch = None
@@ -293,13 +295,14 @@ class ExportWizard(QDialog):
             op.cancel()
         if self.batch is None:
             answers = self.answers()
+            # Checkpoints have not arrived yet: keep the step of the restored draft.
             if not self.model.rows():
                 answers = replace(answers, checkpoint=self._wanted_step)
             self._context.exports.drafts[self._run.run_id] = Draft(answers, self.step)
 
 
-async def foretell(core: CoreApi, report: Report, run_id: str) -> None:
-    """Foretell each format by itself; GGUF's types together, since only sizes are shown."""
+async def estimate_formats(core: CoreApi, report: Report, run_id: str) -> None:
+    """Estimate each format; the types of GGUF together, since only their sizes are shown."""
     for to in EXPORTS:
         for group in group_targets(to, [target for target, _ in offer_targets(to)]):
             request = ExportRequest(run_id=run_id, to=to, types=split_targets(group)[1])

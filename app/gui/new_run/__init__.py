@@ -1,1 +1,1 @@
-"""Configuring a run and seeing its plan."""
+"""The New run dialog and its live plan."""

@@ -1,4 +1,4 @@
-"""What a run would learn from its data, before it is started: first the first rows, then all."""
+"""Data preview before a run is started: the first rows at once, all rows on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.gui.session.context import Context
 
 
 class DataDialog(QDialog):
-    """Looks at the first rows as soon as it is made, which takes seconds."""
+    """Shows a data preview; reading the first rows starts at once and takes seconds."""
 
     def __init__(self, context: Context, parent: QWidget, spec: RunSpec) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""What a run learns from its data: figures, and three rows with the learned tokens marked."""
+"""Data preview of a run: statistics, and three rows with the learned tokens marked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTHING = "A preview appears here once the first rank has read the data."
 
 
 def data_html(found: DataPreview, palette: ThemeColors) -> str:
-    """Return a preview of data as the small HTML that Qt's text widgets know."""
+    """Return a data preview in the HTML subset that Qt's text widgets support."""
     facts = "".join(
         f'<tr><td style="color:{palette.muted};padding-right:16px">{caption}</td>'
         f"<td>{escape(text)}</td></tr>"
@@ -33,12 +33,13 @@ def data_html(found: DataPreview, palette: ThemeColors) -> str:
                 f'<p style="color:{palette.muted}">{title}</p>'
                 f'<p style="white-space:pre-wrap">{"".join(parts)}</p>'
             )
+    # Colour alone would not reach everybody: learned text is bold as well.
     legend = f"<p>{learned}Marked text</span> is learned; the rest is context.</p>"
     return f"<table>{facts}</table>{legend}{''.join(rows)}"
 
 
 class DataView(QTextBrowser):
-    """Shows a preview of data; empty until `show_data` is called."""
+    """Shows a data preview, or a placeholder until `show_data` is called."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class DataView(QTextBrowser):
         self._draw()
 
     def show_data(self, found: DataPreview | None) -> None:
-        """Show what was found; None: nothing is known yet."""
+        """Show a preview; None: not known yet."""
         if found != self._found:
             self._found = found
             self._draw()

@@ -1,4 +1,4 @@
-"""Ask for a plan at every change of a form, and show the answer to the newest question only.
+"""Request a plan at every change of a form, and show the answer to the newest request only.
 
 While somebody types, only what is known here counts, so that an answer takes milliseconds. Once the
 hands rest, nodes and the hub may be asked for what is missing, which takes as long as they do.
@@ -17,24 +17,24 @@ from app.gui.session.bridge import Bridge
 from app.planning.candidate import Plan
 
 REST_MS = 800
-"""Pause in typing after which it is worth asking others."""
+"""Pause in typing after which nodes and hub are queried, in milliseconds."""
 
 
 class LivePlan(QObject):
-    """One question at a time; those that come meanwhile wait, and only the last of them counts."""
+    """Sends one request at a time; of those that wait meanwhile only the newest is sent."""
 
     def __init__(self, bridge: Bridge, view: PlanView) -> None:
         super().__init__(view)
         self._bridge, self._view = bridge, view
         self._wanted: RunSpec | None = None
+        # Request in flight, and whether it may query nodes and the hub.
         self._asked: tuple[RunSpec, bool] | None = None
-        """Question under way, and whether it looks far."""
         self._answered: RunSpec | None = None
         self._rest = QTimer(self, singleShot=True)
         self._rest.timeout.connect(lambda: self._ask(ask_remote=True))
 
     def follow(self, spec: RunSpec | None, words: str) -> None:
-        """Plan `spec` from now on; None: there is nothing to plan yet, and `words` say why."""
+        """Plan `spec` from now on; None: nothing to plan yet, for the reason in `words`."""
         if spec is None:
             self._wanted = self._answered = None
             self._rest.stop()
@@ -45,12 +45,14 @@ class LivePlan(QObject):
             self._ask(ask_remote=False)
 
     def again(self) -> None:
-        """Plan the same once more, since something it rests on may be known better now."""
+        """Plan the same spec again, since its inputs (such as the data size) may be known
+        better now."""
         self._answered = None
         self._ask(ask_remote=False)
 
     def _ask(self, *, ask_remote: bool) -> None:
         spec = self._wanted
+        # One request at a time: `_finish` sends the newest spec once the answer is here.
         if spec is None or self._asked is not None or (ask_remote and spec == self._answered):
             return
         self._asked = spec, ask_remote
@@ -72,11 +74,14 @@ class LivePlan(QObject):
         asked, self._asked = self._asked, None
         if asked is None:
             return
+        # The form has changed since: this answer is stale, ask for the newest.
         if asked[0] != self._wanted:
             self._ask(ask_remote=False)
             return
         if is_answer:
             self._answered = asked[0]
         show()
+        # The quick request lacked something that only nodes or the hub know. If the user has
+        # stopped typing, ask them now; otherwise the timer will.
         if not is_answer and not self._rest.isActive():
             self._ask(ask_remote=True)

@@ -1,4 +1,4 @@
-"""What a GPU's memory would hold, as one bar in parts, with a mark where the room ends."""
+"""Memory forecast of a GPU as a stacked bar; what exceeds the available memory is red."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLORS = ("chart_utilisation", "chart_memory", "chart_tokens", "chart_temperatur
 
 
 class MemoryBar(QWidget):
-    """Painted anew when `show_parts` is called."""
+    """Stacked bar of memory groups."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -31,7 +31,8 @@ class MemoryBar(QWidget):
         return QSize(120, HEIGHT_PX)
 
     def show_parts(self, parts: Sequence[tuple[str, int]], room_bytes: int) -> None:
-        """Show groups of bytes against the room; beyond it the bar turns to the colour of errors.
+        """Show groups of bytes against the available memory; any excess is painted in the error
+        colour.
 
         Args:
             parts: name and bytes, as many as there are colours at most.
@@ -45,6 +46,7 @@ class MemoryBar(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         used = sum(size for _, size in self._parts)
+        # Scale to what is larger, so that an overflow shows as red beyond the end of the memory.
         whole = max(used, self._room_bytes, 1)
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
@@ -56,7 +58,8 @@ class MemoryBar(QWidget):
         left = 0.0
         for (_, size), color in zip(self._parts, COLORS, strict=False):
             width = area.width() * size / whole
-            seen = width - 1 if width > 3 else width  # a gap: neighbours differ not by colour alone
+            # a gap separates neighbours for people who cannot tell their colours apart
+            seen = width - 1 if width > 3 else width
             painter.fillRect(QRectF(left, 0, seen, area.height()), palette.color(color))
             left += width
         if used > self._room_bytes:
@@ -67,7 +70,7 @@ class MemoryBar(QWidget):
 
 
 class Swatch(QWidget):
-    """A small square in the colour of a group, for a legend."""
+    """Small square in the colour of a group, for the legend."""
 
     def __init__(self, theme: Theme, color: str) -> None:
         super().__init__()

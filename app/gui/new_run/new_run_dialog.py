@@ -1,4 +1,4 @@
-"""New run: the questions on the left, what follows from the answers on the right.
+"""New run dialog: the form on the left, its plan and summary on the right.
 
 All logic is in app.flows. A problem shows at its field once the person has been there, or has
 pressed Start.
@@ -59,8 +59,8 @@ async def drop_recipe(core: CoreApi, name: str) -> RecipeRow:
     return core.library.delete_recipe(name)
 
 
-def may_delete_recipe(parent: QWidget, theme: Theme) -> bool:
-    """Ask whether a recipe of one's own shall go."""
+def confirm_delete_recipe(parent: QWidget, theme: Theme) -> bool:
+    """Ask for confirmation to delete one of the user's recipes."""
     return confirm(
         parent,
         theme,
@@ -73,23 +73,23 @@ def may_delete_recipe(parent: QWidget, theme: Theme) -> bool:
 
 class NewRunDialog(QDialog):
     started = Signal(str)
-    """The id of the run that was started."""
+    """Id of the started run."""
     left = Signal(dict)
-    """The form was closed without a start: a draft of its answers, empty if it was not touched."""
+    """Draft of the answers when the form is closed without a start; empty if nothing was edited."""
 
     def __init__(self, context: Context, parent: QWidget) -> None:
         super().__init__(parent)
         self._context = context
         self._shows_all = False
+        # True while the banner counts answers that need attention.
         self._complains = False
-        """The banner says how many answers need another look."""
         self._op: Op | None = None
         self.setWindowTitle("New run")
         self.setMinimumSize(840, 480)
         self.resize(1100, 760)
         self.form = RunForm(context)
         self.banner = Banner(context.theme)
-        self.outlook = Outlook(context.theme, self.look_at_data)
+        self.outlook = Outlook(context.theme, self.preview_data)
         self._plan = LivePlan(context.bridge, self.outlook.plan)
         self._paths = PathChecker(context.bridge, self)
         self._paths.checked.connect(self._review)
@@ -111,8 +111,8 @@ class NewRunDialog(QDialog):
         column.addLayout(foot)
         self._fill(RunAnswers(name=self._free_name("run-1")))
         self._untouched = self.answers()
+        # Answers filled in from a run or a file; closing with just these saves no draft.
         self._given: RunAnswers | None = None
-        """What a run or a file has answered, where nothing was answered before."""
         self.form.edited.connect(self._review)
         self.form.start_from.chosen.connect(self._take_recipe)
         self.form.start_from.delete_asked.connect(self._delete_recipe)
@@ -148,9 +148,9 @@ class NewRunDialog(QDialog):
                 tip="See these settings as a file: copy it, save it, or keep it as a recipe",
             )
         )
-        self.afresh = Button(theme, "Start over", self._start_afresh, tip="Discard this draft")
-        self.afresh.hide()
-        row.addWidget(self.afresh)
+        self.start_over = Button(theme, "Start over", self._start_over, tip="Discard this draft")
+        self.start_over.hide()
+        row.addWidget(self.start_over)
         row.addStretch(1)
         row.addWidget(Button(theme, "Cancel", self.reject, tip="Your answers are kept as a draft"))
         row.addWidget(self.start)
@@ -163,8 +163,9 @@ class NewRunDialog(QDialog):
         return self.form.answers()
 
     def open_file(self, path: Path) -> None:
-        """Fill the form from a run file."""
-        self._given = self.answers()  # one that cannot be read has answered nothing
+        """Fill in the form from a run file."""
+        # if the file cannot be read, the form is unchanged and its draft is kept
+        self._given = self.answers()
         self._context.bridge.run(
             lambda core, report: read_file(core, path),
             partial(self._take_file, path),
@@ -172,15 +173,15 @@ class NewRunDialog(QDialog):
         )
 
     def take_up(self, draft: Mapping[str, object]) -> None:
-        """Go on with the answers of a form that was left."""
+        """Restore the draft of a form that was closed."""
         self._shows_all = True
         self._fill(take_up(draft, self._untouched))
-        self.afresh.show()
+        self.start_over.show()
         self.banner.show_message("calm", "Restored your draft")
 
-    def _start_afresh(self) -> None:
+    def _start_over(self) -> None:
         self._shows_all = self._complains = False
-        self.afresh.hide()
+        self.start_over.hide()
         self.banner.hide()
         self._fill(self._untouched)
         self.form.begin()
@@ -188,12 +189,13 @@ class NewRunDialog(QDialog):
     def reject(self) -> None:
         if self._op is not None:
             self._op.cancel()
+        # A form filled from a run or a file and left unchanged holds nothing worth a draft.
         if self.answers() != self._given:
             self.left.emit(to_draft(self.answers(), self._untouched))
         super().reject()
 
     def repeat(self, run: RunSnapshot) -> None:
-        """Fill the form with every setting of a run, under a new name."""
+        """Fill in the form with every setting of a run, under a new name."""
         self._shows_all = True
         self._fill(replace(to_answers(run.spec), name=self._free_name(run.spec.name)))
         self._given = self.answers()
@@ -202,7 +204,7 @@ class NewRunDialog(QDialog):
         )
 
     def _show_file(self) -> None:
-        spec = self._spec_or_tell()
+        spec = self._read_spec()
         if spec is not None:
             dialog = RunFileDialog(self._context, self, spec)
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -210,7 +212,7 @@ class NewRunDialog(QDialog):
             dialog.open()
 
     def _delete_recipe(self, name: str) -> None:
-        if may_delete_recipe(self, self._context.theme):
+        if confirm_delete_recipe(self, self._context.theme):
             self._context.bridge.run(
                 lambda core, report: drop_recipe(core, name),
                 lambda recipe: self.form.start_from.drop(recipe.name),
@@ -237,40 +239,44 @@ class NewRunDialog(QDialog):
 
     def _review(self) -> RunReview:
         answers, nodes = self.answers(), self._context.cluster.node_list()
+        # Paths are checked off the Qt thread: a network drive may hang for seconds.
         self._paths.follow(name_paths(answers))
         result = review(answers, nodes, self._paths.missing)
         self.form.show_review(result, shows_all=self._shows_all)
         if self._complains:
-            self._tell_errors(self.form.count_errors(result))
+            self._show_num_errors(self.form.count_errors(result))
         self.outlook.show_rows(result.summary)
         self.outlook.look.setEnabled(preview_spec(answers) is not None)
+        # Plans need less than a start: the model and the size of the batch are enough.
         self._plan.follow(*plan_spec(answers, nodes))
         return result
 
-    def look_at_data(self) -> None:
-        """Open a dialog with what the run would learn from its data."""
+    def preview_data(self) -> None:
+        """Open the data preview of the current answers."""
         spec = preview_spec(self.answers())
         if spec is not None:
             dialog = DataDialog(self._context, self, spec)
             dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            # The preview has counted the rows, so the plan now knows its number of steps.
             dialog.finished.connect(self._plan.again)
             dialog.open()
 
     def _free_name(self, wanted: str) -> str:
         return free_name(wanted, {run.name for run in self._context.cluster.runs.values()})
 
-    def _spec_or_tell(self) -> RunSpec | None:
+    def _read_spec(self) -> RunSpec | None:
         self._shows_all = True
         result = self._review()
+        # From here on every finding is shown, since the user has tried to start.
         if result.spec is not None:
             return result.spec
         self.form.show_first_error(result)
         self._complains = True
-        self._tell_errors(self.form.count_errors(result))
+        self._show_num_errors(self.form.count_errors(result))
         return None
 
-    def _tell_errors(self, num_errors: int) -> None:
-        """Keep saying how many answers need another look, until none does."""
+    def _show_num_errors(self, num_errors: int) -> None:
+        """Keep the count of answers that need attention in the banner, until there are none."""
         if num_errors:
             words = "1 answer needs" if num_errors == 1 else f"{num_errors} answers need"
             self.banner.show_message("warning", f"{words} attention", "See the marked fields.")
@@ -278,10 +284,10 @@ class NewRunDialog(QDialog):
             self._complains = False
             self.banner.hide()
 
-    # ------------------------------------------------------------ deeds
+    # ------------------------------------------------------------ actions
 
     def _start(self) -> None:
-        spec = self._spec_or_tell()
+        spec = self._read_spec()
         if spec is None:
             return
         self.start.setEnabled(False)

@@ -1,4 +1,4 @@
-"""What follows from the answers of a form, beside it: the plan, figures, and a look at the data."""
+"""Side panel of the form: plan, summary, and the button for the data preview."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH_PX = 360
 
 
 class Outlook(QFrame):
-    """Says what will happen when the form is sent off."""
+    """Shows what starting the run would do."""
 
     def __init__(self, theme: Theme, look: Callable[[], object]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Outlook(QFrame):
         return scroll
 
     def show_rows(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Show (label, value); a label that is missing now keeps its last value."""
+        """Show (label, value) rows; labels missing from `rows` keep their last value."""
         for label, value in rows:
             if label not in self._values:
                 self._values[label] = make_label(wraps=True)

@@ -1,4 +1,4 @@
-"""The plan of a run beside its form: does it fit, where, how fast, and why not otherwise."""
+"""Plan of a run beside its form: whether it fits, where, how fast, and the alternatives."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from app.presentation.plan_text import (
 )
 from app.text import count_of, show_rate, show_share
 
-MOST_OTHERS = 8
+MAX_ALTERNATIVES = 8
 _LEGEND_COLUMNS = 3
 
 
 class PlanView(QWidget):
-    """Shows the newest plan; what is shown stays until another one comes."""
+    """Shows a plan until the next one arrives, so that typing does not make it flicker."""
 
     advised = Signal(object)
-    """Dotted keys of a run file and their new values, of the advice that a person takes."""
+    """Dotted run file keys and new values of the advice that the user applies."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class PlanView(QWidget):
         self.show_nothing("Choose a model to see its plan.")
 
     def show_nothing(self, words: str) -> None:
-        """Say why there is no plan yet."""
+        """Show why there is no plan yet."""
         self.headline.setText(words)
         self.headline.setObjectName("muted")
         self._polish()
@@ -80,13 +80,13 @@ class PlanView(QWidget):
         self.assumed.hide()
 
     def show_problem(self, message: str, hint: str) -> None:
-        """Say what keeps a plan from being made."""
+        """Show why no plan can be made."""
         self.show_nothing(f"{message[0].upper()}{message[1:]}.")
         self.problem.setText(hint)
         self.problem.setVisible(bool(hint))
 
     def show_plan(self, plan: Plan) -> None:
-        """Show a plan; one that does not fit shows what comes nearest."""
+        """Show a plan; if nothing fits, show the nearest candidate."""
         fits = plan.chosen is not None
         shown = plan.chosen or (plan.others[0] if plan.others else None)
         self.headline.setObjectName("" if fits else "problem")
@@ -96,8 +96,11 @@ class PlanView(QWidget):
         self._show_rows(describe_candidate(shown) if shown is not None and fits else [])
         self._show_gpus(shown.gpus if shown is not None else ())
         self._show_advice(plan.advice)
+        # Without a plan that fits, the nearest candidate is shown above and is no alternative.
         others = plan.others if fits else plan.others[1:]
-        self._other_text.setText("\n\n".join(describe_other(one) for one in others[:MOST_OTHERS]))
+        self._other_text.setText(
+            "\n\n".join(describe_other(one) for one in others[:MAX_ALTERNATIVES])
+        )
         self.others.setVisible(bool(others))
         self.others.set_note(count_of(len(others), "plan"))
         self._assumed_text.setText("\n\n".join(plan.assumptions))
@@ -105,6 +108,7 @@ class PlanView(QWidget):
         self.assumed.set_note(count_of(len(plan.assumptions), "assumption"))
 
     def _polish(self) -> None:
+        # Qt applies a rule for a changed property only after the style is polished again.
         self.headline.style().unpolish(self.headline)
         self.headline.style().polish(self.headline)
 
@@ -143,7 +147,7 @@ class PlanView(QWidget):
 
 
 class _AdviceLine(QWidget):
-    """What would help, with a button that does it where it is a change of the form."""
+    """One piece of advice, with an Apply button if it is a change of the form."""
 
     def __init__(self, theme: Theme, take: Callable[[object], None]) -> None:
         super().__init__()
@@ -158,7 +162,7 @@ class _AdviceLine(QWidget):
         row.addWidget(self.apply)
 
     def show_advice(self, advice: Advice) -> None:
-        """Show one piece of advice."""
+        """Show `advice`."""
         self._change = advice.change
         self._text.setText(advice.text)
         self.apply.setVisible(bool(advice.change))
@@ -166,7 +170,7 @@ class _AdviceLine(QWidget):
 
 
 class _GpuLine(QWidget):
-    """One GPU: its name and share, its memory as a bar, and what it does."""
+    """One GPU: name and share, memory bar, speed and execution setting."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -181,7 +185,7 @@ class _GpuLine(QWidget):
             column.addWidget(part)
 
     def show_gpu(self, gpu: GpuPlan) -> None:
-        """Show what the plan has for it."""
+        """Show the plan of one GPU."""
         share = "" if gpu.share >= 1 else f", {show_share(gpu.share)}"
         card = gpu.card.removeprefix("NVIDIA ").removeprefix("GeForce ")
         self._name.setText(f"{gpu.node}: {card}{share}")

@@ -1,4 +1,4 @@
-"""The run file that a form's answers make: to read, to copy, to save, to keep as a recipe."""
+"""Run file of the current answers: view, copy, save, or keep as a recipe."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def keep_recipe(core: CoreApi, title: str, spec: RunSpec) -> RecipeRow:
 
 
 def describe_start(path: str) -> str:
-    """Return the command that starts a run file, as a shell takes it.
+    """Return the shell command that starts a run file.
 
     >>> describe_start("my run.yaml")
     "rackless start 'my run.yaml'"
@@ -56,7 +56,7 @@ def describe_start(path: str) -> str:
 
 
 class RunFileDialog(QDialog):
-    """Shows one spec."""
+    """Shows the run file of one spec."""
 
     recipe_saved = Signal(object)
     """The new RecipeRow."""

@@ -1,4 +1,4 @@
-"""The questions of a new run: the few that matter stand open, the others are folded away."""
+"""Form of a new run: the main settings are visible, the advanced ones are folded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.text import count_of
 
 
 class RunForm(QScrollArea):
-    """Shows answers and what is wrong with them."""
+    """Form fields with their answers and findings."""
 
     edited = Signal()
     """An answer was changed."""
@@ -47,16 +47,16 @@ class RunForm(QScrollArea):
             field.edited.connect(self.edited)
 
     def answers(self) -> RunAnswers:
-        """Return what the questions are answered with now."""
+        """Return the current answers."""
         return RunAnswers(**{key: field.answer() for key, field in self.fields.items()})
 
     def fill(self, answers: RunAnswers) -> None:
-        """Answer every question."""
+        """Set every field."""
         for key, field in self.fields.items():
             field.set_answer(str(getattr(answers, key)))
 
     def show_review(self, result: RunReview, *, shows_all: bool) -> None:
-        """Show what is asked, and the findings at their questions.
+        """Show the fields that apply, with findings below them.
 
         Args:
             result: of the answers.
@@ -69,14 +69,14 @@ class RunForm(QScrollArea):
             field.show_finding(finding if is_due or key == "nodes" else None)
         for section in (*self._main, *self._advanced):
             section.show_asked(result.asked)
-        self._tell_advanced(result)
+        self._show_advanced_note(result)
 
     def count_errors(self, result: RunReview) -> int:
-        """Return how many questions have an error."""
+        """Return the number of fields with an error."""
         return sum(result.is_error(key) for key in self.fields)
 
     def show_first_error(self, result: RunReview) -> None:
-        """Go to the first question with an error."""
+        """Focus the first field with an error, unfolding the advanced settings if needed."""
         errors = [key for key in self.fields if result.is_error(key)]
         if errors:
             first = self.fields[errors[0]]
@@ -86,10 +86,10 @@ class RunForm(QScrollArea):
             self.ensureWidgetVisible(first)
 
     def begin(self) -> None:
-        """Go to the first question."""
+        """Focus the first field."""
         self.fields["model"].input.setFocus()
 
-    def _tell_advanced(self, result: RunReview) -> None:
+    def _show_advanced_note(self, result: RunReview) -> None:
         found = [field.key for field in ADVANCED if field.key in result.findings]
         if found:
             number = count_of(len(found), "setting")

@@ -1,4 +1,4 @@
-"""Where the answers of a form come from: the usual settings, a recipe, a run file, another run."""
+"""Choice of starting point for a form: default settings, a recipe, a run file or another run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Choice(NamedTuple):
     purpose: str
     spec: RunSpec
     own: str
-    """Its name as a recipe of the person's own; empty: it is none."""
+    """Name of the user's own recipe, which can be deleted; empty for anything else."""
 
 
 _USUAL = "Suits most fine-tuning: LoRA on chats, instructions or plain text."
@@ -27,14 +27,14 @@ _USUAL = "Suits most fine-tuning: LoRA on chats, instructions or plain text."
 
 class StartFrom(QWidget):
     chosen = Signal(object)
-    """The RunSpec whose settings are wanted; its model and data are not meant."""
+    """RunSpec whose settings to use; its model and data are ignored."""
     delete_asked = Signal(str)
-    """The name of a recipe of the person's own."""
+    """Name of the user's own recipe to delete."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
+        # Choices in the order of the combo box.
         self._choices: list[_Choice] = []
-        """As in the box."""
         self.delete = IconButton(theme, "delete", "Delete this recipe", self._ask_delete)
         self.delete.hide()
         self.box = ChoiceBox()
@@ -51,21 +51,23 @@ class StartFrom(QWidget):
         column.addLayout(row)
         column.addWidget(self._purpose)
         self.box.currentIndexChanged.connect(self._tell)
+        # `activated` fires for user choices only; `show_source` must not fill the form again.
         self.box.activated.connect(lambda place: self.chosen.emit(self._choices[place].spec))
         self.add("Default settings", _USUAL, RunSpec(model="-", data=DataSpec(train="-")))
 
     def add_recipes(self, recipes: Sequence[RecipeRow]) -> None:
         for recipe in recipes:
+            # Built-in recipes cannot be deleted.
             own = recipe.name if recipe.is_own else ""
             self.add(recipe.title, recipe.purpose, recipe.spec, own)
 
     def add(self, title: str, purpose: str, spec: RunSpec, own: str = "") -> None:
-        """Add a choice; `own` is the name of a recipe that can be deleted."""
+        """Add a choice; `own` is the name of a recipe that the user can delete."""
         self._choices.append(_Choice(purpose, spec, own))
         self.box.addItem(title)
 
     def drop(self, own: str) -> None:
-        """Take a recipe away that was deleted."""
+        """Remove a deleted recipe."""
         for place, choice in enumerate(self._choices):
             if choice.own == own:
                 del self._choices[place]
@@ -73,7 +75,7 @@ class StartFrom(QWidget):
                 return
 
     def show_source(self, title: str, purpose: str, spec: RunSpec) -> None:
-        """Add where the answers were taken from, and let the box stand there."""
+        """Add a choice for the current answers' source, and select it."""
         self.add(title, purpose, spec)
         self.box.setCurrentIndex(self.box.count() - 1)
 

@@ -1,1 +1,1 @@
-"""The page of nodes and its dialogs."""
+"""The Nodes page and its dialogs."""

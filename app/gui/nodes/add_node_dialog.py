@@ -1,4 +1,6 @@
-"""Add a PC: where it is, its fingerprint, what was found. A changed host key is a hard stop."""
+"""Add a PC: ask for its address, confirm its fingerprint, show its hardware.
+
+A host key that has changed since it was confirmed is a hard stop, not a question."""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ FINGERPRINT_COMMAND = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
 
 
 class AddNodeDialog(QDialog):
-    """Asks, adds, and shows what was found; set-up can follow at once."""
+    """Adds a node in three steps: address, fingerprint, found hardware with environment setup."""
 
     def __init__(self, context: Context, parent: QWidget) -> None:
         super().__init__(parent)
@@ -104,7 +106,7 @@ class AddNodeDialog(QDialog):
         (self.in_wsl if IS_WINDOWS else self.this_pc).setChecked(True)
 
     def _show_distros(self, names: tuple[str, ...]) -> None:
-        """Offer the Linux systems in this Windows PC, which itself cannot train."""
+        """Offer the WSL distros of this PC; Windows itself cannot train."""
         self.distro.clear()
         self.distro.addItems(names)
         self.in_wsl.setVisible(bool(names) or IS_WINDOWS)
@@ -153,7 +155,7 @@ class AddNodeDialog(QDialog):
         return row
 
     def _fit(self) -> None:
-        """Grow where there is more to say than before."""
+        """Grow the dialog to fit its content; it never shrinks under the pointer."""
         page = self.pages.currentWidget()
         layout = page.layout() if page is not None else None
         if layout is not None:
@@ -188,6 +190,7 @@ class AddNodeDialog(QDialog):
         self.distro.setVisible(self.in_wsl.isChecked())
         result = self._review()
         self.name.setPlaceholderText(result.name)
+        # An empty field is not an error before the user has typed anything.
         is_blank = self.over_ssh.isChecked() and not self.target.text().strip()
         asked = {"target": self.target, "distro": self.distro, "name": self.name}
         for key, label in self.problems.items():
@@ -212,7 +215,7 @@ class AddNodeDialog(QDialog):
             self.key.setText(chosen)
             self._edited()
 
-    # ------------------------------------------------------------ the deed
+    # ------------------------------------------------------------ adding
 
     def _add(self) -> None:
         address, name = self._address(), self._review().name
@@ -260,6 +263,7 @@ class AddNodeDialog(QDialog):
 
     def _failed(self, error: RacklessError) -> None:
         self._set_busy(False)
+        # First contact: show the fingerprint and ask. It is sent with the next attempt only.
         if isinstance(error, HostKeyUnknown):
             self._fingerprint = error.fingerprint
             self.banner.show_message(
@@ -277,6 +281,7 @@ class AddNodeDialog(QDialog):
         self._fingerprint = ""
         self.confirm.hide()
         self.add.show()
+        # A changed key may be an attack, so there is no button to accept it here.
         self.add.setEnabled(not isinstance(error, HostKeyChanged))
         self.banner.show_error(error)
         QTimer.singleShot(0, self, self._fit)

@@ -1,4 +1,4 @@
-"""The ways between the nodes, as a matrix that is a table: a row from each, a column to each."""
+"""Links between nodes as a matrix: rows send, columns receive."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NAME_PX, CELL_PX = 128, 176
 
 
 async def load_links(core: CoreApi) -> tuple[LinkSnapshot, ...]:
-    """Return what the last checks measured."""
+    """Return the links measured by the last checks."""
     return core.nodes.links()
 
 
 class LinksPane(QWidget):
-    """Reads the links again when `reload` is called or nodes come and go."""
+    """Matrix of links; rebuilt when nodes are added or removed."""
 
     def __init__(self, context: Context, measure: Callable[[], object]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class LinksPane(QWidget):
         self._show()
 
     def reload(self) -> None:
-        """Read what is measured now."""
+        """Reload the measured links."""
         self._context.bridge.run(lambda core, report: load_links(core), self._take)
 
     def _take(self, links: tuple[LinkSnapshot, ...]) -> None:
@@ -65,7 +65,9 @@ class LinksPane(QWidget):
     def _show(self) -> None:
         names = tuple(node.name for node in self._context.cluster.node_list())
         self.summary.setText(summarise(names, self._links, self._context.cluster.now_s()))
+        # A link needs two ends.
         self.measure.setEnabled(len(names) > 1)
+        # Columns are nodes, so the table is rebuilt only when their names change.
         if names != self._names:
             self._names = names
             self._make_table(names)

@@ -1,4 +1,4 @@
-"""What is known about one node, in pairs of name and value; and the results of a check."""
+"""Details of one node as name and value pairs, and the results of a check."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe_node_facts(
     clock_offset_s: float | None,
     measured: Mapping[str, Calibration],
 ) -> list[tuple[str, str]]:
-    """Return (name, value) of all that is known about a node; unknown values are a dash.
+    """Return (name, value) pairs about a node; unknown values are a dash.
 
     Args:
         node: the node.
@@ -70,6 +70,7 @@ def describe_node_facts(
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {show_bytes(gpu.memory_bytes)}{driver}"))
         if gpu.uuid in measured:
             rows.append((f"GPU {gpu.index} measured", describe_calibration(measured[gpu.uuid])))
+    # Docker and VPNs add many virtual interfaces; the first four are the ones in use.
     for interface in facts.interfaces[:4]:
         speed = f", {interface.speed_mbit} Mbit/s" if interface.speed_mbit else ""
         rows.append((f"Network {interface.name}", f"{interface.address}{speed}"))
@@ -77,7 +78,7 @@ def describe_node_facts(
 
 
 class NodeDetails(QScrollArea):
-    """The facts of the selected node."""
+    """Facts about the selected node."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -104,13 +105,13 @@ class NodeDetails(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
 
     def show_measured(self, name: str, measured: Mapping[str, Calibration]) -> None:
-        """Show what the GPUs of a node reached, from now on."""
+        """Store the measurements of a node's GPUs, and show them if the node is selected."""
         self._measured[name] = measured
         if name in self._context.cluster.nodes and name == self._name:
             self.show_node(self._context.cluster.nodes[name])
 
     def show_node(self, node: NodeSnapshot | None) -> None:
-        """Show a node; None: none is selected."""
+        """Show a node; None: nothing is selected."""
         self._name = node.name if node is not None else ""
         problem = f"{node.problem}\n{node.hint}".strip() if node is not None else ""
         self._problem.setText(problem)
@@ -121,6 +122,7 @@ class NodeDetails(QScrollArea):
             offset_s = cluster.telemetry.clock_offset(node.name)
             measured = self._measured.get(node.name, {})
             pairs = describe_node_facts(node, cluster.now_s(), offset_s, measured)
+        # Labels are reused: replacing them at every sample would drop a text selection.
         while len(self._labels) < 2 * len(pairs):
             self._add_pair()
         for number, label in enumerate(self._labels):
@@ -141,7 +143,7 @@ class NodeDetails(QScrollArea):
 
 
 class CheckResults(QWidget):
-    """Rows of the last check, and what to do about the selected one."""
+    """Results of the last check, with the fix for the selected one."""
 
     def __init__(self, context: Context, check: Callable[[], object]) -> None:
         super().__init__()
@@ -175,7 +177,7 @@ class CheckResults(QWidget):
         self._show_fix()
 
     def show_rows(self, rows: tuple[Any, ...]) -> None:
-        """Show results, the worst first."""
+        """Show results and select the first failure."""
         self.model.reset(rows)
         num_failed = sum(row.status == "fail" for row in rows)
         num_warnings = sum(row.status == "warn" for row in rows)
@@ -184,6 +186,7 @@ class CheckResults(QWidget):
         if num_warnings:
             words = f"{words[:-1]}, {count_of(num_warnings, 'warning')}."
         self._summary.setText(words)
+        # Select the first failure, so that its fix is visible at once.
         bad = [row for row in rows if row.status == "fail"]
         if bad:
             row = bad[0]

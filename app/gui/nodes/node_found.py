@@ -1,4 +1,4 @@
-"""What was found on a PC that has just been added, and the next step with it."""
+"""Hardware of a node that was just added, and the next step: set up its environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NodeFound(QWidget):
     another_wanted = Signal()
     done = Signal()
     changed = Signal()
-    """There is more or less to say than before."""
+    """The content has changed its height."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class NodeFound(QWidget):
         column.addLayout(row)
 
     def show_node(self, node: NodeSnapshot) -> None:
-        """Show what was found, and whether it can train."""
+        """Show the found hardware, and whether the node is ready to train."""
         self._name = node.name
         found = describe_found(node)
         self._title.setText(f"{node.name} is added")

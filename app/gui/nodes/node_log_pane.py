@@ -1,4 +1,4 @@
-"""What was written last on the selected node: read from the node itself when somebody looks."""
+"""Newest log lines of the selected node, read from the node itself."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from app.gui.session.context import Context
 
 
 class NodeLogPane(QWidget):
-    """Asks the node only while it is in view."""
+    """Shows the ends of a node's logs; queries the node only while visible."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
         self._op: Op | None = None
         self._name, self._shown = "", ""
+        # Delay to the next event loop turn: arrow keys pass over rows, and only the last is
+        # queried.
         self._soon = QTimer(self, interval=0, singleShot=True)
-        """A selection may pass over another row: only the node that stays is asked."""
         self._soon.timeout.connect(self._refresh_if_other)
         self.view = LogView(context.theme)
         self.view.setAccessibleName("Node logs")
@@ -52,13 +53,13 @@ class NodeLogPane(QWidget):
         self.show_node("")
 
     def show_node(self, name: str) -> None:
-        """Show the logs of another node; empty: of none."""
+        """Show the logs of another node; empty: none is selected."""
         self._name = name
         self.again.setEnabled(bool(name))
         self._soon.start()
 
     def refresh(self) -> None:
-        """Ask the node."""
+        """Read the logs from the node."""
         if self._op is not None:
             self._op.cancel()
         name = self._shown = self._name

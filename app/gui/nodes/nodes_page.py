@@ -1,4 +1,4 @@
-"""Nodes: the PCs of the cluster, what they are, and what can be done with them."""
+"""Nodes page: table of all nodes, actions on them, and tabs with details."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from app.presentation.plan_text import describe_calibration
 
 
 async def load_calibrations(core: CoreApi, name: str) -> dict[str, Calibration]:
-    """Return what was measured of a node's GPUs."""
+    """Return the measurements of a node's GPUs, by UUID."""
     return core.nodes.calibrations(name)
 
 
@@ -83,23 +83,23 @@ class NodesPage(QWidget):
         self.tabs.setCurrentWidget(self.details)
 
     def refresh(self) -> None:
-        """Ask every node for fresh facts."""
+        """Ask every node for current facts."""
         for node in self._context.cluster.node_list():
             self._refresh_node(node.name)
 
     def _refresh_node(self, name: str) -> None:
         self._context.bridge.run(
             lambda core, report: core.nodes.refresh(name),
-            failure=lambda error: None,  # its state says so already
+            failure=lambda error: None,  # its state already shows the problem
         )
 
     def check_all(self) -> None:
-        """Check all nodes, and show the results."""
+        """Check all nodes and show the results."""
         self.tabs.setCurrentWidget(self.results)
         self._check()
 
     def measure_links(self) -> None:
-        """Check all nodes, and stay with the links, which are measured by it."""
+        """Check all nodes, which measures the links, and stay on the Links tab."""
         self._check()
 
     def _check(self) -> None:
@@ -170,7 +170,7 @@ class NodesPage(QWidget):
             [actions.button("add_this_pc", role="primary"), actions.button("add_node")],
         )
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def _show(self, name: str) -> None:
         self.model.put(self._context.cluster.nodes[name])

@@ -1,1 +1,1 @@
-"""The wall of live GPUs."""
+"""The Overview page with its live wall of GPUs."""

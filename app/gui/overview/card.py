@@ -1,4 +1,4 @@
-"""One device on the live wall: painted by hand, so that only a card with new figures repaints.
+"""Card of one device on the live wall, painted by hand so that only changed cards repaint.
 
 A screen reader gets the same figures as text; each part explains itself in a tooltip.
 """
@@ -43,12 +43,12 @@ MIN_WIDTH_PX = 300
 PAD_PX = 16
 TILE_HEIGHT_PX = 50
 TILE_GAP_PX = 12
-LEAST_WINDOW_S, MOST_WINDOW_S = 60.0, 300.0
-"""Sparklines show what there is of the last five minutes, and at least one."""
+MIN_SPAN_S, MAX_SPAN_S = 60.0, 300.0
+"""Minimum and maximum time span of the sparklines, in seconds."""
 LOW_CELSIUS, HIGH_CELSIUS = 20.0, 100.0
 
+# Caption of each tile, and the width reserved for its figure, in pixels.
 _CAPTIONS = (("Load", 52), ("Memory", 52), ("Temp", 98), ("Tokens/s", 64))
-"""What the tiles show, and the room that its figure may need beside it, px."""
 _TIPS = {
     "name": "Device name reported by its driver",
     "state": "What the device is doing now",
@@ -61,7 +61,7 @@ _TIPS = {
 
 
 class DeviceCard(QWidget):
-    """The card of one device; its owner calls `refresh` when figures or state changed."""
+    """Card of one device; its owner calls `refresh` when figures or state have changed."""
 
     activated = Signal()
 
@@ -72,6 +72,7 @@ class DeviceCard(QWidget):
         self.status = status
         self._is_live = True
         self._names: tuple[int, str, str] = (0, "", "")
+        # The backdrop covers every pixel, so Qt need not erase the background first.
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -80,14 +81,14 @@ class DeviceCard(QWidget):
         self._describe()
 
     def refresh(self, status: Status, *, is_live: bool = True) -> None:
-        """Show the newest figures; of a node that does not answer, only what was before."""
+        """Show the newest figures; if the node does not respond, only its history."""
         self.status = status
         self._is_live = is_live
         self._describe()
         self.update()
 
     def show_status(self, status: Status, *, is_live: bool) -> None:
-        """Show how the node stands now; figures did not change, so often there is nothing to do."""
+        """Show the state of the node; repaints only if it has changed."""
         if (status, is_live) != (self.status, self._is_live):
             self.refresh(status, is_live=is_live)
 
@@ -105,11 +106,13 @@ class DeviceCard(QWidget):
         self._paint_tiles(painter)
 
     def _backdrop(self) -> QPixmap:
-        """Return what does not move: frame, captions, base lines; cards of one look share it."""
+        """Return the static parts (frame, captions, base lines) as a pixmap shared by like
+        cards."""
         is_loud = self.status.tone in ("warning", "error")
         edge = "accent" if self.hasFocus() else self.status.tone if is_loud else "border"
         scale = self.devicePixelRatioF()
         is_gpu = self.device.reading.is_gpu
+        # Cards of equal size and tone share one pixmap: a wall of a hundred needs only a few.
         key = (self.width(), self.height(), scale, edge, self.hasFocus(), is_gpu)
         return self._theme.cached_pixmap(key, lambda: self._paint_backdrop(edge, scale, is_gpu))
 
@@ -155,12 +158,14 @@ class DeviceCard(QWidget):
 
     def _paint_memory(self, painter: QPainter) -> None:
         reading = self.device.reading
+        # Old figures of a silent node would look like current ones: show a dash.
         used = reading.memory_used_bytes if self._is_live else None
         text = show_bytes_of(used, reading.memory_total_bytes)
         self._text(painter, self._memory_line(), text, 12, "text", weight=500, is_right=True)
         share = share_of(used, reading.memory_total_bytes)
         if share:
             bar = self._bar()
+            # Below the diameter of its corners a rounded bar would look broken.
             bar.setWidth(max(6.0, bar.width() * min(share, 1.0)))
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(self._theme.palette.color("chart_memory"))
@@ -170,6 +175,7 @@ class DeviceCard(QWidget):
         reading, palette = self.device.reading, self._theme.palette
         memory = share_of(reading.memory_used_bytes, reading.memory_total_bytes)
         heat = f"{show_celsius(reading.temperature_celsius)} \u00b7 {show_watts(reading.power_w)}"
+        # One dash instead of two when neither is known.
         if reading.temperature_celsius is None and reading.power_w is None:
             heat = DASH
         values = (
@@ -179,11 +185,14 @@ class DeviceCard(QWidget):
             show_number(reading.tokens_per_s),
         )
         history = self.device.history.view()
+        # fmax ignores NaN, which stands for steps without a figure; initial covers an empty
+        # history.
         fastest = np.fmax.reduce(history[TOKENS], initial=0.0) or 1.0
         scales = (
             (0.0, 1.0, "chart_utilisation"),
             (0.0, float(reading.memory_total_bytes or 1), "chart_memory"),
             (LOW_CELSIUS, HIGH_CELSIUS, "chart_temperature"),
+            # Headroom of 20 %, so that a steady speed does not stick to the upper edge.
             (0.0, float(fastest) * 1.2, "chart_tokens"),
         )
         traces = []
@@ -194,7 +203,7 @@ class DeviceCard(QWidget):
             shade = palette.color(color if self._is_live else "chart_muted")
             traces.append(Trace(tile.adjusted(0, 21, 0, 0), low, high, shade))
         rows = history[[UTILISATION, MEMORY, TEMPERATURE, TOKENS]]
-        paint_sparklines(painter, traces, history[TIME], rows, _window_s(history[TIME]))
+        paint_sparklines(painter, traces, history[TIME], rows, _choose_span_s(history[TIME]))
 
     def _memory_line(self) -> QRectF:
         return QRectF(PAD_PX, 58, self.width() - 2 * PAD_PX, 18)
@@ -226,13 +235,14 @@ class DeviceCard(QWidget):
 
     def _short_name(self, name: str, room_px: float) -> str:
         known_room, known, short = self._names
+        # Eliding measures text, which is slow at one card per second and device: keep the result.
         if (known_room, known) != (round(room_px), name):
             metrics = QFontMetricsF(self._theme.font(13, 600))
             short = metrics.elidedText(short_name(name), Qt.TextElideMode.ElideRight, room_px)
             self._names = (round(room_px), name, short)
         return short
 
-    # ------------------------------------------------------------ people
+    # ------------------------------------------------------------ interaction
 
     def _describe(self) -> None:
         reading = self.device.reading
@@ -257,7 +267,7 @@ class DeviceCard(QWidget):
         return "name" if y < 33 else "state" if y < 56 else "memory" if y < 90 else ""
 
     def _tip(self, part: str) -> str:
-        """Return what a part means, with the figures that have no room on the card itself."""
+        """Return the tooltip of a part, with figures that have no room on the card itself."""
         if not part:
             return ""
         reading = self.device.reading
@@ -290,6 +300,6 @@ class DeviceCard(QWidget):
             super().keyPressEvent(event)
 
 
-def _window_s(times: Array) -> float:
+def _choose_span_s(times: Array) -> float:
     span_s = float(times[-1] - times[0]) if len(times) else 0.0
-    return min(max(span_s, LEAST_WINDOW_S), MOST_WINDOW_S)
+    return min(max(span_s, MIN_SPAN_S), MAX_SPAN_S)

@@ -1,4 +1,4 @@
-"""Overview: the sums, the runs under way, and the live wall of every device."""
+"""Overview page: cluster totals, active runs, and the live wall of all devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.telemetry.stream import DeviceKey
 SCROLL_PX = 16
 """Width of a scroll bar with its margins, as in window.qss."""
 CLOCK_MS = 1000
-"""How often ages such as `unreachable for 12 s` are written anew."""
+"""Interval at which ages such as `unreachable for 12 s` are updated, in milliseconds."""
 
 
 class OverviewPage(QWidget):
@@ -28,7 +28,7 @@ class OverviewPage(QWidget):
     node_opened = Signal(str)
     runs_opened = Signal()
     view_chosen = Signal(bool)
-    """A person wants the devices as a table, or as cards."""
+    """True if the user switched to the table, False for the cards."""
 
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class OverviewPage(QWidget):
         self.show_as_table(False)
 
     def show_as_table(self, is_table: bool) -> None:
-        """Show every device as a row of a table, or as a card."""
+        """Show devices as table rows, or as cards."""
         self._is_table = is_table
         self.view.setText("Show as cards" if is_table else "Show as table")
         self.view.setToolTip(

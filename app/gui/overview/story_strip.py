@@ -1,4 +1,4 @@
-"""The steps of the demo's story, each with its mark: done, under way, to come, failed."""
+"""Steps of the demo, each marked as done, running, to do or failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GLYPHS = {"done": ("good", "good"), "now": ("busy", "accent"), "failed": ("erro
 
 
 class StoryStrip(QFrame):
-    """Hidden until `tell` is called."""
+    """Strip with the demo's steps; hidden until `show_steps` is called."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -37,8 +37,9 @@ class StoryStrip(QFrame):
         theme.changed.connect(self._paint)
         self.hide()
 
-    def tell(self, steps: Sequence[tuple[str, str]], note: str = "") -> None:
-        """Show (title, `done` | `now` | `todo` | `failed`) for each step, and what happens now."""
+    def show_steps(self, steps: Sequence[tuple[str, str]], note: str = "") -> None:
+        """Show (title, `done` | `now` | `todo` | `failed`) of each step, and a note on the
+        current one."""
         if len(steps) != len(self._marks):
             self._make_marks(len(steps))
         self._steps = tuple(steps)

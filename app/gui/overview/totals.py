@@ -1,4 +1,4 @@
-"""The sums of the cluster, in one calm line of figures."""
+"""Totals of the cluster, as one line of figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.text import count_of, show_bytes_of, show_rate, show_share, show_watts
 
 
 class TotalsBar(QFrame):
-    """Nodes, devices, memory, power and speed over all nodes that are online."""
+    """Nodes, devices, memory, power and throughput of all nodes that are online."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -36,14 +36,15 @@ class TotalsBar(QFrame):
         ):
             row.addWidget(self._make_cell(key, caption, tip, has_rule=bool(self._values)))
         cluster = context.cluster
-        cluster.devices_changed.connect(self.refresh)  # a method, which ends with this widget
+        # a bound method: PySide disconnects it when this widget is deleted
+        cluster.devices_changed.connect(self.refresh)
         cluster.structure_changed.connect(self.refresh)
         cluster.node_changed.connect(self.refresh)
         cluster.run_changed.connect(self.refresh)
         self.refresh()
 
     def refresh(self, changed: object = None) -> None:
-        """Read all sums anew, whatever has changed."""
+        """Recompute all totals."""
         cluster = self._context.cluster
         online = frozenset(node.name for node in cluster.node_list() if node.state == "online")
         totals = cluster.telemetry.totals(online)
@@ -80,6 +81,7 @@ class TotalsBar(QFrame):
 
     def _show(self, key: str, text: str) -> None:
         label = self._values[key]
+        # Most samples leave the totals unchanged; setting equal text would still repaint.
         if label.text() != text:
             label.setText(text)
             label.setAccessibleName(f"{self._captions[key].text()}: {text}")

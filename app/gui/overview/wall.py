@@ -1,4 +1,4 @@
-"""The live wall: every device of every node, grouped by node, as many columns as fit.
+"""Live wall: every device, grouped by node, in as many columns as fit.
 
 A node with one device takes one column, so that three small PCs stand side by side; a node with
 eight takes whole rows. Where things go is a pure function; the rest moves widgets there.
@@ -32,7 +32,7 @@ GROUP_GAP_PX = 12
 
 @dataclass(frozen=True, slots=True)
 class CardPlace:
-    """Where a group stands, in columns from the left and pixels from the top."""
+    """Place of a group: columns from the left, pixels from the top."""
 
     column: int
     num_columns: int
@@ -41,12 +41,12 @@ class CardPlace:
 
 
 def choose_columns(width_px: int) -> int:
-    """Return how many cards stand side by side in `width_px`."""
+    """Return the number of cards that fit side by side in `width_px`."""
     return max(1, (width_px + GAP_PX) // (MIN_WIDTH_PX + GAP_PX))
 
 
 def arrange(counts: list[int], num_columns: int) -> list[CardPlace]:
-    """Place groups of `counts` cards from left to right, a new line when one does not fit."""
+    """Place groups of `counts` cards from left to right, wrapping to a new line as needed."""
     places = []
     column = top = line_height = 0
     for count in counts:
@@ -61,7 +61,7 @@ def arrange(counts: list[int], num_columns: int) -> list[CardPlace]:
 
 
 class GroupHead(QWidget):
-    """The name of a node, its state when it is not online, and what it is."""
+    """Heading of a group: node name, state if not online, CPU cores and RAM."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class GroupHead(QWidget):
 
 
 class Wall(QWidget):
-    """Cards of all devices; asks `Cluster` for everything."""
+    """Cards of all devices, read from `LiveState`."""
 
     device_opened = Signal(object)
-    """The DeviceKey of the card that was clicked."""
+    """DeviceKey of the card that was clicked."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -103,11 +103,11 @@ class Wall(QWidget):
         self.rebuild()
 
     def cards(self) -> list[DeviceCard]:
-        """Return the cards from left to right and top to bottom."""
+        """Return the cards in reading order."""
         return [self._cards[key] for _, keys in self._order for key in keys]
 
     def refresh(self, keys: list[DeviceKey]) -> None:
-        """Show new figures on the cards of `keys`, and on no other."""
+        """Update the cards of `keys`, and no others."""
         for key in keys:
             card = self._cards.get(key)
             node = self._context.cluster.nodes.get(key.node)
@@ -116,7 +116,7 @@ class Wall(QWidget):
                 card.refresh(status, is_live=node.state == "online")
 
     def refresh_node(self, name: str) -> None:
-        """Show the state of a node that changed."""
+        """Update the state of a node."""
         node, now_s = self._context.cluster.nodes[name], self._context.cluster.now_s()
         if name in self._heads:
             self._heads[name].show_node(node, now_s)
@@ -126,7 +126,8 @@ class Wall(QWidget):
                 card.show_status(status, is_live=node.state == "online")
 
     def rebuild(self) -> None:
-        """Make heads and cards for the devices that there are; keep the ones that stay."""
+        """Create heads and cards for new devices, keep existing ones, and remove those that are
+        gone."""
         cluster = self._context.cluster
         self._order = [
             (node.name, [device.key for device in cluster.telemetry.of_node(node.name)])
@@ -140,6 +141,7 @@ class Wall(QWidget):
                 self._heads[name] = GroupHead()
                 self._heads[name].setParent(self)
             for key in keys:
+                # A node that was removed and added again has new Device objects.
                 if key not in self._cards or self._cards[key].device is not cluster.telemetry[key]:
                     self._cards[key] = self._make_card(cluster.telemetry[key])
             self.refresh_node(name)
@@ -161,6 +163,7 @@ class Wall(QWidget):
         self._place()
 
     def event(self, event: QEvent) -> bool:
+        # Sent when a heading changes its size, for instance after a change of the font.
         if event.type() == QEvent.Type.LayoutRequest:
             self._place()
         return super().event(event)
@@ -169,7 +172,7 @@ class Wall(QWidget):
         return QSize(3 * (MIN_WIDTH_PX + GAP_PX), self._height())
 
     def keep_free(self, right_px: int) -> None:
-        """Leave room at the right, where a scroll bar would be: then nothing moves if one comes."""
+        """Reserve room for a scroll bar, so that cards do not move when it appears."""
         self._free_px = right_px
         self._place()
 
@@ -201,6 +204,7 @@ class Wall(QWidget):
                 y = place.top_px + HEAD_PX + row * (HEIGHT_PX + GAP_PX)
                 card.setGeometry(round(x), y, round(x + width) - round(x), HEIGHT_PX)
                 card.show()
+                # Tab order follows reading order, not the order of creation.
                 if previous is not None:
                     QWidget.setTabOrder(previous, card)
                 previous = card

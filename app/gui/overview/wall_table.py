@@ -1,4 +1,4 @@
-"""The wall as a table: for a screen reader, for sorting, and for a hundred GPUs on one screen."""
+"""The wall as a table: sortable, dense, and readable by screen readers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from app.telemetry.stream import DeviceKey
 
 
 class WallTable(QWidget):
-    """All devices of all nodes; follows their figures while it is in view."""
+    """Table of all devices; updated only while visible."""
 
     device_opened = Signal(object)
-    """The DeviceKey of the row that was opened."""
+    """DeviceKey of the row that was opened."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -40,19 +40,19 @@ class WallTable(QWidget):
         super().showEvent(event)
 
     def rebuild(self) -> None:
-        """Show the devices that there are, and no other."""
+        """Rebuild all rows."""
         if self.isVisible():
             keys = [device.key for device in self._cluster.telemetry]
             self.model.reset(self._rows(keys))
 
     def refresh(self, keys: Iterable[DeviceKey]) -> None:
-        """Show new figures of these devices."""
+        """Update the rows of `keys`."""
         if self.isVisible():
             for row in self._rows(keys):
                 self.model.put(row)
 
     def refresh_node(self, name: str) -> None:
-        """Show the state of a node that changed."""
+        """Update the state of a node."""
         self.refresh(device.key for device in self._cluster.telemetry.of_node(name))
 
     def _rows(self, keys: Iterable[DeviceKey]) -> list[DeviceRow]:

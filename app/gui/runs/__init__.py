@@ -1,1 +1,1 @@
-"""The pages of runs."""
+"""Pages and dialogs of runs."""

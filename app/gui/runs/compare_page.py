@@ -1,4 +1,4 @@
-"""Several runs side by side: their curves in one chart, their results, and how they differ."""
+"""Compare several runs: their curves in shared charts, their results, and settings that differ."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ComparePage(QWidget):
         context.cluster.run_changed.connect(self._change_run)
 
     def open_runs(self, runs: Sequence[RunSnapshot]) -> None:
-        """Compare these runs; their steps of the past are read from the core."""
+        """Compare `runs`; steps logged before now are read from the core."""
         if self._op is not None:
             self._op.cancel()
         self._runs, self._steps = list(runs), {}
@@ -70,7 +70,8 @@ class ComparePage(QWidget):
     def _make_charts(self, place: int) -> ChosenPlots:
         charts = ChosenPlots(self._context.theme, QUANTITIES, "Metric shown in this chart")
         for plot in charts.plots:
-            plot.shows_marks = False  # each run has attempts of its own
+            # attempts start at different steps in each run, so shared marks would be wrong
+            plot.shows_marks = False
         charts.choice.setCurrentIndex(place)
         charts.chosen.connect(lambda: self._draw(charts))
         return charts
@@ -116,6 +117,7 @@ class ComparePage(QWidget):
     def _fill(self, found: dict[str, list[StepRecord]]) -> None:
         for run_id, steps in found.items():
             newer = self._steps.get(run_id, [])
+            # Steps that arrived live while the history was read come after it; overlap is dropped.
             last = (steps[-1].attempt, steps[-1].step) if steps else (0, 0)
             self._steps[run_id] = [
                 *steps,
@@ -125,6 +127,7 @@ class ComparePage(QWidget):
 
     def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
         ids = [run.run_id for run in self._runs]
+        # A hidden page is loaded again by `open_runs`, so live steps need not be collected.
         if run_id not in ids or not self.isVisible():
             return
         self._steps.setdefault(run_id, []).extend(steps)
@@ -145,7 +148,8 @@ class ComparePage(QWidget):
             self._draw(charts)
 
     def _draw(self, charts: ChosenPlots) -> None:
-        """Draw the runs in the plot that is seen; steps that come later are added to it."""
+        """Draw all runs in the visible plot; `_take_steps` appends newer steps to it."""
+        # Redrawing resets the view; keep the zoom that the user has chosen.
         view, lines = charts.plot.zoomed_to, []
         for place, run in enumerate(self._runs):
             line = LineSeries(run.name, *choose_style(place))

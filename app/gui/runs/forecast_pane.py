@@ -1,4 +1,4 @@
-"""What was foretold of a run beside what it measures, on the run's page."""
+"""The forecast of a run beside its measurements, as a tab of the run page."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ _NOTHING = "No forecast: this PC did not know the size of the model when the run
 
 
 async def load_comparison(core: CoreApi, run_id: str) -> ForecastComparison | None:
-    """Return what was foretold of a run beside what it has measured so far."""
+    """Return the forecast of a run compared with its measurements so far, or None without
+    forecast."""
     return core.runs.forecast_comparison(run_id)
 
 
 class ForecastPane(QWidget):
-    """Asks the core anew when it is shown, and at each `refresh` while it is."""
+    """Table of forecast and measurement; queries the core when shown and at each visible
+    `refresh`."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
@@ -47,8 +49,9 @@ class ForecastPane(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Ask what was measured meanwhile, if anybody looks."""
+        """Query the newest measurements, unless the pane is hidden."""
         run_id = self._run_id
+        # A comparison reads the whole journal of the run: not worth it behind another tab.
         if run_id and self.isVisible():
             self._context.bridge.run(
                 lambda core, report: load_comparison(core, run_id), partial(self._show, run_id)
@@ -59,6 +62,7 @@ class ForecastPane(QWidget):
         self.refresh()
 
     def _show(self, run_id: str, found: ForecastComparison | None) -> None:
+        # The answer is for a run that is no longer shown.
         if run_id != self._run_id:
             return
         self.model.reset(describe_comparison(found) if found is not None else [])

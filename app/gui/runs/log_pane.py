@@ -1,4 +1,4 @@
-"""The log of one rank: chosen by rank, read off the Qt thread, followed live, searched."""
+"""The log of one rank, read off the Qt thread, followed live and searchable."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ async def read_log(core: CoreApi, report: Report, run_id: str, rank: int, attemp
                 size_bytes = offset + len(data)
                 yield data
 
+    # Splitting a log of hundreds of megabytes takes seconds of CPU time, so it runs in a worker
+    # thread.
     def read() -> None:
         for block in split_blocks(pieces()):
             report(block)
@@ -41,15 +43,15 @@ async def read_log(core: CoreApi, report: Report, run_id: str, rank: int, attemp
 
 
 class LogPane(QWidget):
-    """Everything about the logs of one run."""
+    """Logs of one run: choice of rank and level, the text, and the search."""
 
     def __init__(self, context: Context) -> None:
         super().__init__()
         self._context = context
         self._run_id = ""
         self._attempt = 0
+        # Offset up to which the log is shown, in bytes; None while the file is being read.
         self._size_bytes: int | None = None
-        """Offset up to which it is shown; None while the file is being read."""
         self._waiting: list[LogArrived] = []
         self._op: Op | None = None
         self.view = LogView(context.theme)
@@ -60,6 +62,7 @@ class LogPane(QWidget):
         self.levels.setAccessibleName("Lines shown in the log")
         for text, level in _LEVELS:
             self.levels.addItem(text, level)
+        # Scrolling up clears this box, and scrolling back to the end sets it again.
         self.follow = QCheckBox("Follow")
         self.follow.setChecked(True)
         self.follow.setToolTip("Keep the newest line in view")
@@ -109,12 +112,16 @@ class LogPane(QWidget):
         context.cluster.log_arrived.connect(self._take)
 
     def show_run(self, run_id: str, attempt: int, ranks: list[tuple[int, str]]) -> None:
-        """Offer these (rank, node); read the chosen one's log when it is another run or attempt."""
+        """Offer the (rank, node) pairs; reload the log if the run or the attempt has changed."""
         is_new = (run_id, attempt) != (self._run_id, self._attempt)
         texts = [f"Rank {rank} on {node}" for rank, node in ranks] or ["Rank 0"]
         shown = [self.ranks.itemText(number) for number in range(self.ranks.count())]
         if is_new or texts != shown:
+            # A new attempt starts at rank 0; the same attempt keeps the rank that the user is
+            # reading.
             chosen = 0 if is_new else max(self.ranks.currentIndex(), 0)
+            # Filling the box would emit an index change for every item, and each of them reads a
+            # log.
             self.ranks.blockSignals(True)
             self.ranks.clear()
             for number, text in enumerate(texts):
@@ -126,7 +133,7 @@ class LogPane(QWidget):
             self._load()
 
     def start_search(self) -> None:
-        """Put the cursor into the search field."""
+        """Focus the search field."""
         self.words.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.words.selectAll()
 
@@ -169,11 +176,14 @@ class LogPane(QWidget):
         stream = rank_log(int(self.ranks.currentData() or 0))
         if (event.run_id, event.attempt, event.stream) != (self._run_id, self._attempt, stream):
             return
+        # Live bytes may overlap with the file that is still being read: keep them until its end
+        # offset is known, then append only what lies beyond it.
         if self._size_bytes is None:
             self._waiting.append(event)
             return
         known = self._size_bytes - event.offset
-        if known < 0:  # bytes between are on disk, though not told: read the file again
+        # A gap: bytes in between are on disk but were not announced, so read the file again.
+        if known < 0:
             self._load()
         elif known < len(event.data):
             self.view.append(event.data[known:])

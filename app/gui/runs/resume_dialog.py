@@ -1,4 +1,4 @@
-"""Resume: from which checkpoint, on which nodes, and whether to verify it."""
+"""Resume dialog: choose the checkpoint, the nodes, and whether to verify the resume."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from app.gui.tables.view import TableView
 
 VERIFIED_STEPS = 3
 MARGIN_PX = 24
-MOST_NODES_PX = 152
+MAX_NODES_PX = 152
 """Of the list of nodes, from which on it scrolls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeChoice:
     step: int | None
-    """None: the newest checkpoint that fits."""
+    """Step of the checkpoint; None: the newest usable one."""
     nodes: tuple[str, ...]
     verify_steps: int | None
-    """None: nothing is replayed."""
+    """Number of logged steps to replay; None: no verification."""
 
 
 def describe_choice(newest: int, known: int | None, damaged: int | None = None) -> str:
-    """Return what is to be known of the newest checkpoint that can be chosen, and of newer ones.
+    """Return a note on the newest usable checkpoint and on newer ones that cannot be used.
 
     Args:
         newest: its step.
@@ -54,7 +54,7 @@ def describe_choice(newest: int, known: int | None, damaged: int | None = None) 
 
 
 class ResumeDialog(QDialog):
-    """Checkpoints are listed on the nodes while the dialog is open already."""
+    """Asks for checkpoint and nodes; the nodes list their checkpoints while it is already open."""
 
     def __init__(self, context: Context, parent: QWidget, run: RunSnapshot) -> None:
         super().__init__(parent)
@@ -73,7 +73,8 @@ class ResumeDialog(QDialog):
         )
         self.num_verified = QSpinBox(minimum=1, maximum=1000, value=VERIFIED_STEPS, suffix=" steps")
         self.num_verified.setAccessibleName("Steps to verify")
-        self.num_verified.lineEdit().setTextMargins(6, 0, 0, 0)  # no style sheet reaches them
+        # style sheets cannot set the text margins of a spin box's line edit
+        self.num_verified.lineEdit().setTextMargins(6, 0, 0, 0)
         self._note = make_label("Looking for checkpoints on the nodes\u2026", "muted", wraps=True)
         self.boxes = self._make_boxes()
         self._problem = make_label(role="problem", wraps=True)
@@ -110,14 +111,18 @@ class ResumeDialog(QDialog):
             self._show_checkpoints,
             lambda error: self._note.setText(str(error)),
         )
+        # Listing may take as long as the slowest node; a closed dialog needs no answer.
         self.finished.connect(lambda code: self._op.cancel())
         self._review()
 
     def choice(self) -> ResumeChoice:
-        """Return what was chosen; a verified resume finds its checkpoint by itself."""
+        """Return the answers; a verified resume picks its checkpoint itself, so its step is
+        None."""
         chosen = self.table.selected()
         verifies = self.verify.isChecked()
         return ResumeChoice(
+            # Verification needs logged steps after the checkpoint, so the core picks one that has
+            # enough.
             step=chosen.step if chosen and not verifies else None,
             nodes=tuple(name for name, box in self.boxes.items() if box.isChecked()),
             verify_steps=self.num_verified.value() if verifies else None,
@@ -135,7 +140,7 @@ class ResumeDialog(QDialog):
         return boxes
 
     def _make_nodes(self) -> QWidget:
-        """Return the boxes on as many lines as they need; many of them scroll."""
+        """Return the node check boxes, wrapped over lines; beyond `MAX_NODES_PX` they scroll."""
         body = QWidget()
         row = FlowLayout(gap_px=16)
         body.setLayout(row)
@@ -143,7 +148,7 @@ class ResumeDialog(QDialog):
             row.addWidget(box)
         scroll = make_scroll_area(body)
         needed_px = row.heightForWidth(self.width() - 2 * MARGIN_PX)
-        scroll.setFixedHeight(min(needed_px, MOST_NODES_PX))
+        scroll.setFixedHeight(min(needed_px, MAX_NODES_PX))
         return scroll
 
     def _show_checkpoints(self, found: tuple[CheckpointSnapshot, ...]) -> None:
@@ -151,6 +156,8 @@ class ResumeDialog(QDialog):
         usable = [item.step for item in found if item.verified is not False]
         if usable:
             newest = max(usable)
+            # Only a damaged checkpoint newer than the chosen one matters; older ones change
+            # nothing.
             damaged = max((item.step for item in found if item.step > newest), default=None)
             self._note.setText(describe_choice(newest, self._run.newest_checkpoint_step, damaged))
             self.table.select(newest)
@@ -164,6 +171,7 @@ class ResumeDialog(QDialog):
 
     def _review(self) -> None:
         nodes = self.choice().nodes
+        # See `choice`: with verification the table's selection would be ignored.
         self.table.setEnabled(not self.verify.isChecked())
         self.num_verified.setEnabled(self.verify.isChecked())
         self._problem.setText("" if nodes else "Choose at least one node that is online.")

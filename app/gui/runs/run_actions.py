@@ -1,4 +1,4 @@
-"""What can be done with a run: the same from the table and from the run's own page."""
+"""Actions on a run, shared by the table of runs and the page of a single run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def can_export(run: RunSnapshot) -> bool:
 
 
 class RunActions:
-    """Asks where asking is due, runs the core's method, tells the result in `banner`."""
+    """Confirms where needed, calls the core, and reports progress and result in `banner`."""
 
     def __init__(self, context: Context, parent: QWidget, banner: Banner) -> None:
         self._context, self._parent, self._banner = context, parent, banner
@@ -75,6 +75,7 @@ class RunActions:
             self._banner.show_message("warning", run.name, describe_trace(made))
             return
         paths = "\n".join(trace.path for trace in whole)
+        # Kernel names of CUTLASS run to hundreds of characters; their start tells them apart.
         most = [f"{row.name[:40]} {show_share(row.share)}" for row in whole[0].top[:3]]
         self._banner.show_message(
             "good",
@@ -132,12 +133,13 @@ class RunActions:
         )
 
     def chat(self, run: RunSnapshot, step: int | None = None) -> None:
-        """Talk with the run's models; `step` is a checkpoint that shall be among them."""
+        """Open a chat with the run's models; `step` adds the checkpoint of that step."""
         wanted = None if step is None else Subject(what=run.run_id, checkpoint=step)
         open_chat(self._context, self._parent, run, wanted)
 
     def export(self, run: RunSnapshot) -> None:
-        """Open the wizard where it was left, or on what is under way."""
+        """Open the export wizard at the step where it was closed, or at the running export."""
         wizard = ExportWizard(self._context, self._parent, run)
+        # Without this flag every closed wizard would live as long as the window.
         wizard.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         wizard.show()

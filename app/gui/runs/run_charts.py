@@ -1,4 +1,4 @@
-"""The curves of one run: its loss, and beside it one of several other quantities."""
+"""Charts of one run: the loss, and beside it one metric of several."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Read = Callable[[StepRecord], float | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantity:
-    """What a plot can show of a run."""
+    """Metric that a plot can show."""
 
     key: str
     title: str
     write: Callable[[float | None], str]
     reads: tuple[tuple[str, Read], ...]
-    """Name and value of each line."""
+    """Name of each line and the function that reads its value from a step."""
     color: str = "chart_utilisation"
     from_zero: bool = True
 
@@ -90,7 +90,7 @@ OTHERS = (
 
 
 def make_plot(theme: Theme, quantity: Quantity, *, title: str | None = None) -> Plot:
-    """Return an empty plot of a quantity, one line for each of its values."""
+    """Return an empty plot for `quantity`, with one line for each of its values."""
     shown = quantity.title if title is None else title
     plot = Plot(theme, shown, quantity.color, quantity.write)
     plot.lines[0].name = quantity.title
@@ -106,7 +106,7 @@ def make_plot(theme: Theme, quantity: Quantity, *, title: str | None = None) -> 
 
 
 def add_points(curves: Curves, read: Read, steps: Sequence[StepRecord]) -> None:
-    """Add what `read` says of steps, which are of one attempt or of several in order."""
+    """Append `read(step)` of each step; `steps` may span several attempts, in order."""
     for attempt, part in group_attempts(steps):
         at = [float(one.step) for one in part]
         curves.extend(attempt, at, [nan_if_unknown(read(one)) for one in part])
@@ -114,15 +114,16 @@ def add_points(curves: Curves, read: Read, steps: Sequence[StepRecord]) -> None:
 
 def group_attempts(steps: Sequence[StepRecord]) -> Iterator[tuple[int, list[StepRecord]]]:
     """Yield each attempt with its steps, the oldest first."""
+    # Attempts restart at an earlier step, so their points must not be joined by a line.
     for attempt in sorted({one.attempt for one in steps}):
         yield attempt, [one for one in steps if one.attempt == attempt]
 
 
 class ChosenPlots(QWidget):
-    """A panel with one plot for each quantity, of which the one that is chosen above is seen."""
+    """Panel with one plot per metric; a combo box chooses which one is visible."""
 
     chosen = Signal()
-    """Another one is seen."""
+    """Another plot has become visible."""
 
     def __init__(self, theme: Theme, quantities: Sequence[Quantity], name: str) -> None:
         super().__init__()
@@ -146,17 +147,17 @@ class ChosenPlots(QWidget):
 
     @property
     def plot(self) -> Plot:
-        """The one that is seen."""
+        """Visible plot."""
         return self.plots[self.choice.currentIndex()]
 
     @property
     def quantity(self) -> Quantity:
-        """What it shows."""
+        """Metric of the visible plot."""
         return self.quantities[self.choice.currentIndex()]
 
 
 def make_chart_panel(content: QWidget) -> tuple[QFrame, QGridLayout]:
-    """Return a panel around a chart, and its layout."""
+    """Return an empty chart panel and its layout."""
     panel = make_panel()
     box = QGridLayout(panel)
     box.setContentsMargins(1, 1, 1, 1)
@@ -165,7 +166,7 @@ def make_chart_panel(content: QWidget) -> tuple[QFrame, QGridLayout]:
 
 
 class RunCharts(QWidget):
-    """Two panels; what is in view of one is in view of the other."""
+    """Two chart panels whose zoom stays in sync."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -183,7 +184,7 @@ class RunCharts(QWidget):
 
     @property
     def plots(self) -> list[Plot]:
-        """All of them, also those out of sight."""
+        """All plots, including hidden ones."""
         return [self.loss, *self.others.values()]
 
     def clear(self) -> None:
@@ -191,7 +192,7 @@ class RunCharts(QWidget):
             plot.clear()
 
     def extend(self, steps: Sequence[StepRecord]) -> None:
-        """Add steps, in order."""
+        """Append steps, in order."""
         for attempt, part in group_attempts(steps):
             at = [float(one.step) for one in part]
             for quantity, plot in zip((LOSS, *OTHERS), self.plots, strict=True):
@@ -199,15 +200,17 @@ class RunCharts(QWidget):
                     plot.extend(attempt, at, [nan_if_unknown(read(one)) for one in part], line=line)
 
     def show_evaluations(self, found: Sequence[EvaluationRecord]) -> None:
-        """Show the loss of evaluations beside that of training; none: one line is enough."""
+        """Show evaluation loss beside training loss; the second line is hidden if there is none."""
         training = self.loss.lines[0]
         if not found:
             self.loss.show_lines([training])
             return
         line = LineSeries("evaluation", "chart_temperature", Qt.PenStyle.DashLine)
         for one in found:
+            # One attempt for all evaluations: a resume must not cut the dashed line.
             line.curves.extend(1, [float(one.step)], [nan_if_unknown(one.loss)])
         training.name = "training"
+        # Replacing the lines resets the view; keep the zoom that the user has chosen.
         view = self.loss.zoomed_to
         self.loss.show_lines([training, line])
         self.loss.show_range(view)
@@ -218,5 +221,5 @@ class RunCharts(QWidget):
 
 
 def nan_if_unknown(value: float | None) -> float:
-    """Return the value as plots take it."""
+    """Return `value` as plots expect it: NaN leaves a gap."""
     return math.nan if value is None else value

@@ -1,4 +1,4 @@
-"""The top of a run's page: name, state, what can be done, progress and the figures beside it."""
+"""Head of a run page: name, state, actions, and progress with the main metrics."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TITLE_PX = 140
 class RunHead(QWidget):
     back = Signal()
     repeat_wanted = Signal(object)
-    """The RunSnapshot whose settings another run shall have."""
+    """RunSnapshot whose settings a new run should start from."""
 
-    def __init__(self, context: Context, deeds: RunActions) -> None:
+    def __init__(self, context: Context, actions: RunActions) -> None:
         super().__init__()
-        self._context, self._deeds = context, deeds
+        self._context, self._actions = context, actions
         self._run: RunSnapshot | None = None
         self.state = StatusPill(context.theme, Status("calm", "created"))
         self._title = ElidedLabel(role="title")
@@ -101,21 +101,21 @@ class RunHead(QWidget):
             "chat": Button(
                 theme,
                 "Chat\u2026",
-                self._with_run(self._deeds.chat),
+                self._with_run(self._actions.chat),
                 icon="chat",
                 tip="Chat with the base model, checkpoints and artifacts side by side",
             ),
             "export": Button(
                 theme,
                 "Export\u2026",
-                self._with_run(self._deeds.export),
+                self._with_run(self._actions.export),
                 icon="export",
                 tip="Turn a checkpoint into a model that you can use elsewhere",
             ),
             "resume": Button(
                 theme,
                 "Resume\u2026",
-                self._with_run(self._deeds.resume),
+                self._with_run(self._actions.resume),
                 icon="resume",
                 role="primary",
                 tip="Continue from a checkpoint, on the same or different nodes",
@@ -123,21 +123,21 @@ class RunHead(QWidget):
             "trace": Button(
                 theme,
                 "Profile",
-                self._with_run(self._deeds.trace),
+                self._with_run(self._actions.trace),
                 icon="trace",
                 tip=f"Record the next {TRACED_STEPS} steps of every rank as a Chrome trace",
             ),
             "save": Button(
                 theme,
                 "Save now",
-                self._with_run(self._deeds.save),
+                self._with_run(self._actions.save),
                 icon="save",
                 tip="Write a checkpoint after the current step; training continues",
             ),
             "stop": Button(
                 theme,
                 "Stop",
-                self._with_run(self._deeds.stop),
+                self._with_run(self._actions.stop),
                 icon="stop",
                 tip="Write a checkpoint, then end the run on every node",
             ),
@@ -155,7 +155,7 @@ class RunHead(QWidget):
 
 
 class RunProgress(QFrame):
-    """The bar, and the figures that a person looks for first."""
+    """Progress bar with the main metrics of the run."""
 
     _FIGURES = (
         ("step", "Step", "Optimizer steps done, of the total"),

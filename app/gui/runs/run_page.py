@@ -1,4 +1,4 @@
-"""The page of one run: state, progress, charts, ranks, events, logs, checkpoints."""
+"""Page of one run: progress, charts, and tabs for ranks, events, logs, checkpoints and more."""
 
 from __future__ import annotations
 
@@ -45,35 +45,35 @@ from app.telemetry.state import Tone
 from app.text import count_of
 
 WATCH_MS = 5000
-"""How often a run is looked over for a stall."""
+"""Interval of the check for a stalled run, in milliseconds."""
 
 _NOTICE_TONES: dict[RunState, Tone] = {"failed": "error", "interrupted": "warning"}
 
 
-LEAST_SPLIT_PX = 280
+MIN_SPLIT_PX = 280
 """Of charts and tables together; a page that is shorter than its parts scrolls."""
 
 Loaded = tuple[list[StepRecord], list[RunEvent], DataPreview | None, list[EvaluationRecord]]
 
 
 async def load_run(core: CoreApi, run_id: str) -> Loaded:
-    """Return what the core has of a run: its steps, its events, and what it learns."""
+    """Return the steps, events, data preview and evaluations of a run."""
     events, data = core.runs.events(run_id), core.runs.data_preview(run_id)
     return core.runs.steps(run_id), events, data, core.runs.evaluations(run_id)
 
 
 async def load_data(core: CoreApi, run_id: str) -> DataPreview | None:
-    """Return what a run learns, once that is known."""
+    """Return the data preview of a run; None until its first rank has read the data."""
     return core.runs.data_preview(run_id)
 
 
 async def load_evaluations(core: CoreApi, run_id: str) -> list[EvaluationRecord]:
-    """Return what evaluations found until now."""
+    """Return the evaluations of a run so far."""
     return core.runs.evaluations(run_id)
 
 
 def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, str] | None:
-    """Return the tone, message and hint of what is to be known of a run; None: nothing."""
+    """Return (tone, message, hint) of the most urgent notice about a run; None: there is none."""
     alerts = check_run(run, last_step_age_s)
     if alerts and (run.state in ACTIVE_STATES or not run.message):
         return "error", f"{run.name}: {alerts[0].text}", ""
@@ -86,7 +86,7 @@ def choose_notice(run: RunSnapshot, last_step_age_s: float) -> tuple[Tone, str, 
 
 
 def describe_verified(name: str, found: Sequence[CheckpointSnapshot]) -> tuple[Tone, str, str]:
-    """Return the tone, message and hint of what verifying a run's checkpoints came to."""
+    """Return (tone, message, hint) of a finished checkpoint verification."""
     bad = [item for item in found if item.verified is False]
     if bad:
         return "error", f"{name}: {len(bad)} of {count_of(len(found), 'checkpoint')} damaged", ""
@@ -103,20 +103,24 @@ class RunPage(QWidget):
         self._context = context
         self.run_id = ""
         self._last_step_s = context.cluster.now_s()
+        # (attempt, step) of the newest step shown. Attempt comes first: a resume repeats step
+        # numbers.
         self._newest: tuple[int, int] = (0, 0)
+        # Live steps that arrived while the history was loading; None once it is loaded.
         self._early: list[StepRecord] | None = None
-        """Live steps that came before the ones of the past were read; None: those are here."""
         self._ops: list[Op] = []
         self.notice = Banner(context.theme, can_close=False)
         self.banner = Banner(context.theme)
-        self.deeds = RunActions(context, self, self.banner)
-        self.head = RunHead(context, self.deeds)
+        self.run_actions = RunActions(context, self, self.banner)
+        self.head = RunHead(context, self.run_actions)
         self.progress = RunProgress()
         self.charts = RunCharts(context.theme)
         now_s = context.cluster.now_s
         self.ranks: RowsModel[RankProgress] = RowsModel(rank_columns(), key=lambda r: r.rank)
         self.events: RowsModel[RunEvent] = RowsModel(
-            event_columns(now_s), key=lambda e: (e.time_s, e.text)
+            # Events have no id on the wire; time and text together identify one.
+            event_columns(now_s),
+            key=lambda e: (e.time_s, e.text),
         )
         self.checkpoints: RowsModel[CheckpointSnapshot] = RowsModel(
             checkpoint_columns(now_s), key=lambda c: c.step
@@ -138,9 +142,10 @@ class RunPage(QWidget):
         self._connect()
 
     def open_run(self, run_id: str) -> None:
-        """Show another run; figures that came before are read from the core."""
+        """Show another run; its history is read from the core."""
         if run_id == self.run_id:
             return
+        # Answers for the previous run would otherwise fill this page.
         for op in self._ops:
             op.cancel()
         self._ops.clear()
@@ -158,7 +163,7 @@ class RunPage(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Read steps and events anew, and ask the nodes for checkpoints."""
+        """Reload steps and events, and ask the nodes for checkpoints."""
         run_id = self.run_id
         bridge = self._context.bridge
         self._ops = [
@@ -166,7 +171,7 @@ class RunPage(QWidget):
             bridge.run(
                 lambda core, report: core.runs.checkpoints(run_id),
                 partial(self._show_checkpoints, run_id),
-                failure=lambda error: None,  # no node answers: the table keeps what it has
+                failure=lambda error: None,  # no node responds: the table keeps its rows
             ),
         ]
 
@@ -177,7 +182,7 @@ class RunPage(QWidget):
         split.addWidget(self.charts)
         split.addWidget(self.tabs)
         split.setSizes([240, 300])
-        split.setMinimumHeight(LEAST_SPLIT_PX)
+        split.setMinimumHeight(MIN_SPLIT_PX)
         split.setStretchFactor(0, 1)
         split.setStretchFactor(1, 1)
         split.setChildrenCollapsible(False)
@@ -234,7 +239,7 @@ class RunPage(QWidget):
         self._watch.timeout.connect(self.forecast.refresh)
         self._watch.start()
 
-    # ------------------------------------------------------------ what is shown
+    # ------------------------------------------------------------ live data
 
     def _show_run(self, run_id: str) -> None:
         run = self._context.cluster.runs.get(run_id)
@@ -244,6 +249,8 @@ class RunPage(QWidget):
         self.progress.show_run(run)
         self.ranks.reset(run.ranks)
         self.logs.show_run(run_id, run.attempt, [(rank.rank, rank.node) for rank in run.ranks])
+        # Every change of the run may raise or clear a notice, so the banner is computed, never
+        # toggled.
         self._look_over()
 
     def _look_over(self) -> None:
@@ -259,13 +266,15 @@ class RunPage(QWidget):
     def _fill(self, found: Loaded) -> None:
         steps, events, data, evaluations = found
         self.data.show_data(data)
+        # Live steps held back during loading come after the history, which may already contain
+        # them.
         early, self._early = self._early or [], None
         self._take_steps(self.run_id, [*steps, *early])
         self.charts.show_evaluations(evaluations)
         self.events.reset(events)
 
     def _take_steps(self, run_id: str, steps: Sequence[StepRecord]) -> None:
-        """Add steps that are newer than the newest; loading and live news may overlap."""
+        """Append steps newer than the newest shown; history and live steps may overlap."""
         if run_id != self.run_id:
             return
         if self._early is not None:
@@ -283,6 +292,8 @@ class RunPage(QWidget):
     def _take_event(self, event: RunEvent) -> None:
         if event.run_id == self.run_id:
             self.events.put(event)
+            # The first rank writes the preview before it reports its start, so the data is
+            # complete now.
             if event.kind == "started":
                 self._context.bridge.run(
                     lambda core, report: load_data(core, event.run_id),
@@ -300,7 +311,7 @@ class RunPage(QWidget):
                     failure=lambda error: None,
                 )
 
-    # What is asked of nodes may come when another run is looked at.
+    # Answers of nodes may arrive after the page has moved on to another run.
 
     def _show_checkpoints(self, run_id: str, found: tuple[CheckpointSnapshot, ...]) -> None:
         if run_id == self.run_id:
@@ -317,7 +328,7 @@ class RunPage(QWidget):
     def _chat(self) -> None:
         run, chosen = self._context.cluster.runs.get(self.run_id), self.saved.selected()
         if run is not None:
-            self.deeds.chat(run, chosen.step if chosen else None)
+            self.run_actions.chat(run, chosen.step if chosen else None)
 
     def _verify(self) -> None:
         run = self._context.cluster.runs.get(self.run_id)

@@ -1,4 +1,4 @@
-"""The runs under way, one line each, above the live wall."""
+"""Active runs, one line each, above the live wall."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LINES = 4
 
 
 class RunLine(QFrame):
-    """One run: name, state, progress, loss, speed, time left."""
+    """One active run: name, state, progress, loss, speed and time left."""
 
     opened = Signal()
 
@@ -28,6 +28,7 @@ class RunLine(QFrame):
         self.setObjectName("panel")
         self._context = context
         self._name = ElidedLabel(role="subheading")
+        # A long name must not push the figures out of the line.
         self._name.setMinimumWidth(120)
         self._state = StatusPill(context.theme, describe_run(run.state, run.phase))
         self._bar = QProgressBar()
@@ -57,6 +58,7 @@ class RunLine(QFrame):
         self._name.setText(run.name)
         self._state.show_status(describe_run(run.state, run.phase))
         share = (run.step or 0) / run.total_steps if run.total_steps else 0.0
+        # QProgressBar counts in integers; PROGRESS_STEPS makes it move smoothly.
         self._bar.setValue(round(share * PROGRESS_STEPS))
         self._bar.setAccessibleName(f"Progress of {run.name}")
         total = f" / {run.total_steps:,}" if run.total_steps else ""
@@ -67,7 +69,7 @@ class RunLine(QFrame):
 
 
 def show_time_left(seconds: float | None) -> str:
-    """Return the time to a run's end; milliseconds would promise too much."""
+    """Return the time left; below a second it says "moments", since milliseconds would mislead."""
     return "moments" if seconds is not None and seconds < 1 else show_duration(seconds)
 
 
@@ -84,7 +86,7 @@ def _with_caption(figure: QLabel, caption: str) -> QWidget:
 
 
 class RunStrip(QWidget):
-    """Lines of the active runs; hidden while there is none."""
+    """Lines of the active runs; hidden without any."""
 
     run_opened = Signal(str)
     all_opened = Signal()
@@ -103,7 +105,7 @@ class RunStrip(QWidget):
         self.refresh()
 
     def refresh(self, run_id: str = "") -> None:
-        """Show the runs that are active now."""
+        """Show the runs that are currently active."""
         active = self._context.cluster.active_runs()
         shown = {run.run_id: run for run in active[:MAX_LINES]}
         for gone in [key for key in self._lines if key not in shown]:
@@ -111,6 +113,7 @@ class RunStrip(QWidget):
             line.hide()
             line.deleteLater()
         for key, run in shown.items():
+            # Lines are reused, since replacing a focused button would drop the keyboard focus.
             if key in self._lines:
                 self._lines[key].show_run(run)
             else:

@@ -1,4 +1,4 @@
-"""Runs: every fine-tuning job, the newest on top."""
+"""Runs page: every fine-tuning run, newest first."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from app.gui.tables.view import TableView, make_filter
 class RunsPage(QWidget):
     run_opened = Signal(str)
     repeat_wanted = Signal(object)
-    """The RunSnapshot whose settings another run shall have."""
+    """RunSnapshot whose settings a new run should start from."""
     compare_wanted = Signal(list)
-    """RunSnapshots, two at least."""
+    """RunSnapshots to compare, at least two."""
 
     def __init__(self, context: Context, actions: Actions) -> None:
         super().__init__()
         self._context = context
         self.banner = Banner(context.theme)
-        self.deeds = RunActions(context, self, self.banner)
+        self.run_actions = RunActions(context, self, self.banner)
         self.model: RowsModel[RunSnapshot] = RowsModel(
+            # The table filters by these words, too: people look for a run by its model.
             run_columns(context.cluster.now_s),
             key=lambda run: run.run_id,
             words=lambda run: f"{run.spec.model} {run.spec.adapter.kind} {run.run_id}",
@@ -131,6 +132,7 @@ class RunsPage(QWidget):
         ):
             self._buttons[name].setEnabled(is_possible)
         count = len(self.table.all_selected())
+        # More curves than this cannot be told apart by colour and dash.
         self._buttons["compare"].setEnabled(2 <= count <= MOST_RUNS)
         for widget in (*self._buttons.values(), self.filter):
             widget.setVisible(bool(self.model.rows()))
@@ -151,14 +153,14 @@ class RunsPage(QWidget):
     def _stop(self) -> None:
         run = self.table.selected()
         if run is not None:
-            self.deeds.stop(run)
+            self.run_actions.stop(run)
 
     def _resume(self) -> None:
         run = self.table.selected()
         if run is not None:
-            self.deeds.resume(run)
+            self.run_actions.resume(run)
 
     def _delete(self) -> None:
         run = self.table.selected()
         if run is not None:
-            self.deeds.delete(run)
+            self.run_actions.delete(run)

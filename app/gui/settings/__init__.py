@@ -1,1 +1,1 @@
-"""The settings page."""
+"""The Settings page."""

@@ -1,4 +1,4 @@
-"""The hub's token: keeping one, giving it to nodes, forgetting it. It is never shown."""
+"""Hugging Face token: save it, copy it to nodes, delete it. It is never displayed."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class HubTokenRow(QWidget):
         self.state = make_label("", "caption", wraps=True)
         self.banner = Banner(context.theme)
         self.field = QLineEdit()
+        # A token is a password: it is never shown, not even the one just typed.
         self.field.setEchoMode(QLineEdit.EchoMode.Password)
         self.field.setPlaceholderText("hf_\u2026 from huggingface.co/settings/tokens")
         self.field.setAccessibleName("Hugging Face token")
@@ -70,7 +71,7 @@ class HubTokenRow(QWidget):
         column.addWidget(self.banner)
 
     def refresh(self) -> None:
-        """Look again whether there is a token."""
+        """Check again whether there is a token."""
         self._bridge.run(lambda core, report: core.hub.find_token(), self._show_place)
 
     def _show_place(self, place: TokenPlace) -> None:
@@ -104,6 +105,7 @@ class HubTokenRow(QWidget):
         )
 
     def _show_kept(self, owner: str) -> None:
+        # Keep the secret in memory no longer than needed.
         self.field.clear()
         self.banner.show_message("good", f"Token saved. It belongs to {owner}.")
         self.refresh()
@@ -143,6 +145,6 @@ class HubTokenRow(QWidget):
 
 
 def _unasked(found: tuple[NodeToken, ...]) -> str:
-    """Return the nodes that could not be asked; empty: none."""
+    """Return the nodes that did not respond, as a list in words; empty: all did."""
     left = [one.node for one in found if one.place == "unknown"]
     return show_list(left) if left else ""

@@ -1,4 +1,4 @@
-"""What a person may choose once for all: drawn from the declarations in `app/settings.py`."""
+"""Settings page, generated from the declarations in `app/settings.py`."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class SettingsPage(QWidget):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
+        # The token may have been changed by `hf auth login` since the page was last open.
         self.token.refresh()
 
     # ------------------------------------------------------------ layout

@@ -205,7 +205,7 @@ class MainWindow(Shell):
             self.demo,
             success=lambda result: self.actions_["run_demo"].setEnabled(True),
             failure=self._end_demo,
-            progress=lambda demo: self.overview.story.tell(demo.steps, demo.note),
+            progress=lambda demo: self.overview.story.show_steps(demo.steps, demo.note),
         )
 
     def _end_demo(self, error: RacklessError) -> None:
