@@ -556,7 +556,7 @@ def test_lost_steps_are_told_apart_and_a_peak_of_one_step_is_seen():
     values[54_321] = 9.0
     curves.extend(1, [float(n) for n in range(100_000)], values)
     curves.extend(2, [90_000.0, 90_001.0], [1.0, math.nan])
-    pieces = curves.visible(curves.whole(), 500)
+    pieces = curves.visible(curves.full_range(), 500)
     assert [piece.is_lost for piece in pieces] == [True, False, False]
     assert max(piece.y.max() for piece in pieces if not np.isnan(piece.y).any()) == 9.0
     assert sum(len(piece.x) for piece in pieces) < 2100
@@ -589,7 +589,7 @@ def test_both_charts_show_the_same_steps(page):
     shown = charts.others["norm"]
     assert shown.isVisible()
     QTest.mouseDClick(shown, Qt.MouseButton.LeftButton, pos=QPoint(200, 100))
-    assert charts.loss.visible() == charts.loss.whole()
+    assert charts.loss.visible() == charts.loss.full_range()
     waiting = charts.others["step"].lines[1]
     assert waiting.name == "waiting for others"
     assert len(waiting.curves) == len(charts.loss.curves)

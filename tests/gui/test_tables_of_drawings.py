@@ -132,10 +132,10 @@ def test_a_table_of_a_million_figures_is_there_at_once():
     line = LineSeries("loss", "accent")
     steps = np.arange(1_000_000, dtype=float)
     line.curves.extend(1, steps.tolist(), (steps / 7).tolist())
-    model = FiguresModel([line], line.curves.whole(), show_loss)
+    model = FiguresModel([line], line.curves.full_range(), show_loss)
     assert model.rowCount() == 1_000_000
     assert model.index(999_999, 1).data() == "999,999"
-    assert FiguresModel([], line.curves.whole(), show_loss).rowCount() == 0
+    assert FiguresModel([], line.curves.full_range(), show_loss).rowCount() == 0
 
 
 def test_a_table_of_figures_copies_them(plot):

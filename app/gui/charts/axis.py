@@ -1,4 +1,4 @@
-"""Choose where the lines of a scale stand, and what is written at them."""
+"""Choose the ticks of an axis and their labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from app.text import show_exponent
 
 
 def choose_ticks(limits: Limits, num_wanted: int) -> list[float]:
-    """Return round values (1, 2 or 5 times a power of ten apart) inside `limits`.
+    """Return about `num_wanted` round values inside `limits`, at most one more.
+
+    They are 1, 2 or 5 times a power of ten apart.
 
     >>> choose_ticks(Limits(0.0, 10.0), 5)
     [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
@@ -19,18 +21,20 @@ def choose_ticks(limits: Limits, num_wanted: int) -> list[float]:
         return []
     raw = span / num_wanted
     power = 10.0 ** math.floor(math.log10(raw))
+    # The tolerance accepts a span that is round but for the last bits of its float.
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(limits.low / step - 1e-9)
     last = math.floor(limits.high / step + 1e-9)
+    # 12 digits: 3 * 0.1 is 0.30000000000000004, which would show
     return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 
 def format_tick(value: float, step: float) -> str:
-    """Return a tick's text with as many digits as the distance between ticks needs.
+    """Return the label of a tick, with as many digits as ticks `step` apart need.
 
-    >>> write_tick(1.5, 0.5), write_tick(2000.0, 500.0), write_tick(25000.0, 5000.0)
+    >>> format_tick(1.5, 0.5), format_tick(2000.0, 500.0), format_tick(25000.0, 5000.0)
     ('1.5', '2,000', '25 k')
-    >>> write_tick(0.0, 2e-7), write_tick(4e-7, 2e-7), write_tick(1.5e-4, 5e-5)
+    >>> format_tick(0.0, 2e-7), format_tick(4e-7, 2e-7), format_tick(1.5e-4, 5e-5)
     ('0', '4e-7', '1.5e-4')
     """
     if step < 1e-4 or abs(value) >= 1e7:  # longer texts do not fit beside a plot

@@ -1,7 +1,7 @@
-"""What a plot shows: one curve per attempt of a run, and which steps were done again. No Qt.
+"""The data of a plot: one curve per attempt of a run, without Qt.
 
-Steps of an attempt at or after the first step of a later one were lost and repeated; they stay
-visible as such.
+A resume repeats steps: those of an attempt from the first step of a later attempt on were lost.
+They stay visible, in another colour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.telemetry.history import Array, GrowingSeries, downsample
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An upright line at a step, such as the start of another attempt."""
+    """A labelled vertical line at step `x`, such as the start of an attempt."""
 
     x: float
     text: str
@@ -25,7 +25,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of one curve, thinned out to what can be seen."""
+    """Part of one curve, downsampled to the width of the plot."""
 
     x: Array
     y: Array
@@ -33,7 +33,7 @@ class Piece:
 
 
 class Curves:
-    """Points of all attempts, each in order of its steps."""
+    """The points of all attempts; each attempt's are in order of their steps."""
 
     def __init__(self) -> None:
         self._series: dict[int, GrowingSeries] = {}
@@ -63,8 +63,8 @@ class Curves:
             self._series[attempt] = GrowingSeries()
         self._series[attempt].extend(steps, values)
 
-    def whole(self) -> Limits:
-        """Return all steps that there are."""
+    def full_range(self) -> Limits:
+        """Return the range of all steps, at least 1 long."""
         if not self._series:
             return Limits(0.0, 1.0)
         low = min(float(series.x[0]) for series in self._series.values())
@@ -72,12 +72,16 @@ class Curves:
         return Limits(low, max(high, low + 1))
 
     def visible(self, view: Limits, num_columns: int) -> list[Piece]:
-        """Return what lies in `view`, with at most two points per column; lost steps first."""
+        """Return the parts in `view`, downsampled to two points per column; lost steps first.
+
+        Lost steps come first so that the curve that counts is painted over them.
+        """
         lost: list[Piece] = []
         kept: list[Piece] = []
         repeated_from = math.inf
         for attempt in sorted(self._series, reverse=True):
             series = self._series[attempt]
+            # One point beyond each edge, so that the curve runs out of the plot.
             first = max(int(np.searchsorted(series.x, view.low)) - 1, 0)
             end = int(np.searchsorted(series.x, view.high, side="right")) + 1
             turn = int(np.searchsorted(series.x, repeated_from))
@@ -94,7 +98,7 @@ class Curves:
         return lost + kept
 
     def value_at(self, step: float) -> tuple[float, float, int] | None:
-        """Return (step, value, attempt) nearest to `step`, the newest attempt first."""
+        """Return (step, value, attempt) nearest to `step` in the newest attempt that covers it."""
         for attempt in sorted(self._series, reverse=True):
             series = self._series[attempt]
             if step >= series.x[0] - 0.5:

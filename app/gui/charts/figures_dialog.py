@@ -1,4 +1,4 @@
-"""The figures of a chart as a table; a million of them are read from the arrays in place."""
+"""The points of a chart as a table, read from the arrays in place, however many there are."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ TITLES = ("Line", "Step", "Attempt", "Value")
 
 
 class FiguresModel(QAbstractTableModel):
-    """Every point in view as (line, step, attempt, value), line by line."""
+    """Every point in view, one row each: line, step, attempt, value."""
 
     def __init__(self, lines: Sequence[LineSeries], view: Limits, write: Write) -> None:
         super().__init__()
         self._write = write
+        # Views of the arrays, not copies: a run may have millions of points.
         self._parts: list[tuple[str, int, Array, Array]] = []
         for line in lines:
             for attempt in line.curves.attempts:
@@ -82,7 +83,7 @@ class FiguresModel(QAbstractTableModel):
 
 
 class FiguresDialog(QDialog):
-    """Stays as it was when it was opened: figures that go on moving cannot be read."""
+    """Shows the points as they were when it opened; a table that grows cannot be read."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class FiguresDialog(QDialog):
         self.setWindowTitle(title)
         self.resize(560, 560)
         self.model = FiguresModel(lines, view, write)
-        self.table = _make_table(theme, self.model, f"Figures of {title}")
+        self.table = _make_table(theme, self.model, f"Values of {title}")
         several = any(len(line.curves.attempts) > 1 for line in lines)
         self.table.setColumnHidden(0, len(lines) == 1)
         self.table.setColumnHidden(2, not several)
@@ -110,7 +111,7 @@ class FiguresDialog(QDialog):
                 "Copy as text",
                 lambda: copy_to_clipboard(format_table(lines, view)),
                 icon="copy",
-                tip="Copy every figure, in columns that a spreadsheet takes",
+                tip="Copy all values as columns for a spreadsheet",
             )
         )
         foot.addStretch(1)
@@ -120,8 +121,8 @@ class FiguresDialog(QDialog):
         column.setSpacing(12)
         column.addWidget(make_label(title, "heading"))
         steps = f"Steps {view.low:,.0f} to {view.high:,.0f}"
-        many = count_of(self.model.rowCount(), "figure")
-        column.addWidget(make_label(f"{steps}, as they were just now: {many}.", "muted"))
+        many = count_of(self.model.rowCount(), "value")
+        column.addWidget(make_label(f"{steps}, when this was opened: {many}.", "muted"))
         column.addWidget(self.table, 1)
         column.addLayout(foot)
 

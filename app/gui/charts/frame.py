@@ -1,4 +1,4 @@
-"""What stands around the curves of a plot: title, axes, legend, and the readout at the mouse."""
+"""Paint what surrounds the curves of a plot: title, axes, legend, marks and readout."""
 
 from __future__ import annotations
 
@@ -17,31 +17,33 @@ from app.gui.kit.theme import Theme
 
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 52, 14, 34, 26
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+# Length of the sample line beside a name in the legend.
 _SAMPLE_PX = 18
-"""Of a line in the legend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where things are, and to which scales they are drawn."""
+    """Area of the curves and the ranges that it shows."""
 
     area: QRectF
     view: Limits
+    """Steps in view, along x."""
     scale: Limits
+    """Range of values, along y."""
 
     def x_of(self, step: float) -> float:
-        """Return where a step is, px."""
+        """Return the x of a step, in pixels."""
         share = (step - self.view.low) / self.view.span
         return self.area.left() + share * self.area.width()
 
     def y_of(self, value: float) -> float:
-        """Return where a value is, px."""
+        """Return the y of a value, in pixels."""
         share = (value - self.scale.low) / self.scale.span
         return self.area.bottom() - share * self.area.height()
 
 
 def area_of(width: float, height: float) -> QRectF:
-    """Return what the curves have of a plot of this size, px."""
+    """Return the area of the curves in a plot of this size, in pixels."""
     return QRectF(
         LEFT_PX,
         TOP_PX,
@@ -51,13 +53,13 @@ def area_of(width: float, height: float) -> QRectF:
 
 
 def elide(painter: QPainter, text: str, room_px: float) -> str:
-    """Return the text as it fits into `room_px` with the painter's font, ending in dots."""
+    """Return `text` elided to `room_px` in the painter's font."""
     metrics = QFontMetricsF(painter.font())
     return metrics.elidedText(text, Qt.TextElideMode.ElideRight, max(room_px, 0.0))
 
 
 def paint_title(painter: QPainter, theme: Theme, title: str, note: str, width: float) -> None:
-    """Write the title, and a note at the other end of its line."""
+    """Draw the title on the left, and a note on the right of the same line."""
     painter.setFont(theme.font(13, 600))
     painter.setPen(theme.palette.color("text"))
     line = QRectF(14, 8, width - 28, 18)
@@ -73,7 +75,7 @@ def paint_title(painter: QPainter, theme: Theme, title: str, note: str, width: f
 def paint_legend(
     painter: QPainter, theme: Theme, lines: Sequence[LineSeries], left: float, right: float
 ) -> None:
-    """Name the lines from `right` to the left, as many as there is room for after `left`, px."""
+    """Draw the names of the lines, aligned to `right`; those that would pass `left` are omitted."""
     painter.setFont(theme.font(12))
     metrics = QFontMetricsF(painter.font())
     for line in reversed(lines):
@@ -90,13 +92,13 @@ def paint_legend(
 
 
 def paint_axes(painter: QPainter, theme: Theme, frame: Frame, width: float) -> None:
-    """Draw the grid and write the figures of both scales."""
+    """Draw the grid and the labels of both axes."""
     colors, area = theme.palette, frame.area
     painter.setFont(theme.font(11))
     rows = choose_ticks(frame.scale, max(2, int(area.height() // 44)))
     step = rows[1] - rows[0] if len(rows) > 1 else 1.0
     for value in rows:
-        y = round(frame.y_of(value)) + 0.5
+        y = round(frame.y_of(value)) + 0.5  # the middle of a pixel: a hairline stays sharp
         painter.setPen(QPen(colors.color("chart_grid"), 1))
         painter.drawLine(QPointF(area.left(), y), QPointF(area.right(), y))
         painter.setPen(colors.color("muted"))
@@ -112,7 +114,7 @@ def paint_axes(painter: QPainter, theme: Theme, frame: Frame, width: float) -> N
 
 
 def paint_marks(painter: QPainter, theme: Theme, frame: Frame, marks: Sequence[Mark]) -> None:
-    """Draw upright lines with their words."""
+    """Draw the marks in view as vertical lines with their text."""
     colors, area = theme.palette, frame.area
     painter.setFont(theme.font(11))
     for mark in marks:
@@ -125,7 +127,7 @@ def paint_marks(painter: QPainter, theme: Theme, frame: Frame, marks: Sequence[M
         width = QFontMetricsF(painter.font()).horizontalAdvance(mark.text)
         left = x + 5 if x + 5 + width < area.right() else x - 5 - width
         ground = QColor(colors.color("surface"))
-        ground.setAlphaF(0.85)  # the words stay readable where the curve passes behind them
+        ground.setAlphaF(0.85)  # keeps the text readable over a curve
         painter.fillRect(QRectF(left - 2, area.top() - 1, width + 4, 15), ground)
         painter.drawText(QPointF(left, area.top() + 10), mark.text)
 
@@ -133,7 +135,7 @@ def paint_marks(painter: QPainter, theme: Theme, frame: Frame, marks: Sequence[M
 def paint_readout(
     painter: QPainter, theme: Theme, frame: Frame, step: float, readings: Sequence[ChartReading]
 ) -> None:
-    """Draw a line at the step, a dot on each curve, and a box with the words of all of them."""
+    """Draw a line at `step`, a dot on each curve, and a box with their values."""
     colors, area = theme.palette, frame.area
     x = round(frame.x_of(step)) + 0.5
     painter.setPen(QPen(colors.color("border_strong"), 1))

@@ -1,5 +1,7 @@
-"""The keys of a plot. Left and Right read it point by point, which a screen reader speaks; with
-Shift they move what is in view. Plus and minus zoom, Home shows all, Enter lists the figures.
+"""Keyboard control of a plot.
+
+Left and Right move the readout point by point, which a screen reader announces; with Shift they
+pan. Plus and Minus zoom, Home shows everything, Enter opens the values as a table.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from app.gui.charts.limits import Limits
 _DIRECTIONS = {Qt.Key.Key_Left: -1, Qt.Key.Key_Right: 1}
 
 
-class Readable(Protocol):
-    """What the keys need of a plot."""
+class Navigable(Protocol):
+    """What the keys control."""
 
     def visible(self) -> Limits: ...
     def show_range(self, view: Limits | None) -> None: ...
@@ -23,8 +25,8 @@ class Readable(Protocol):
     def show_table(self) -> None: ...
 
 
-def handle_key(plot: Readable, event: QKeyEvent) -> bool:
-    """Do what the key means; False: nothing."""
+def handle_key(plot: Navigable, event: QKeyEvent) -> bool:
+    """Handle a key press; return whether it means anything to a plot."""
     key, view = Qt.Key(event.key()), plot.visible()
     middle = (view.low + view.high) / 2
     if key in _DIRECTIONS:
@@ -33,7 +35,7 @@ def handle_key(plot: Readable, event: QKeyEvent) -> bool:
             plot.show_range(view.moved(direction * view.span * 0.1))
         else:
             plot.step_readout(direction)
-    elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
+    elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):  # = is + without Shift on many keyboards
         plot.show_range(view.zoomed(0.8, middle))
     elif key == Qt.Key.Key_Minus:
         plot.show_range(view.zoomed(1.25, middle))

@@ -1,4 +1,4 @@
-"""The stretch of a scale that a chart shows, and how it moves under wheel and mouse. Pure."""
+"""The range that an axis shows, and how zooming and panning change it; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ class Limits:
         return self.high - self.low
 
     def zoomed(self, factor: float, around: float) -> Limits:
-        """Return the stretch made `factor` times as long, with `around` staying in place."""
+        """Return the range scaled by `factor`, keeping `around` at the same place on screen."""
         return Limits(around - (around - self.low) * factor, around + (self.high - around) * factor)
 
     def moved(self, distance: float) -> Limits:
         return Limits(self.low + distance, self.high + distance)
 
-    def inside(self, whole: Limits, least: float) -> Limits:
-        """Return the stretch pushed into `whole`, at least `least` long."""
-        span = min(max(self.span, least), max(whole.span, least))
+    def inside(self, whole: Limits, minimum: float) -> Limits:
+        """Return the range clamped to `whole`, and at least `minimum` long."""
+        span = min(max(self.span, minimum), max(whole.span, minimum))
         middle = (self.low + self.high) / 2
         low = min(max(middle - span / 2, whole.low), max(whole.high - span, whole.low))
         return Limits(low, low + span)
 
 
 def fit_values(values: Array, *, from_zero: bool) -> Limits:
-    """Return limits around the finite `values` with some air; the middle 99.8 % decide.
+    """Return a range around the finite `values`, with 8 % of margin.
 
-    So a single wild step does not flatten the curve; it is drawn at the edge.
+    The highest and lowest 0.1 % are ignored, so that one outlier does not flatten the curve; it is
+    drawn at the edge.
     """
     finite = values[np.isfinite(values)]
     if not len(finite):

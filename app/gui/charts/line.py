@@ -1,4 +1,4 @@
-"""One named curve of a plot, told apart by its colour and by its dashes."""
+"""A named line of a plot, distinguished by colour and dash pattern."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from app.gui.charts.curves import Curves
 
 COLORS = ("chart_utilisation", "chart_temperature", "chart_tokens", "chart_memory")
-"""Of several curves in one plot, in their order."""
+"""Colours of the first, second, ... line of a plot, as names in the palette."""
 PATTERNS = (
     Qt.PenStyle.SolidLine,
     Qt.PenStyle.DashLine,
@@ -22,11 +22,11 @@ PATTERNS = (
 class LineSeries:
     name: str
     color: str
-    """Name of a colour of the palette."""
+    """Name of a colour in the palette."""
     pattern: Qt.PenStyle = Qt.PenStyle.SolidLine
     curves: Curves = field(default_factory=Curves)
 
 
 def choose_style(place: int) -> tuple[str, Qt.PenStyle]:
-    """Return colour and dashes of the `place`-th of several lines: no two of 16 are alike."""
+    """Return colour and dash pattern of line number `place`; the first 16 all differ."""
     return COLORS[place % len(COLORS)], PATTERNS[(place + place // len(COLORS)) % len(PATTERNS)]

@@ -1,8 +1,8 @@
-"""Curves over steps with axes, readout under the mouse, zoom and pan: quick with a million points.
+"""A chart of values over training steps, with readout, zoom and pan; fast with a million points.
 
-Painted from at most two points per pixel column (smallest and largest: no peak is lost). The wheel
-zooms, dragging pans, a double click or Home shows all again; what keys do is in `keys.py`. The menu
-shows the figures in view as a table, and copies them or the picture.
+It paints at most two points per pixel column, the smallest and the largest, so that no peak is
+lost. The wheel zooms, dragging pans, a double click shows everything; `keys.py` does the same from
+the keyboard. The context menu opens the values as a table, and copies them or the picture.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from app.gui.kit.theme import Theme
 from app.telemetry.history import finite_parts
 
 FINE_POINTS = 1500
-"""Up to so many points a line may be wider than one pixel of the screen."""
+"""Number of points above which a line is one device pixel wide and solid, to stay fast."""
 MIN_HEIGHT_PX = 110
 MIN_SPAN = 4.0
-"""Steps that stay visible at the deepest zoom."""
+"""Minimum range that zooming reaches, in steps."""
 
 
 class Plot(QWidget):
-    """One quantity over the steps of a run, one curve per attempt; or of several things."""
+    """One quantity over the steps of a run, one curve per attempt; or one line per run or GPU."""
 
     view_changed = Signal(object)
-    """Other steps are in view: their Limits, or None for all."""
+    """The steps in view changed: their Limits, or None for all."""
 
     def __init__(
         self, theme: Theme, title: str, color: str, write: Callable[[float | None], str]
@@ -62,7 +62,7 @@ class Plot(QWidget):
         self._theme, self.title, self._write = theme, title, write
         self._from_zero = False
         self.shows_marks = True
-        """Whether the first line's attempts are marked."""
+        """Whether the attempts of the first line are marked."""
         self.lines = [LineSeries(title, color)]
         self._view: Limits | None = None
         self._hover: float | None = None
@@ -81,11 +81,11 @@ class Plot(QWidget):
         return self.lines[0].curves
 
     def start_at_zero(self) -> None:
-        """Let the scale begin at 0, for speeds."""
+        """Start the y axis at 0, as for speeds."""
         self._from_zero = True
 
     def show_lines(self, lines: list[LineSeries]) -> None:
-        """Show other lines, one at least."""
+        """Replace the lines; at least one is needed."""
         self.lines = lines
         self._view = self._hover = None
         self.update()
@@ -103,7 +103,9 @@ class Plot(QWidget):
         self.lines[line].curves.extend(attempt, steps, values)
         if not steps:
             return
-        if line == 0 and (self._hover is None or not self.hasFocus()):  # or it would interrupt
+        if line == 0 and (
+            self._hover is None or not self.hasFocus()
+        ):  # else it would interrupt reading
             latest = values[-1]
             shown = self._write(None if np.isnan(latest) else latest)
             self.setAccessibleDescription(f"{shown} at step {steps[-1]:,.0f}")
@@ -112,30 +114,30 @@ class Plot(QWidget):
     def sizeHint(self) -> QSize:
         return QSize(420, 220)
 
-    # ------------------------------------------------------------ what is shown
+    # ------------------------------------------------------------ range in view
 
-    def whole(self) -> Limits:
-        """Return all steps of all lines."""
-        parts = [line.curves.whole() for line in self.lines if len(line.curves)]
+    def full_range(self) -> Limits:
+        """Return the range of the steps of all lines."""
+        parts = [line.curves.full_range() for line in self.lines if len(line.curves)]
         if not parts:
             return Limits(0.0, 1.0)
         return Limits(min(one.low for one in parts), max(one.high for one in parts))
 
     @property
     def zoomed_to(self) -> Limits | None:
-        """The steps that were zoomed to; None: all are shown."""
+        """The range that was zoomed to; None while everything is shown."""
         return self._view
 
     def visible(self) -> Limits:
-        """Return the steps in view: all, or what was zoomed to."""
-        return self._view or self.whole()
+        """Return the range of steps in view."""
+        return self._view or self.full_range()
 
     def show_range(self, view: Limits | None) -> None:
-        """Show these steps; None: all, and what is to come."""
-        whole, before = self.whole(), self._view
+        """Show a range of steps; None for all, growing with new ones."""
+        whole, before = self.full_range(), self._view
         self._view = view.inside(whole, MIN_SPAN) if view is not None else None
         if self._view is not None and self._view.span >= whole.span * 0.999:
-            self._view = None
+            self._view = None  # zoomed out entirely: follow new steps again
         if self._view != before:
             self.view_changed.emit(self._view)
             self.update()
@@ -147,7 +149,7 @@ class Plot(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         area, view = area_of(self.width(), self.height()), self.visible()
         zoomed = self._view is not None and len(self.lines) == 1
-        note = "zoomed \u00b7 double click shows all" if zoomed else ""
+        note = "zoomed \u00b7 double-click to show all" if zoomed else ""
         paint_title(painter, self._theme, self.title, note, self.width())
         if len(self.lines) > 1:
             left = 28 + painter.fontMetrics().horizontalAdvance(self.title)
@@ -155,7 +157,7 @@ class Plot(QWidget):
         if not any(len(line.curves) for line in self.lines):
             painter.setPen(self._theme.palette.color("muted"))
             painter.setFont(self._theme.font(13))
-            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "No figures yet")
+            painter.drawText(area, int(Qt.AlignmentFlag.AlignCenter), "No data yet")
             return
         num_columns = max(int(area.width()), 16)
         pieces = [(line, line.curves.visible(view, num_columns)) for line in self.lines]
@@ -182,7 +184,7 @@ class Plot(QWidget):
         py = area.bottom() - share * area.height()
         is_fine = len(px) > FINE_POINTS
         pen = QPen(self._theme.palette.color(color), 1 if is_fine else 1.4)
-        pen.setCosmetic(is_fine)  # see sparkline.py: a wide pen costs much more, and so do dashes
+        pen.setCosmetic(is_fine)  # wide pens and dashes are slow, see sparkline.py
         if not is_fine:
             pen.setStyle(line.pattern)
         painter.setPen(pen)
@@ -201,15 +203,15 @@ class Plot(QWidget):
     # ------------------------------------------------------------ copying
 
     def copy_picture(self) -> None:
-        """Put the plot as it is drawn now on the clipboard."""
+        """Copy the plot as a picture."""
         QApplication.clipboard().setPixmap(self.grab())
 
     def copy_figures(self) -> None:
-        """Put every point in view on the clipboard, as columns divided by tabs."""
+        """Copy every point in view as tab-separated columns."""
         QApplication.clipboard().setText(format_table(self.lines, self.visible()))
 
     def show_table(self) -> None:
-        """Open the figures in view as a table."""
+        """Open the points in view as a table."""
         from app.gui.charts.figures_dialog import FiguresDialog
 
         title = self.accessibleName()
@@ -220,13 +222,13 @@ class Plot(QWidget):
         menu.addAction("Show as table\tEnter", self.show_table)
         menu.addSeparator()
         menu.addAction("Copy picture", self.copy_picture)
-        menu.addAction("Copy figures as text", self.copy_figures)
+        menu.addAction("Copy values as text", self.copy_figures)
         menu.addSeparator()
         menu.addAction("Show all", lambda: self.show_range(None)).setEnabled(self._view is not None)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(event.globalPos())
 
-    # ------------------------------------------------------------ people
+    # ------------------------------------------------------------ mouse and keyboard
 
     def _step_at(self, x_px: float) -> float:
         area, view = area_of(self.width(), self.height()), self.visible()
@@ -272,7 +274,10 @@ class Plot(QWidget):
             super().keyPressEvent(event)
 
     def step_readout(self, direction: int) -> None:
-        """Read the next point to the right (1) or left (-1), at least a pixel away; say it."""
+        """Move the readout to the next point right (1) or left (-1), and announce it.
+
+        The next point is at least one pixel away: a key press always shows a change.
+        """
         view = self.visible()
         gap = view.span / area_of(self.width(), self.height()).width() * direction
         start = self._hover

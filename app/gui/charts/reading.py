@@ -1,4 +1,4 @@
-"""What the lines of a plot say at a step: drawn beside the mouse, read out for the keyboard."""
+"""The values of a plot's lines at a step, for the readout and for screen readers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from app.text import DASH
 
 @dataclass(frozen=True, slots=True)
 class ChartReading:
-    """What one line says at a step."""
+    """Value and text of one line at a step."""
 
     color: str
+    """Name of a colour in the palette."""
     value: float
-    """NaN: unknown."""
+    """Value at the step; NaN if unknown."""
     text: str
 
 
 def read_lines(
     lines: Sequence[LineSeries], step: float, write: Callable[[float | None], str]
 ) -> tuple[float | None, list[ChartReading]]:
-    """Return the recorded step nearest to `step`, and what every line says there."""
+    """Return the recorded step nearest to `step`, and the reading of every line there."""
     readings: list[ChartReading] = []
     at = None
     for line in lines:
@@ -44,27 +45,27 @@ def read_lines(
 
 
 def describe_readings(readings: Sequence[ChartReading]) -> str:
-    """Return the readings as one sentence for a screen reader."""
+    """Return the readings as one line for a screen reader."""
     return "; ".join(", ".join(one.text.split("   ")) for one in readings).replace(DASH, "unknown")
 
 
 def next_step(lines: Sequence[LineSeries], step: float, gap: float) -> float | None:
-    """Return the nearest recorded step at least `gap` beyond `step`, before it if `gap` is < 0.
+    """Return the nearest recorded step at least `gap` after `step`, or before it if `gap` < 0.
 
-    None: there is none.
+    None at the end of all lines.
     """
     found = [
         beside
         for line in lines
         for attempt in line.curves.attempts
-        if (beside := _beside(line.curves.series(attempt).x, step, gap)) is not None
+        if (beside := _neighbour(line.curves.series(attempt).x, step, gap)) is not None
     ]
     if not found:
         return None
     return min(found) if gap > 0 else max(found)
 
 
-def _beside(steps: np.ndarray, step: float, gap: float) -> float | None:
+def _neighbour(steps: np.ndarray, step: float, gap: float) -> float | None:
     place = int(np.searchsorted(steps, step + gap, side="left" if gap > 0 else "right"))
     place -= gap < 0
     return float(steps[place]) if 0 <= place < len(steps) else None

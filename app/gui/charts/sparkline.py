@@ -1,7 +1,7 @@
-"""Lines through hundreds of points for the price of one call: numpy writes into Qt's own memory.
+"""Draw lines through hundreds of points fast: numpy writes straight into Qt's polygons.
 
-A list of QPointF costs five times as much. Pens are cosmetic and exactly one device pixel wide: in
-Qt's raster engine width 2 costs four times, width 2 with antialiasing thirteen times as much.
+Building a list of QPointF takes five times as long. Pens are cosmetic and one device pixel wide: in
+Qt's raster engine, width 2 takes four times as long, and thirteen times with antialiasing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from PySide6.QtGui import QColor, QImage, QPainter, QPen, QPolygonF
 from app.telemetry.history import Array, finite_parts
 
 TINT = 36
-"""Opacity of the area below a line, of 255."""
+"""Opacity of the area below a line, from 0 to 255."""
 
 
 def make_polygon(x: Array, y: Array) -> QPolygonF:
@@ -27,6 +27,7 @@ def make_polygon(x: Array, y: Array) -> QPolygonF:
     polygon = QPolygonF()
     polygon.resize(len(x))
     if len(x):
+        # A QPolygonF is a contiguous array of (x, y) doubles: 16 bytes a point.
         memory: Any = shiboken6.VoidPtr(cast(Any, polygon.data()), len(x) * 16, True)  # type: ignore[call-arg]
         points = np.frombuffer(memory, np.float64).reshape(-1, 2)
         points[:, 0] = x
@@ -36,7 +37,7 @@ def make_polygon(x: Array, y: Array) -> QPolygonF:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """How one row of values is drawn."""
+    """Where and how one row of values is drawn."""
 
     area: QRectF
     low: float
@@ -47,10 +48,10 @@ class Trace:
 def paint_sparklines(
     painter: QPainter, traces: Sequence[Trace], times: Array, rows: Array, window_s: float
 ) -> None:
-    """Draw the last `window_s` seconds of each row; the newest time is the right edge.
+    """Draw the last `window_s` seconds of each row, the newest time at the right edge.
 
-    All areas have the same size, and `rows` is (len(traces), len(times)): so the arithmetic is done
-    once for all. Values outside a trace's limits are drawn at the edge; a gap (NaN) stays empty.
+    `rows` has shape (len(traces), len(times)), and all areas have the same size, so that numpy
+    computes all lines at once. Values outside a trace's limits are drawn at the edge; NaN is a gap.
     """
     if not len(times):
         return
@@ -76,15 +77,17 @@ def paint_sparklines(
 def _tint_below(
     traces: Sequence[Trace], x: Array, y: Array, width: float, height: float, scale: float
 ) -> Iterator[QImage]:
-    """Yield an image of what lies below each line, in device pixels.
+    """Yield an image of the tinted area below each line, in device pixels.
 
-    numpy writes it in a twentieth of the time that the raster engine takes for the polygon.
+    numpy fills it twenty times faster than the raster engine fills a polygon.
     """
     num_columns, num_rows = max(round(width * scale), 1), max(round(height * scale), 1)
     columns = np.arange(num_columns) / scale
     nearest = np.searchsorted(x, columns)
     tops = y[:, np.minimum(nearest, len(x) - 1)] * scale
-    tops[:, columns < x[0]] = np.inf  # before the first sample; NaN compares false as it is
+    tops[:, columns < x[0]] = (
+        np.inf
+    )  # nothing before the first sample; comparing NaN is false anyway
     is_below = np.arange(num_rows)[None, :, None] >= tops[:, None, :]
     for trace, mask in zip(traces, is_below, strict=True):
         pixels = np.where(mask, _tint(trace.color.rgb()), np.uint32(0))

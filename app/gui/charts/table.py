@@ -1,4 +1,4 @@
-"""The figures of a plot as text that a spreadsheet takes. No Qt in what it does."""
+"""The values of a plot as tab-separated text, which spreadsheets can paste."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.gui.charts.line import LineSeries
 
 
 def format_table(lines: Sequence[LineSeries], view: Limits) -> str:
-    """Return every point in view; several lines have a column with their names."""
+    """Return every point in view; with several lines, the first column names the line."""
     names = len(lines) > 1
     head = [
         *(["line"] if names else []),

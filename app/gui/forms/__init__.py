@@ -1,1 +1,1 @@
-"""Fields and forms."""
+"""Widgets for the questions of a form, and for settings."""

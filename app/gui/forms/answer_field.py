@@ -1,4 +1,4 @@
-"""One question of a form: label, input, what it means, what is wrong with the answer."""
+"""One question of a form: label, input, explanation, and any problem with the answer."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from app.gui.kit.theme import Theme
 from app.gui.tables.node_columns import describe_hardware
 
 TICK_INDENT_PX = 27
-"""Where the words of a tick begin, so that its explanation stands below them."""
+"""Indent that puts the explanation of a check box below its label, in pixels."""
 
 
 class ChoiceBox(QComboBox):
-    """Leaves the wheel to the form around it: scrolling past must not change an answer."""
+    """A combo box that ignores the wheel: scrolling the form must not change an answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-        self.currentTextChanged.connect(self.setToolTip)  # it may end in dots
+        self.currentTextChanged.connect(self.setToolTip)  # the text may be elided
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
 
 
 class AnswerField(QWidget):
-    """Asks one Field; `answer` is the text as typed."""
+    """The widget of one Field; `answer` returns its text as typed."""
 
     edited = Signal()
 
@@ -87,7 +87,7 @@ class AnswerField(QWidget):
         if self.field.kind == "nodes":
             self._set_nodes(text)
         elif isinstance(self.input, QComboBox):
-            if self.input.findData(text) < 0:  # a run file may say more than is offered here
+            if self.input.findData(text) < 0:  # run files allow values that the form does not offer
                 self.input.addItem(text, text)
             self.input.setCurrentIndex(self.input.findData(text))
         elif isinstance(self.input, QCheckBox):
@@ -98,13 +98,13 @@ class AnswerField(QWidget):
     def _set_nodes(self, text: str) -> None:
         names = split_names(text)
         for name in names if text != ALL_NODES else ():
-            if name not in self._boxes:  # of a run file from elsewhere: shown, so it can be left
-                self._add_box(name, f"{name} (not a node here)")
+            if name not in self._boxes:  # from another PC: shown, to be unticked
+                self._add_box(name, f"{name} (not among your nodes)")
         for name, box in self._boxes.items():
             box.setChecked(name in self._online if text == ALL_NODES else name in names)
 
     def show_finding(self, finding: Finding | None) -> None:
-        """Show what is wrong; None: nothing."""
+        """Show an error or advice below the input; None to clear it."""
         self._finding.setText(finding.text if finding else "")
         self._finding.setVisible(finding is not None)
         is_bad = finding is not None and finding.severity == "error"
@@ -153,14 +153,14 @@ class AnswerField(QWidget):
             check = self._add_box(node.name, f"{node.name}{state}", describe_hardware(node))
             check.setChecked(node.state == "online")
         if not nodes:
-            self._node_column.addWidget(make_label("No node was added yet.", "muted"))
+            self._node_column.addWidget(make_label("No nodes yet.", "muted"))
         return box
 
     def _add_box(self, name: str, words: str, hardware: str = "") -> QCheckBox:
         check = QCheckBox(words)
         check.setAccessibleDescription(hardware)
         check.setToolTip(words)
-        check.setMinimumWidth(1)  # a name of any length makes the form no wider
+        check.setMinimumWidth(1)  # so that a long name does not widen the form
         check.toggled.connect(lambda checked: self._touch())
         row = QHBoxLayout()
         row.setSpacing(8)
@@ -176,7 +176,7 @@ class AnswerField(QWidget):
 
     def _choose(self) -> None:
         if self.field.key == "model":
-            chosen = QFileDialog.getExistingDirectory(self, "Folder of the model")
+            chosen = QFileDialog.getExistingDirectory(self, "Model folder")
         else:
             chosen, _ = QFileDialog.getOpenFileName(self, self.field.label)
         if chosen:

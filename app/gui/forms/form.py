@@ -1,4 +1,4 @@
-"""A section of a form: a heading, and its questions in two columns."""
+"""Sections of a form: a heading above questions in two columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.gui.kit.primitives import make_label
 
 
 class FormSection(QWidget):
-    """Goes away as a whole where none of its questions is asked."""
+    """Hides itself when none of its questions is asked."""
 
     def __init__(self, title: str, fields: Sequence[AnswerField]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class FormSection(QWidget):
 def make_sections(
     asked: Sequence[Field], fields: Mapping[str, AnswerField]
 ) -> tuple[FormSection, ...]:
-    """Return the sections of `asked`, in their order."""
+    """Return the sections of the fields `asked`, in order of appearance."""
     titles = dict.fromkeys(field.section for field in asked)
     return tuple(
         FormSection(title, [fields[f.key] for f in asked if f.section == title]) for title in titles
@@ -56,7 +56,7 @@ def make_sections(
 
 
 def stack_sections(sections: Sequence[QWidget]) -> QWidget:
-    """Return the sections one below the other."""
+    """Return a widget with the sections below each other."""
     box = QWidget()
     column = QVBoxLayout(box)
     column.setContentsMargins(0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""One setting: its name and what it means on the left, the control on the right."""
+"""One setting: title and description on the left, its control on the right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTROL_PX = 220
 
 class SettingRow(QWidget):
     chosen = Signal(object)
-    """The value that a person gave it."""
+    """The value that a person chose."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SettingRow(QWidget):
         row.addWidget(self.control, 0, Qt.AlignmentFlag.AlignVCenter)
 
     def show_value(self, value: Value) -> None:
-        """Show a value without telling it as chosen."""
+        """Set the control without emitting `chosen`."""
         self.control.blockSignals(True)
         if isinstance(self.control, QComboBox):
             self.control.setCurrentIndex(self.control.findData(value))
@@ -44,7 +44,7 @@ class SettingRow(QWidget):
         self.control.blockSignals(False)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.Wheel:  # it scrolls the page, and changes nothing on the way
+        if event.type() == QEvent.Type.Wheel:  # scroll the page instead of changing the value
             event.ignore()
             return True
         return super().eventFilter(watched, event)
@@ -66,8 +66,8 @@ class SettingRow(QWidget):
             return box
         number = QSpinBox(minimum=round(setting.minimum or 0), maximum=round(setting.maximum or 0))
         number.setSuffix(f" {setting.unit}" if setting.unit else "")
-        number.lineEdit().setTextMargins(8, 0, 0, 0)  # no style sheet reaches it
-        number.setKeyboardTracking(False)  # 1 on the way to 15 is nobody's choice
+        number.lineEdit().setTextMargins(8, 0, 0, 0)  # out of reach of style sheets
+        number.setKeyboardTracking(False)  # not while typing: 1 on the way to 15
         number.setMinimumWidth(CONTROL_PX)
         number.valueChanged.connect(lambda value: self.chosen.emit(float(value)))
         return number

@@ -151,7 +151,7 @@ def make_tooltip(text: str) -> str:
 
     Qt renders text that contains a tag as HTML, and never wraps plain text.
 
-    >>> plain_tip("the <b> of Q&A")
+    >>> make_tooltip("the <b> of Q&A")
     '<p style="white-space:pre-wrap">the &lt;b&gt; of Q&amp;A</p>'
     """
     if len(text) <= MAX_TIP_LINE_CHARS and "<" not in text:
@@ -162,7 +162,7 @@ def make_tooltip(text: str) -> str:
 def escape_mnemonic(text: str) -> str:
     """Return `text` with each `&` doubled: in a menu a single one marks the access key.
 
-    >>> plain_action("Q&A")
+    >>> escape_mnemonic("Q&A")
     'Q&&A'
     """
     return text.replace("&", "&&")

@@ -1,1 +1,1 @@
-"""Showing logs."""
+"""A log viewer for files of any length."""

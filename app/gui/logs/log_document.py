@@ -1,8 +1,8 @@
-"""The lines of a log, indexed so that any line of a million is found at once. No Qt.
+"""The lines of a log, indexed for immediate access to any of a million lines; without Qt.
 
-Bytes come in pieces of any size, in order; they are kept as blocks of whole lines, each with the
-offsets at which its lines begin. `make_blocks` does the counting and runs off the Qt thread.
-Beyond `max_bytes` the oldest blocks go, and line numbers keep counting from the file's start.
+Bytes arrive in order, in chunks of any size, and are kept in blocks of whole lines with the offsets
+of their lines. `split_blocks` does the indexing of a file, off the Qt thread. Beyond `max_bytes`
+the oldest blocks are dropped; line numbers still count from the start of the file.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_BYTES = 1 << 20
+"""Target size of a block, in bytes."""
 MAX_BYTES = 256 << 20
+"""Maximum size of the lines kept in memory, in bytes."""
 MAX_LINE_CHARS = 2000
-"""A longer line is shown up to here; copying takes the whole."""
+"""Maximum number of characters shown of a line; copying takes all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines: each but perhaps the last ends with a newline."""
+    """Consecutive lines; all but perhaps the last end in a newline."""
 
     data: bytes
     starts: NDArray[np.int64]
-    """Offset in `data` of each line's first byte."""
+    """Offset of the first byte of each line in `data`."""
 
     @property
     def num_lines(self) -> int:
@@ -34,7 +36,7 @@ class Block:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the last line may still grow."""
+        """Whether the last line has no newline yet, and may grow."""
         return not self.data.endswith(b"\n")
 
     def line(self, index: int) -> bytes:
@@ -53,20 +55,20 @@ def make_block(data: bytes) -> Block:
 
 
 class LogDocument:
-    """An append-only log. One thread at a time."""
+    """An append-only log; not thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._blocks: list[Block] = []
         self._firsts: list[int] = []
-        """Number of the first line of each block."""
+        """Line number of the first line of each block."""
         self.first_line = 0
-        """Number of the oldest line that is kept."""
+        """Line number of the oldest line that is kept."""
         self.size_bytes = 0
 
     @property
     def end_line(self) -> int:
-        """Return one more than the number of the last line."""
+        """The line number after the last line."""
         return self._firsts[-1] + self._blocks[-1].num_lines if self._blocks else self.first_line
 
     @property
@@ -74,7 +76,7 @@ class LogDocument:
         return self.end_line - self.first_line
 
     def append(self, data: bytes) -> None:
-        """Add bytes behind the ones that are there; small pieces join the last block."""
+        """Append bytes; small chunks are merged into the last block."""
         if not data:
             return
         self.size_bytes += len(data)
@@ -86,7 +88,7 @@ class LogDocument:
         self._trim()
 
     def append_block(self, block: Block, *, counted: bool = False) -> None:
-        """Add a block that was indexed elsewhere; the last one must not be open."""
+        """Append an indexed block; the last block must not be open."""
         self._firsts.append(self.end_line)
         self._blocks.append(block)
         if not counted:
@@ -94,26 +96,26 @@ class LogDocument:
             self._trim()
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
-        """Yield the number of each block's first line, and the block."""
+        """Yield the line number of each block's first line, and the block."""
         yield from zip(self._firsts, self._blocks, strict=True)
 
     def line(self, number: int) -> str:
-        """Return a line's text; bytes that are not UTF-8 show as replacement characters."""
+        """Return the text of a line; bytes that are not UTF-8 become replacement characters."""
         place = bisect.bisect_right(self._firsts, number) - 1
         return self._blocks[place].line(number - self._firsts[place]).decode("utf-8", "replace")
 
     def search(self, words: str, start: int, *, backward: bool = False) -> Iterator[int | None]:
-        """Look for `words`, ignoring case, from line `start` on and round the end.
+        """Search for `words`, ignoring case, from line `start` on and around the end.
 
-        Yields None after each block without a hit (the caller may pause there), then the number
-        of the line found; ends without one when there is none.
+        Yields None after each block without a match, where the caller may pause, and then the
+        line number of the match; ends without a number if nothing matches.
         """
         needle = words.casefold().encode("utf-8").lower()
         if not needle or not self._blocks:
             return
         place = max(bisect.bisect_right(self._firsts, start) - 1, 0)
         count = len(self._blocks)
-        for turn in range(count + 1):
+        for turn in range(count + 1):  # the first block twice: after `start`, then before it
             number = (place - turn if backward else place + turn) % count
             found = _find_in(
                 self._blocks[number],
@@ -135,7 +137,11 @@ class LogDocument:
 
 
 def _should_join(last: Block, num_bytes: int) -> bool:
-    """Join small pieces, and the rest of a broken line unless it has no end at all."""
+    """Return whether bytes belong in the last block.
+
+    Small chunks do, and so does the rest of an open line, unless the line is absurdly long: joining
+    copies the block, which would make an endless line quadratic.
+    """
     if last.is_open:
         return len(last.data) <= 2 * BLOCK_BYTES
     return len(last.data) + num_bytes <= BLOCK_BYTES // 16
@@ -159,7 +165,7 @@ def _find_in(block: Block, needle: bytes, line: int | None, backward: bool) -> i
 
 
 def split_blocks(chunks: Iterator[bytes]) -> Iterator[Block]:
-    """Turn pieces of a file into blocks that end with a line's end, save perhaps the last."""
+    """Yield blocks of whole lines from the chunks of a file; the last one may be open."""
     rest = b""
     for chunk in chunks:
         whole = rest + chunk

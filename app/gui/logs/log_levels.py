@@ -1,7 +1,7 @@
-"""Which lines of a log are shown: all, or those that warn or tell of an error. No Qt.
+"""Filter the lines of a log by level: all, warnings and errors, or errors; without Qt.
 
-A program's log has no levels that one could rely on, so words decide; of a Traceback its indented
-lines are part. Blocks are looked through once, however often lines are added behind them.
+The programs of a run log in no common format, so words decide; a traceback's indented lines belong
+to it. Each block is scanned once, however often lines are appended after it.
 """
 
 from __future__ import annotations
@@ -26,30 +26,33 @@ _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*
 
 
 class ShownLines:
-    """Rows of a view, each one line of the document."""
+    """Maps the rows of a view to line numbers of the document."""
 
     def __init__(self, document: LogDocument) -> None:
         self._document = document
         self._level: Level = "all"
         self._numbers: Numbers = np.empty(0, np.int64)
         self._found: dict[int, tuple[Block, Numbers]] = {}
-        """Of each block by its identity: the lines that count, from its first on."""
+        """Matching lines of each block, counted from its first, by `id` of the block.
+
+        The block itself is kept beside them, so that its id is not reused for another.
+        """
 
     @property
     def level(self) -> Level:
-        """Which lines are shown."""
+        """The level that is shown."""
         return self._level
 
     def __len__(self) -> int:
         return self._document.num_lines if self._level == "all" else len(self._numbers)
 
     def choose(self, level: Level) -> None:
-        """Show other lines."""
+        """Show the lines of another level."""
         self._level, self._found = level, {}
         self.refresh()
 
     def refresh(self) -> None:
-        """Take notice of lines that came or went."""
+        """Update after lines were appended or dropped."""
         if self._level == "all":
             return
         found, parts = {}, []
@@ -62,14 +65,14 @@ class ShownLines:
         self._numbers = np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def number(self, row: int) -> int:
-        """Return the line's number in the document; a row beyond the ends is the nearest one."""
+        """Return the line number of a row, clamped to the rows there are."""
         row = min(max(row, 0), max(len(self) - 1, 0))
         if self._level == "all" or not len(self._numbers):
             return self._document.first_line + row
         return int(self._numbers[row])
 
     def row_of(self, number: int) -> int | None:
-        """Return the row of a line; None: it is not shown."""
+        """Return the row of a line number; None if the level hides it."""
         if self._level == "all":
             return number - self._document.first_line
         row = int(np.searchsorted(self._numbers, number))
@@ -77,7 +80,7 @@ class ShownLines:
 
 
 def find_lines(block: Block, level: Level) -> Numbers:
-    """Return the lines of a block, counted from 0, that a level shows, in order."""
+    """Return the lines of a block, counted from 0, that `level` shows, in order."""
     places = np.fromiter(_find_words(block.data.lower(), _WORDS[level]), np.int64)
     lines = [np.searchsorted(block.starts, places, side="right") - 1]
     for match in _TRACEBACK.finditer(block.data):
@@ -90,7 +93,7 @@ def find_lines(block: Block, level: Level) -> Numbers:
 
 
 def _find_words(data: bytes, words: tuple[bytes, ...]) -> Iterator[int]:
-    """Yield where a line has any of the words, once for each word and line."""
+    """Yield the offset of the first match of each word in each line."""
     for word in words:
         place = data.find(word)
         while place >= 0:

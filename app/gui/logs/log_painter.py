@@ -1,4 +1,4 @@
-"""Paints the lines of a log that are in view, with their numbers beside them."""
+"""Paint the lines of a log that are in view, with line numbers on the left."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PAD_PX = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Marks:
-    """What stands out among the lines."""
+    """Highlights among the lines."""
 
     is_marked: Callable[[int], bool]
-    """Whether a line is marked, by its number."""
+    """Whether a line number is selected."""
     words: str
-    """Searched for; empty: nothing."""
+    """Text searched for; empty for none."""
     found_line: int | None
-    """Where the search stands."""
+    """Line number of the current match."""
 
 
 class LinePainter:
-    """Knows how large lines are."""
+    """Paints lines in the monospace font, and knows their size."""
 
     def __init__(self, theme: Theme) -> None:
         self._theme = theme
@@ -36,10 +36,10 @@ class LinePainter:
         self.line_px = metrics.height() + 4
         self.char_px = max(metrics.horizontalAdvance("0"), 1)
         self.widest_chars = 0
-        """Of the lines painted so far."""
+        """Length of the longest line painted so far, for the horizontal scroll bar."""
 
     def paint_nothing(self, painter: QPainter, area: QRect, words: str) -> None:
-        """Say why there are no lines."""
+        """Paint `words`, the reason why there are no lines."""
         painter.fillRect(area, self._theme.palette.color("surface"))
         painter.setPen(self._theme.palette.color("muted"))
         painter.setFont(self._theme.font(13))
@@ -55,15 +55,16 @@ class LinePainter:
         *,
         skipped_chars: int,
     ) -> int:
-        """Paint lines from the top of `area` on, and return how many characters fit into it.
+        """Paint lines from the top of `area` down; return how many characters fit beside the
+        numbers.
 
         Args:
-            painter: of the viewport.
-            area: the whole of it.
-            document: where the lines are.
-            numbers: of the lines in view, downwards.
-            marks: what stands out.
-            skipped_chars: scrolled out at the left.
+            painter: painter of the viewport.
+            area: rectangle of the viewport.
+            document: the log.
+            numbers: line numbers in view, from the top.
+            marks: selection and search.
+            skipped_chars: characters scrolled out on the left.
         """
         colors = self._theme.palette
         painter.fillRect(area, colors.color("surface"))
@@ -85,6 +86,7 @@ class LinePainter:
             painter.setPen(colors.color("text"))
             wide = QRect(left, y, len(text) * self.char_px * 2 + 8, self.line_px)
             painter.drawText(wide, int(Qt.AlignmentFlag.AlignVCenter), text)
+            # After the text: a line that is scrolled to the left passes below its number.
             painter.fillRect(QRect(0, y, gutter - 8, self.line_px), colors.color("surface"))
             painter.setPen(colors.color("muted"))
             count = QRect(PAD_PX, y, digits * self.char_px, self.line_px)

@@ -1,7 +1,7 @@
-"""A viewer for logs of any length: it paints only the lines in view.
+"""A log viewer that paints only the lines in view, so that length costs nothing.
 
-Follows the end until a person scrolls up, and again once they return to it. New lines never move
-what is being read. Marking with the mouse takes whole lines; Ctrl+C copies them.
+It follows the end until a person scrolls up, and again once they scroll back down. New lines never
+move what is being read. The mouse selects whole lines; Ctrl+C copies them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from app.gui.logs.log_levels import Level, ShownLines
 from app.gui.logs.log_painter import PAD_PX, LinePainter, Marks
 
 SEARCH_BLOCKS_PER_TURN = 2
+"""Blocks searched per turn of the event loop: some milliseconds."""
 MAX_COPY_LINES = 100_000
-_NOTHING = "Nothing was written yet"
+"""Maximum number of lines that one copy puts on the clipboard."""
+_NOTHING = "The log is still empty"
 
 
 class LogView(QAbstractScrollArea):
@@ -34,9 +36,9 @@ class LogView(QAbstractScrollArea):
 
     follow_changed = Signal(bool)
     searched = Signal(bool)
-    """A search ended: whether it found anything."""
+    """A search ended; carries whether it found anything."""
     level_changed = Signal(str)
-    """Other lines are shown: their Level."""
+    """Lines of another Level are shown."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class LogView(QAbstractScrollArea):
         self.is_following = True
         self.found_line: int | None = None
         self._query = ""
-        self._hunt: Iterator[int | None] | None = None
+        self._search: Iterator[int | None] | None = None
         self._marked: tuple[int, int] | None = None
         self._painter = LinePainter(theme)
         self._is_moving = False
@@ -61,7 +63,7 @@ class LogView(QAbstractScrollArea):
     # ------------------------------------------------------------ content
 
     def clear(self) -> None:
-        """Forget all lines, and follow again."""
+        """Remove all lines, and follow the end again."""
         self._stop_search()
         level = self.shown.level
         self.document = LogDocument()
@@ -73,15 +75,15 @@ class LogView(QAbstractScrollArea):
         self._grow()
 
     def append(self, data: bytes) -> None:
-        """Add bytes of the log, in order."""
+        """Append bytes of the log."""
         self._changed(lambda: self.document.append(data))
 
     def append_block(self, block: Block) -> None:
-        """Add lines that were indexed off this thread."""
+        """Append lines that were indexed on another thread."""
         self._changed(lambda: self.document.append_block(block))
 
     def follow(self, is_following: bool) -> None:
-        """Keep the newest line in view, or stay where one is."""
+        """Keep the newest line in view, or stop doing so."""
         if is_following != self.is_following:
             self.is_following = is_following
             self.follow_changed.emit(is_following)
@@ -89,7 +91,7 @@ class LogView(QAbstractScrollArea):
             self._move_to(self.verticalScrollBar().maximum())
 
     def show_level(self, level: Level) -> None:
-        """Show all lines or some; the one on top stays there, if it is one of them."""
+        """Show the lines of a level; the top line stays on top if it is among them."""
         if level == self.shown.level:
             return
         top = self.shown.number(self.verticalScrollBar().value())
@@ -120,7 +122,7 @@ class LogView(QAbstractScrollArea):
         self.viewport().update()
 
     def visible_lines(self) -> int:
-        """Return how many whole lines fit."""
+        """Return the number of lines that fit completely."""
         return max((self.viewport().height() - PAD_PX) // self._painter.line_px, 1)
 
     def _move_to(self, value: int) -> None:
@@ -139,7 +141,7 @@ class LogView(QAbstractScrollArea):
     # ------------------------------------------------------------ search
 
     def search(self, words: str, *, backward: bool = False) -> None:
-        """Go to the next (or the previous) line with `words`; `searched` tells the result."""
+        """Start a search for the next or previous line with `words`; `searched` follows."""
         self._stop_search()
         is_new = words != self._query
         self._query = words
@@ -155,12 +157,12 @@ class LogView(QAbstractScrollArea):
                 start = self.document.first_line
             elif start < self.document.first_line:
                 start = self.document.end_line - 1
-        self._hunt = self.document.search(words, start, backward=backward)
+        self._search = self.document.search(words, start, backward=backward)
         self._timer.start()
 
     def _search_on(self) -> None:
         for _ in range(SEARCH_BLOCKS_PER_TURN):
-            found = next(self._hunt, -1) if self._hunt is not None else -1
+            found = next(self._search, -1) if self._search is not None else -1
             if found is None:
                 continue
             self._stop_search()
@@ -174,12 +176,12 @@ class LogView(QAbstractScrollArea):
 
     def _stop_search(self) -> None:
         self._timer.stop()
-        self._hunt = None
+        self._search = None
 
     def _show_line(self, line: int) -> None:
         self.found_line = line
         row, top = self.shown.row_of(line), self.verticalScrollBar().value()
-        if row is None:  # what is found is shown
+        if row is None:  # a match that the level hides
             self.show_level("all")
             row = self.shown.row_of(line) or 0
         if not top <= row < top + self.visible_lines():
@@ -194,7 +196,7 @@ class LogView(QAbstractScrollArea):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter, area = QPainter(self.viewport()), self.viewport().rect()
         if not len(self.shown):
-            empty = "No line warns or tells of an error" if self.document.num_lines else _NOTHING
+            empty = "No warnings or errors" if self.document.num_lines else _NOTHING
             self._painter.paint_nothing(painter, area, empty)
             return
         top = self.verticalScrollBar().value()
@@ -212,7 +214,7 @@ class LogView(QAbstractScrollArea):
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._grow()
 
-    # ------------------------------------------------------------ marking and copying
+    # ------------------------------------------------------------ selection
 
     def _line_at(self, y: float) -> int:
         row = int(y - PAD_PX // 2) // self._painter.line_px
@@ -222,7 +224,7 @@ class LogView(QAbstractScrollArea):
         return self._marked is not None and min(self._marked) <= line <= max(self._marked)
 
     def marked_text(self) -> str:
-        """Return the marked lines."""
+        """Return the selected lines that are shown."""
         if self._marked is None:
             return ""
         first = max(min(self._marked), self.document.first_line)

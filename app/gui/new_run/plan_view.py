@@ -11,6 +11,7 @@ from app.gui.kit.collapsible import CollapsibleSection
 from app.gui.kit.primitives import Button, make_label
 from app.gui.kit.theme import Theme
 from app.gui.new_run.memory_bar import COLORS, MemoryBar, Swatch
+from app.gui.tables.device_columns import short_name
 from app.planning.candidate import Advice, GpuPlan, Plan
 from app.presentation.plan_text import (
     MEMORY_GROUPS,
@@ -187,7 +188,7 @@ class _GpuLine(QWidget):
     def show_gpu(self, gpu: GpuPlan) -> None:
         """Show the plan of one GPU."""
         share = "" if gpu.share >= 1 else f", {show_share(gpu.share)}"
-        card = gpu.card.removeprefix("NVIDIA ").removeprefix("GeForce ")
+        card = short_name(gpu.card)
         self._name.setText(f"{gpu.node}: {card}{share}")
         self._bar.show_parts(group_memory(gpu.memory.parts.items()), gpu.room_bytes)
         fits = "" if gpu.fits else "Does not fit: "

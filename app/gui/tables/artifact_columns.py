@@ -1,4 +1,4 @@
-"""Columns of the artifacts, of what was measured of one, and of its copies."""
+"""Columns of the artifacts, and of one artifact's measurements and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of the wall as a table: what the cards paint, in words and figures."""
+"""Columns of the overview as a table: the same figures as on its cards."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class DeviceRow:
     status: Status
     reading: StreamReading
     is_live: bool
-    """False: the node does not answer, so there are no figures now."""
+    """Whether the node is online; figures of an offline node are out of date and not shown."""
 
 
 def make_row(device: Device, node: NodeSnapshot, now_s: float) -> DeviceRow:
-    """Return what is known of a device now."""
+    """Return the table row of a device."""
     return DeviceRow(
         key=device.key,
         status=describe_device(device, node, now_s),
@@ -44,7 +44,7 @@ def name_place(device: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a device's name without its maker's brands."""
+    """Return a device's name without its brand: `RTX 3090` for `NVIDIA GeForce RTX 3090`."""
     return name.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
 

@@ -1,4 +1,4 @@
-"""Columns of the nodes and of the results of a check."""
+"""Columns of the nodes, and of the results of a check."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 from app.events import NodeSnapshot
+from app.gui.tables.device_columns import short_name
 from app.gui.tables.rows_model import Column, unknown_first
 from app.telemetry.state import Status, Tone, describe_node
 from app.text import DASH, count_of, show_bytes, show_duration
 
 Clock = Callable[[], float]
 ClockOffset = Callable[[str], float | None]
-"""Seconds by which the clock of a node is ahead of this PC's; None: not known."""
+"""Seconds by which a node's clock is ahead of this PC's; None if unknown."""
 CLOCK_TOLERANCE_S = 1.0
+"""Maximum clock difference shown as being in sync, in seconds."""
 
 
 def describe_hardware(node: NodeSnapshot) -> str:
-    """Return a node's GPUs, or its CPU when it has none."""
+    """Return a node's GPUs such as `2 x RTX 3090`, or its CPU if it has none."""
     if node.facts is None:
         return DASH
     if not node.facts.gpus:
         cpu = node.facts.cpu or "CPU"
         return f"{cpu}, {count_of(node.facts.num_cores, 'core')}" if node.facts.num_cores else cpu
-    names = [gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ") for gpu in node.facts.gpus]
+    names = [short_name(gpu.name) for gpu in node.facts.gpus]
     kinds = {name: names.count(name) for name in names}
     return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in kinds.items())
 
 
 def describe_environment(node: NodeSnapshot) -> Status:
-    """Return whether a node has what training needs."""
+    """Return whether a node's training environment is ready."""
     report = node.facts.environment if node.facts else None
     if node.facts is None or report is None:
         return Status("calm", "not known" if node.facts is None else "not set up")
@@ -39,7 +41,7 @@ def describe_environment(node: NodeSnapshot) -> Status:
 
 
 def describe_clock(offset: float | None) -> str:
-    """Return a clock's distance to this PC's in words; within a second it is in step."""
+    """Return how far a clock is from this PC's, in words."""
     if offset is None:
         return DASH
     if abs(offset) < CLOCK_TOLERANCE_S:

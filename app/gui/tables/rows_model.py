@@ -1,7 +1,7 @@
-"""One table model for all tables: rows of any value, columns as data.
+"""One table model for all tables: rows are any values, columns are data.
 
-Rows have keys. `put` changes, `drop` removes and `reset` replaces rows one by one, so that the
-selection, the current cell and the scroll position stay where they are while figures move.
+Rows have keys. `put`, `drop` and `reset` change rows one by one instead of resetting the model, so
+that selection, current cell and scroll position survive while figures change.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 Index = QModelIndex | QPersistentModelIndex
 SORT_ROLE = int(Qt.ItemDataRole.UserRole)
 STATUS_ROLE = SORT_ROLE + 1
-"""A Status, drawn with its glyph."""
+"""A Status, drawn with its glyph and colour."""
 PROGRESS_ROLE = SORT_ROLE + 2
 """A share from 0 to 1, drawn as a bar beside the text."""
 SPLIT_ROLE = SORT_ROLE + 3
-"""Shares of a whole, drawn as one bar; the text is its tip."""
+"""Shares of a whole, drawn as one stacked bar; the text is the tooltip."""
 WORDS_ROLE = SORT_ROLE + 4
-"""What a filter looks in, the same for every cell of a row."""
+"""Text that a filter searches, the same for every cell of a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +33,27 @@ class Column(Generic[T]):
     title: str
     text: Callable[[T], str]
     sort: Callable[[T], Any] | None = None
-    """What the column is sorted by; None: its text."""
+    """Key to sort by; None for the text."""
     tip: str = ""
-    """Explains the heading."""
+    """Tooltip of the header."""
     is_number: bool = False
+    """Whether the text is aligned to the right."""
     width_px: int = 120
+    """Initial width; the minimum for a column that stretches."""
     stretches: bool = False
+    """Whether the column takes a share of the spare width."""
     status: Callable[[T], Any] | None = None
     progress: Callable[[T], float | None] | None = None
     split: Callable[[T], tuple[float, ...]] | None = None
 
 
 def unknown_first(value: float | None) -> float:
-    """Return a sort key that puts what is not known below everything."""
+    """Return a sort key that puts unknown values below all others."""
     return -math.inf if value is None or math.isnan(value) else value
 
 
 class RowsModel(QAbstractTableModel, Generic[T]):
-    """Rows by key, in the order in which they came."""
+    """Rows by key, in insertion order; views sort through a proxy."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         self.columns = tuple(columns)
         self._key = key
         self._words = words
-        """What a filter finds a row by, beside the texts of its columns."""
+        """Text that a filter searches besides the columns' own."""
         self._rows: list[T] = []
         self._places: dict[Any, int] = {}
 
@@ -80,7 +83,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         return self._places.get(key)
 
     def put(self, row: T) -> None:
-        """Change the row with this key, or add it."""
+        """Replace the row with the same key, or append it."""
         place = self._places.get(self._key(row))
         if place is None:
             self.beginInsertRows(QModelIndex(), len(self._rows), len(self._rows))
@@ -92,12 +95,12 @@ class RowsModel(QAbstractTableModel, Generic[T]):
             self.touch(place)
 
     def touch(self, place: int) -> None:
-        """Say that the texts of a row changed although its value did not (a clock moved on)."""
+        """Repaint a row whose texts changed although its value did not, such as an age."""
         last = self.index(place, len(self.columns) - 1)
         self.dataChanged.emit(self.index(place, 0), last)
 
     def drop(self, key: Any) -> None:
-        """Remove the row with this key, if it is there."""
+        """Remove the row with this key, if there is one."""
         place = self._places.get(key)
         if place is None:
             return
@@ -107,7 +110,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
         self.endRemoveRows()
 
     def reset(self, rows: Sequence[T]) -> None:
-        """Make the rows exactly these, with as few changes as possible."""
+        """Make the rows these, with the fewest changes."""
         keys = {self._key(row) for row in rows}
         for key in [key for key in self._places if key not in keys]:
             self.drop(key)

@@ -78,7 +78,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
 
 
 def wait_share(rank: RankProgress) -> float | None:
-    """Return the part of a step that a rank waits for the others and the network."""
+    """Return the share of a step that a rank spends waiting for other ranks and the network."""
     if rank.wait_s is None or not rank.step_s:
         return None
     return rank.wait_s / rank.step_s
@@ -228,7 +228,7 @@ def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
             sort=lambda c: unknown_first(c.stall_s),
             is_number=True,
             width_px=88,
-            tip="For how long training stood still; it is written in the background",
+            tip="How long training paused; the rest is written in the background",
         ),
         Column(title="Copies on", text=lambda c: ", ".join(c.nodes) or DASH, stretches=True),
         Column(
@@ -236,7 +236,7 @@ def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
             text=lambda c: _verified(c).text,
             status=_verified,
             width_px=180,
-            tip="Every file of every copy was hashed and compared",
+            tip="Whether every file of every copy matches its hash",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""The table widget of every page: sorted, one whole row selected, drawn with glyphs and bars."""
+"""The table view of every page: sorting, row selection, filter, and cells with glyphs and bars."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ ROW_HEIGHT_PX = 36
 CELL_PAD_PX = 13
 BAR_WIDTH_PX = 64
 MARK_PX = 3
-"""Of a selected row, at its left: a tint alone would be hard to see."""
+"""Width of the accent at the left of a selected row; the tint alone has too little contrast."""
 SPLIT_COLORS = ("chart_temperature", "chart_utilisation", "chart_muted", "chart_memory")
-"""Of the parts of a bar, in their order."""
+"""Colours of the parts of a stacked bar, in order."""
 
 
 class CellDelegate(QStyledItemDelegate):
-    """Draws states with their glyph and progress with its bar."""
+    """Draws states with a glyph, and shares as bars."""
 
     def __init__(self, theme: Theme, view: QTableView) -> None:
         super().__init__(view)
@@ -50,7 +50,7 @@ class CellDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         status, share = index.data(STATUS_ROLE), index.data(PROGRESS_ROLE)
         split = index.data(SPLIT_ROLE)
-        style: Any = option  # the stubs hide the fields of the C++ struct
+        style: Any = option  # the type stubs lack the fields of the C++ struct
         is_plain = status is None and share is None and split is None
         if is_plain:
             super().paint(painter, option, index)
@@ -91,7 +91,7 @@ class CellDelegate(QStyledItemDelegate):
         left = bar.left()
         for share, name in zip(parts, SPLIT_COLORS, strict=True):
             width = share * bar.width()
-            seen = width - 1 if width > 3 else width  # a gap: neighbours differ not by colour alone
+            seen = width - 1 if width > 3 else width  # a gap: parts must not differ by colour alone
             painter.fillRect(QRectF(left, bar.top(), seen, bar.height()), colors.color(name))
             left += width
 
@@ -115,12 +115,12 @@ class CellDelegate(QStyledItemDelegate):
 
 
 class TableView(QTableView, Generic[T]):
-    """A table over a RowsModel."""
+    """A sorted and filtered view of a RowsModel."""
 
     opened = Signal()
     """A row was double clicked, or Enter was pressed on it."""
     chosen = Signal()
-    """Another row is selected, or none."""
+    """The selection changed."""
 
     def __init__(self, theme: Theme, model: RowsModel[T], name: str) -> None:
         super().__init__()
@@ -147,36 +147,36 @@ class TableView(QTableView, Generic[T]):
         self.selectionModel().selectionChanged.connect(lambda: self.chosen.emit())
 
     def sort_by(self, title: str, order: Qt.SortOrder) -> None:
-        """Sort by the column of this title, and let people change it."""
+        """Sort by the column with this title, and enable sorting by click."""
         titles = [column.title for column in self._rows.columns]
         self.setSortingEnabled(True)
         self.sortByColumn(titles.index(title), order)
 
     def select_several(self) -> None:
-        """Let several rows be selected, with Ctrl and Shift."""
+        """Allow selecting several rows, with Ctrl and Shift."""
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
 
     def all_selected(self) -> list[T]:
-        """Return the selected rows, as they are sorted."""
+        """Return the selected rows, in the order shown."""
         indexes = sorted(self.selectionModel().selectedRows(), key=lambda index: index.row())
         return [self._rows.row(self._proxy.mapToSource(index).row()) for index in indexes]
 
     def selected(self) -> T | None:
-        """Return the selected row; None: there is none, or there are several."""
+        """Return the selected row; None if no row or several rows are selected."""
         rows = self.all_selected()
         return rows[0] if len(rows) == 1 else None
 
     def show_only(self, words: str) -> None:
-        """Show the rows that have all these words in any of their texts."""
+        """Show only rows that contain all of these words, in any column and order."""
         parts = (f"(?=.*{re.escape(word)})" for word in words.split())
         anywhere = QRegularExpression.PatternOption.CaseInsensitiveOption
         self._proxy.setFilterRegularExpression(QRegularExpression("^" + "".join(parts), anywhere))
 
     def select(self, key: Any) -> None:
-        """Select the row of a key."""
+        """Select the row with this key."""
         place = self._rows.place_of(key)
         if place is not None:
-            self.clearSelection()  # or the row joins those that several can be selected of
+            self.clearSelection()  # in a multi-selection, selectRow would add to it
             self.selectRow(self._proxy.mapFromSource(self._rows.index(place, 0)).row())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -205,9 +205,9 @@ class TableView(QTableView, Generic[T]):
             self._share_room()
 
     def _share_room(self) -> None:
-        """Give what is left of the width to the columns that stretch; none gets less than it needs.
+        """Divide the spare width among the columns that stretch, none below its minimum.
 
-        Qt's own way to stretch squeezes them to nothing where the others are too wide together.
+        Qt's own Stretch mode shrinks them to nothing where the other columns need all the width.
         """
         columns = self._rows.columns
         stretching = [number for number, column in enumerate(columns) if column.stretches]
@@ -224,7 +224,7 @@ class TableView(QTableView, Generic[T]):
 
 
 def make_filter(table: TableView[Any], hint: str) -> QLineEdit:
-    """Return a field whose words choose the rows of a table."""
+    """Return an input whose words filter the rows of `table`; `hint` says what they match."""
     field = QLineEdit()
     field.setPlaceholderText("Filter")
     field.setToolTip(hint)
