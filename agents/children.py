@@ -20,10 +20,12 @@ from typing import IO
 from agents.errors import ExpectedError, explain_os_error
 
 KEPT_LINES = 200
+
+# How often a reader that hears nothing looks whether it should go.
 _LOOK_S = 0.5
-"""How often a reader that hears nothing looks whether it should go."""
+
+# How long the end waits until the readers have reaped what was killed.
 _REAP_S = 5.0
-"""How long the end waits until the readers have reaped what was killed."""
 
 
 class Children:

@@ -17,11 +17,13 @@ import re
 from dataclasses import dataclass
 
 GIB = 2**30
+
+# Of PCI Express by generation, after encoding.
 _LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
-"""Of PCI Express by generation, after encoding."""
+
+# Of a bus, by copies from and to pinned memory: 22 to 26 of 31.5 GB/s on generation 4 with 16 lanes
+# (bitsandbytes, docs/streaming_analysis).
 _REACHED = 0.8
-"""Of a bus, by copies from and to pinned memory: 22 to 26 of 31.5 GB/s on generation 4 with 16
-lanes (bitsandbytes, docs/streaming_analysis)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

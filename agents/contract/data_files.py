@@ -21,8 +21,9 @@ _PACKED |= {b"BZh91AY&SY": "bzip2"}
 """What compressed files begin with."""
 _PACKED_SUFFIXES = frozenset({".gz", ".zip", ".zst", ".xz", ".bz2"})
 _NOT_DATA = ("dataset_info", "manifest.json", "state.json")
+
+# About the data, where it is text to read.
 _NOTES = ("readme", "license")
-"""About the data, where it is text to read."""
 _START_BYTES = 4096
 _LINE_END_BYTES = 1 << 20
 

@@ -60,11 +60,11 @@ class ExportFormat:
     """Packages that can make it, where there is a choice."""
 
 
+# One 8-bit scale for 64 weights, and a 32-bit one for 256 of those (arXiv:2305.14314).
 _NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
-"""One 8-bit scale for 64 weights, and a 32-bit one for 256 of those (arXiv:2305.14314)."""
 
+# A 16-bit scale and a 4-bit zero point for 128 weights (arXiv:2306.00978).
 _AWQ_BITS = 4 + 20 / 128
-"""A 16-bit scale and a 4-bit zero point for 128 weights (arXiv:2306.00978)."""
 
 EXPORTS: dict[str, ExportFormat] = {
     row.name: row

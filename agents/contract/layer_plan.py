@@ -22,13 +22,16 @@ SHARE_SLACK = 2
 """A rank may get this many times its equal share of a batch."""
 LEAST_GAIN = 0.02
 """In speed, for which twice the tokens are taken."""
+
+# Of the measured bandwidth that copies beside other work reach.
 _BUS_SHARE = 0.85
-"""Of the measured bandwidth that copies beside other work reach."""
+
+# Where at most one layer of so many moves beside others that recompute, the copies of one have
+# ended before the next one's begin.
 _SPARSE = 3
-"""Where at most one layer of so many moves beside others that recompute, the copies of one have
-ended before the next one's begin."""
+
+# Inputs less that are fetched ahead then; see agents/trainer/execution/activation_offload.py.
 _INPUTS_SPARED = 3
-"""Inputs less that are fetched ahead then; see agents/trainer/execution/activation_offload.py."""
 
 Mode = Literal["keep", "move", "recompute"]
 

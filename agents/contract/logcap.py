@@ -21,8 +21,9 @@ SLACK_BYTES = 8 << 20
 """Grown so far beyond both, a log is cut again: not at every line."""
 BLOCK_BYTES = 4096
 PIECE_BYTES = 1 << 20
+
+# Flags of fallocate(2).
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-"""Flags of fallocate(2)."""
 
 
 def cap_log(path: Path) -> bool:

@@ -23,8 +23,9 @@ from agents.trainer.data.tokenizer import load_tokenizer
 
 CONTEXT_TOKENS = 8192
 """What llama.cpp keeps room for, or less where the model was made for less."""
+
+# Below it the likeliest word is as good as certain, and logits divided by it are none.
 _LEAST_TEMPERATURE = 1e-5
-"""Below it the likeliest word is as good as certain, and logits divided by it are none."""
 Say = Callable[[str], None]
 
 

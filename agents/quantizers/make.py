@@ -54,9 +54,10 @@ from agents.state import read_json
 from agents.trainer.data.tokenizer import load_tokenizer
 
 _LLAMA_CPP_ROWS, _FEWEST_ROWS = 12, 2
+
+# Of the original: with more of it fewer rows are judged, since llama.cpp is asked for one token
+# after the other, which takes as long as reading all weights.
 _LLAMA_CPP_BYTES = 1 << 30
-"""Of the original: with more of it fewer rows are judged, since llama.cpp is asked for one token
-after the other, which takes as long as reading all weights."""
 
 
 def make(job: MakeJob, home: Path, progress: JobProgress) -> None:

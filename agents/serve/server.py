@@ -42,8 +42,9 @@ MAX_REQUESTS = 64
 """Requests worked on at the same time; one more is refused."""
 READ_BYTES = 1 << 16
 LEASE_RENEWAL_S = 60.0
+
+# How long the end waits for handlers whose programs it has ended to remove what those left.
 _CLEAN_UP_S = 5.0
-"""How long the end waits for handlers whose programs it has ended to remove what those left."""
 
 
 class Server:

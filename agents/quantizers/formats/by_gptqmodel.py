@@ -26,8 +26,9 @@ _ROWS_AT_ONCE = 8
 SCRATCH = ".scratch"
 """In the folder that is being made. gptqmodel writes the whole model, layer by layer: among the
 system's temporary files it would stay when the job is killed, and may not fit."""
+
+# Losses of layers; nothing loads it.
 _LOG_FILE = "quant_log.csv"
-"""Losses of layers; nothing loads it."""
 
 
 class LayerFiles:

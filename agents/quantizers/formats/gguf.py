@@ -30,16 +30,18 @@ from agents.quantizers.job.job import JobProgress
 
 QUANTIZER = "llama-quantize"
 _CONVERTED = EXPORTS["gguf"].converted_types
+
+# Signs of one: the system's words, and those of numpy and of C++ for what was not all written.
 _FULL_DISK = (os.strerror(errno.ENOSPC), "requested and", "iostream error")
-"""Signs of one: the system's words, and those of numpy and of C++ for what was not all written."""
 _GPT2_SPLIT = "gpt-2"
+
+# Regular expression of a tokenizer -> what llama.cpp calls it.
 _SPLITS = {
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+"
     "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+": "llama-bpe",
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+"
     "[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+": "qwen2",
 }
-"""Regular expression of a tokenizer -> what llama.cpp calls it."""
 
 
 def write(request: WriteRequest) -> dict[str, Path]:

@@ -24,12 +24,15 @@ from agents.quantizers.job.reuse import LINEAGE_FILE
 from agents.state import read_json, take_lock
 
 _FAMILIES = ("llama", "qwen3_moe")
+
+# gptqmodel hashes with a function that older ones do not have.
 _LEAST_PYTHON = (3, 11)
-"""gptqmodel hashes with a function that older ones do not have."""
+
+# Of how they are made; layers of another one are no use.
 _EDITION = 2
-"""Of how they are made; layers of another one are no use."""
+
+# Of one job: each keeping reads and hashes all layers that are done.
 _KEPT_TIMES = 8
-"""Of one job: each keeping reads and hashes all layers that are done."""
 
 
 def name_layers(

@@ -19,10 +19,12 @@ from typing import Any
 
 PIECES_FILE = "tokenizer.model"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+# Where it is not named, as with Llama, whose tokenizers have a byte for everything.
 _UNKNOWN = "<unk>"
-"""Where it is not named, as with Llama, whose tokenizers have a byte for everything."""
+
+# The score of a piece that no merge makes.
 _NEVER = -1e9
-"""The score of a piece that no merge makes."""
 
 
 @contextlib.contextmanager

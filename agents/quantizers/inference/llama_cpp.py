@@ -29,8 +29,9 @@ from agents.errors import ExpectedError
 NUM_WORDS = 1000
 _SPARE_TOKENS = 64
 _ALL_LAYERS = 999
+
+# Added to the logit of a token that is to be chosen.
 _ALWAYS = 1e6
-"""Added to the logit of a token that is to be chosen."""
 
 
 def open_server(

@@ -18,10 +18,12 @@ from agents.trainer.rank.device import read_available_bytes
 ANSWER_TOKENS = 32
 _NUM_ANSWERS = 8
 _PROMPT_TOKENS = 24
+
+# Times the weights, and what activations and the context take.
 _GPU_NEED, _GPU_SPARE_BYTES = 1.1, 1 << 30
-"""Times the weights, and what activations and the context take."""
+
+# Left of the GPU where weights come and go, and are rounded there; what has to stay there.
 _STREAM_SPARE_BYTES, _LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
-"""Left of the GPU where weights come and go, and are rounded there; what has to stay there."""
 
 
 LIKELIEST: dict[str, Any] = {

@@ -21,8 +21,9 @@ from typing import Any
 from agents.state import read_start_ticks
 
 _LOOK_EVERY_S = 0.1
+
+# Looks between two walks through the folder.
 _WALK_EVERY = 5
-"""Looks between two walks through the folder."""
 _OWN = ("RssAnon:", "RssShmem:")
 _KIB = 1024
 

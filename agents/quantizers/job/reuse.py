@@ -24,8 +24,9 @@ LINEAGE_FILE = "rackless.json"
 """In a merged model: which weights and data it comes from, and what merging took."""
 MOST_REFERENCE_BYTES = 4 << 30
 """Larger distributions are not kept: measuring the original again costs less than such a disk."""
+
+# Rises when merging would give other bytes.
 _WAY = 3
-"""Rises when merging would give other bytes."""
 _MERGED, _REFERENCE = "merged-", ".reference-"
 
 

@@ -12,8 +12,8 @@ from agents.quantizers.job.meter import Phase
 from agents.quantizers.job.texts import Texts
 from agents.quantizers.proof.verdict import Proof
 
+# What the hub takes as a base; a folder's path there makes it refuse the whole card.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""What the hub takes as a base; a folder's path there makes it refuse the whole card."""
 
 
 def write_card(

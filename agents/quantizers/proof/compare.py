@@ -25,8 +25,9 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.quantizers.inference.models import find_device
 
 _IMPOSSIBLE = 1e-9
+
+# Nats per token: e to the power of more is beyond a float, and a model beyond use.
 _MOST_LOSS = 700.0
-"""Nats per token: e to the power of more is beyond a float, and a model beyond use."""
 _BROKEN_ORIGINAL = (
     "The model that is to be quantized predicts numbers that are not finite.",
     "The training has diverged, or its base is damaged: export an earlier checkpoint",

@@ -35,8 +35,8 @@ from agents.serve.channel import Call
 from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import borrow_device
 
+# Begins the line of a traceback that says what was wrong; libraries print more after it.
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
-"""Begins the line of a traceback that says what was wrong; libraries print more after it."""
 
 
 def export_merged(call: Call) -> dict[str, Any]:
