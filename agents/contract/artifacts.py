@@ -1,4 +1,4 @@
-"""What the master and a node say to each other about making an artifact of a trained model."""
+"""Messages about making artifacts of trained models, and about chats with them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from agents.contract.formats import ENGINES, EXPORTS, METHODS, Engine, Method
 from agents.contract.spec import DataFormat, Objective
 
 PROOF_FILE = "proof.json"
-"""In an artifact: what was measured of it."""
+"""File of an artifact with its measured quality."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSource:
-    """A data file with how it is read."""
+    """A data file and how to read it."""
 
     path: str
     format: DataFormat = "auto"
@@ -23,10 +23,10 @@ class TextSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Where an artifact comes from."""
+    """Provenance of an artifact."""
 
     base: str
-    """Name of the base model."""
+    """Hub id or folder of the base model."""
     data: str
     run_id: str
     run_name: str
@@ -34,7 +34,7 @@ class Origin:
     base_sha256: str | None = None
     data_sha256: str | None = None
     licence: str | None = None
-    """Of the base model, as its own card says it; None: it says nothing."""
+    """Licence in the card of the base model; None: the card names none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class MakeJob:
     python: str
     """Interpreter of the training environment."""
     packages: str | None = None
-    """Folder with what the method needs beside that environment; None: it has it all."""
+    """Folder with packages beside that environment; None: the environment has them all."""
     model: str
     """Folder of the merged model."""
     method: Method
@@ -53,17 +53,17 @@ class MakeJob:
     train: TextSource
     evaluation: TextSource | None = None
     calibration: TextSource | None = None
-    """What the rounding of AWQ and GPTQ is fitted to; None: rows of the training data."""
+    """Texts that AWQ and GPTQ are fitted to; None: rows of the training data."""
     types: tuple[str, ...] = ()
     """Types of the format; several where one job makes them together."""
     engine: Engine = "gptqmodel"
-    """What makes AWQ; the other methods have one each."""
+    """Package that makes AWQ; the other formats have one each."""
     device: str = "cpu"
-    """Or such as `cuda:0`."""
+    """Device in the node's own order, such as `cpu` or `cuda:0`."""
     device_id: str = "cpu"
-    """What is leased meanwhile: the GPU's uuid."""
+    """Key of the lease: the GPU's uuid, or `cpu`."""
     tools: str = "tools"
-    """Folder where what is built for quantizing is kept."""
+    """Folder for tools that are built once, such as llama.cpp's quantizer."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -89,7 +89,7 @@ class MakeJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackagesBuild:
-    """Put packages beside the training environment, without touching it."""
+    """Request to install packages beside the training environment, which stays untouched."""
 
     python: str
     lock_sha256: str
@@ -100,40 +100,41 @@ class PackagesBuild:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackagesReport:
-    """Where they are."""
+    """Result of a PackagesBuild."""
 
     path: str | None = None
-    """Folder relative to the agent's home; None: the environment itself has them."""
+    """Folder relative to the agent's home; None: the environment itself has the packages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatDevice:
-    """A GPU that a model may be loaded on."""
+    """A GPU on which a model may be loaded."""
 
     device: str
-    """Such as `cuda:0`."""
+    """Device in the node's own order, such as `cuda:0`."""
     device_id: str
-    """What it is leased by."""
+    """Key of the lease: the GPU's uuid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatJob:
-    """Load a model and keep it for a conversation. Paths start at the agent's home."""
+    """Request to load a model for a conversation. Paths start at the agent's home."""
 
     chat: str
-    """Names the conversation among those of the connection."""
+    """Id of the conversation, unique within the connection."""
     python: str
     packages: str | None = None
     model: str
-    """Folder of Transformers, or a GGUF file."""
+    """Folder of Transformers, or GGUF file."""
     checkpoint: str | None = None
-    """Folder of a checkpoint whose adapter (or weights) come on top of the model; None: none."""
+    """Folder of the checkpoint whose adapter or weights are applied to the model; None: none."""
     in_4_bits: bool = False
-    """Load the model as NF4, as QLoRA has trained on it; a CPU has the room for it whole."""
+    """Whether to load the model as NF4, as QLoRA trained it; ignored on a CPU, which has the
+    room."""
     devices: tuple[ChatDevice, ...] = ()
-    """The first that no run uses is taken; where there is none, the CPU."""
+    """GPUs in order of preference: the first free one is used, else the CPU."""
     idle_s: float = 900.0
-    """The model is let go of when nothing was asked for so long."""
+    """Seconds without a question after which the model is unloaded."""
 
     def __post_init__(self) -> None:
         if self.idle_s <= 0:
@@ -142,15 +143,15 @@ class ChatJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatOpened:
-    """A model that is loaded and waits for questions."""
+    """Answer to a ChatJob: the model is loaded."""
 
     load_s: float
     runtime: str
-    """That runs the model, with its version."""
+    """Program that runs the model, with its version."""
     device: str
-    """Where it was loaded: `cpu`, or a GPU such as `cuda:0`."""
+    """Device of the model: `cpu`, or a GPU such as `cuda:0`."""
     note: str = ""
-    """Why it is not on the GPU that was wanted; empty: it is."""
+    """Reason why it is not on the requested GPU; empty: it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,18 +162,18 @@ class ChatMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatTurn:
-    """A conversation so far, which the model is to go on with."""
+    """A conversation that the model continues."""
 
     messages: tuple[ChatMessage, ...]
     max_tokens: int = 256
     temperature: float = 0.0
-    """0: always the likeliest word; higher ones draw from the distribution, sharpened by it."""
+    """Sampling temperature; 0: always the likeliest token."""
     top_p: float = 1.0
-    """Draw only from the likeliest words that together have this share."""
+    """Probability mass of the likeliest tokens to sample from, above 0 to 1."""
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1].role != "user":
-            raise ValueError("messages ends with no question; the last one must be the user's")
+            raise ValueError("the last of messages is not a question; it must be of the role user")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
         if self.temperature < 0:
@@ -183,30 +184,30 @@ class ChatTurn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatAnswer:
-    """What a model said."""
+    """Answer of a model."""
 
     text: str
     num_tokens: int
     first_token_s: float
-    """From the question to the first word; the model was loaded before."""
+    """Seconds from the question to the first token, without loading the model."""
     tokens_per_s: float | None
-    """After the first; None: there was only one."""
+    """Speed after the first token; None: there was only one."""
     runtime: str
-    """That ran the model, with its version."""
+    """Program that ran the model, with its version."""
     cut: bool
-    """The answer had reached `max_tokens`, or the end of what the model can hold."""
+    """Whether the answer reached `max_tokens` or the end of the model's context."""
     stopped: bool = False
-    """Somebody has stopped it."""
+    """Whether the user stopped it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """What became of a turn."""
+    """Result of a turn."""
 
     answer: ChatAnswer | None
-    """None: the model is not loaded any more."""
+    """Answer; None: the model is no longer loaded."""
     ended: str = ""
-    """Why not, in a sentence."""
+    """Reason why there is no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,8 @@
 """Every message that crosses between the master and a node, in one file.
 
 One message is one line of JSON. Three kinds of envelope: Request (master to node), Response
-(exactly one per request) and Event (node to master, unasked or following a request). Below them
-stand the payloads, one dataclass for each thing that is said; those about artifacts are in
-`agents/contract/artifacts.py`. `None` means "not known" everywhere.
+(exactly one per request) and Event (node to master, unasked or following a request). Payloads
+are dataclasses of the other modules of this package. `None` means "not known" everywhere.
 
 The kinds of request, with their arguments (dataclass or names) and results:
 
@@ -22,8 +21,8 @@ The kinds of request, with their arguments (dataclass or names) and results:
     attempt.list      {}                              -> {attempts: [AttemptStatus]}, the newest of
                       each run with its spec; the oldest are left out when they do not fit
     attempt.stop      {run_id, attempt, grace_s}      -> AttemptStatus, when no process is left
-    attempt.wish      {run_id, attempt, wish: Wish}   -> {}; to the node of rank 0, whose journal
-                      tells by a `wish` record after which step all ranks act on it
+    attempt.wish      {run_id, attempt, wish: ControlRequest} -> {}; to the node of rank 0, whose
+                      journal records as `wish` after which step all ranks act on it
     stream.list       {run_id, attempt}               -> {streams: {name: size_bytes}}
     stream.read       {run_id, attempt, stream, offset, max_bytes} -> StreamChunk
     stream.follow     {run_id, attempt, offsets: {name: offset}} -> {follow}; events `stream.data`,
@@ -67,19 +66,19 @@ from agents.contract.wire import from_wire as from_wire
 from agents.contract.wire import to_wire as to_wire
 
 MAX_LINE_BYTES = 1 << 20
-"""Longer lines are refused on both sides; stream chunks stay well below."""
+"""Maximum length of a line, which both sides enforce; stream chunks stay well below."""
 STREAM_CHUNK_BYTES = 192 * 1024
-"""Most bytes of a log or journal in one message, before base64."""
+"""Maximum size of a piece of a log or journal in one message, before base64."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteError:
     kind: str
-    """`user` (the world's fault), `unknown_request`, `bad_request`, `bug`, `disconnected`."""
+    """Kind: `user` (not our fault), `unknown_request`, `bad_request`, `bug`, `disconnected`."""
     message: str
-    """What happened, and where."""
+    """Sentence about what failed, and where."""
     hint: str = ""
-    """What to do next."""
+    """Advice what to do next."""
     traceback: str = ""
 
 
@@ -102,7 +101,7 @@ class Event:
     kind: str
     data: dict[str, Any] = field(default_factory=dict)
     request_id: int | None = None
-    """The request that asked for it; None for events of the agent itself."""
+    """Id of the request that the event belongs to; None: it belongs to none."""
 
 
 Message = Request | Response | Event
@@ -171,12 +170,3 @@ class Hello:
     pid: int
     boot_id: str
     agent_home: str
-
-
-# ---------------------------------------------------------------- the training environment
-
-
-# ---------------------------------------------------------------- runs
-
-
-# ---------------------------------------------------------------- files

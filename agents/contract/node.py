@@ -1,4 +1,4 @@
-"""What a node reports of itself: hardware, samples, its environment, measurements."""
+"""What a node reports about itself: hardware, samples, its environment and measurements."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class GpuFacts:
     cuda: str | None = None
     """Newest CUDA version that the driver supports, such as `13.0`."""
     capability: str | None = None
-    """Compute capability, such as `8.9`."""
+    """CUDA compute capability, such as `8.9`."""
     power_limit_w: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
-    """What holds a GPU of ours now."""
+    """Work that holds the lease of a GPU."""
 
     uuid: str
     name: str
-    """Such as `run r-1` or `the export of run r-1`."""
+    """Name of the work, such as `run r-1` or `the export of run r-1`."""
     run_id: str | None = None
-    """None: it is no run."""
+    """Id of the run; None: it is no run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,24 +51,24 @@ class NodeFacts:
     num_cores: int | None = None
     memory_bytes: int | None = None
     memory_available_bytes: int | None = None
-    """What a program can have of it now without anything being swapped out."""
+    """Memory that a program can take without swapping, in bytes."""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
     gpus: tuple[GpuFacts, ...] = ()
     gpu_problem: str | None = None
-    """Why no GPU is listed although a driver seems to be there; None: nothing wrong."""
+    """Reason why no GPU is listed although a driver seems to be installed; None: no problem."""
     gpu_uses: tuple[GpuUse, ...] = ()
-    """What they are used for now."""
+    """Work that holds GPUs of this node."""
     interfaces: tuple[InterfaceFacts, ...] = ()
     address: str | None = None
-    """The node's own address on the connection the master came by; None: local or wsl."""
+    """Address of the node on the master's SSH connection; None: local or WSL."""
     wsl: str | None = None
     """Networking mode of WSL2 (`mirrored`, `nat`, ...); None: not WSL."""
     wall_s: float = 0.0
-    """The node's clock, seconds since 1970, when this was written."""
+    """Wall clock of the node when this was written, in seconds since 1970."""
     environment: EnvironmentReport | None = None
     compiler: str | None = None
-    """Path of the C compiler that training would use; None: none was found."""
+    """Path of the C compiler for training; None: none was found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,29 +79,29 @@ class GpuSample:
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     utilisation: float | None = None
-    """Share of time with a kernel running, 0 to 1."""
+    """Share of time with a running kernel, 0 to 1."""
     temperature_celsius: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     clock_mhz: float | None = None
     fan: float | None = None
-    """Share of the fan's full speed, 0 to 1."""
+    """Fan speed as a share of its maximum, 0 to 1."""
     throttle: tuple[str, ...] | None = None
-    """Reasons why the clock is held down, in words; empty: none; None: not known."""
+    """Reasons for a reduced clock, in words; empty: none; None: not known."""
     process_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One reading of everything on a node."""
+    """One reading of all sensors of a node."""
 
     time_s: float
-    """Wall clock of the node."""
+    """Wall clock of the node, in seconds since 1970."""
     seq: int
-    """Rises by one with each sample of one recorder."""
+    """Sequence number, which a recorder raises by one with each sample."""
     gpus: tuple[GpuSample, ...] = ()
     cpu_utilisation: float | None = None
-    """0 to 1 over all cores."""
+    """Share of busy time over all cores, 0 to 1."""
     cpu_temperature_celsius: float | None = None
     cpu_power_w: float | None = None
     memory_used_bytes: int | None = None
@@ -119,11 +119,11 @@ class Sample:
 class EnvironmentQuery:
     lock_sha256: str
     requirements: dict[str, str]
-    """Distribution name -> exact version."""
+    """Exact version of each distribution by its name."""
     python: str | None = None
-    """An interpreter to look at; None: the one adopted or built before."""
+    """Interpreter to inspect; None: the one adopted or built before."""
     adopt: bool = False
-    """Remember `python` as this node's environment if it fits."""
+    """Whether to keep `python` as this node's environment if it fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,16 +137,16 @@ class EnvironmentBuild:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentReport:
     python: str | None = None
-    """Path of the interpreter; None: there is no environment yet."""
+    """Path of the interpreter; None: there is no environment."""
     python_version: str | None = None
     lock_sha256: str | None = None
     fits: bool = False
-    """Every requirement is there in its exact version."""
+    """Whether every requirement is installed in its exact version."""
     missing: tuple[str, ...] = ()
     different: tuple[str, ...] = ()
-    """Such as `torch 2.12.0 instead of 2.13.0`."""
+    """Deviations, such as `torch 2.12.0 instead of 2.13.0`."""
     headers: bool | None = None
-    """The interpreter's C headers (Python.h) are there; None: not known."""
+    """Whether the interpreter's C headers (Python.h) are installed; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,14 +159,14 @@ class LogTail:
     """`rank-R.log` or `supervisor.log`."""
     size_bytes: int
     written_s: float
-    """Wall clock of the node when it last grew."""
+    """Wall clock of the node at the last write, in seconds since 1970."""
     text: str
-    """Its last lines; bytes that are not UTF-8 are replaced."""
+    """Last lines; bytes that are not UTF-8 are replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLogs:
-    """What ranks and supervisors on a node wrote last, the newest log first."""
+    """Ends of the logs of ranks and supervisors on a node, newest first."""
 
     tails: tuple[LogTail, ...]
 
@@ -180,53 +180,53 @@ class AllReduceProbe:
     master_port: int
     interface: str | None = None
     num_values: int = 262144
-    """fp32 values summed over all ranks."""
+    """Number of fp32 values that are summed over all ranks."""
     timeout_s: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationJob:
-    """Measure how fast one GPU really is; takes about 20 seconds and the GPU to itself."""
+    """Measurement of one GPU's real speed: takes about 20 seconds, with no other work on the
+    GPU."""
 
     python: str
     device: str
-    """Such as `cuda:0`."""
+    """Device in the node's own order, such as `cuda:0`."""
     device_id: str
-    """What is leased meanwhile: the GPU's uuid."""
+    """GPU uuid, which is leased meanwhile."""
     seconds: float = 20.0
-    """What all measurements together may take, beside the start of torch."""
+    """Maximum duration of all measurements, without the start of torch, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """What a GPU reached in a measurement, sustained and not at its best. None: not measured."""
+    """Sustained speeds of a GPU, not its peaks. None: not measured."""
 
     card: str
-    """Name of the GPU, as its driver gives it."""
+    """Name of the GPU in its driver."""
     matrix_flops_per_s: float | None = None
-    """Products of matrices as wide as a 7B model's, in the type that training takes (bf16, else
-    fp16)."""
+    """Speed of matrix products as wide as a 7B model's, in bf16 or else fp16."""
     memory_bytes_per_s: float | None = None
-    """Read and written by a copy within the GPU."""
+    """Bytes read plus bytes written by a copy within the GPU, per second."""
     to_host_bytes_per_s: float | None = None
-    """Into pinned memory."""
+    """Speed of copies into pinned memory."""
     from_host_bytes_per_s: float | None = None
     unpack_values_per_s: float | None = None
-    """NF4 weights that become bf16."""
+    """NF4 weights unpacked to bf16 per second."""
     measured_s: float = 0.0
-    """The node's wall clock."""
+    """Wall clock of the node, in seconds since 1970."""
 
 
 NodeTokenPlace = Literal["none", "same", "other"]
-"""Whether a node has a token of the hub: the one that was asked about, or one of its own."""
+"""Whether a node has a hub token: none, the one asked about, or another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenWish:
-    """What to do with the hub's token on a node."""
+    """Request to find, keep or forget the hub token on a node."""
 
     deed: Literal["find", "keep", "forget"]
     token: str = field(default="", repr=False)
-    """To be kept; empty otherwise."""
+    """Token to keep; empty otherwise."""
     digest: str = ""
-    """SHA-256 of the one to find or to forget, in hex."""
+    """SHA-256 of the token to find or forget, in hex."""

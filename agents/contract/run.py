@@ -1,4 +1,4 @@
-"""An attempt of a run as master and node describe it: intent, state, ranks, streams, files."""
+"""An attempt of a run, as master and node describe it: intent, state, ranks, streams and files."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ class RankPlacement:
     local_rank: int
     node: str
     device: str
-    """`cpu` or `cuda:0`, as the node counts them."""
+    """Device in the node's own order, such as `cpu` or `cuda:0`."""
     device_id: str = "cpu"
-    """What is leased: the GPU's uuid, or `cpu`."""
+    """Key of the lease: the GPU's uuid, or `cpu`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoggedStep:
-    """What a journal tells of a step, as far as a replay can be held against it."""
+    """Record of a step in a journal, as far as a replay can be compared with it."""
 
     step: int
     loss_hex: str
-    """Every bit of the loss, as `float.hex` writes it."""
+    """Loss with every bit, as `float.hex` writes it."""
     samples: str
-    """Hash of the rows, in order."""
+    """Hash of the rows of the batch, in order."""
     shares: tuple[float, ...] = ()
-    """Weight of each rank in that step."""
+    """Share of each rank in that step, in rank order."""
     saved: bool = False
-    """A checkpoint was written after it."""
+    """Whether a checkpoint was written after the step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """Steps that an earlier attempt logged and this one does again, to show that it is exact."""
+    """Steps of an earlier attempt that this one repeats, to prove that the resume is exact."""
 
     steps: tuple[LoggedStep, ...]
     devices: tuple[tuple[str, str], ...]
-    """Node and device of each rank that logged them; empty: not the same ones for all of them."""
+    """Node and device of each rank that logged the steps; empty: they changed in between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptIntent:
-    """All that a node needs to run its part of one attempt. Written and fsynced before any fork."""
+    """Everything a node needs to run its part of an attempt. Written and fsynced before any
+    fork."""
 
     run_id: str
     attempt: int
@@ -54,38 +55,38 @@ class AttemptIntent:
     python: str
     """Interpreter of the training environment on this node."""
     ranks: tuple[RankPlacement, ...]
-    """All ranks of the attempt, in rank order."""
+    """Ranks of the whole attempt, in rank order."""
     master_address: str
     master_port: int
     address: str
     interface: str | None = None
-    """Network device that carries training traffic on this node; None: left to torch."""
+    """Network interface of this node for training traffic; None: torch chooses."""
     model_path: str
-    """Folder on this node, or the hub id."""
+    """Folder of the model on this node, or its hub id."""
     train_path: str
     eval_path: str | None = None
     resume_step: int | None = None
-    """Checkpoint to start from, already on this node; None: from the beginning."""
+    """Step of the checkpoint to start from, already on this node; None: from the beginning."""
     replay: Replay | None = None
-    """What the steps after `resume_step` are compared with; None: nothing."""
+    """Logged steps to compare those after `resume_step` with; None: nothing is compared."""
     checkpoint_ranks: tuple[int, ...] = (0,)
-    """The ranks that write each checkpoint, one per node that keeps a copy."""
+    """Ranks that write each checkpoint, one per node that keeps a copy."""
     num_threads: int | None = None
-    """CPU threads per rank; None: the cores divided by the ranks of this node."""
+    """CPU threads of a rank; None: the cores divided by the ranks of this node."""
     environ: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlRequest:
-    """Something that is asked of an attempt while it trains."""
+    """A request to an attempt while it trains."""
 
     wish_id: str
-    """Made up by whoever asks, to know the answer by."""
+    """Id from the master, which the record of the answer repeats."""
     kind: Literal["save", "trace"]
     """`save`: a checkpoint at the end of the present step. `trace`: the steps after the present one
     are recorded with torch's profiler."""
     num_steps: int = 0
-    """Steps to record."""
+    """Number of steps to trace."""
 
 
 AttemptState = Literal["starting", "running", "stopping", "stopped", "done", "failed", "lost"]
@@ -99,7 +100,7 @@ class RankStatus:
     phase: str | None = None
     heartbeat_age_s: float | None = None
     exit_code: int | None = None
-    """Negative: the signal that ended it."""
+    """Exit code; negative: the number of the signal that ended the rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +109,9 @@ class AttemptStatus:
     attempt: int
     node: str
     state: AttemptState
-    """`lost`: no supervisor and no record of an end (power cut, reboot, kill)."""
+    """State; `lost`: there is no supervisor and no record of an end (power cut, reboot, kill)."""
     message: str = ""
-    """Why it ended, in a sentence with node, rank and phase; empty while all is well."""
+    """Reason of the end, with node, rank and phase; empty while nothing is wrong."""
     hint: str = ""
     supervisor_pid: int | None = None
     ranks: tuple[RankStatus, ...] = ()
@@ -119,18 +120,17 @@ class AttemptStatus:
     spec: RunSpec | None = None
     all_ranks: tuple[RankPlacement, ...] = ()
     num_processes: int | None = None
-    """Processes that carry the run's tag now, the supervisor among them."""
+    """Number of processes with the tag of the attempt, including the supervisor."""
     peer_lost: bool = False
-    """It failed because a rank lost its connection to another rank: most likely a consequence of
-    something on another node, whose message then names the cause."""
+    """Whether it failed because a rank lost its connection to another rank. The cause then is most
+    likely on another node, whose message names it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamChunk:
-    """Bytes of a file of an attempt that only grows.
+    """Bytes of an append-only file of an attempt: a journal, the output of a rank, or a trace.
 
-    Streams: `supervisor.jsonl`, `rank-R.jsonl` (journals), `rank-R.log` (output of a rank), and
-    `trace-STEP-rank-R.json.gz`, a trace that was asked for, which appears whole.
+    `agents.contract.run_layout.is_stream` says which files these are. A trace appears as a whole.
     """
 
     run_id: str
@@ -139,9 +139,9 @@ class StreamChunk:
     offset: int
     data_base64: str
     size_bytes: int
-    """Size of the whole stream on the node when read."""
+    """Size of the whole stream on the node at the time of reading, in bytes."""
     dropped_bytes: int = 0
-    """How many bytes just before `offset` the node has no more: the middle of an endless log."""
+    """Number of bytes before `offset` that the node discarded: the middle of a huge log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,20 +150,20 @@ class CheckpointInfo:
     step: int
     attempt: int
     path: str
-    """Relative to the agent's home."""
+    """Folder relative to the agent's home."""
     size_bytes: int
     manifest_sha256: str
-    """Equal on every node that holds the same checkpoint."""
+    """Hash over its list of files, equal on every node with the same checkpoint."""
     created_s: float
     verified: bool | None = None
-    """Every file hashed and compared; None: not looked at."""
+    """Whether the hash of every file matches the manifest; None: not verified."""
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
     path: str
-    """Relative, `/` between parts, no `..`."""
+    """Relative path, with `/` between parts and without `..`."""
     size_bytes: int
     sha256: str
 
@@ -171,6 +171,6 @@ class FileEntry:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleStatus:
     path: str
-    """Absolute folder on the node."""
+    """Absolute path of the folder on the node."""
     complete: bool
     missing: tuple[str, ...] = ()

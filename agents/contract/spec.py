@@ -1,9 +1,9 @@
-"""RunSpec: what a person asked for. One value is planned, stored, sent and kept in the checkpoint.
+"""RunSpec: what a user asks for. One value is planned, stored, sent and kept in the checkpoint.
 
-Plain dataclasses of the standard library, because nodes have nothing else. The app reads run files
-into them through pydantic; a node through `agents.contract.wire`. Defaults are those of a run file
-with only `model` and `data`. Limits are checked here once; every message names the field, value
-and limit.
+Plain dataclasses, because nodes have only the standard library. The app reads run files into them
+through pydantic, a node through `agents.contract.wire`. Defaults are those of a run file that sets
+only `model` and `data`. Limits are checked here and nowhere else; every message names the field,
+its value and the limit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Precision = Literal["auto", "fp32", "bf16", "fp16", "fp64"]
 Recompute = Literal["auto", "none", "all"]
 Compression = Literal["none", "bf16", "powersgd"]
 MAX_SEED = 2**63 - 1
-"""Largest seed that every random number generator of the trainer takes."""
+"""Maximum seed, which every random number generator of the trainer accepts."""
 MAX_COUNT = 10**15
-"""Largest of the other numbers. Far beyond use: what a plan reckons of them stays a number."""
+"""Maximum of every other count. Far beyond any use, so that no arithmetic of a plan overflows."""
 
 
 def _at_least(name: str, value: float, limit: float) -> None:
@@ -37,8 +37,8 @@ def _at_most(name: str, value: float, limit: int) -> None:
         raise ValueError(f"{name} is {value}; it must be at most {limit}")
 
 
-def _is_count(name: str, value: int, least: int) -> None:
-    _at_least(name, value, least)
+def _is_count(name: str, value: int, minimum: int) -> None:
+    _at_least(name, value, minimum)
     _at_most(name, value, MAX_COUNT)
 
 
@@ -49,7 +49,7 @@ class DataSpec:
     eval: str | None = None
     """Path of the evaluation file; None: no evaluation."""
     format: DataFormat = "auto"
-    """How a row is read; `auto` looks at the first rows."""
+    """Layout of a row; `auto` is decided from the first rows."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -57,7 +57,7 @@ class DataSpec:
 
 
 PATTERN_SIGNS = frozenset("*^$|()[]\\+?")
-"""A text with one of these names layers by a regular expression."""
+"""Characters that make a text of `targets` a regular expression instead of a layer's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +68,15 @@ class AdapterSpec:
     alpha: float = 32.0
     """LoRA scale: the update is multiplied by alpha / rank."""
     dropout: float = 0.05
-    """Share of the adapter's input zeroed in training, 0 to below 1."""
+    """Share of the adapter's inputs that training sets to zero, from 0 to below 1."""
     targets: str | tuple[str, ...] = "all-linear"
-    """`all-linear`, the names of the linear layers that get an adapter, or a regular expression for
-    their whole names, such as `.*layers[.][01][.].*q_proj`."""
+    """Linear layers that get an adapter: `all-linear`, their names, or a regular expression that
+    matches their full names, such as `.*layers[.][01][.].*q_proj`."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead (Kalajdzievski 2023, arXiv:2312.03732)."""
     dora: bool = False
-    """Learn the length of each weight column apart (Liu et al. 2024, arXiv:2402.09353)."""
+    """Train magnitude and direction of each weight column separately (Liu et al. 2024,
+    arXiv:2402.09353)."""
 
     def __post_init__(self) -> None:
         _is_count("rank", self.rank, 1)
@@ -98,13 +99,13 @@ class AdapterSpec:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpec:
     every_minutes: float | None = 10.0
-    """Wall time between two periodic checkpoints; None: not by time."""
+    """Minutes between two periodic checkpoints; None: none by time."""
     every_steps: int | None = None
-    """Optimizer steps between two periodic checkpoints; None: not by steps."""
+    """Optimizer steps between two periodic checkpoints; None: none by steps."""
     keep: int = 3
-    """How many of a run's newest checkpoints stay on a node."""
+    """Number of newest checkpoints that stay on a node."""
     copies: int = 2
-    """On how many nodes each checkpoint is kept."""
+    """Number of nodes that keep each checkpoint."""
 
     def __post_init__(self) -> None:
         if self.every_minutes is not None and self.every_minutes <= 0:
@@ -123,48 +124,49 @@ class RunSpec:
     name: str = "run"
     objective: Objective = "sft"
     dpo_beta: float = 0.1
-    """How hard DPO holds on to the reference model (Rafailov et al. 2023, arXiv:2305.18290)."""
+    """Strength of the pull towards the reference model in DPO (Rafailov et al. 2023,
+    arXiv:2305.18290)."""
     adapter: AdapterSpec = field(default_factory=AdapterSpec)
     sequence_tokens: int = 2048
     """Longest sequence, in tokens; longer rows are cut and counted."""
     packing: bool = False
-    """Put several short rows into one sequence; they never see each other. SFT only."""
+    """Whether several short rows share a sequence, without attention between them. SFT only."""
     batch_sequences: int = 24
-    """Sequences (rows, or packs of rows, or pairs) per optimizer step over ALL GPUs."""
+    """Sequences (rows, packs of rows, or pairs) per optimizer step, over all GPUs together."""
     epochs: float = 3.0
     max_steps: int | None = None
-    """Stop after this many optimizer steps; None: `epochs` decides."""
+    """Maximum number of optimizer steps; None: `epochs` decides."""
     learning_rate: float = 2.0e-4
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_share: float = 0.03
     """Share of all steps in which the learning rate rises from 0."""
     weight_decay: float = 0.0
     max_gradient_norm: float = 1.0
-    """Gradients are scaled down to this L2 norm."""
+    """Maximum L2 norm of the gradients; larger ones are scaled down to it."""
     optimizer: OptimizerKind = "adamw"
     precision: Precision = "auto"
-    """Arithmetic of the model; auto: bf16 on GPUs that have it, else fp16; fp32 on CPUs."""
+    """Number format of the model; auto: bf16 on GPUs that support it, else fp16; fp32 on CPUs."""
     recompute: Recompute = "auto"
-    """Which layers compute their activations a second time; auto: as few as memory allows."""
+    """Layers that recompute their activations; auto: as few as memory requires."""
     compile: Literal["auto", "off"] = "auto"
-    """Compile the layers on GPUs, where the node has a C compiler; off: never."""
+    """Whether layers are compiled; auto: on GPUs of nodes with a C compiler."""
     exact: bool = True
-    """Always add up in one order, so that a resumed run is the same to the bit; false: as is
-    fastest, which changes the last bits."""
+    """Whether sums are always taken in one order, so that a resumed run is bit-exact; false: in the
+    fastest order, which changes the last bits."""
     memory_gib: float | None = None
-    """Most GPU memory that a rank may use, in GiB; None: what is free."""
+    """Maximum GPU memory of a rank, in GiB; None: what is free."""
     seed: int = 42
     nodes: Literal["all"] | tuple[str, ...] = "all"
     parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
-    """Weight of each rank's part of a batch, in rank order; None: measured."""
+    """Relative share of each rank in a batch, in rank order; None: measured."""
     rebalance: bool = True
-    """Measure shares again while training, and follow a rank that became slower or faster. Other
-    shares change the last bits of the loss: false keeps a resumed run the same to the bit even
-    where speeds vary. Given `shares` stay, too."""
+    """Whether shares are measured again during training, to follow ranks that become slower or
+    faster. New shares change the last bits of the loss: false keeps a resumed run bit-exact even
+    where speeds vary. Shares given in `shares` never change."""
     compression: Compression = "none"
-    """What gradients travel as; none: fp32, exact. For slow links and lossy, with what is lost
-    added to the next step: bf16 (half the bytes), powersgd (matrices as products of rank 4)."""
+    """Format of gradients on the network; none: fp32, exact. Lossy ones suit slow links, and add
+    the error to the next step: bf16 (half the bytes), powersgd (matrices as products of rank 4)."""
     evaluate_every_steps: int | None = None
     """Steps between two evaluations; None: after each epoch and at the end."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)

@@ -35,7 +35,7 @@ def to_wire(value: Any) -> Any:
 
 
 def read_said(line: str | bytes) -> dict[str, Any]:
-    """Return what a program of ours said in a line of JSON; empty: something else wrote it."""
+    """Return the object in a line that a job printed; empty: a library printed the line."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -74,6 +74,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return {str(k): _convert(item, v, f"{where}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
         return _convert_dataclass(hint, value, where)
+    # JSON writes 1.0 as 1 in some encoders; and True is an int for Python, never one of ours.
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, bool):
@@ -128,7 +129,8 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _field_types(cls: Any) -> dict[str, Any]:
-    """Resolve the annotations of a dataclass once: it takes longer than all the rest of a line."""
+    """Return the resolved annotations of a dataclass."""
+    # Cached, because resolving them takes longer than everything else about a message.
     return typing.get_type_hints(cls)
 
 
