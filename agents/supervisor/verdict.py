@@ -39,7 +39,7 @@ SIGNAL_CAUSES = {
     signal.SIGKILL: "killed, most often because the PC ran out of memory",
     signal.SIGSEGV: "a crash inside a library or a driver",
     signal.SIGBUS: "a crash, most often /dev/shm or the disk is full",
-    signal.SIGABRT: "a library gave up",
+    signal.SIGABRT: "aborted by a library",
 }
 
 

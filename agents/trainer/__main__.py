@@ -67,7 +67,7 @@ def _run(
             from agents.trainer.run import run_rank  # torch, transformers and peft come with it
         journal.write("phase", phase="imported")
         run_rank(attempt, journal, heartbeat, wishes)
-        _say("ended as it should")
+        _say("finished normally")
     except ExpectedError as error:
         traceback.print_exc()
         journal.write("failed", message=error.message, hint=error.hint)

@@ -155,7 +155,7 @@ def _explain(hub_id: str, error: Any, token: str) -> UserError:
     code = getattr(error.response, "status_code", None)
     owner = hub_id.partition("/")[0]
     if code == 401:
-        return UserError(f"the hub does not know this PC's token any more, for {hub_id}", _LOGIN)
+        return UserError(f"the hub no longer accepts this PC's token, for {hub_id}", _LOGIN)
     if code == 403:
         return UserError(
             f"this PC's token may not write to {hub_id}",

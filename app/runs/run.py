@@ -237,6 +237,6 @@ def _silent_note(silent: Sequence[str]) -> str:
     if not silent:
         return ""
     return (
-        f"{show_list(silent)} could not be reached; whatever still runs there is stopped once it "
-        "answers again"
+        f"{show_list(silent)} could not be reached; processes left there are stopped once "
+        "it answers again"
     )

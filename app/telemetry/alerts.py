@@ -109,7 +109,7 @@ def check_run(run: RunSnapshot, last_step_age_s: float | None) -> tuple[Alert, .
             Alert(
                 kind="loss_not_finite",
                 severity="error",
-                text=f"the loss is not a number any more: {_WAY_OUT}",
+                text=f"the loss is no longer a number: {_WAY_OUT}",
             )
         )
     steps = [rank.step_s for rank in run.ranks if rank.step_s is not None]

@@ -33,8 +33,8 @@ _BROKEN_ORIGINAL = (
     "The training has diverged, or its base is damaged: export an earlier checkpoint",
 )
 _BROKEN_RESULT = (
-    "The quantized model predicts numbers that are not finite, so it is of no use.",
-    "Choose another format; the merged model predicts as it should",
+    "The quantized model predicts numbers that are not finite, so it cannot be used.",
+    "Choose another format; the merged model is not affected",
 )
 
 

@@ -56,5 +56,5 @@ def read_model_config(call: Call) -> dict[str, Any]:
         return {"config": find_config(model, os.environ)}
     except ValueError as error:
         raise ExpectedError(
-            f"The model {model} is of no use: {error}.", "Fetch it again"
+            f"The model {model} cannot be used: {error}.", "Fetch it again"
         ) from error

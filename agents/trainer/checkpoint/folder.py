@@ -191,7 +191,7 @@ class CheckpointFolder:
         if newest > self._attempt:
             raise ExpectedError(
                 f"Attempt {newest} of run {self._run_id} has begun on this node, so attempt "
-                f"{self._attempt} may not write checkpoints any more.",
+                f"{self._attempt} may no longer write checkpoints.",
                 "Nothing is to be done: this attempt is out of date and ends here",
             )
 

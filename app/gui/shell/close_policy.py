@@ -17,8 +17,8 @@ from app.text import count_of
 
 HIDDEN_TITLE = "Rackless stays in the tray"
 HIDDEN_TEXT = (
-    "Runs go on, with or without it. Click the icon to see the window again, or choose Quit there "
-    "to end it. This is said only once."
+    "Runs keep training either way. Click the icon to show the window again, or choose Quit there "
+    "to close Rackless. This message appears only once."
 )
 
 

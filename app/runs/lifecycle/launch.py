@@ -219,7 +219,7 @@ async def _give_up(
     elif isinstance(error, RacklessError):
         message, hint = f"could not be launched: {error}", "Look at the log of the agent."
     else:
-        message, hint = "the launch was broken off", f"rackless runs resume {run.run_id}"
+        message, hint = "the launch was cancelled", f"rackless runs resume {run.run_id}"
     services.runs.move(run.run_id, run.attempt, "failed", message, hint)
     services.runs.add_event(run.run_id, "failed", message)
     silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]

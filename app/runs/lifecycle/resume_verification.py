@@ -59,7 +59,8 @@ def choose_starts(
             f"{hint.rstrip('.')}, or leave out --checkpoint to begin at an older one.",
         )
     raise UserError(
-        f"no checkpoint of run {run_id} has {num_steps} logged steps after it; the most is {most}",
+        f"no checkpoint of run {run_id} has {num_steps} logged steps after it; "
+        f"the maximum is {most}",
         hint,
     )
 

@@ -91,7 +91,7 @@ def test_the_journal_tells_the_whole_story(tmp_path, tiny_model):
         log = (run.attempt_folder / f"rank-{rank}.log").read_text().splitlines()
         assert f" rank {rank} of 2 of run r1, attempt 1, on cpu of " in log[0]
         assert f"torch {metadata.version('torch')}" in log[1]
-        assert log[-1].endswith(" ended as it should")
+        assert log[-1].endswith(" finished normally")
     assert run.steps(0)[4]["loss"] < run.steps(0)[1]["loss"]
     assert [run.steps(0)[s]["loss_hex"] for s in (1, 4)] == [
         run.steps(1)[s]["loss_hex"] for s in (1, 4)

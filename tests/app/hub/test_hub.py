@@ -99,7 +99,11 @@ def test_copies_on_the_hub_are_checked_and_stay_when_the_rest_is_deleted(
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(401, "does not know this PC's token"), (403, "may not write"), (500, "refused anna/poems")],
+    [
+        (401, "no longer accepts this PC's token"),
+        (403, "may not write"),
+        (500, "refused anna/poems"),
+    ],
 )
 def test_what_the_hub_refuses_is_told_without_the_token(
     services: Services, made: ArtifactSnapshot, hub: FakeHub, status: int, message: str

@@ -234,7 +234,7 @@ def test_launch_that_is_cancelled_stops_all(
 
     asyncio.run(scenario())
     run = services.runs.store.all()[0]
-    assert (run.state, run.message) == ("failed", "the launch was broken off")
+    assert (run.state, run.message) == ("failed", "the launch was cancelled")
     assert all(node.stops for node in cluster.nodes.values())
     assert cluster["alpha"].attempts[run.run_id, 1].state == "stopped"
 

@@ -62,7 +62,7 @@ def test_it_begins_at_the_newest_checkpoint_with_enough_steps_after_it(
 def test_too_few_logged_steps_are_told_before_anything_is_deleted(
     services: Services, cluster: FakeCluster, stopped: str
 ) -> None:
-    with pytest.raises(UserError, match="has 8 logged steps after it; the most is 7") as refused:
+    with pytest.raises(UserError, match="has 8 logged steps after it; the maximum is 7") as refused:
         asyncio.run(resume_run(services, stopped, verify_steps=8))
     assert refused.value.hint == "Verify fewer: --verify 7"
     with pytest.raises(UserError, match=r"step 10 of .* has 2 logged steps after it") as refused:
