@@ -1,1 +1,1 @@
-"""The model under training: its adapters, attention, head, dropout and micro-batches."""
+"""The model under training: adapters, attention, head, dropout and micro-batches."""

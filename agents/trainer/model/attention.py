@@ -1,11 +1,11 @@
-"""Attention that stays within each segment of a flat row.
+"""Causal attention within each segment of a flat row, for Transformers' attention registry.
 
-A micro-batch is one row of segments laid end to end, so nothing is padded; this function, put into
-Transformers' own registry, is what keeps them apart. No mask is made for it: a class that asks for
-one gets None, because Transformers makes masks only for the names that it knows.
+A micro-batch is one row of segments laid end to end, so nothing is padded; this function keeps the
+segments apart. It needs no mask: Transformers builds masks only for the attention names that it
+knows, so a model that asks for one gets None.
 
-On GPUs FlashAttention (see `flash`) takes all segments in one call. Elsewhere, and for what it
-cannot do (fp32 and fp64, soft-capped scores, wide heads), each segment gets a call of its own.
+On GPUs FlashAttention processes all segments in one call. On CPUs, and for what it does not
+support (fp32 and fp64, soft-capped scores, wide heads), each segment is a call of its own.
 
 Shape letters: H heads, M tokens of the flat row, T of one segment, S segments, D head width.
 """
@@ -26,20 +26,20 @@ from agents.trainer.kernels.flash_attention import flash_attention
 
 NAME = "rackless_segments"
 _NARROW = (torch.bfloat16, torch.float16)
+# FlashAttention supports no wider heads.
 _WIDEST_HEAD = 256
-"""FlashAttention knows no wider heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Where the segments of a flat row begin and end."""
+    """Bounds of the segments of a flat row, in the forms that its readers need."""
 
     bounds: tuple[int, ...]
-    """First token of each segment, and the number of all tokens (S + 1)."""
+    """First token of each segment, and the total number of tokens (S + 1)."""
     host_bounds_S: Tensor
-    """The same bounds as int32 in host memory."""
+    """The bounds as int32 in host memory."""
     bounds_S: Tensor
-    """The same on the device."""
+    """The bounds as int32 on the device."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Segments:
@@ -55,7 +55,7 @@ class Segments:
 
 
 def register() -> None:
-    """Make `attend_segments` known to Transformers."""
+    """Register `attend_segments` with Transformers."""
     AttentionInterface.register(NAME, attend_segments)
 
 
@@ -76,18 +76,19 @@ def attend_segments(
     windows: list[int | None] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend causally within each segment, as Transformers' attention functions are called.
+    """Attend causally within each segment; has the signature of Transformers' attention functions.
 
     Args:
-        bounds_S: see `Segments`; tensors and not numbers, so that one compiled layer serves all.
-        host_bounds_S: see `Segments`.
-        windows: gets the sliding window that each layer asks for, to check that they do.
+        bounds_S: See `Segments`. Tensors rather than numbers, so that one compiled layer serves
+            every micro-batch.
+        host_bounds_S: See `Segments`.
+        windows: Collects the sliding window that each layer passes, to check that it does.
 
     Returns:
         The output (1, M, H, D), and no weights.
 
     Raises:
-        ValueError: the model asks for what this function does not do.
+        ValueError: The model needs a feature that this function does not support.
     """
     if attention_mask is not None or dropout or s_aux is not None:
         raise ValueError("masks, dropout of scores and attention sinks are not supported")
@@ -95,8 +96,8 @@ def attend_segments(
         windows.append(sliding_window)
     query, key, value = query_1HMD, key_1HMD, value_1HMD
     if value.dtype in _NARROW:
-        # Trained weights are fp32, and so are the angles that autocast's narrow products are turned
-        # by: queries and keys come out wide, and would be cast at the next product anyway.
+        # Rotary embeddings have fp32 angles, so autocast's half-precision queries and keys come
+        # out as fp32. The next product would cast them back anyway.
         query, key = query.to(value.dtype), key.to(value.dtype)
     if (
         query.is_cuda

@@ -1,14 +1,13 @@
-"""Dropout whose masks depend on the sample, the step and the layer, and on nothing else.
+"""Counter-based dropout: masks depend only on the example, the step and the layer.
 
-An ordinary dropout draws from one stream of random numbers per process, so that its masks change
-with the number of ranks and are lost in a resume. Here every element of a mask is a hash of its
-example's number, its token's place, its layer and its feature. The result is the same on one GPU or
-on seven of different kinds, in any split of the batch, after any resume, and when activations are
-computed a second time to save memory.
+Ordinary dropout draws from one random stream per process, so its masks change with the number of
+ranks and with a resume. Here each element of a mask is a hash of its example's place in the global
+order, its token, its layer and its feature. The result is the same on one GPU or on seven
+different ones, for any split of the batch, after any resume, and when activations are recomputed.
 
-Integers are used instead of a seeded generator per row because a generator on CUDA gives other
-numbers on a GPU with another number of multiprocessors. One 32-bit hash decides two features; the
-shift keeps its sign, which costs one bit of the hash before the multiplication spreads the rest.
+A seeded generator per row would not do: CUDA generators return other numbers on a GPU with another
+number of multiprocessors. One 32-bit hash decides two features. Its shift is arithmetic, which
+costs one bit of the hash before the multiplication spreads the rest.
 
 Shape letters: B rows of the micro-batch (one, flat), T its tokens, F features, H half the features
 (rounded up).
@@ -26,19 +25,20 @@ from torch import Tensor, nn
 
 from agents.errors import ExpectedError
 
+# 0x85EBCA6B, the first multiplier of MurmurHash3's finalizer, as a signed 32-bit integer.
 _MULTIPLIER = -2048144789
-"""0x85EBCA6B, the first multiplier of MurmurHash3's finalizer, as a signed 32-bit integer."""
+# Values of the 16 bits that decide about one feature.
 _LANES = 1 << 16
 _WORD = 1 << 64
 
 
 class DropoutClock:
-    """Tells every `CountedDropout` of a model which tokens it sees now."""
+    """Holds the keys of the current micro-batch's tokens for every `CountedDropout` of a model."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.tokens_BT1: Tensor | None = None
-        """One odd random integer for each token of the micro-batch; None: evaluation."""
+        """Odd random integer of each token of the micro-batch, int32; None switches dropout off."""
 
     def set(
         self,
@@ -47,15 +47,15 @@ class DropoutClock:
         num_tokens: int,
         device: torch.device,
     ) -> None:
-        """Name the examples of the next flat row by their places in the global order of examples.
+        """Set the keys for the next flat row from the places of its examples in the global order.
 
-        A place stands for both the step and the example, because the order is a pure function.
+        A place identifies both the step and the example, because the order is a pure function.
 
         Args:
-            positions: place of each example.
-            lengths: tokens of each example.
-            num_tokens: tokens of the flat row, its filling included.
-            device: where the masks are made.
+            positions: Place of each example in the global order.
+            lengths: Number of tokens of each example.
+            num_tokens: Number of tokens of the flat row, with padding.
+            device: Device of the masks.
         """
         keys = np.ones(num_tokens, dtype=np.int32)
         stop = 0
@@ -73,13 +73,13 @@ class DropoutClock:
 
     @contextmanager
     def limited_to(self, start: int, stop: int) -> Iterator[None]:
-        """Let only these tokens of the flat row be seen inside the block."""
+        """Limit the keys to these tokens of the flat row inside the block."""
         seen_BT1 = None if self.tokens_BT1 is None else self.tokens_BT1[:, start:stop]
         with self._showing(seen_BT1):
             yield
 
     def repeated(self) -> AbstractContextManager[None]:
-        """Return a block in which the tokens seen now are seen again."""
+        """Return a context that restores the current keys, for a recomputation."""
         return self._showing(self.tokens_BT1)
 
     @contextmanager
@@ -92,7 +92,7 @@ class DropoutClock:
 
 
 class CountedDropout(nn.Module):
-    """Stands in for the `nn.Dropout` of one adapter layer."""
+    """Replaces the `nn.Dropout` of one adapter layer."""
 
     def __init__(self, probability: float, name: str, features: int, clock: DropoutClock) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def _odd(philox: np.random.Philox, count: int) -> np.ndarray[tuple[int], np.dtyp
 
 
 def replace_dropouts(model: nn.Module, probability: float, clock: DropoutClock) -> int:
-    """Put a `CountedDropout` in the place of every adapter's dropout; return how many."""
+    """Replace every adapter's dropout by a `CountedDropout`; return their number."""
     count = 0
     for name, module in model.named_modules():
         dropouts = getattr(module, "lora_dropout", None)

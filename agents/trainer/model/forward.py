@@ -1,12 +1,13 @@
-"""Forward passes over flat rows: the body of the model, then its head where a token counts.
+"""Forward passes over flat rows: the model's body, and its head only where a loss is computed.
 
-What a model class can do is found out once, on a few tokens: its own attention and its own logits
-are compared with ours. A class whose attention does not go through Transformers' registry (or that
-carries a state from token to token, or turns positions by the length of the input) gets one segment
-at a time; one whose logits are made in a way
-that `head` does not know makes them itself. Both are slower and as correct.
+The capabilities of a model class are detected once, by comparing its own attention and logits with
+ours on a few tokens. One segment at a time goes through a class whose attention does not use
+Transformers' registry, that carries state from token to token, or whose rotary angles depend on
+the length of the input. A class whose logits `head` cannot compute uses its own head. Both
+fallbacks are slower and as correct.
 
-Shape letters: M tokens of the flat row, N tokens that count, H hidden features, V words.
+Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts), H hidden
+features, V entries of the vocabulary.
 """
 
 from __future__ import annotations
@@ -28,32 +29,39 @@ from agents.trainer.model.micro_batch import MicroBatch, build_micro_batch
 from agents.trainer.model.model import TrainedModel
 
 _PROBE_TOKENS = (7, 5)
+# Maximum difference between two ways to compute logits, relative to the largest logit.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Largest difference of two ways to compute logits, relative to the largest logit."""
 
 
 class Forward:
-    """Runs the model over micro-batches, the best way that its class allows."""
+    """Runs the model over micro-batches, in the fastest way that its class supports."""
 
     def __init__(
         self, model: TrainedModel, device: torch.device, max_tokens: int | None = None
     ) -> None:
-        """Find out how; `max_tokens` is the length of the longest segment that will come."""
+        """Detect what the model's class supports.
+
+        Args:
+            model: The model.
+            device: Device of the passes.
+            max_tokens: Length of the longest segment that will occur; None if unknown.
+        """
         self._model = model
         self._device = device
         self._causal: Any = model.module if model.lora is None else model.module.get_base_model()
         self._body: nn.Module = self._causal.base_model
         self._ropes = positions.find_length_dependent(self._body, max_tokens)
         self.flat = False
-        """Whether several segments go through the model at once."""
+        """Whether several segments go through the model in one pass."""
         self.head: Head | FullLogitsHead = FullLogitsHead()
         with torch.no_grad():
             self._detect()
 
     def features(self, batch: MicroBatch) -> Tensor:
-        """Return what the head takes at each place where a token that counts is predicted (N, .).
+        """Return the head's input for each target (N, .).
 
-        The caller sets the dropout clock.
+        Hidden features with a `Head`, logits with a `FullLogitsHead`. The caller sets the dropout
+        clock.
         """
         with self._autocast():
             if self.flat:
@@ -61,7 +69,7 @@ class Forward:
             return self._run_per_segment(batch).index_select(0, batch.predicted_at_N)
 
     def fuse_linear(self) -> None:
-        """Compute linear layers with one input together; see `joined`."""
+        """Fuse linear layers that share their input, if results agree; see `fused_linear`."""
         batch = build_micro_batch([_build_probe()], self._device)
         with torch.no_grad():
             expected_NH = self.features(batch)
@@ -72,7 +80,7 @@ class Forward:
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Compute with the base weights, and without gradients, inside the block."""
+        """Compute with the base weights alone and without gradients inside the block."""
         with torch.no_grad(), self._model.module.disable_adapter():
             yield
 
@@ -91,7 +99,7 @@ class Forward:
         return self._causal(input_ids=batch.ids_1M, **settings).logits
 
     def _run_per_segment(self, batch: MicroBatch) -> Tensor:
-        """Return the outputs of all segments (M, .), each made in a forward pass of its own."""
+        """Return the outputs of all segments (M, .), each from a forward pass of its own."""
         outputs = []
         for start, stop in pairwise(batch.segments.bounds):
             positions.reset(self._ropes)
@@ -100,7 +108,7 @@ class Forward:
         return torch.cat(outputs)
 
     def _detect(self) -> None:
-        """Find out what this class of models can do; see the module's docstring."""
+        """Detect what this model class supports; see the module's docstring."""
         batch = build_micro_batch([_build_probe()], self._device)
         with self._autocast():
             expected_MV = self._run_per_segment(batch)
@@ -154,7 +162,7 @@ class Forward:
 
 
 def _has_sliding_window(config: Any) -> bool:
-    """Tell whether some layers of a model see a window of tokens only."""
+    """Return whether some layers attend to a sliding window."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return "sliding_attention" in kinds

@@ -1,10 +1,9 @@
-"""Linear layers that read the same input are computed together, and their adapters with them.
+"""Fuse linear layers that read the same input, together with their adapters.
 
-Queries, keys and values are three products of one input, gate and up are two. Which layers read the
-same one is found out on a few tokens, whatever the class of the model. The layers keep their
-parameters as they were; only `forward` is another: the first layer of a set computes all of it, and
-the others hand out their parts. `joined_product` says how that is done, and why it is faster.
-
+Queries, keys and values are three products of one input; gate and up are two. Which layers share
+an input is detected on a few tokens, so it works for any model class. Layers keep their parameters;
+only `forward` changes: the first layer of a set computes the outputs of all, and the others return
+theirs. `fused_linear_op` explains why this is faster.
 Shape letters: M tokens, I inputs, O outputs of one layer, R ranks of all adapters of a set, Q of
 one adapter.
 """
@@ -24,27 +23,29 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agents.trainer.kernels import nf4
 from agents.trainer.kernels.fused_linear_op import multiply
 
+# Adapters copied per call. Their scaled intermediates take memory.
 _LAYERS_TOGETHER = 16
-"""Adapters are copied so many at a time: what they are scaled to on the way takes memory."""
+# Ranks are padded to a multiple of this: 8 half-precision values are one 16-byte access.
 _RANKS_TOGETHER = 8
-"""Ranks are filled up to a multiple of so many, of which a row of 16 bytes consists."""
 
 
 class FusedSet:
-    """Linear layers with one input.
+    """Linear layers that share their input.
 
     Args:
-        layers: as the model calls them, with the adapter around the base where there is one.
+        layers: Modules that the model calls, in this order: LoRA layers or plain linear ones.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = list(layers)
         self._input: Tensor | None = None
-        """For which the outputs are ready."""
+        """Input that `_outputs` belong to."""
         self._outputs: list[Tensor] = []
 
     def compute(self, place: int, x: Tensor) -> Tensor:
         """Return the output (..., O) of one layer for x (..., I)."""
+        # Compared by identity: `x` is the tensor that the first layer got. The last layer drops
+        # the outputs, so that none outlives the set's turn.
         last = len(self._layers) - 1
         if place and x is self._input:
             output = self._outputs[place]
@@ -84,9 +85,9 @@ def _compute(layers: list[Any], x: Tensor) -> list[Tensor]:
 def _project_down(
     adapted: list[Any], x: Tensor, x_MI: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return what the adapters take from the input (M, R), and by what (R, I).
+    """Return the outputs of the down projections (M, R), and the projections (R, I).
 
-    The second is None where dropouts let each adapter see another input.
+    The projections are None with dropout, where each adapter has its own masked input.
     """
     if not adapted:
         return None, None
@@ -118,7 +119,7 @@ def _is_active(layer: Any) -> bool:
 
 
 class _FusedLinear:
-    """Mixed in before the class of a linear layer that belongs to a set."""
+    """Mixin that precedes the class of a linear layer in a set."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         """Return the layer's output for x (..., I)."""
@@ -126,10 +127,10 @@ class _FusedLinear:
 
 
 class FusedCopies:
-    """Copies of the adapters in the type that the base computes in, made once per step.
+    """Copies of the adapters in the compute type of the base layers, refreshed once per step.
 
     Args:
-        layers: that `fuse` has changed.
+        layers: Layers that `fuse` has changed.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
@@ -140,7 +141,7 @@ class FusedCopies:
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def refresh(self) -> None:
-        """Copy the values that the parameters have now."""
+        """Copy the current values of the parameters."""
         for start in range(0, len(self._ups), _LAYERS_TOGETHER):
             some = slice(start, start + _LAYERS_TOGETHER)
             scaled = torch._foreach_mul([up for up, _ in self._ups[some]], self._scales[some])
@@ -159,7 +160,7 @@ def fuse(model: nn.Module, run_once: Callable[[], object]) -> None:
     """Join what can be joined in the decoder layers.
 
     Args:
-        model: whose 4-bit layers `nf4.register` has seen.
+        model: Model whose 4-bit layers `nf4.register` has prepared.
         rehearse: passes a few tokens through all of it, once.
     """
     adapted = {id(_base(module)) for module in model.modules() if isinstance(module, LoraLayer)}
@@ -176,7 +177,7 @@ def fuse(model: nn.Module, run_once: Callable[[], object]) -> None:
 
 
 def _make_copies(adapted: list[Any]) -> None:
-    """Give the adapters of a set a place for their copies, those of the downs in one tensor."""
+    """Allocate the adapters' copies; the down projections of a set are views of one tensor."""
     if not adapted:
         return
     base = _base(adapted[0])
@@ -194,7 +195,7 @@ def _make_copies(adapted: list[Any]) -> None:
 
 
 def unfuse(model: nn.Module) -> None:
-    """Let every layer compute as its class does."""
+    """Restore the original `forward` of every layer."""
     for module in model.modules():
         if isinstance(module, _FusedLinear):
             module.__class__ = type(module).__bases__[1]
@@ -203,7 +204,7 @@ def unfuse(model: nn.Module) -> None:
 
 
 def _find(model: nn.Module, run_once: Callable[[], object]) -> Iterator[list[Any]]:
-    """Yield the linear layers that can be computed here, those with one input together."""
+    """Yield sets of linear layers that can be fused, grouped by input."""
     calls: list[tuple[nn.Module, Tensor]] = []
     layers = [
         layer
@@ -213,6 +214,7 @@ def _find(model: nn.Module, run_once: Callable[[], object]) -> Iterator[list[Any
     ]
     with torch.no_grad(), _recording_inputs(layers, calls):
         run_once()
+    # A layer called more than once per pass has no fixed place in a set.
     once = [call for call in calls if sum(other is call[0] for other, _ in calls) == 1]
     sets: dict[object, list[Any]] = {}
     for layer, x in once:
@@ -225,7 +227,7 @@ def _find(model: nn.Module, run_once: Callable[[], object]) -> Iterator[list[Any
 
 
 def _candidates(block: nn.Module) -> Iterator[nn.Module]:
-    """Yield the linear layers of a decoder layer, an adapted one as a whole if it is plain."""
+    """Yield the linear layers of a decoder layer, with their adapter if that is plain LoRA."""
     inside: set[int] = set()
     for module in block.modules():
         if isinstance(module, LoraLayer) and isinstance(module, nn.Module) and _is_plain(module):
@@ -242,7 +244,7 @@ def _is_linear(module: Any) -> bool:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Tell whether an adapter is LoRA as its paper has it (Hu et al. 2021, arXiv:2106.09685)."""
+    """Return whether an adapter is plain LoRA (Hu et al. 2021, arXiv:2106.09685)."""
     return (
         list(layer.lora_A) == ["default"]
         and not layer.lora_variant
@@ -258,7 +260,7 @@ def _recording_inputs(
     layers: list[nn.Module], calls: list[tuple[nn.Module, Tensor]]
 ) -> Iterator[None]:
     def hear(module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls.append((module, args[0]))  # kept, so that no other tensor gets its place
+        calls.append((module, args[0]))  # keeps the tensor alive, so that its id stays unique
 
     handles = [layer.register_forward_pre_hook(hear) for layer in layers]
     try:

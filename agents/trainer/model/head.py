@@ -1,12 +1,12 @@
-"""The last layer and its loss, in chunks of tokens: the whole logits never exist.
+"""The output projection and its loss, in chunks of tokens: the full logits never exist.
 
-For Llama 3 (128,256 words) the logits of 4,096 tokens and their gradient take 4 GB in fp32; a chunk
-takes `_CHUNK_VALUES` of them. The cross-entropy makes its gradient in the forward pass, as its
-loss is a plain sum whose gradient is known at once (Hsu et al. 2024, Liger kernel,
-arXiv:2410.10989). Log-probabilities of single tokens compute their chunk again in the backward
-pass, since what multiplies them is known only then.
+For Llama 3 (vocabulary of 128,256) the logits of 4,096 tokens and their gradient take 4 GB in
+fp32; a chunk is limited to `_CHUNK_VALUES` logits. The cross-entropy computes its gradient in the
+forward pass, because its loss is a plain sum whose gradient is known at once (Hsu et al. 2024,
+Liger kernel, arXiv:2410.10989). Log-probabilities of single tokens recompute their chunk in the
+backward pass, because the incoming gradient is known only then.
 
-Shape letters: N tokens that count, C of one chunk, H hidden features, V words.
+Shape letters: N targets, C of one chunk, H hidden features, V entries of the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from torch import Tensor, nn
 
 from agents.trainer.kernels.cross_entropy import compute_losses, is_supported
 
+# Logits of one chunk: 64 MB in fp32.
 _CHUNK_VALUES = 1 << 24
-"""Logits computed at once: 64 MB in fp32."""
+# Logits of one chunk with the `cross_entropy` kernel: 64 MB, as it keeps them in half precision.
 _KERNEL_VALUES = 1 << 25
-"""The same where `head_kernel` leaves them in half precision: 64 MB."""
+# Rows of a matrix product's tile. Chunks are multiples of it.
 _TILE_TOKENS = 128
-"""Products are made in pieces of so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How hidden features become logits: softcap(scale * (hidden @ weight.T + bias))."""
+    """Maps hidden features to logits: softcap(scale * (hidden @ weight.T + bias))."""
 
     weight_VH: Tensor
     bias_V: Tensor | None
     scale: float
     softcap: float | None
-    """Logits are held within this by tanh (Gemma 2); None: they are not."""
+    """Limit of the logits' magnitude, applied with tanh (Gemma 2); None for no limit."""
     dtype: torch.dtype
-    """Arithmetic of the product; the softmax has float32 at least."""
+    """Type of the product; the softmax uses at least float32."""
 
     def sum_loss(self, hidden_NH: Tensor, label_N: Tensor, gradient_scale: float = 1.0) -> Tensor:
-        """Return the sum of the cross-entropies.
+        """Return the sum of the cross-entropies, float64.
 
-        Its gradient is `gradient_scale` times the true one: what loss scaling in fp16 needs, whose
-        factor has to be in before the gradient is rounded.
+        Its gradient contains the factor `gradient_scale`. Loss scaling in fp16 needs the factor
+        before the gradient is rounded, so scaling the returned loss would be too late.
         """
         wants_gradient = torch.is_grad_enabled()
         return _SumLoss.apply(
@@ -57,21 +57,21 @@ class Head:
         return _LogProbabilities.apply(hidden_NH, self.weight_VH, self.bias_V, label_N, self)
 
     def logits(self, hidden_CH: Tensor) -> Tensor:
-        """Return the logits (C, V) as the loss sees them."""
+        """Return the logits (C, V), scaled and capped."""
         return self.cap(self.raw(hidden_CH, self.weight_VH.to(self.dtype)))
 
     def raw(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
-        """Return the logits (C, V) before they are capped, in float32 at least."""
+        """Return the uncapped logits (C, V), in at least float32."""
         logits_CV = _widen(self.product(hidden_CH, weight_VH))
         return logits_CV if self.scale == 1.0 else logits_CV * self.scale
 
     def product(self, hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
-        """Return the bare product (C, V)."""
+        """Return the product (C, V) without scale and cap."""
         bias = None if self.bias_V is None else self.bias_V.to(self.dtype)
         return F.linear(hidden_CH.to(self.dtype), weight_VH, bias)
 
     def uses_kernel(self, device: torch.device) -> bool:
-        """Tell whether losses are taken by `head_kernel`."""
+        """Return whether losses are computed by the `cross_entropy` kernel."""
         is_narrow = self.dtype in (torch.bfloat16, torch.float16)
         return is_narrow and self.softcap is None and is_supported(device)
 
@@ -84,14 +84,14 @@ class Head:
         )
 
     def backward_through_cap(self, gradient_CV: Tensor, capped_CV: Tensor) -> Tensor:
-        """Turn the gradient of the capped logits into that of the bare product, in place."""
+        """Turn the gradient of the capped logits into that of the product, in place."""
         if self.softcap is not None:
             gradient_CV *= 1 - (capped_CV / self.softcap).square()
         return gradient_CV if self.scale == 1.0 else gradient_CV.mul_(self.scale)
 
 
 class FullLogitsHead:
-    """Stands in for `Head` where the model's logits come from its own code, all at once."""
+    """Replaces `Head` for models that compute all of their logits with their own code."""
 
     @staticmethod
     def sum_loss(logits_NV: Tensor, label_N: Tensor, gradient_scale: float = 1.0) -> Tensor:
@@ -108,7 +108,7 @@ class FullLogitsHead:
 
 
 def find_head(model: nn.Module, dtype: torch.dtype) -> Head | None:
-    """Return the head of a causal language model; None: it is none that is known here."""
+    """Return the head of a causal language model, or None if its kind is not supported."""
     last = model.get_output_embeddings()
     if type(last) is not nn.Linear:
         return None
@@ -142,7 +142,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 class _Gradients:
-    """The gradients of a head's inputs, filled chunk by chunk."""
+    """Gradients of a head's inputs, accumulated chunk by chunk."""
 
     def __init__(self, head: Head, hidden_NH: Tensor, needs: tuple[bool, ...]) -> None:
         self._head = head
@@ -164,7 +164,7 @@ class _Gradients:
             self.bias_V += gradient_CV.sum(0)
 
     def scaled(self, factor: Tensor | float) -> tuple[Tensor | None, ...]:
-        """Return the gradients times a factor, each in the type of what it belongs to."""
+        """Return the gradients times a factor, each in the type of its input."""
         head = self._head
         pairs = (
             (self.hidden_NH, None),
@@ -177,7 +177,7 @@ class _Gradients:
 def _compute_chunk(
     head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return cross-entropies (C,) and the gradient of the bare product (C, V), if it is wanted."""
+    """Return cross-entropies (C,) and the gradient of the product (C, V), if requested."""
     label_C1 = label_C[:, None]
     logits_CV = head.cap(head.raw(hidden_CH, weight_VH))
     log_sum_C1 = logits_CV.logsumexp(1, keepdim=True)
@@ -192,7 +192,7 @@ def _compute_chunk(
 def _compute_chunk_with_kernel(
     head: Head, hidden_CH: Tensor, weight_VH: Tensor, label_C: Tensor, gradient_scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return what `_compute_chunk` does, by `head_kernel`."""
+    """Return what `_compute_chunk` does, computed by the `cross_entropy` kernel."""
     logits_CV = head.product(hidden_CH, weight_VH)
     return compute_losses(logits_CV, label_C, head.scale, gradient_scale), logits_CV
 
@@ -232,7 +232,7 @@ class _SumLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        # The node lives as long as the loss: what it holds would be held to the end of the pass.
+        # The node lives as long as the loss and would hold the gradients to the end of the pass.
         gradients, ctx.gradients = ctx.gradients, None
         return *gradients.scaled(gradient), None, None, None, None
 

@@ -1,11 +1,11 @@
-"""How a rank's slice of a batch is cut into micro-batches that fit its memory, and laid out.
+"""Split a rank's slice of a batch into micro-batches that fit its memory, and lay them out.
 
-A micro-batch is one flat row: its segments end to end, with positions that begin again at 0 in each
-of them, so that nothing is padded however unequal the rows are. On GPUs its end is filled up to a
-size that their matrix products like; the filling is a segment of its own. The cut
-moves no number but in the last digits: gradients are sums over tokens.
+A micro-batch is one flat row: segments end to end, with positions restarting at 0 in each, so that
+no padding is needed however unequal the rows are. On GPUs the end of the row is padded to a size
+that suits matrix products; the padding is a segment of its own. How a slice is split changes
+results only in the last digits, because gradients are sums over tokens.
 
-Shape letters: M tokens of the flat row, N tokens that count.
+Shape letters: M tokens of the flat row, N targets (tokens whose prediction counts).
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from agents.trainer.data.examples import Example
 from agents.trainer.model.attention import Segments
 
 CPU_TOKENS = 4096
-"""More tokens at once than this make a CPU no faster."""
+"""Micro-batch size on CPUs, in tokens; larger ones are no faster."""
+# A multiple of the tile sizes of matrix products.
 _SIZE_STEP = 64
-"""What the tiles of matrix products divide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """What goes through the model at once."""
+    """One flat row that goes through the model at once."""
 
     ids_1M: Tensor
+    """Token ids, int64."""
     position_1M: Tensor
-    """Place of each token in its segment."""
+    """Position of each token in its segment."""
     segments: Segments
-    """Those of the examples in order, and the filling."""
+    """Segments of the examples in order, followed by the padding."""
     lengths: tuple[int, ...]
-    """Tokens of each example."""
+    """Number of tokens of each example."""
     predicted_at_N: Tensor
-    """Where in the flat row each token that counts is predicted."""
+    """Index in the flat row at which each target is predicted: that of the token before it."""
     label_N: Tensor
+    """Token id of each target."""
     segment_N: Tensor
-    """Which segment each of them is in."""
+    """Index of each target's segment."""
     num_segments: int
-    """Segments without the filling."""
+    """Number of segments without the padding."""
 
     @property
     def num_tokens(self) -> int:
@@ -72,7 +74,7 @@ def group_examples(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]
     for index in order:
         filled, place = heap[0]
         if groups[place] and filled + num_tokens[index] > max_tokens:
-            return first  # the emptiest has no room, so alike is not possible this way
+            return first  # the emptiest group has no room, so an even distribution fails
         groups[place].append(index)
         heapq.heapreplace(heap, (filled + num_tokens[index], place))
     return groups
@@ -92,7 +94,7 @@ def _fit_first(num_tokens: Sequence[int], order: Sequence[int], max_tokens: int)
 
 
 def round_up_tokens(num_tokens: int) -> int:
-    """Return the size that a flat row is filled up to on GPUs.
+    """Return the size that a flat row is padded to on GPUs.
 
     >>> [round_up_tokens(n) for n in (3, 100, 2048, 2049)]
     [64, 128, 2048, 2112]
@@ -125,7 +127,7 @@ def build_micro_batch(examples: Sequence[Example], device: torch.device) -> Micr
 
 
 def copy_to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array to the device without waiting for it."""
+    """Copy an array to the device without waiting for the copy."""
     host = torch.from_numpy(array)
     if device.type != "cuda":
         return host

@@ -1,6 +1,6 @@
-"""Load the base model and its tokenizer, and put the trained parameters into it.
+"""Load the base model and add the trained parameters.
 
-The base model stays in evaluation mode throughout: its own dropouts, if it has any, draw from a
+The base model stays in evaluation mode throughout: its own dropouts, if any, draw from a random
 stream that depends on the split of the batch. The adapter's dropout is `dropout.CountedDropout`.
 """
 
@@ -34,9 +34,10 @@ _DTYPES = {
     "fp64": torch.float64,
 }
 _NARROW = (torch.bfloat16, torch.float16)
+# Module names of learned position embeddings (GPT-2, OPT, GPT-BigCode).
 _LEARNED_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
+# PEFT inserts the adapter's name into parameter names, and removes it in files.
 _ADAPTER = ".default."
-"""PEFT puts the adapter's name into every parameter's name, and takes it out in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,16 @@ class TrainedModel:
     tokenizer: Any
     clock: DropoutClock
     dtype: torch.dtype
-    """Arithmetic of the base model."""
+    """Type in which the base model computes."""
     autocast: bool
-    """Whether the arithmetic is narrower than the trained parameters."""
+    """Whether that type is narrower than the trained parameters."""
     lora: LoraConfig | None
-    """None: every parameter is trained."""
+    """Settings of the adapter; None if every parameter is trained."""
     plain_template: bool
-    """Whether the tokenizer had no chat template and got the plain one."""
+    """Whether the tokenizer had no chat template of its own and got the plain one."""
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the trained parameters under the names that they have in files."""
+        """Return the trained parameters under their names in checkpoint files."""
         return [
             (_name_in_files(name), parameter)
             for name, parameter in self.module.named_parameters()
@@ -65,13 +66,13 @@ class TrainedModel:
 
 
 def _name_in_files(name: str) -> str:
-    """Return PEFT's name in files: without the adapter, and a length without `.weight`."""
+    """Return PEFT's name in files: without the adapter's, and DoRA magnitudes without `.weight`."""
     short = name.replace(_ADAPTER, ".")
     return short.removesuffix(".weight") if "lora_magnitude_vector" in short else short
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the arithmetic of the base model on this device."""
+    """Return the type in which the base model computes on this device."""
     if precision != "auto":
         return _DTYPES[precision]
     if device.type != "cuda":
@@ -84,14 +85,14 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
     """Return the base model on the device, every parameter frozen.
 
     Raises:
-        ExpectedError: the folder holds no model that can be loaded.
+        ExpectedError: The folder has no model that can be loaded.
     """
     full = spec.adapter.kind == "full"
     dtype = choose_dtype(spec.precision, device)
     if full:
         _refuse_quantized(path)
     if full and dtype in _NARROW:
-        dtype = torch.float32  # trained in full precision, computed in the narrow one (autocast)
+        dtype = torch.float32  # master weights; autocast computes in half precision
     settings: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
     if spec.adapter.kind == "qlora":
         settings["quantization_config"] = _nf4(dtype)
@@ -114,7 +115,7 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
 
 
 def _refuse_long_sequences(model: nn.Module, sequence_tokens: int, path: Path) -> None:
-    """Check that a model whose positions are learned has enough of them."""
+    """Check that a model with learned positions has enough of them."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _LEARNED_POSITIONS:
             most = getattr(model.config, "max_position_embeddings", module.num_embeddings)
@@ -130,7 +131,7 @@ def _refuse_quantized(path: Path) -> None:
     try:
         config = json.loads((path / "config.json").read_bytes())
     except (OSError, ValueError):
-        return  # said in better words when the model is loaded
+        return  # loading the model reports this better
     if config.get("quantization_config"):
         raise ExpectedError(
             f"The model in {path} is quantized already, so its weights cannot be trained in full.",
@@ -173,10 +174,11 @@ def _nf4(dtype: torch.dtype) -> Any:
 
 
 def _keep_layout(model: nn.Module) -> None:
-    """Stop bitsandbytes from laying 4-bit weights out anew on CPUs.
+    """Stop bitsandbytes from changing the layout of 4-bit weights on CPUs.
 
-    It does so in evaluation mode, for a kernel without gradients; whoever unpacks the weights after
-    that, such as PEFT's DoRA, gets others. The flag means nothing else to a linear layer.
+    It does so in evaluation mode, for a kernel without gradients. Code that dequantizes the weights
+    afterwards, such as PEFT's DoRA, would read wrong values. The training flag has no other effect
+    on a linear layer.
     """
     for module in model.modules():
         if type(module).__name__ == "Linear4bit":
@@ -184,10 +186,10 @@ def _keep_layout(model: nn.Module) -> None:
 
 
 def find_non_text_modules(model: nn.Module) -> tuple[str, ...]:
-    """Return the parts of a model of several kinds of input that no text goes through.
+    """Return the modules of a multimodal model that no text goes through.
 
-    Such as the vision tower of Gemma 3 and its projector. They are left out of training, which
-    reads text alone: they would take memory, and weight decay would shrink them.
+    For example the vision tower of Gemma 3 and its projector. They are left out of training, which
+    uses text only: they would take memory, and weight decay would shrink them.
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     if decoder is None or model.config.get_text_config() is model.config:
@@ -216,10 +218,10 @@ def _drop(model: nn.Module, names: Sequence[str]) -> None:
 def build_trained_model(
     spec: RunSpec, model: nn.Module, tokenizer: Any, *, plain_template: bool, device: torch.device
 ) -> TrainedModel:
-    """Choose what is trained: an adapter with fresh values, or everything.
+    """Add an adapter with initial values, or make every parameter trainable.
 
     Raises:
-        ExpectedError: the adapter's targets are not in this model.
+        ExpectedError: The adapter's targets are not in this model.
     """
     dtype = choose_dtype(spec.precision, device)
     clock = DropoutClock(spec.seed)
@@ -231,7 +233,7 @@ def build_trained_model(
     else:
         lora = _lora_config(spec.adapter, non_text)
         adapted = _add_adapter(model, lora, spec, non_text)
-        _drop(model, non_text)  # not before: PEFT misses what its settings leave out
+        _drop(model, non_text)  # not earlier: PEFT requires modules that its settings exclude
         model = adapted
         _initialise(model, spec.seed, wide=dtype == torch.float64)
         if spec.adapter.dropout:
@@ -243,7 +245,8 @@ def build_trained_model(
     if autocast:
         for module in model.modules():
             if isinstance(module, LoraLayer):
-                module.cast_input_dtype_enabled = False  # autocast would cast it back at once
+                # PEFT casts inputs to the adapter's fp32; autocast would cast them back at once.
+                module.cast_input_dtype_enabled = False
     return TrainedModel(
         module=model,
         tokenizer=tokenizer,
@@ -306,7 +309,7 @@ def _add_adapter(
 def _find_meant(
     target: str, modules: Mapping[str, nn.Module], *, is_pattern: bool, hint: str
 ) -> set[str]:
-    """Return the modules that a regular expression, or the end of a name, means to PEFT."""
+    """Return the modules that a regular expression or a name's ending selects in PEFT."""
     if not is_pattern:
         return {name for name in modules if f".{name}".endswith(f".{target}")}
     try:
@@ -316,9 +319,10 @@ def _find_meant(
 
 
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
-    """Draw the adapter's first values, the same on every machine: A as PEFT does, B zero.
+    """Initialise the adapter identically on every machine: A as PEFT does, B zero.
 
-    The lengths of DoRA are those of the base weights, which PEFT has measured already.
+    Each parameter has a CPU generator seeded by its name, because CUDA generators differ between
+    GPUs. DoRA's magnitudes are the norms of the base weights, which PEFT has computed.
     """
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -335,9 +339,9 @@ def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:
 
 
 def _apply_dora_dropout(model: nn.Module) -> None:
-    """Let DoRA layers use their dropout: PEFT skips it in layers that are in evaluation mode.
+    """Enable dropout in DoRA layers: PEFT skips it in layers in evaluation mode.
 
-    The flag is set on the layers alone, so nothing else of the model trains.
+    The flag is set on these layers only, so the rest of the model stays in evaluation mode.
     """
     for module in model.modules():
         if isinstance(module, LoraLayer):

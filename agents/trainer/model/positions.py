@@ -1,8 +1,8 @@
-"""Rotary position embeddings whose angles depend on how long the input is.
+"""Rotary position embeddings whose angles depend on the length of the input.
 
-Transformers chooses them for a whole input: "longrope" has other angles beyond the length that the
-model was pretrained with, "dynamic" (NTK scaling) others for each length beyond it, which it keeps
-for shorter inputs that follow. Side by side a segment would get those of its longest neighbour.
+Transformers chooses the angles for a whole input. "longrope" switches to other angles beyond the
+pretraining length; "dynamic" (NTK scaling) changes them with each greater length, and keeps them
+for shorter inputs that follow. In a flat row each segment would get the angles of the longest one.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class LengthDependentRope:
-    """One module, and one kind of its layers, whose angles depend on the input."""
+    """A module whose angles depend on the input, for one type of its layers."""
 
     module: Any
     prefix: str
-    """Of its buffers: empty, or the kind of layers with a `_`."""
+    """Prefix of its buffers' names: empty, or the layer type with a `_`."""
     max_tokens: int
-    """Up to this length the angles are those of pretraining."""
+    """Maximum length with the angles of pretraining, in tokens."""
     keeps: bool
-    """Whether angles stay for the next input."""
+    """Whether the angles are kept for the next input."""
 
 
 def find_length_dependent(model: nn.Module, max_tokens: int | None) -> list[LengthDependentRope]:
-    """Return what depends on the length among inputs of at most `max_tokens` tokens."""
+    """Return the embeddings whose angles differ among inputs of at most `max_tokens` tokens."""
     found = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None) or ""
@@ -50,7 +50,7 @@ def _limit(module: Any, layer: str, kind: str) -> int:
 
 
 def reset(ropes: list[LengthDependentRope]) -> None:
-    """Let the next input get the angles that it would get as the first one."""
+    """Restore the original angles, so that the next input does not inherit those of the last."""
     for rope in ropes:
         if rope.keeps:
             name = f"{rope.prefix}inv_freq"

@@ -155,7 +155,7 @@ def test_what_cannot_be_recorded_is_computed_as_ever(make, capfd):
     executor.drop_graphs()
     executor.add_gradients(ALIKE)
     assert len(asked) == 2
-    assert "kernel by kernel" in capfd.readouterr().err
+    assert "launched one by one" in capfd.readouterr().err
 
 
 def test_a_recording_that_fails_ends_its_copies_first(make, monkeypatch):

@@ -114,7 +114,7 @@ def test_recomputing_is_really_on(make_executor):
     for place, layer in enumerate(executor._model.module.get_base_model().model.layers):
         layer.mlp.register_forward_pre_hook(lambda *_, place=place: calls.append(place))
     gradients(executor)
-    assert calls == [0, 1, 0], "only the first of two layers is computed twice"
+    assert calls == [0, 1, 0], "only the first of two layers is recomputed"
 
 
 def test_no_rows_give_no_gradient(make_executor):
@@ -171,7 +171,7 @@ def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_executor
     executor = make_executor(warnings=warnings)
     assert_same(gradients(executor), expected)
     assert executor.layers.plan.num_recomputed == 2
-    told = [w for w in warnings if "twice" in w]
+    told = [w for w in warnings if "recomputes" in w]
     assert [w.partition(" layers")[0][-6:] for w in told] == ["1 of 2", "2 of 2"]
 
     limit_memory(monkeypatch, lambda executor, samples: False)
