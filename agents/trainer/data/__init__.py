@@ -1,1 +1,1 @@
-"""Data files as examples: read, turned into tokens, packed, cached and put in order."""
+"""Training data: read files, tokenize, pack, cache and order examples."""

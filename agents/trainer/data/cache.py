@@ -1,8 +1,9 @@
-"""Tokenized data by content: made once per node, found again by every rank and every later run.
+"""Content-addressed cache of tokenized data: written once per node, shared by ranks and later runs.
 
-The name of an entry is the hash of all that decides it: the bytes of the data, the tokenizer with
-its chat template, the settings, and this package's own source. One process per node writes, under a
-lock; the others wait for it and map the same files. Entries not used for longest make room.
+An entry's name is the hash of everything that decides its content: the bytes of the data, the
+tokenizer with its chat template, the settings, and this package's source. One process per node
+writes under a lock; the others wait and map the same files. Least recently used entries are
+deleted to stay within a size limit.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokens import Tokenized, tokenize_rows
 
 MAX_BYTES = 50 << 30
-"""Above this size, entries that were not used for longest are deleted."""
+"""Maximum size of the cache, in bytes; least recently used entries are deleted above it."""
 ReportProgress = Callable[[int, float], None]
-"""Called with the rows read so far, and the share of the data that they are."""
+"""Called with the number of rows read so far and their share of the data, 0 to 1."""
 _REPORT_ROWS = 1000
 _REPORT_CHARS = 1 << 22
 _WAIT_S = 1.0
+# Modules, here and in `agents.contract`, whose source decides the content of an entry.
 _SOURCES = ("conversations", "examples", "files", "packing", "rows", "store", "tally", "tokens")
 _SHARED_SOURCES = ("data_files",)
-"""Modules, here and in `agents.contract`, that decide what the rows are and what they teach."""
 
 
 def load_examples(
@@ -51,16 +52,16 @@ def load_examples(
     """Return the examples of the data, tokenized now or by an earlier run.
 
     Args:
-        files: the data.
-        data_sha256: hash of its content.
-        spec: names format, objective, length and packing.
-        tokenizer: of the model, with its chat template.
-        cache: folder of all entries; it is created.
-        tell: hears how far tokenizing is, every thousand rows or few million characters.
-        wait: called each second while another process tokenizes the same.
+        files: The data files.
+        data_sha256: Hash of their content.
+        spec: Run spec with format, objective, length and packing.
+        tokenizer: The model's tokenizer, with its chat template.
+        cache: Folder of all entries; created if missing.
+        report: Called with the progress, every thousand rows or few million characters.
+        wait: Called each second while another process tokenizes the same data.
 
     Raises:
-        ExpectedError: the data is of no use; see `rows` and `tally`.
+        ExpectedError: The data is unusable; see `rows` and `tally`.
     """
     key = make_key(files, data_sha256, spec, tokenizer)
     with _lock(cache, key, wait):
@@ -73,10 +74,10 @@ def load_examples(
 
 
 def make_key(files: DataFiles, data_sha256: str, spec: RunSpec, tokenizer: Any) -> str:
-    """Return the name of the entry: a hash of all that decides its content.
+    """Return the entry's name: a hash of everything that decides its content.
 
-    So do the ends of the files' names: the same bytes are other rows as `.txt` than as `.jsonl`.
-    Of several files the entry tells the names of those with rows that were left out.
+    File names are part of it: the same bytes are different rows as `.txt` and as `.jsonl`. With
+    several files the whole names count, because the entry names the files of skipped rows.
     """
     names = [path.suffix.lower() if len(files.paths) == 1 else path.name for path in files.paths]
     ours = [pkgutil.get_data("agents.trainer.data", f"{name}.py") or b"" for name in _SOURCES]
@@ -112,7 +113,7 @@ def _write(
     files: DataFiles, spec: RunSpec, tokenizer: Any, entry: Path, report: ReportProgress | None
 ) -> None:
     unfinished = entry.with_suffix(".unfinished")
-    for folder in (entry, unfinished):  # of a process that was killed, or a damaged disk
+    for folder in (entry, unfinished):  # left by a killed process or a damaged disk
         shutil.rmtree(folder, ignore_errors=True)
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
@@ -155,9 +156,9 @@ def _tokenize(
 
 
 def prune(cache: Path, max_bytes: int, *, keep: str) -> None:
-    """Delete entries that were not used for longest until `max_bytes` are left, never `keep`.
+    """Delete least recently used entries until at most `max_bytes` are left; never `keep`.
 
-    Ranks that have an entry mapped keep what they see.
+    Ranks that have a deleted entry mapped keep reading it.
     """
     entries = []
     for about in cache.glob("*/about.json"):

@@ -1,9 +1,9 @@
-"""What one row means: a conversation, plain text, or a pair of conversations.
+"""Parse one row into a conversation, plain text, or a pair of conversations.
 
-Every shape that people's files have becomes one of the three. Instruction rows (Alpaca) become a
-conversation of one question and one answer, so that there is one way to turn rows into tokens. In a
-preference pair both conversations begin alike, and only what differs is learned. What a row asks
-for and nobody does here (calls of tools, answers that weigh less) costs the row, with its reason.
+Every supported shape becomes one of the three. Instruction rows (Alpaca) become a conversation of
+one question and one answer, so that there is one way to tokenize rows. The conversations of a
+preference pair share a prompt, and only what differs is learned. A row that needs an unsupported
+feature (tool calls, weighted answers) is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ KNOWN_KEYS = frozenset(
     {*_QUESTION_KEYS, *_ANSWER_KEYS, "messages", "conversations", "text", "input", "system"}
     | {"chosen", "rejected"}
 )
-"""Names of columns that mean something here."""
+"""Column names that are read."""
 TOOL_KEYS = frozenset({"tools", "functions"})
-"""Columns that offer tools to a conversation; no such row is trained."""
+"""Column names of tool definitions; rows with any are skipped."""
 _CALL_KEYS = ("tool_calls", "function_call", "function_calls")
 _NOTHING = ("", "[]", "{}", "null")
 _MAX_QUOTED_CHARS = 40
@@ -36,7 +36,7 @@ _MAX_QUOTED_KEYS = 20
 
 
 class _Unsupported(ValueError):
-    """A row is well made, but asks for what is not trained here."""
+    """A row is well-formed but needs an unsupported feature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,28 +47,28 @@ class ConversationTurn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversationRow:
-    """One thing to learn from: turns, text, or two conversations."""
+    """One training row: turns, text, or two conversations."""
 
     number: int
-    """Line of the file, or place in its list, from 1."""
+    """Line of the file, or index in its list, from 1."""
     turns: tuple[ConversationTurn, ...] = ()
     text: str = ""
     rejected: tuple[ConversationTurn, ...] = ()
-    """In a pair the whole conversation that is worse; `turns` then is the better one."""
+    """Rejected conversation of a pair, as a whole; `turns` is then the chosen one."""
     num_shared_turns: int = 0
-    """How many turns a pair has in common; nothing of them is learned."""
+    """Number of leading turns that both conversations of a pair share; they are not learned."""
 
     @property
     def num_chars(self) -> int:
-        """Size of all that is written in it."""
+        """Number of characters of all its texts."""
         return len(self.text) + sum(len(turn.content) for turn in (*self.turns, *self.rejected))
 
 
 def choose_format(value: Any) -> str:
-    """Return the format that the first row of a file shows.
+    """Return the format of a file, detected from its first row.
 
     Raises:
-        ValueError: its keys fit none.
+        ValueError: The row's keys match no format.
     """
     keys = _keys(value)
     if "chosen" in keys and "rejected" in keys:
@@ -84,10 +84,10 @@ def choose_format(value: Any) -> str:
 
 
 def read_row(number: int, value: Any, data_format: str) -> ConversationRow | str:
-    """Return the row, or the reason why it is empty.
+    """Return the parsed row, or the reason why it is empty.
 
     Raises:
-        ValueError: it does not have the shape of its format.
+        ValueError: The row does not match the format.
     """
     keys = _keys(value)
     if data_format == "text":
@@ -127,7 +127,7 @@ def _quote_keys(keys: set[str]) -> str:
 
 
 def _holds(value: Any) -> bool:
-    """Return whether there is anything in it; a table writes nothing in several ways."""
+    """Return whether a value is not empty; tables write an empty cell in several ways."""
     if isinstance(value, str):
         return value.strip() not in _NOTHING
     if isinstance(value, dict):  # Parquet may keep the fields of an object that is not there
@@ -148,12 +148,12 @@ def _text(value: dict[str, Any], key: str, keys: set[str]) -> str:
 
 
 def _check_text(text: str, key: str) -> str:
-    """Return `text` when it is one; JSON can smuggle in half a character, a torn file NULs."""
+    """Return `text` if it is valid: JSON can contain lone surrogates, a damaged file NUL bytes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        if 0xDC80 <= code <= 0xDCFF:  # how `files` marks a byte that it could not read
+        if 0xDC80 <= code <= 0xDCFF:  # Python's surrogateescape: `files` could not decode the byte
             raise ValueError(f"byte 0x{code - 0xDC00:02x} in '{key}' is not UTF-8") from error
         raise ValueError(f"'{key}' holds half a character (a lone surrogate)") from error
     if "\0" in text:
@@ -183,7 +183,7 @@ def _read_instruction(number: int, value: dict[str, Any], keys: set[str]) -> Con
 
 
 def _is_conversation(value: dict[str, Any], asked: str, answered: str) -> bool:
-    """Return whether question and answer are messages instead of texts."""
+    """Return whether question and answer are messages rather than texts."""
     parts = (value.get(asked), value.get(answered))
     if any(isinstance(part, (list, dict)) for part in parts):
         return True
@@ -256,7 +256,7 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
 def _add_system(
     value: dict[str, Any], turns: tuple[ConversationTurn, ...], keys: set[str]
 ) -> tuple[ConversationTurn, ...]:
-    """Return the turns behind the row's 'system', unless they begin with a system turn."""
+    """Return the turns preceded by the row's 'system', unless they have a system turn."""
     if not value.get("system") or _split_system(turns)[0]:
         return turns
     return (ConversationTurn(role="system", content=_text(value, "system", keys)), *turns)
@@ -272,10 +272,10 @@ def _split_system(
 def _join(
     prompt: tuple[ConversationTurn, ...], side: tuple[ConversationTurn, ...]
 ) -> tuple[ConversationTurn, ...]:
-    """Return the side behind the prompt, or as it is where it begins with the prompt already.
+    """Return prompt and side joined, or the side alone if it already begins with the prompt.
 
-    White space around a text makes no difference there, nor do system turns; of these the side's
-    own is kept.
+    The comparison ignores system turns and white space around texts. The side's own system turn
+    takes precedence.
     """
     system, asked = _split_system(prompt)
     own, rest = _split_system(side)
@@ -291,7 +291,7 @@ def _bare(turn: ConversationTurn) -> tuple[str, str]:
 def _read_side(
     value: dict[str, Any], key: str, role: str, keys: set[str]
 ) -> tuple[ConversationTurn, ...]:
-    """Return a part of a row as turns: it is a text, one message, or a list of messages."""
+    """Return a field of a row as turns; it may be a text, one message, or a list of messages."""
     turns = _find_turns(value.get(key), key)
     return (
         (ConversationTurn(role=role, content=_text(value, key, keys)),) if turns is None else turns
@@ -299,13 +299,13 @@ def _read_side(
 
 
 def _find_turns(part: Any, key: str) -> tuple[ConversationTurn, ...] | None:
-    """Return the turns of one message or of a list of them; None: it is something else."""
+    """Return the turns of one message or a list of messages, or None for anything else."""
     if isinstance(part, (dict, list)):
         return _read_turns([part] if isinstance(part, dict) else part, key)
     if not isinstance(part, str) or not part.lstrip().startswith("[{"):
         return None
     try:
-        return _read_turns(part, key)  # a column of a CSV file
+        return _read_turns(part, key)  # JSON in a column of a CSV file
     except _Unsupported:
         raise
     except ValueError:
@@ -327,7 +327,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
     if any(_holds(message.get(key)) for key in _CALL_KEYS):
         raise _Unsupported(f"message {place} calls a tool, which is not trained")
     weight = message.get("weight")
-    if role == "assistant" and weight not in (None, 1):  # that of others says nothing here
+    if role == "assistant" and weight not in (None, 1):  # other roles are not learned anyway
         raise _Unsupported(f"message {place} has the weight {weight!r:.40}; only 1 is trained")
     if isinstance(content, list):
         content = _join_parts(place, content)
@@ -337,7 +337,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
 
 
 def _get_either(message: dict[str, Any], name: str, other: str) -> Any:
-    """Return what stands under either name; a table has both, and nothing in one of them."""
+    """Return the value under either name; rows of a table may have both, one of them empty."""
     value = message.get(name)
     return message.get(other) if value is None else value
 

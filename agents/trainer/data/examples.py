@@ -1,8 +1,8 @@
-"""What a batch is made of: examples, each of one or more segments of tokens.
+"""The units of a batch: examples, each of one or more segments of tokens.
 
-An example is the unit of the data order. In supervised fine-tuning it is one row, or with packing
-several rows side by side; in preference training it is one pair. A segment is a run of tokens that
-sees itself only: attention never crosses its ends, whatever stands beside it.
+An example is the unit of the data order: in supervised fine-tuning one row, or several rows with
+packing; in preference training one pair. A segment is a sequence of tokens that attends only to
+itself: attention never crosses its bounds.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One row, or one answer of a pair, as the model sees it."""
+    """One tokenized row, or one conversation of a pair."""
 
     row: int
     """Number of the row in its file, from 1."""
     ids: npt.NDArray[np.int32]
     """Token ids (T,)."""
     is_target: npt.NDArray[np.bool_]
-    """Whether the prediction of this token counts (T,); never true for the first one."""
+    """Whether the prediction of each token counts (T,); never True for the first token."""
 
     @property
     def num_targets(self) -> int:
@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One unit of a batch. A pair has exactly two segments: the chosen answer, the rejected one."""
+    """One unit of a batch. A pair has two segments: the chosen answer, then the rejected one."""
 
     segments: tuple[Segment, ...]
 
@@ -47,20 +47,20 @@ class Example:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Numbers of the rows that the example is made of, each once."""
+        """Numbers of the rows in the example, each once."""
         return tuple(dict.fromkeys(segment.row for segment in self.segments))
 
 
 class Examples(Protocol):
-    """All examples of a run, in the order of their file; may be far larger than the memory."""
+    """All examples of a run in file order, possibly far larger than memory."""
 
     @property
     def num_tokens(self) -> npt.NDArray[np.int32]:
-        """Tokens of each example (N,)."""
+        """Number of tokens of each example (N,)."""
 
     @property
     def weights(self) -> npt.NDArray[np.int32]:
-        """What each example adds to a batch's denominator (N,): its targets; 1 for a pair."""
+        """Contribution of each example to a batch's denominator (N,): its targets; 1 for a pair."""
 
     def __len__(self) -> int: ...
 
@@ -69,13 +69,13 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Examples of one rank."""
+    """Slice of a batch that one rank processes."""
 
     examples: Sequence[Example]
     places: Sequence[int]
-    """Index of each example in the data; those of evaluation come after all training examples."""
+    """Index of each example in the data; evaluation examples are numbered after all others."""
     positions: Sequence[int]
-    """Place of each example in the global order, for the dropout."""
+    """Place of each example in the global order; keys its dropout masks."""
 
     def pick(self, group: Sequence[int]) -> Part:
         """Return some of the examples."""
@@ -87,7 +87,7 @@ class Part:
 
 
 def choose_examples(examples: Examples, max_tokens: int) -> Part:
-    """Return the longest example, and the first others as long as all have at most `max_tokens`."""
+    """Return the longest example, then the first ones that fit `max_tokens` in total."""
     lengths = examples.num_tokens
     places = [int(lengths.argmax())]
     num_tokens = int(lengths[places[0]])

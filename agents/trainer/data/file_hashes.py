@@ -1,4 +1,4 @@
-"""Hashes of files, remembered between runs for files that have not changed."""
+"""Hashes of files, cached between runs for files that have not changed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def hash_file(path: Path) -> str:
 
 
 def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
-    """Return the sha256 of one file, or that of the hashes of several, in their order.
+    """Return the sha256 of one file, or the sha256 of the hashes of several files in order.
 
     Args:
-        paths: the files.
-        memory: folder where the hashes of files are remembered; None: nowhere.
+        paths: The files.
+        memory: Folder of the cached hashes; None to hash without a cache.
 
     Raises:
-        ExpectedError: a file cannot be read.
+        ExpectedError: A file cannot be read.
     """
     try:
         hashes = [hash_cached(path, memory) for path in paths]
@@ -45,6 +45,7 @@ def hash_files(paths: Sequence[Path], memory: Path | None) -> str:
 
 
 def hash_cached(path: Path, memory: Path | None) -> str:
+    """Return the sha256 of a file, from the cache if size, time and inode are unchanged."""
     if memory is None:
         return hash_file(path)
     real = path.resolve()
@@ -59,5 +60,5 @@ def hash_cached(path: Path, memory: Path | None) -> str:
         memory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(note, {"key": key, "sha256": sha256})
     except (OSError, ExpectedError):
-        pass  # it is computed again next time
+        pass  # without the cache entry the file is hashed again next time
     return sha256

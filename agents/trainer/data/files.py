@@ -1,9 +1,9 @@
-"""Cut data files into rows, one after the other, without ever holding a whole file.
+"""Read data files row by row, without holding a whole file in memory.
 
-`.jsonl`, `.json` (a list, one object after the other, or one around a list, which alone is held as
-a whole), `.csv`, `.tsv`, `.txt` with one row per line, and `.parquet` by way of pyarrow. Bytes that
-are no UTF-8 become lone surrogates here, and whoever reads the text finds them: so one bad byte
-costs its row, not the file.
+Supports `.jsonl`, `.json` (a list, consecutive objects, or one object around a list; only the last
+is held as a whole), `.csv`, `.tsv`, `.txt` with one row per line, and `.parquet` through pyarrow.
+Invalid UTF-8 becomes lone surrogates, which are detected when the text is parsed, so that one bad
+byte costs its row and not the file.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ from agents.errors import ExpectedError, explain_os_error
 from agents.trainer.data.conversations import KNOWN_KEYS, TOOL_KEYS
 
 Raw = tuple[int, Any]
-"""Line or place from 1, and the value: an object, None for an empty line, or ValueError."""
+"""Line or index from 1, and the value: an object, None for an empty line, or ValueError."""
 _MAX_CSV_FIELD = 1 << 27
 _BLOCK_CHARS = 1 << 20
+# Longest object in a JSON list, in characters.
 _MAX_CHARS = 1 << 28
-"""Longest object in a JSON list, in characters."""
+# Separators between values. Lenient about commas, because objects may also just follow each other.
 _GAP = re.compile(r"[ \t\r\n,]*")
 _ROWS_AT_ONCE = 256
 
 
 @dataclass(slots=True)
 class FileReading:
-    """How far files have been read."""
+    """Progress of reading."""
 
     done_bytes: int = 0
+    """Bytes read from disk so far; some are counted twice."""
 
 
 def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
     """Yield the rows of one file.
 
     Args:
-        path: the file.
-        reading: counts its bytes while they are read, some of them twice.
+        path: The file.
+        reading: Progress to update while reading.
 
     Raises:
-        ExpectedError: it cannot be read, or cannot be cut into rows.
+        ExpectedError: The file cannot be read, or cannot be split into rows.
     """
     reading = reading or FileReading()
     with _explaining_errors(path):
@@ -68,7 +70,7 @@ def read_file(path: Path, reading: FileReading | None = None) -> Iterator[Raw]:
 
 
 class _CountedFile(io.FileIO):
-    """Tells how many bytes were read from the disk."""
+    """Counts the bytes read from disk."""
 
     def __init__(self, path: Path, reading: FileReading) -> None:
         super().__init__(path)
@@ -142,7 +144,7 @@ def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
 
 
 def _unfold(rows: Iterator[Raw]) -> Iterator[Raw]:
-    """Yield the rows inside of objects such as {"version": 1, "data": [{...}, {...}]}."""
+    """Yield the rows inside objects such as {"version": 1, "data": [{...}, {...}]}."""
     num_inside = 0
     for number, value in rows:
         inside = _find_inside(value)
@@ -190,7 +192,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
             text, place, ended = text[place:] + block, 0, not block
             continue
         if not isinstance(value, (dict, list)) and end == len(text) and not ended:
-            block = file.read(_BLOCK_CHARS)  # a number may go on there
+            block = file.read(_BLOCK_CHARS)  # a number may continue in the next block
             text, place, ended = text[place:] + block, 0, not block
             continue
         number, place = number + 1, end
@@ -198,7 +200,7 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
 
 
 def _expect_end(path: Path, number: int, text: str, file: io.TextIOWrapper) -> None:
-    """Refuse what stands behind a list: it would be left out without a word."""
+    """Raise if anything follows a list, because it would silently be ignored."""
     while text:
         if text.strip():
             raise _broken(path, number, "more follows the end of the list")
@@ -261,7 +263,7 @@ def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
     import pyarrow.parquet as pq
 
     try:
-        # Else all of a row group's columns are in memory at once, and it may be the whole file.
+        # With pre_buffer a whole row group would be in memory, which may be the whole file.
         with pq.ParquetFile(path, buffer_size=_BLOCK_CHARS, pre_buffer=False) as file:
             _refuse_doubled(path, file.schema_arrow.names)
             names = [name for name in file.schema_arrow.names if name in KNOWN_KEYS]
@@ -279,13 +281,16 @@ def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
                 reading.done_bytes = before + size * number // max(1, file.metadata.num_rows)
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's; Arrow's own have none
+            raise  # an error of the operating system; Arrow's own have no errno
         words = str(error).strip().splitlines()[0]
         raise ExpectedError(f"{path} is no whole Parquet file: {words}", "Write it anew") from error
 
 
 def _list_values(batch: Any) -> list[Any]:
-    """Return the rows of a batch; one with text that is none becomes the error."""
+    """Return the rows of a batch, with an error in place of a row with invalid text.
+
+    pyarrow fails for the whole batch, so the row is located by halving it.
+    """
     try:
         rows: list[Any] = batch.to_pylist()
         return rows

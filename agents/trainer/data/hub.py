@@ -1,8 +1,8 @@
-"""Find data and models: paths on this node, else fetched from the Hugging Face hub.
+"""Find data and models on this node, or download them from the Hugging Face hub.
 
-Of a data set it is the files of one split: those to train on, or to evaluate with. The hub keeps
-most data sets as Parquet, too (revision `refs/convert/parquet`, files `CONFIG/train/0000.parquet`),
-which needs no code of the data set; else its own files are taken.
+Only one split of a data set is downloaded: the one to train on, or the one to evaluate with. The
+hub also keeps most data sets as Parquet (revision `refs/convert/parquet`, files
+`CONFIG/train/0000.parquet`), which needs no code of the data set. Otherwise its own files are used.
 https://huggingface.co/docs/dataset-viewer/parquet
 """
 
@@ -24,20 +24,20 @@ _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _HUB = "https://huggingface.co"
 _GIVE_TOKEN = "give the node your token: rackless nodes token --give, or the window's settings"
 Download = Callable[..., str]
-"""As `huggingface_hub.snapshot_download`."""
+"""Has the signature of `huggingface_hub.snapshot_download`."""
 
 
 def find_model(path: str) -> Path:
-    """Return the model's folder, fetched from the hub where `path` is a hub id.
+    """Return the model's folder, downloaded from the hub if `path` is a hub id.
 
     Raises:
-        ExpectedError: it is neither a folder nor on the hub.
+        ExpectedError: The path is neither a folder nor a model on the hub.
     """
     return _find_folder(path, [*_TOKENIZER_FILES, "*.safetensors"])
 
 
 def find_tokenizer(path: str) -> Path:
-    """Return a folder with the model's tokenizer; like `find_model` without the weights."""
+    """Return a folder with the model's tokenizer; like `find_model`, without the weights."""
     return _find_folder(path, _TOKENIZER_FILES)
 
 
@@ -56,7 +56,7 @@ def _find_folder(path: str, patterns: list[str]) -> Path:
 
 
 def _explain(name: str, kind: str, page: str, error: Exception) -> ExpectedError:
-    """Return in words why the hub does not give it: most often a licence, or no token."""
+    """Return an error that explains why a download failed: usually a licence or no token."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -82,13 +82,13 @@ def find_data(
     """Return the files of a path on this node, or of a data set `org/name` or `org/name:config`.
 
     Args:
-        name: the path or data set.
-        download: fetches from the hub; None: the hub's own function.
-        held_out_from: the training data, where `name` is what a run is evaluated with: its
-            validation split is taken, else its test split, else all of it.
+        name: Path or data set.
+        download: Downloads from the hub; None for the hub's own function.
+        held_out_from: The training data, if `name` is evaluation data. Selects the validation
+            split, else the test split, else everything.
 
     Raises:
-        ExpectedError: there is neither, or nothing of the training data set is held out.
+        ExpectedError: Neither exists, or the training data set holds nothing out.
     """
     held_out = held_out_from is not None
     path = Path(name)
@@ -138,7 +138,7 @@ def _download(dataset: str, **options: Any) -> str:
 def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[Path, ...]:
     dataset, _, config = name.partition(":")
     files = _try_converted(dataset, download, held_out=held_out)
-    if held_out:  # what another part holds out is of no use
+    if held_out:  # another configuration's held-out split does not help
         files = [file for file in files if config in ("", file.parent.parent.name)]
     if not files:
         return ()

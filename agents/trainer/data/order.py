@@ -1,12 +1,12 @@
-"""Which rows each step trains on: a pure function of seed, epoch and global step.
+"""Choose the rows of each step, as a pure function of seed, epoch and global step.
 
-Ranks play no part, so the same rows come in the same order on any number of GPUs, and the place in
-the data is one integer. The epochs are laid end to end and cut into batches, so every batch is
-full: the last batch of an epoch takes its missing rows from the start of the next one, and the very
-last batch of a run may reach a few rows into an epoch that nobody asked for.
+Ranks play no part, so the order is the same on any number of GPUs, and the position in the data is
+one integer. Epochs are laid end to end and split into batches, so every batch is full: the last
+batch of an epoch takes its missing rows from the next one, and the last batch of a run may reach a
+few rows into an epoch that was not requested.
 
-Only the raw stream of NumPy's Philox is used. NumPy promises that stream to stay the same for ever;
-for `permutation` it does not.
+Only the raw stream of NumPy's Philox is used, which NumPy guarantees never to change. It gives no
+such guarantee for `permutation`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORD = 1 << 64
 
 
 def count_steps(*, epochs: float, num_rows: int, batch: int, max_steps: int | None) -> int:
-    """Return how many optimizer steps a run has.
+    """Return the number of optimizer steps of a run.
 
     >>> count_steps(epochs=3, num_rows=100, batch=24, max_steps=None)
     13
@@ -50,7 +50,7 @@ def choose_rows(*, seed: int, step: int, batch: int, num_rows: int) -> list[int]
 
 
 def epoch_at(*, step: int, batch: int, num_rows: int) -> float:
-    """Return how many times the data has been seen once `step` is done."""
+    """Return the number of epochs completed after `step`, with its fraction."""
     return step * batch / num_rows
 
 

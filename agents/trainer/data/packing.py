@@ -1,9 +1,9 @@
-"""Put rows side by side into sequences of one size: best fit, longest rows first.
+"""Pack rows into sequences of a fixed size with best-fit decreasing.
 
-Best-fit decreasing never needs more than 11/9 of the fewest sequences possible, plus one (Johnson
-1973), and fills ordinary lengths to 98 % and more. It is a pure function of the lengths. Because
-the room left in a sequence is a small whole number, the fullest one that fits is found with a bit
-mask: ten million rows take seconds, not hours.
+The number of sequences is at most 11/9 of the optimum plus one (Johnson 1973), and ordinary
+lengths fill them to 98 % or more. The result is a pure function of the lengths. The space left in
+a sequence is a small integer, so a bit mask finds the fullest sequence that fits: ten million rows
+take seconds rather than hours.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def pack(
     """Return `order` (S,) and `first` (P + 1,): pack p holds rows `order[first[p]:first[p + 1]]`.
 
     Args:
-        lengths: tokens of each row (S,), each from 1 to `capacity`.
-        capacity: tokens of a pack at most.
+        lengths: Number of tokens of each row (S,), from 1 to `capacity`.
+        capacity: Maximum number of tokens of a pack.
 
     >>> order, first = pack(np.array([3, 5, 2, 6], dtype=np.int32), 8)
     >>> order.tolist(), first.tolist()
@@ -31,8 +31,8 @@ def pack(
     """
     by_length = np.argsort(-lengths.astype(np.int64), kind="stable")
     pack_of = np.empty(len(lengths), dtype=np.int64)
-    open_packs = [array("q") for _ in range(capacity + 1)]  # by the room that is left
-    mask = 0  # bit r: there is a pack with room r
+    open_packs = [array("q") for _ in range(capacity + 1)]  # by the space that is left
+    mask = 0  # bit r is set if some pack has space r left
     num_packs = 0
     for start in range(0, len(by_length), _AT_ONCE):
         rows = by_length[start : start + _AT_ONCE]
@@ -40,6 +40,7 @@ def pack(
         for length in lengths[rows].tolist():
             fitting = mask >> length
             if fitting:
+                # The lowest set bit is the smallest space that fits, that is the fullest pack.
                 room = length + (fitting & -fitting).bit_length() - 1
                 place = open_packs[room].pop()
                 if not open_packs[room]:

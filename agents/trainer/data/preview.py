@@ -1,9 +1,9 @@
-"""Show what a run will learn: what the data was taken for, its sizes, and three rendered rows.
+"""Preview what a run will learn: the detected format, sizes, and three rendered rows.
 
-Before a run the agent starts it: `agents.program agents.trainer.data.preview JOB.json REPORT.json`.
-It prints JSON lines of kind `progress`, and one of kind `failed` when it cannot. All rows are
-tokenized into the cache that the run takes them from, so the time is not lost. A run's first rank
-writes the same report into its journal.
+The agent starts this program before a run:
+`agents.program agents.trainer.data.preview JOB.json REPORT.json`. It prints JSON lines of kind
+`progress`, and one of kind `failed` on an error. Rows are tokenized into the cache that the run
+uses, so the time is not lost. A run's first rank writes the same report into its journal.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ from agents.trainer.data.tokenizer import load_tokenizer
 from agents.trainer.data.tokens import Tokenized, tokenize_rows
 
 NUM_SHOWN = 3
+# Rows that the quick preview reads.
 _NUM_READ = 64
+# Tokens shown of one conversation. The rest is only counted.
 _MAX_TOKENS = 256
-"""Shown of one conversation; the rest is counted."""
+# Tokens shown from the first learned one on.
 _MIN_LEARNED = 32
-"""Of them, from the first token that is learned on."""
-_TELL_S = 1.0
+_REPORT_INTERVAL_S = 1.0
 
 
 def describe(
     examples: ExampleSet, tokenizer: Any, spec: RunSpec, *, plain_template: bool
 ) -> DataPreview:
-    """Return what there is to say about the data of a run."""
+    """Return the preview of a run's tokenized data."""
     num_tokens = int(examples.num_tokens.sum(dtype="int64"))
     return DataPreview(
         format=examples.format,
@@ -75,10 +76,10 @@ def describe(
 def describe_first(
     spec: RunSpec, tokenizer: Any, files: DataFiles, *, plain_template: bool
 ) -> DataPreview:
-    """Return the same of the first rows alone: as quick for ten million of them.
+    """Return the preview of the first rows alone, which takes the same time for data of any size.
 
     Raises:
-        ExpectedError: the data cannot be read, or none of its first rows is of use.
+        ExpectedError: The data cannot be read, or none of its first rows is usable.
     """
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
@@ -92,7 +93,8 @@ def describe_first(
         if row.cut_from is not None:
             reader.truncate(row.segments[0].row, row.cut_from)
         kept.append(row)
-    if num_read < _NUM_READ or not kept:  # else so many may be malformed of all
+    # The limit of malformed rows is a share of all rows, so it cannot be checked on the first ones.
+    if num_read < _NUM_READ or not kept:
         tally.check_usable(len(kept))
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     return DataPreview(
@@ -122,7 +124,7 @@ def _name(rows: tuple[Skipped, ...] | list[Skipped]) -> tuple[NamedRow, ...]:
 
 
 def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
-    """Return one row as texts in order, each learned or not."""
+    """Return one row as consecutive texts, each marked as learned or not."""
     return ShownRow(
         row=segments[0].row,
         conversations=tuple(
@@ -137,7 +139,7 @@ def show_row(tokenizer: Any, segments: tuple[Segment, ...]) -> ShownRow:
 
 
 def _cut_parts(tokenizer: Any, segment: Segment) -> tuple[ShownPart, ...]:
-    """Return the beginning, and where nothing of it is learned, the first that is, too."""
+    """Return the beginning, and the first learned part if the beginning has none."""
     first = int(np.argmax(segment.is_target))
     if first <= _MAX_TOKENS - _MIN_LEARNED:
         return _part(tokenizer, segment, 0, _MAX_TOKENS)
@@ -159,13 +161,13 @@ def _part(tokenizer: Any, segment: Segment, begin: int, end: int) -> tuple[Shown
 
 
 class _Progress:
-    """Prints how far tokenizing is, once a second."""
+    """Prints the progress of tokenizing once a second."""
 
     def __init__(self) -> None:
         self._reported_s = time.monotonic()
 
     def report(self, num_rows: int, share: float) -> None:
-        if time.monotonic() - self._reported_s >= _TELL_S:
+        if time.monotonic() - self._reported_s >= _REPORT_INTERVAL_S:
             self._reported_s = time.monotonic()
             _print("progress", message=f"{num_rows:,} rows tokenized, {share:.0%} of the data")
 
@@ -175,14 +177,14 @@ def _print(kind: str, **fields: Any) -> None:
 
 
 def preview(job: PreviewJob, home: Path) -> DataPreview:
-    """Return what the job asks for.
+    """Return the preview that a job requests.
 
     Args:
-        job: the spec, and where model and data are.
-        home: the agent's; tokens and hashes are kept below it.
+        job: Run spec with the paths of model and data.
+        home: The agent's home folder, which holds the caches of tokens and hashes.
 
     Raises:
-        ExpectedError: the tokenizer or the data is of no use.
+        ExpectedError: The tokenizer or the data is unusable.
     """
     tokenizer, plain = load_tokenizer(find_tokenizer(job.model_path))
     files = find_data(job.train_path, held_out_from=job.held_out_from)

@@ -1,8 +1,8 @@
-"""Read the rows of data: of a file, or of the files of a folder, one after the other.
+"""Read the rows of a file, or of all data files of a folder in order.
 
-Of a folder with files for training (`train.jsonl`) beside some that are held out (`test.jsonl`,
-`validation.jsonl`) only one sort is read; of any other folder all are. Rows are numbered through
-all files. What is left out goes to the tally, which holds the rule.
+If a folder has both training files (`train.jsonl`) and held-out files (`test.jsonl`,
+`validation.jsonl`), only one kind is read; otherwise all files are. Rows are numbered across
+files. Skipped rows go to the tally, which decides how many are too many.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from agents.trainer.data.tally import BLANK, Skipped, Tally
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFiles:
-    """The files of one set of data, in the order in which they are read."""
+    """The files of one data set, in reading order."""
 
     name: str
-    """What messages call it."""
+    """Name of the data set in messages."""
     paths: tuple[Path, ...]
 
 
 def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
-    """Return the file, or the data files in and below the folder in the order of their names.
+    """Return the file, or the data files in and below the folder, sorted by name.
 
     Args:
-        path: the file or folder.
-        held_out: of a folder with files for training and others that are held out, take the
-            latter; False: take the former. See `splits` for how they are told apart.
+        path: File or folder.
+        held_out: Whether to select the held-out files of a folder that has them beside training
+            files. See `splits` for how they are distinguished.
 
     Raises:
-        ExpectedError: there is none, or those of a folder are of several kinds.
+        ExpectedError: There is no file, or a folder has files of several kinds.
     """
     found = list_files(path)
     if path.is_dir():
@@ -52,10 +52,10 @@ def find_files(path: Path, *, held_out: bool = False) -> DataFiles:
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the file, or all data files in and below the folder in the order of their names.
+    """Return the file, or all data files in and below the folder, sorted by name.
 
     Raises:
-        ExpectedError: there is neither, or one of them is compressed.
+        ExpectedError: The path does not exist, or a file is compressed.
     """
     if not path.exists():
         raise ExpectedError(f"{path} does not exist.", "Check data.train of the run file")
@@ -74,10 +74,10 @@ def list_files(path: Path) -> list[Path]:
 
 
 def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the files when all are of one kind.
+    """Return the files if all are of one kind.
 
     Raises:
-        ExpectedError: they are not, or there are none.
+        ExpectedError: There are several kinds, or no files.
     """
     if not found:
         raise ExpectedError(
@@ -93,7 +93,7 @@ def require_one_kind(name: str, found: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _refuse_json(path: Path, value: Any) -> None:
-    """Refuse a .txt with rows of JSON: nobody wants its braces to be learned."""
+    """Raise for a .txt with rows of JSON: nobody wants to train on its braces."""
     try:
         row = json.loads(value["text"]) if value else None
     except (ValueError, RecursionError):
@@ -106,13 +106,13 @@ def _refuse_json(path: Path, value: Any) -> None:
 
 
 class RowReader:
-    """Reads the rows once, from the first to the last.
+    """Iterates once over all rows.
 
     Args:
-        files: what to read.
-        data_format: `auto`, or the format that all rows have.
-        objective: `dpo` wants pairs, `sft` anything else.
-        tally: takes what is left out.
+        files: Files to read.
+        data_format: `auto`, or the format of all rows.
+        objective: `dpo` requires pairs, `sft` anything else.
+        tally: Collects skipped rows.
     """
 
     def __init__(self, files: DataFiles, data_format: str, objective: str, tally: Tally) -> None:
@@ -123,13 +123,13 @@ class RowReader:
         self._reading = FileReading()
         self._size_bytes = sum(path.stat().st_size for path in files.paths if path.exists())
         self.format = data_format
-        """As asked for, or as found in the first row that shows it."""
+        """Format as requested, or as detected from the first row that is not blank."""
 
     def __iter__(self) -> Iterator[ConversationRow]:
-        """Yield the rows that have something to learn.
+        """Yield the usable rows.
 
         Raises:
-            ExpectedError: a file cannot be read, or is of no use for the objective.
+            ExpectedError: A file cannot be read, or its format does not suit the objective.
         """
         if self.format != "auto":
             self._expect_format()
@@ -164,15 +164,15 @@ class RowReader:
 
     @property
     def share(self) -> float:
-        """How much of all files has been read, 0 to 1, give or take a block."""
+        """Share of the data read so far, 0 to 1, accurate to one block."""
         return min(1.0, self._reading.done_bytes / max(1, self._size_bytes))
 
     def skip(self, skipped: Skipped) -> None:
-        """Count a row that is left out, with the name of its file where there are several."""
+        """Count a skipped row, with the name of its file if there are several."""
         self._tally.skip(self._name_file(skipped), skipped.row)
 
     def truncate(self, row: int, num_tokens: int) -> None:
-        """Count a row that loses its end, with its whole length."""
+        """Count a truncated row with its original length."""
         self._tally.truncate(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")), row)
 
     def _name_file(self, named: Skipped) -> Skipped:

@@ -1,8 +1,8 @@
-"""Tell by their names which files of a data set are for training and which are held out.
+"""Recognize the split of a data file, training or held out, by its name.
 
-The words are those of the hub's own library, for which `data/train-00000-of-00002.parquet` and
-`train/0.jsonl` are of the training split. They count as whole words only (`latest` and `devices`
-name none), and the file's own name before that of its folder.
+The words are those of Hugging Face's datasets library, which assigns
+`data/train-00000-of-00002.parquet` and `train/0.jsonl` to the training split. Only whole words
+count (`latest` contains no `test`), and a file's name takes precedence over its folder's.
 https://huggingface.co/docs/datasets/repository_structure
 """
 
@@ -15,17 +15,17 @@ from pathlib import Path
 HELD_OUT = {"validation": "validation", "valid": "validation", "val": "validation"}
 HELD_OUT |= {"dev": "validation", "test": "test", "testing": "test"}
 HELD_OUT |= {"eval": "test", "evaluation": "test"}
-"""Words for data that is not trained on, with the split that they mean."""
+"""Words for held-out data, with the split that each one names."""
 
 
 def choose_split(folder: Path, files: Iterable[Path], *, held_out: bool) -> list[Path]:
-    """Return the files whose names are of one split; none where no name tells.
+    """Return the files of one split; empty if no file name names it.
 
     Args:
-        folder: what the files lie in; its own name says nothing.
-        files: the files, some levels below it.
-        held_out: take the validation split, or where there is none the test split; False: take
-            the training split.
+        folder: Folder of the data set; its own name does not count.
+        files: Files at any depth below it.
+        held_out: Whether to select the validation split, or the test split if there is none,
+            instead of the training split.
     """
     found = [(file, _find_split(file.relative_to(folder))) for file in files]
     for wanted in ("validation", "test") if held_out else ("train",):

@@ -1,9 +1,10 @@
-"""Tokenized data on disk: written once as a stream, then mapped into memory by every rank.
+"""Tokenized data on disk: written once as a stream, then memory-mapped by every rank.
 
-A folder of plain arrays. `tokens` holds all ids, int32; a token that counts is stored as its
-complement, so it is negative. `starts` (S + 1) and `rows` (S) say where each segment begins and
-which row it is; `order` (S) and `first` (N + 1) which segments make an example. `about.json` is
-written last and the folder renamed into place, so what has a name is whole.
+An entry is a folder of plain arrays. `tokens` holds all ids as int32; a target is stored as its
+bitwise complement, which is negative, so no second array is needed. `starts` (S + 1) and `rows` (S)
+hold the start and the row number of each segment; `order` (S) and `first` (N + 1) the segments of
+each example. `about.json` is written last and the folder is then renamed into place, so an entry
+under its final name is complete.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class ExampleSet:
     """The examples of a run, mapped from disk; see `agents.trainer.data.examples.Examples`.
 
     Args:
-        folder: as `ExampleWriter` left it.
+        folder: Folder that `write_examples` and `write_about` have written.
 
     Raises:
-        OSError: it is not there, or not whole.
+        OSError: The folder is missing or incomplete.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,18 +56,18 @@ class ExampleSet:
         arrays = {name: _map(folder / name, kind, sizes[name]) for name, kind in _ARRAYS.items()}
         self.folder = folder
         self.format: str = about["format"]
-        """`chat`, `alpaca`, `text` or `preference`: as asked for, or as found."""
+        """`chat`, `alpaca`, `text` or `preference`, as requested or detected."""
         self.vocab_size: int = sizes["words"]
-        """Largest token id + 1: the model must know so many."""
+        """Largest token id + 1, the vocabulary that the model needs."""
         self.num_rows: int = about["num_rows"]
-        """Rows of the data, with those left out."""
+        """Number of rows of the data, with skipped ones."""
         self.num_skipped: int = about["num_skipped"]
         self.num_malformed: int = about["num_malformed"]
         self.num_truncated: int = about["num_truncated"]
         self.skipped = tuple(Skipped(**one) for one in about["skipped"])
-        """The first rows that were left out."""
+        """First skipped rows."""
         self.truncated = tuple(Skipped(**one) for one in about["truncated"])
-        """The first rows that lost their end; the reason is their length."""
+        """First truncated rows; the reason is their length."""
         self.num_tokens: npt.NDArray[np.int32] = arrays["num_tokens"]
         self.num_targets: npt.NDArray[np.int32] = arrays["num_targets"]
         pairs = self.format == "preference"
@@ -82,7 +83,7 @@ class ExampleSet:
         return Example(tuple(self._segment(int(place)) for place in places))
 
     def first_rows(self, count: int) -> list[tuple[Segment, ...]]:
-        """Return what the first rows of the data became, in their order, packed or not."""
+        """Return the segments of the first rows in their order, packed or not."""
         size = 2 if self.format == "preference" else 1
         count = min(count, len(self._rows) // size)
         return [
@@ -103,7 +104,7 @@ def _map(path: Path, kind: type, size: int) -> npt.NDArray[Any]:
 
 
 class _Column:
-    """Writes one array bit by bit."""
+    """Appends to one array on disk."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._file: BinaryIO = (folder / name).open("wb", buffering=_BUFFER_BYTES)
@@ -127,11 +128,12 @@ def write_examples(
     """Write all arrays into the new `folder`; return the size of each, and `words` (`vocab_size`).
 
     Args:
-        rows: what becomes the examples.
-        capacity: tokens of a pack; None: each row is an example.
+        folder: New folder.
+        rows: Tokenized rows.
+        capacity: Maximum number of tokens of a pack; None to make each row an example.
 
     Raises:
-        ExpectedError: the disk is full.
+        ExpectedError: The disk is full.
     """
     with _explaining_errors(folder):
         folder.mkdir(parents=True)
@@ -171,7 +173,7 @@ def _write_segments(folder: Path, rows: Iterator[Tokenized]) -> dict[str, int]:
 
 
 def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -> None:
-    """Write which segments make an example, and what each example counts."""
+    """Write the segments of each example, and each example's counts."""
     if not sizes["rows"]:
         return
     lengths = np.diff(_map(folder / "starts", np.int64, sizes["starts"])).astype(np.int32)
@@ -197,7 +199,7 @@ def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -
 
 
 def write_about(folder: Path, sizes: dict[str, int], data_format: str, tally: Tally) -> None:
-    """Make the folder whole: tell what its arrays are, and what was left out."""
+    """Complete the folder with a description of its arrays and of skipped rows."""
     about = {
         "format": data_format,
         "sizes": sizes,
@@ -218,10 +220,10 @@ def write_about(folder: Path, sizes: dict[str, int], data_format: str, tally: Ta
 
 
 def open_examples(folder: Path) -> ExampleSet | None:
-    """Return what is stored in the folder; None: nothing whole."""
+    """Return the examples stored in the folder, or None if it is missing or incomplete."""
     try:
         examples = ExampleSet(folder)
-        os.utime(folder / _ABOUT)  # it was of use now
+        os.utime(folder / _ABOUT)  # marks the last use, for `cache.prune`
     except (OSError, ValueError, KeyError, TypeError, ExpectedError):
         return None
     return examples

@@ -1,9 +1,9 @@
-"""What was left out of the data, and when that is too much.
+"""Count skipped rows, and decide when there are too many.
 
-The one rule: a row without anything to learn, or one that is malformed, is left out, counted, and
-named with its reason (the first 20). Where more than 10 rows and more than 5 % of all are
-malformed, the file is not what its reader takes it for, and nothing is trained. A file that cannot
-be cut into rows at all (an open quote in a CSV file, say) is refused by its reader.
+A row that is malformed or has nothing to learn is skipped and counted; the first 20 are listed with
+their reasons. If more than 10 rows and more than 5 % of all rows are malformed, the format was
+probably misjudged, and nothing is trained. A file that cannot be split into rows at all, such as a
+CSV file with an open quote, is refused by its reader.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ MAX_MALFORMED = 10
 MAX_MALFORMED_SHARE = 0.05
 BLANK = "the line is empty"
 NUM_NAMED = 20
-"""How many rows that were left out are named."""
+"""Maximum number of skipped rows that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skipped:
-    """A row that was left out, or cut, and why."""
+    """A row that was skipped or truncated, and why."""
 
     row: int
-    """Line of the file, or place in its list, from 1."""
+    """Line of the file, or index in its list, from 1."""
     reason: str
     malformed: bool = False
-    """Whether the row is broken; else it has nothing to learn."""
+    """Whether the row is malformed, rather than without anything to learn."""
     file: str = ""
-    """Name of its file, where there are several."""
+    """Name of its file; empty if there is only one."""
 
     @property
     def in_words(self) -> str:
-        """The reason, with the name of the file where there are several."""
+        """Reason, preceded by the file's name if there are several files."""
         return f"{self.file}: {self.reason}" if self.file else self.reason
 
 
 class FirstRows:
-    """Keeps the first rows in their order, though they come out of it.
+    """Keeps the first rows in order, although they arrive out of order.
 
-    Whether a row can be read is known before the rows ahead of it are tokenized.
+    Rows are read ahead and tokenized in groups, so a later row may be skipped by the reader before
+    an earlier one is skipped by the tokenizer.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -50,7 +51,7 @@ class FirstRows:
         self._max = max_rows
 
     def add(self, row: Skipped, place: int) -> None:
-        """Take in a row, unless all that are kept come before it."""
+        """Insert a row, unless it comes after all rows of a full list."""
         at = bisect.bisect(self._places, place)
         self.rows.insert(at, row)
         self._places.insert(at, place)
@@ -59,33 +60,33 @@ class FirstRows:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts the rows of one set of data while they are read."""
+    """Counts the rows of one data set while they are read."""
 
     name: str
-    """Of the data, for messages."""
+    """Name of the data set in messages."""
     num_rows: int = 0
     num_skipped: int = 0
     num_malformed: int = 0
     num_blank: int = 0
-    """Rows left out that are nothing but a line's end."""
+    """Number of skipped rows that are empty lines."""
     num_truncated: int = 0
-    """Rows that were longer than the longest sequence and lost their end."""
+    """Number of rows truncated to the maximum sequence length."""
     _skipped: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _truncated: FirstRows = field(default_factory=lambda: FirstRows(NUM_NAMED))
     _malformed: FirstRows = field(default_factory=lambda: FirstRows(1))
 
     @property
     def named(self) -> list[Skipped]:
-        """The first that were left out."""
+        """First skipped rows."""
         return self._skipped.rows
 
     @property
     def truncated(self) -> list[Skipped]:
-        """The first that lost their end; the reason is their length."""
+        """First truncated rows; the reason is their length."""
         return self._truncated.rows
 
     def skip(self, skipped: Skipped, place: int) -> None:
-        """Count a row that is left out; `place` is its number among the rows of all files."""
+        """Count a skipped row; `place` is its number across all files."""
         self.num_skipped += 1
         self.num_blank += skipped.reason == BLANK
         if skipped.malformed:
@@ -94,15 +95,15 @@ class Tally:
         self._skipped.add(skipped, place)
 
     def truncate(self, named: Skipped, place: int) -> None:
-        """Count a row that loses its end."""
+        """Count a truncated row."""
         self.num_truncated += 1
         self._truncated.add(named, place)
 
     def check_usable(self, num_kept: int) -> None:
-        """Check at the end that what is left is worth training on.
+        """Check that the remaining rows are worth training on, once all have been read.
 
         Raises:
-            ExpectedError: no row is left, or too many are malformed.
+            ExpectedError: No row is left, or too many are malformed.
         """
         too_many = max(MAX_MALFORMED, MAX_MALFORMED_SHARE * self.num_rows)
         first = next(iter(self._malformed.rows), None)

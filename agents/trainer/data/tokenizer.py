@@ -1,4 +1,4 @@
-"""Load a model's tokenizer by itself: torch is not needed to look data over."""
+"""Load a model's tokenizer without torch, which previewing data does not need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def load_tokenizer(path: Path) -> tuple[Any, bool]:
     """Return the tokenizer, and whether it got the plain chat template.
 
     Raises:
-        ExpectedError: there is none, or it cannot tell where its tokens come from.
+        ExpectedError: There is no tokenizer, or it cannot map tokens to characters.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -30,7 +30,7 @@ def load_tokenizer(path: Path) -> tuple[Any, bool]:
             f"The tokenizer in {path} has no fast form (tokenizer.json).",
             "Save it once with AutoTokenizer.from_pretrained(..., use_fast=True)",
         )
-    tokenizer.model_max_length = int(1e30)  # rows are cut by us, and counted
+    tokenizer.model_max_length = int(1e30)  # `tokens` truncates rows itself and counts them
     if tokenizer.chat_template:
         return tokenizer, False
     tokenizer.chat_template = PLAIN_TEMPLATE

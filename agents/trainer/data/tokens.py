@@ -1,13 +1,15 @@
-"""Turn rows into token ids, and mark the tokens whose prediction is learned.
+"""Tokenize rows and mark the targets: the tokens whose prediction is learned.
 
-A conversation is rendered by the tokenizer's own chat template, or by a plain one where it has
-none, and only the assistant's answers are learned. They are found as character ranges: the text up
-to a question (with the opening of an answer) and the text up to its answer are both beginnings of
-the whole text. Some templates write earlier answers differently (reasoning is left out, say); there
-the conversation is rendered again with another answer, and what differs is the answer. In a
-preference pair both conversations are rendered like this, and what they have in common is not
-learned. The whole text is tokenized once, so the ids are exactly those that a chat with the model
-would produce. Plain text is learned wholly.
+A conversation is rendered with the tokenizer's chat template, or a plain one if it has none, and
+only the assistant's answers are learned. An answer's character range is found by rendering
+prefixes: the text up to the question, with the generation prompt, and the text up to the answer
+are both prefixes of the whole text. Some templates render earlier answers differently, for example
+without reasoning; then the conversation is rendered again with another answer in its place, and the
+range that differs is the answer. Both conversations of a preference pair are rendered this way, and
+their shared turns are not learned.
+
+The whole text is tokenized once, so the ids are exactly those of a chat with the model. Plain text
+is learned completely.
 """
 
 from __future__ import annotations
@@ -32,34 +34,34 @@ PLAIN_TEMPLATE = (
     "{{ '### Instruction:\n' + message['content'] + '\n\n### Response:\n' }}"
     "{% else %}{{ message['content'] + '\n\n' }}{% endif %}{% endfor %}"
 )
-"""For tokenizers without a template: the wording of Stanford Alpaca."""
+"""Chat template for tokenizers without one, with the wording of Stanford Alpaca."""
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ArithmeticError, LookupError, AttributeError)
+# Rows and characters tokenized per call. The tokenizer takes about 80 bytes per character.
 _ROWS_AT_ONCE = 512
 _CHARS_AT_ONCE = 1 << 22
-"""Of so many rows together: what the tokenizer makes of a character takes about 80 bytes."""
 _OTHER_ANSWER = "another-answer-in-its-place"
+# For templates that write today's date: the same day on every node and after every resume. It is
+# the day that Llama 3's templates write by default.
 _DAY = datetime(2024, 7, 26)
 _SIGNS = (*"aAbBdeHIjmMpSyY", "-d", "-m")
 _WRITTEN = "".join(f" | replace('%{one}', '{_DAY.strftime('%' + one)}')" for one in _SIGNS)
 _STOPPED_CLOCK = "{% macro strftime_now(format) %}{{ format" + _WRITTEN + " }}{% endmacro %}"
-"""For templates that write today's date: the same day on every node and after every resume, the one
-that those of Llama 3 write where they are told none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """One row as the model sees it."""
+    """One tokenized row."""
 
     segments: tuple[Segment, ...]
-    """One; of a pair the chosen and the rejected conversation."""
+    """One segment, or the chosen and the rejected conversation of a pair."""
     cut_from: int | None = None
-    """How many tokens its longest conversation had, if it lost its end; None: it is whole."""
+    """Tokens of the longest conversation before truncation; None if nothing was truncated."""
 
 
 def tokenize_rows(
     tokenizer: Any, rows: Iterable[ConversationRow], max_tokens: int
 ) -> Iterator[Tokenized | Skipped]:
-    """Yield what each row has to learn within `max_tokens`, or why it is left out."""
+    """Yield each row truncated to `max_tokens`, or the reason why it is skipped."""
     some: list[ConversationRow] = []
     num_chars = 0
     for row in rows:
@@ -116,7 +118,7 @@ def _cut(segments: list[Segment], max_tokens: int) -> Tokenized | Skipped:
 def mark_targets(
     offsets: Sequence[tuple[int, int]], spans: Sequence[range]
 ) -> npt.NDArray[np.bool_]:
-    """Return which tokens touch one of the character ranges; the first token never counts."""
+    """Return which tokens overlap one of the character ranges; the first token never counts."""
     place_T2 = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     is_target = np.zeros(len(place_T2), dtype=np.bool_)
     for span in spans:
@@ -126,7 +128,7 @@ def mark_targets(
 
 
 def _render_row(tokenizer: Any, row: ConversationRow) -> list[tuple[str, list[range]]] | Skipped:
-    """Return the text of each conversation of a row, and the parts of it that are learned."""
+    """Return the text of each conversation of a row, with the character ranges to learn."""
     try:
         if not row.turns:
             text = _enclose(row.text, tokenizer.bos_token or "", tokenizer.eos_token or "")
@@ -138,7 +140,7 @@ def _render_row(tokenizer: Any, row: ConversationRow) -> list[tuple[str, list[ra
 
 
 def _enclose(text: str, begin: str, end: str) -> str:
-    """Return the text with both tokens, which data that was rendered before has already."""
+    """Return the text with both tokens; data that was rendered before may already have them."""
     begin = "" if text.startswith(begin) else begin
     return f"{begin}{text}" if text.endswith(end) and end else f"{begin}{text}{end}"
 
@@ -158,7 +160,7 @@ def _render_with_answers(
 def _find_answer(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
 ) -> range:
-    # In front of a greeting stands no question, but maybe what a template says by itself.
+    # A greeting has no question before it, but the template may insert text of its own.
     asked = _try_render(tokenizer, turns[:place], add_generation_prompt=True) if place else None
     is_last = place == len(turns) - 1
     answered = (
@@ -177,7 +179,7 @@ def _find_answer(
 def _find_otherwise(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], place: int, text: str
 ) -> range:
-    """Return what is another text when another answer stands there."""
+    """Return the range that changes when the answer is replaced by another one."""
     other = (*turns[:place], replace(turns[place], content=_OTHER_ANSWER), *turns[place + 1 :])
     before, found, after = _render(tokenizer, other, add_generation_prompt=False).partition(
         _OTHER_ANSWER
@@ -186,7 +188,7 @@ def _find_otherwise(
     if not (found and start < end and text.startswith(before) and text.endswith(after)):
         raise ValueError(
             "the chat template of this model changes the assistant's answer, "
-            "so it cannot be told what should be learned"
+            "so the part to learn cannot be located"
         )
     alone = _try_render(tokenizer, other[: place + 1], add_generation_prompt=False) or ""
     for closing in (alone.partition(_OTHER_ANSWER)[2], tokenizer.eos_token):
@@ -200,7 +202,7 @@ def _fold_system(
 ) -> tuple[tuple[ConversationTurn, ...], str]:
     """Return the turns and their text.
 
-    A system turn that the template refuses or drops begins the first question.
+    A system turn that the template rejects or drops is prepended to the first question.
     """
     if len(turns) < 2 or turns[0].role != "system" or turns[1].role != "user":
         return turns, _render(tokenizer, turns, add_generation_prompt=False)
@@ -218,7 +220,7 @@ def _fold_system(
 def _try_render(
     tokenizer: Any, turns: tuple[ConversationTurn, ...], *, add_generation_prompt: bool
 ) -> str | None:
-    """Return the text; None: the template takes these turns with those that follow alone."""
+    """Return the text, or None if the template rejects these turns without those that follow."""
     try:
         return _render(tokenizer, turns, add_generation_prompt=add_generation_prompt)
     except ValueError:

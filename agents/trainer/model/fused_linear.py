@@ -157,11 +157,11 @@ def collect_copies(model: nn.Module) -> FusedCopies:
 
 
 def fuse(model: nn.Module, run_once: Callable[[], object]) -> None:
-    """Join what can be joined in the decoder layers.
+    """Fuse the linear layers of the decoder layers that share their input.
 
     Args:
         model: Model whose 4-bit layers `nf4.register` has prepared.
-        rehearse: passes a few tokens through all of it, once.
+        run_once: Passes a few tokens through the whole model, once.
     """
     adapted = {id(_base(module)) for module in model.modules() if isinstance(module, LoraLayer)}
     for layers in _find(model, run_once):

@@ -134,8 +134,8 @@ def _refuse_quantized(path: Path) -> None:
         return  # loading the model reports this better
     if config.get("quantization_config"):
         raise ExpectedError(
-            f"The model in {path} is quantized already, so its weights cannot be trained in full.",
-            "Use adapter: {kind: lora}, or give the model that it was made from",
+            f"The model in {path} is already quantized, so its weights cannot be fully trained.",
+            "Use adapter: {kind: lora}, or use the model that it was made from",
         )
 
 
@@ -148,9 +148,9 @@ def refuse_unknown_tokens(model: nn.Module, vocab_size: int, path: Path) -> None
     num_known = model.get_input_embeddings().num_embeddings
     if vocab_size > num_known:
         raise ExpectedError(
-            f"The tokenizer in {path} made token {vocab_size - 1} of the data, and the model knows "
-            f"only {num_known:,}, from 0 on.",
-            "Give the model its own tokenizer, or enlarge its embeddings first",
+            f"The tokenizer in {path} produced token {vocab_size - 1}, but the model has only "
+            f"{num_known:,} tokens, numbered from 0.",
+            "Use the model's own tokenizer, or enlarge the model's embeddings first",
         )
 
 
@@ -280,7 +280,7 @@ def _add_adapter(
     modules = {k: one for k, one in model.named_modules() if not f"{k}.".startswith(out)}
     layers = {name for name, one in modules.items() if isinstance(one, (nn.Linear, Conv1D))}
     usable = sorted({name.rpartition(".")[2] for name in layers})
-    hint = f"Use all-linear, or names out of {', '.join(usable)}"
+    hint = f"Use all-linear, or names from {', '.join(usable)}"
     targets = spec.adapter.targets
     if targets != "all-linear":
         for target in (targets,) if isinstance(targets, str) else targets:
@@ -291,8 +291,8 @@ def _add_adapter(
                 )
             for other in sorted(meant - layers):
                 raise ExpectedError(
-                    f"adapter.targets: {target!r} means {other or 'the model'!r}, too, which is no "
-                    "linear layer.",
+                    f"adapter.targets: {target!r} also matches {other or 'the model'!r}, "
+                    "which is not a linear layer.",
                     hint,
                 )
     try:
@@ -315,7 +315,9 @@ def _find_meant(
     try:
         return {name for name in modules if re.fullmatch(target, name)}
     except re.error as error:
-        raise ExpectedError(f"adapter.targets: {target!r} is no pattern: {error}.", hint) from error
+        raise ExpectedError(
+            f"adapter.targets: {target!r} is not a valid pattern: {error}.", hint
+        ) from error
 
 
 def _initialise(model: nn.Module, seed: int, *, wide: bool) -> None:

@@ -43,9 +43,11 @@ def test_a_pattern_means_whole_names(tiny_model):
     places = {name.partition(".lora_")[0] for name, _ in found.named_parameters()}
     below = "base_model.model.model.layers.1.self_attn"
     assert places == {f"{below}.q_proj", f"{below}.k_proj"}
-    with pytest.raises(ExpectedError, match="means 'the model', too, which is no linear layer"):
+    with pytest.raises(
+        ExpectedError, match="also matches 'the model', which is not a linear layer"
+    ):
         train_adapter(tiny_model, targets=".*")
-    with pytest.raises(ExpectedError, match=r"'q_proj\(' is no pattern: missing \)"):
+    with pytest.raises(ExpectedError, match=r"'q_proj\(' is not a valid pattern: missing \)"):
         train_adapter(tiny_model, targets="q_proj(")
 
 
@@ -120,14 +122,14 @@ def test_a_name_that_is_no_linear_layer_is_refused(tiny_model, name):
     with pytest.raises(ExpectedError) as caught:
         train_adapter(tiny_model, targets=("q_proj", name))
     assert caught.value.message == f"adapter.targets: this model has no linear layer {name!r}."
-    assert "names out of down_proj, gate_proj, k_proj, lm_head, o_proj" in caught.value.hint
+    assert "names from down_proj, gate_proj, k_proj, lm_head, o_proj" in caught.value.hint
 
 
 def test_a_tokenizer_may_know_more_than_the_model_as_long_as_the_data_does_not(tiny_model):
     model = load_model(make_spec(), tiny_model, CPU)
     refuse_unknown_tokens(model, 768, tiny_model)
     with pytest.raises(
-        ExpectedError, match=r"made token 768 of the data, and the model knows only 768"
+        ExpectedError, match=r"produced token 768, but the model has only 768 tokens"
     ):
         refuse_unknown_tokens(model, 769, tiny_model)
 
@@ -147,5 +149,5 @@ def test_quantized_weights_are_not_trained_in_full(tiny_model, tmp_path):
     config = json.loads((quantized / "config.json").read_bytes())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (quantized / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ExpectedError, match="is quantized already"):
+    with pytest.raises(ExpectedError, match="is already quantized"):
         load_model(make_spec(adapter=AdapterSpec(kind="full")), quantized, CPU)
