@@ -12,7 +12,7 @@ from app.artifact import (
     describe_places,
     describe_verdicts,
 )
-from app.gui.tables.rows_model import Column
+from app.gui.tables.rows_model import Column, number_column
 from app.telemetry.state import Status, Tone
 from app.text import DASH, show_bytes, show_moment, show_number
 
@@ -35,13 +35,7 @@ def artifact_columns(now_s: Clock) -> list[Column[ArtifactSnapshot]]:
     return [
         Column(title="Name", text=lambda a: a.label, stretches=True),
         Column(title="Format", text=describe_kind, width_px=196),
-        Column(
-            title="Size",
-            text=lambda a: show_bytes(a.size_bytes),
-            sort=lambda a: a.size_bytes,
-            is_number=True,
-            width_px=84,
-        ),
+        number_column("Size", lambda a: a.size_bytes, show_bytes, width_px=84),
         Column(
             title="Run",
             text=lambda a: a.origin.run_name if a.origin else DASH,
@@ -74,50 +68,29 @@ def measured_columns() -> list[Column[Verdict]]:
             status=lambda v: Status("good", "keep") if v.keep else Status("warning", "do not keep"),
             width_px=130,
         ),
-        Column(
-            title="KL",
-            text=lambda v: f"{v.kl:.2g}",
-            sort=lambda v: v.kl,
-            tip="KL divergence from the original's next-token distribution, in nats per token",
-            is_number=True,
+        number_column(
+            "KL",
+            lambda v: v.kl,
+            "{:.2g}".format,
             width_px=90,
+            tip="KL divergence from the original's next-token distribution, in nats per token",
         ),
-        Column(
-            title="KL of plain rounding",
-            text=lambda v: f"{v.control_kl:.2g}",
-            sort=lambda v: v.control_kl,
-            tip="Baseline: the same model, only rounded to 4 bits",
-            is_number=True,
+        number_column(
+            "KL of plain rounding",
+            lambda v: v.control_kl,
+            "{:.2g}".format,
             width_px=104,
+            tip="Baseline: the same model, only rounded to 4 bits",
         ),
-        Column(
-            title="Perplexity",
-            text=lambda v: f"{v.perplexity:.4g}",
-            sort=lambda v: v.perplexity,
-            is_number=True,
-            width_px=96,
-        ),
-        Column(
-            title="Original",
-            text=lambda v: f"{v.original_perplexity:.4g}",
-            sort=lambda v: v.original_perplexity,
-            is_number=True,
-            width_px=96,
-        ),
-        Column(
-            title="Size",
-            text=lambda v: show_bytes(v.size_bytes),
-            sort=lambda v: v.size_bytes,
-            is_number=True,
+        number_column("Perplexity", lambda v: v.perplexity, "{:.4g}".format, width_px=96),
+        number_column("Original", lambda v: v.original_perplexity, "{:.4g}".format, width_px=96),
+        number_column("Size", lambda v: v.size_bytes, show_bytes, width_px=84),
+        number_column(
+            "Tokens/s",
+            lambda v: v.tokens_per_s,
+            show_number,
             width_px=84,
-        ),
-        Column(
-            title="Tokens/s",
-            text=lambda v: show_number(v.tokens_per_s),
-            sort=lambda v: v.tokens_per_s,
             tip="For one text at a time, on the node that made the artifact",
-            is_number=True,
-            width_px=84,
         ),
         Column(title="Issues", text=lambda v: " ".join(v.problems), stretches=True),
     ]

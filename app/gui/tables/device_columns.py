@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.events import NodeSnapshot
-from app.gui.tables.rows_model import Column, unknown_first
+from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.telemetry.alerts import share_of
 from app.telemetry.state import Status, describe_device
 from app.telemetry.stream import Device, DeviceKey, StreamReading
@@ -69,11 +69,10 @@ def device_columns() -> list[Column[DeviceRow]]:
             stretches=True,
             tip="What the device is doing now",
         ),
-        Column(
-            title="Load",
-            text=lambda r: show_share(_figure(r, "utilisation")),
-            sort=lambda r: unknown_first(_figure(r, "utilisation")),
-            is_number=True,
+        number_column(
+            "Load",
+            lambda r: _figure(r, "utilisation"),
+            show_share,
             width_px=68,
             tip="Share of time the device was computing",
         ),
@@ -85,41 +84,28 @@ def device_columns() -> list[Column[DeviceRow]]:
             width_px=124,
             tip="In use and total: VRAM of a GPU, or RAM of a PC that trains on its CPU",
         ),
-        Column(
-            title="Temp",
-            text=lambda r: show_celsius(_figure(r, "temperature_celsius")),
-            sort=lambda r: unknown_first(_figure(r, "temperature_celsius")),
-            is_number=True,
-            width_px=72,
+        number_column(
+            "Temp", lambda r: _figure(r, "temperature_celsius"), show_celsius, width_px=72
         ),
-        Column(
-            title="Power",
-            text=lambda r: show_watts(_figure(r, "power_w")),
-            sort=lambda r: unknown_first(_figure(r, "power_w")),
-            is_number=True,
-            width_px=76,
-        ),
-        Column(
-            title="Clock",
-            text=lambda r: show_mhz(_figure(r, "clock_mhz")),
-            sort=lambda r: unknown_first(_figure(r, "clock_mhz")),
-            is_number=True,
+        number_column("Power", lambda r: _figure(r, "power_w"), show_watts, width_px=76),
+        number_column(
+            "Clock",
+            lambda r: _figure(r, "clock_mhz"),
+            show_mhz,
             width_px=88,
             tip="Current clock rate of the GPU's cores",
         ),
-        Column(
-            title="Fan",
-            text=lambda r: show_share(_figure(r, "fan")),
-            sort=lambda r: unknown_first(_figure(r, "fan")),
-            is_number=True,
+        number_column(
+            "Fan",
+            lambda r: _figure(r, "fan"),
+            show_share,
             width_px=60,
             tip="Fan speed as a share of its maximum",
         ),
-        Column(
-            title="Tokens/s",
-            text=lambda r: show_number(_figure(r, "tokens_per_s")),
-            sort=lambda r: unknown_first(_figure(r, "tokens_per_s")),
-            is_number=True,
+        number_column(
+            "Tokens/s",
+            lambda r: _figure(r, "tokens_per_s"),
+            show_number,
             width_px=88,
             tip="Tokens trained per second on this device",
         ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.events import NodeSnapshot
 from app.gui.tables.device_columns import short_name
-from app.gui.tables.rows_model import Column, unknown_first
+from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.telemetry.state import Status, Tone, describe_node
 from app.text import DASH, count_of, show_bytes, show_duration
 
@@ -71,13 +71,12 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
             tip="Python environment for training, the same on every node",
             width_px=116,
         ),
-        Column(
-            title="Round trip",
-            text=lambda n: show_duration(n.round_trip_s),
-            sort=lambda n: unknown_first(n.round_trip_s),
-            tip="Time for a request and its response",
-            is_number=True,
+        number_column(
+            "Round trip",
+            lambda n: n.round_trip_s,
+            show_duration,
             width_px=88,
+            tip="Time for a request and its response",
         ),
         Column(
             title="Clock",
@@ -86,13 +85,7 @@ def node_columns(now_s: Clock, clock_offset: ClockOffset) -> list[Column[NodeSna
             tip="How far the node's clock differs from this PC's",
             width_px=92,
         ),
-        Column(
-            title="Disk free",
-            text=lambda n: show_bytes(disk_free_bytes(n)),
-            sort=lambda n: unknown_first(disk_free_bytes(n)),
-            is_number=True,
-            width_px=88,
-        ),
+        number_column("Disk free", lambda n: disk_free_bytes(n), show_bytes, width_px=88),
     ]
 
 

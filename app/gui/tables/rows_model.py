@@ -52,6 +52,25 @@ def unknown_first(value: float | None) -> float:
     return -math.inf if value is None or math.isnan(value) else value
 
 
+def number_column(
+    title: str,
+    read: Callable[[T], float | None],
+    show: Callable[[Any], str],
+    *,
+    width_px: int,
+    tip: str = "",
+) -> Column[T]:
+    """Return a column of figures: right-aligned, and sorted by value with unknown ones first."""
+    return Column(
+        title=title,
+        text=lambda row: show(read(row)),
+        sort=lambda row: unknown_first(read(row)),
+        tip=tip,
+        is_number=True,
+        width_px=width_px,
+    )
+
+
 class RowsModel(QAbstractTableModel, Generic[T]):
     """Rows by key, in insertion order; views sort through a proxy."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.events import CheckpointSnapshot, RankProgress, RunEvent, RunSnapshot
-from app.gui.tables.rows_model import Column, unknown_first
+from app.gui.tables.rows_model import Column, number_column, unknown_first
 from app.presentation.plan_text import ComparedRow
 from app.telemetry.state import Status, Tone, describe_run, progress_share
 from app.telemetry.step_parts import describe_split, show_rank_memory, split_step
@@ -45,13 +45,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
             tip="Optimizer steps done, of the total",
             width_px=176,
         ),
-        Column(
-            title="Loss",
-            text=lambda r: show_loss(r.loss),
-            sort=lambda r: unknown_first(r.loss),
-            is_number=True,
-            width_px=72,
-        ),
+        number_column("Loss", lambda r: r.loss, show_loss, width_px=72),
         Column(
             title="Tokens/s",
             text=lambda r: show_number(r.tokens_per_s if r.state == "running" else None),
@@ -116,27 +110,9 @@ def rank_columns() -> list[Column[RankProgress]]:
         Column(title="Node", text=lambda r: r.node, width_px=80, stretches=True),
         Column(title="Device", text=lambda r: r.device, width_px=84),
         Column(title="State", text=lambda r: r.state, status=_describe_rank, width_px=124),
-        Column(
-            title="Step",
-            text=lambda r: show_number(r.step),
-            sort=lambda r: unknown_first(r.step),
-            is_number=True,
-            width_px=72,
-        ),
-        Column(
-            title="Tokens/s",
-            text=lambda r: show_number(r.tokens_per_s),
-            sort=lambda r: unknown_first(r.tokens_per_s),
-            is_number=True,
-            width_px=82,
-        ),
-        Column(
-            title="Step time",
-            text=lambda r: show_duration(r.step_s),
-            sort=lambda r: unknown_first(r.step_s),
-            is_number=True,
-            width_px=84,
-        ),
+        number_column("Step", lambda r: r.step, show_number, width_px=72),
+        number_column("Tokens/s", lambda r: r.tokens_per_s, show_number, width_px=82),
+        number_column("Step time", lambda r: r.step_s, show_duration, width_px=84),
         Column(
             title="MFU",
             text=lambda r: show_share(r.mfu, 1),
@@ -155,11 +131,10 @@ def rank_columns() -> list[Column[RankProgress]]:
             width_px=88,
             tip="Where step time goes, left to right: input, compute, waiting, optimizer",
         ),
-        Column(
-            title="Waiting",
-            text=lambda r: show_share(wait_share(r)),
-            sort=lambda r: unknown_first(wait_share(r)),
-            is_number=True,
+        number_column(
+            "Waiting",
+            lambda r: wait_share(r),
+            show_share,
             width_px=76,
             tip="Share of each step spent waiting for other ranks and the network",
         ),
@@ -172,11 +147,10 @@ def rank_columns() -> list[Column[RankProgress]]:
             tip="Peak memory for training on the device. After +: spare memory that holds "
             "unpacked 4-bit weights and is given back when needed",
         ),
-        Column(
-            title="Share",
-            text=lambda r: show_share(r.share),
-            sort=lambda r: unknown_first(r.share),
-            is_number=True,
+        number_column(
+            "Share",
+            lambda r: r.share,
+            show_share,
             width_px=68,
             tip="Share of every batch that this rank computes; it follows the device's speed",
         ),
@@ -215,18 +189,11 @@ def checkpoint_columns(now_s: Clock) -> list[Column[CheckpointSnapshot]]:
             sort=lambda c: c.created_s,
             width_px=120,
         ),
-        Column(
-            title="Size",
-            text=lambda c: show_bytes(c.size_bytes),
-            sort=lambda c: c.size_bytes,
-            is_number=True,
-            width_px=88,
-        ),
-        Column(
-            title="Stall",
-            text=lambda c: DASH if c.stall_s is None else show_duration(c.stall_s),
-            sort=lambda c: unknown_first(c.stall_s),
-            is_number=True,
+        number_column("Size", lambda c: c.size_bytes, show_bytes, width_px=88),
+        number_column(
+            "Stall",
+            lambda c: c.stall_s,
+            show_duration,
             width_px=88,
             tip="How long training paused; the rest is written in the background",
         ),
