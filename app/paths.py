@@ -1,7 +1,7 @@
-"""Where the master keeps its files.
+"""Paths of the files of the master.
 
-Everything lives below one folder, `$RACKLESS_HOME`, so that a test, the demo or a second person can
-have a Rackless of their own by setting one variable. All folders are private to the user (0700):
+Everything lives below one folder, `$RACKLESS_HOME`, so that a test, the demo or a second user can
+have a separate Rackless by setting one variable. All folders are private to the user (0700):
 logs may quote training data.
 """
 
@@ -28,12 +28,12 @@ def default_home() -> Path:
 
 
 def whole_path(path: Path) -> Path:
-    """Return a path from the root, without `~` and `..`; of a link where it leads.
+    """Return an absolute path without `~` and `..`, with a link resolved.
 
-    One folder has one spelling so, by which it is found again.
+    So each folder has one spelling by which it is found again.
 
     Raises:
-        OSError: links lead to each other, or `~` is of nobody.
+        OSError: links form a loop, or there is no user of that name.
     """
     try:
         path = path.expanduser().absolute()
@@ -41,12 +41,12 @@ def whole_path(path: Path) -> Path:
         raise OSError(errno.ENOENT, "there is no such user", str(path)) from error
     try:
         return path.resolve() if ".." in path.parts or path.is_symlink() else path
-    except RuntimeError as error:  # what Python before 3.13 makes of such links
+    except RuntimeError as error:  # Python before 3.13 raises it for a loop of links
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
 
 
 def is_same_folder(path: Path, other: Path) -> bool:
-    """Tell whether two paths are of one folder that is there."""
+    """Return whether two paths are the same existing folder."""
     try:
         return path.samefile(other)
     except OSError:
@@ -55,7 +55,7 @@ def is_same_folder(path: Path, other: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The names below one home. Makes nothing by itself."""
+    """Names of files and folders below one home. Creates nothing."""
 
     home: Path
 
@@ -65,7 +65,7 @@ class Paths:
 
     @property
     def nodes_file(self) -> Path:
-        """A readable copy of the node table, from which a lost database takes them again."""
+        """Readable copy of the node table, from which a lost database is restored."""
         return self.home / "nodes.json"
 
     @property
@@ -78,12 +78,12 @@ class Paths:
 
     @property
     def configs(self) -> Path:
-        """Configs of models that were fetched from the hub."""
+        """Cache of model configs from the hub."""
         return self.home / "configs"
 
     @property
     def recipes(self) -> Path:
-        """Recipes of a person's own."""
+        """Recipes that the user saved."""
         return self.home / "recipes"
 
     @property
@@ -102,10 +102,10 @@ class Paths:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, never a part.
+    """Write a file atomically: a reader sees the old text or the new one, never a part.
 
     Raises:
-        OSError: the place cannot be written.
+        OSError: the file cannot be written.
     """
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(text, encoding="utf-8")
@@ -113,6 +113,6 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Make `path` and its parents, readable by this user alone, and return it."""
+    """Create `path` and its parents, private to this user, and return it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path

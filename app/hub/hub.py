@@ -1,8 +1,8 @@
-"""Bring an artifact to the Hugging Face hub, with the token that the user's own tools keep.
+"""Push an artifact to the Hugging Face hub, with the token that the user's own tools store.
 
 The token is never asked for, shown or passed on: huggingface_hub finds it (`hf auth login`, or
-HF_TOKEN). The proof stays here, since it names files of this PC; the card goes, with its figures,
-and with no more than the names of those files.
+HF_TOKEN). The verification report is not pushed, since it has paths of this PC; the card is, with
+its figures and only the names of those files.
 https://huggingface.co/docs/huggingface_hub/guides/upload
 """
 
@@ -20,17 +20,17 @@ from app.errors import UsageError, UserError
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PLACE = r"((?:[/~\\]|[A-Za-z]:)[^`\"\n]*)"
+# Files that contain paths of this PC, with patterns for them. The card comes first: if the hub
+# refuses it, it does so before hours of uploading weights.
 _PLACES = {
     "README.md": re.compile(rf"^(- (?:Base|Trained on): `){_PLACE}(`)", re.MULTILINE),
     "adapter/adapter_config.json": re.compile(rf'("base_model_name_or_path": "){_PLACE}(")'),
 }
-"""Files that name places on this PC, and where in them; the card first, since the hub refuses some
-before hours of weights."""
 _LOGIN = "Make one with write access at https://huggingface.co/settings/tokens, then: hf auth login"
 
 
 def is_hub_id(text: str) -> bool:
-    """Tell whether the hub can have a model of that name.
+    """Return whether `text` can be the id of a model on the hub.
 
     >>> is_hub_id("anna/poems-awq"), is_hub_id("anna/my poems"), is_hub_id("anna/a/b")
     (True, False, False)
@@ -39,9 +39,9 @@ def is_hub_id(text: str) -> bool:
 
 
 def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: bool) -> str:
-    """Bring files to the model `hub_id`, made where it is missing; return its address.
+    """Push files to the model `hub_id`, created if missing; return its address.
 
-    Files that the hub has already are not sent again, so that a push that broke off goes on.
+    Files that the hub has already are not sent again, so that an interrupted push resumes.
 
     Raises:
         UserError: there is no token, it may not write there, or the hub cannot be reached.
@@ -73,7 +73,7 @@ def push_folder(folder: Path, files: Sequence[FileEntry], hub_id: str, private: 
 
 
 def hide_places(path: str, text: str) -> str:
-    """Return a file that names base and data on this PC by the last part of their paths.
+    """Return the text with paths of this PC reduced to their last part.
 
     >>> card = "- Base: `org/base`\\n- Trained on: `/home/anna/x.jsonl`, sha256 `2`"
     >>> print(hide_places("README.md", card))
@@ -89,18 +89,18 @@ def _name_only(found: re.Match[str]) -> str:
 
 
 def pushed(files: Sequence[FileEntry]) -> list[FileEntry]:
-    """Return those files of an artifact that go to the hub."""
+    """Return the files of an artifact that are pushed to the hub."""
     return [entry for entry in files if entry.path != PROOF_FILE]
 
 
 def read_files(hub_id: str, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Return the files that the hub has, as far as it tells their hashes.
+    """Return the files that the hub has, as far as it publishes their hashes.
 
-    Of small files it tells the size only: those of the expected size count as what they were, and
-    so do those that were pushed without places; the card may be written on there, too.
+    For small files it publishes only the size: those of the expected size count as unchanged, and
+    so do those that were pushed without paths; the card may also be edited there.
 
     Raises:
-        UserError: it cannot be asked.
+        UserError: the hub cannot be reached.
     """
     api, token = _connect()
     with _translated(hub_id, token):
@@ -127,7 +127,7 @@ def _connect() -> tuple[Any, str]:
     token = get_token()
     if not token:
         raise UserError("there is no token of the hub on this PC", _LOGIN)
-    disable_progress_bars()  # they would be drawn over what a command prints
+    disable_progress_bars()  # they would overwrite the output of a command
     return HfApi(library_name="rackless"), token
 
 
@@ -144,7 +144,7 @@ def _translated(hub_id: str, token: str) -> Iterator[None]:
             f"the hub cannot be reached: {_first_line(error, token)}",
             "Check this PC's network, then do it again: what is there is not sent twice.",
         ) from None
-    except ValueError as error:  # such as a card that the hub does not take
+    except ValueError as error:  # such as a card that the hub rejects
         raise UserError(
             f"the hub does not take {hub_id}: {_first_line(error, token)}",
             "Correct what it names, then do it again.",

@@ -1,7 +1,7 @@
-"""The hub's token on this PC: whether there is one, and keeping or forgetting one.
+"""Find, store and delete the hub's token on this PC.
 
-It lies where the hub's own tools keep it (`hf auth login`), so that theirs and ours are one. It is
-never shown, logged or sent anywhere but to the hub; errors have it taken out.
+It is stored where the hub's own tools store it (`hf auth login`), so that both use the same. It is
+never shown or logged and sent only to the hub; error messages are stripped of it.
 https://huggingface.co/docs/huggingface_hub/package_reference/authentication
 """
 
@@ -15,13 +15,14 @@ from agents.contract.hub import read_file
 from app.errors import UserError
 
 TokenPlace = Literal["none", "kept", "environment"]
-"""`environment`: HF_TOKEN says it, which goes before one that is kept."""
+"""Where the token comes from; `environment`: HF_TOKEN, which overrides a stored one."""
 
 PAGE = "https://huggingface.co/settings/tokens"
+"""Page on which the user creates tokens."""
 
 
 def find_token() -> TokenPlace:
-    """Tell whether there is a token; asks nobody."""
+    """Return whether there is a token and where; does not contact the hub."""
     from huggingface_hub.utils import get_token
 
     kept = _kept_token()
@@ -49,10 +50,10 @@ def read_token() -> str:
 
 
 def keep_token(token: str) -> str:
-    """Have the hub check a token, keep it, and return the name of its owner there.
+    """Validate a token with the hub, store it, and return the name of its owner.
 
     Raises:
-        UserError: the hub does not know it, or cannot be reached; nothing is kept.
+        UserError: the hub does not accept it or cannot be reached; nothing is stored.
     """
     from huggingface_hub import login
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
@@ -61,7 +62,7 @@ def keep_token(token: str) -> str:
     token = token.strip()
     if not token.startswith("hf_") or len(token) < 10 or len(token.split()) > 1:
         raise UserError("That is no token of the hub", f"They begin with hf_; make one at {PAGE}")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would advise about git
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would print advice about git
     try:
         owner = str(whoami(token)["name"])
         login(token)
@@ -75,10 +76,10 @@ def keep_token(token: str) -> str:
 
 
 def forget_token() -> None:
-    """Delete the token that is kept on this PC; other tokens of the hub's tools stay.
+    """Delete the token that is stored on this PC; other tokens of the hub's tools stay.
 
     Raises:
-        UserError: it is not kept here, but set in the environment.
+        UserError: it is not stored here but set in the environment.
     """
     from huggingface_hub import constants, logout
     from huggingface_hub.utils import get_stored_tokens
@@ -91,7 +92,7 @@ def forget_token() -> None:
         try:
             logout(name)
         except OSError:
-            continue  # it says that HF_TOKEN is set as well, after it has deleted this one
+            continue  # raised because HF_TOKEN is also set, after this one was deleted
 
 
 def _kept_token() -> str:

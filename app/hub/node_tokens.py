@@ -1,7 +1,7 @@
-"""The hub's token of this PC on the nodes, which fetch models and data themselves.
+"""Copy this PC's hub token to the nodes, which download models and data themselves.
 
-A node with a token of its own keeps it. This PC as a node shares the file with the window, so it is
-left out: what is there needs not be given, and must not be taken back.
+A node that has its own token keeps it. This PC as a node shares the file with the window, so it is
+skipped: its token need not be copied and must not be deleted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from app.text import show_list
 
 
 class TokenAgent(Protocol):
-    """What can be asked of a node."""
+    """The part of a node client that is used here."""
 
     async def hub_token(self, wish: TokenWish) -> NodeTokenPlace:
-        """Find, keep or forget the token; return how it stands then."""
+        """Find, store or delete the token; return the state afterwards."""
         ...
 
 
@@ -31,11 +31,11 @@ class NodeToken:
     node: str
     place: NodeTokenPlace | Literal["unknown"]
     problem: str = ""
-    """Why it is not known."""
+    """Why the state is not known; empty: it is known."""
 
 
 def choose_others(nodes: Sequence[NodeSnapshot], names: Sequence[str]) -> list[str]:
-    """Return which nodes are meant (none named: all), without this PC."""
+    """Return the named nodes (none named: all) without this PC."""
     here = {node.name for node in nodes if node.transport == "local"}
     return [name for name in names or [node.name for node in nodes] if name not in here]
 
@@ -46,17 +46,17 @@ async def find_tokens(agents: Mapping[str, TokenAgent], token: str) -> tuple[Nod
 
 
 async def give_token(agents: Mapping[str, TokenAgent], token: str) -> tuple[NodeToken, ...]:
-    """Keep the token on nodes that have none."""
+    """Store the token on nodes that have none."""
     return await _ask(agents, TokenWish(deed="keep", token=token))
 
 
 async def take_token(agents: Mapping[str, TokenAgent], token: str) -> tuple[NodeToken, ...]:
-    """Delete the token from nodes; those of their own stay."""
+    """Delete the token from nodes; tokens of their own stay."""
     return await _ask(agents, TokenWish(deed="forget", digest=digest_of(token)))
 
 
 def describe_tokens(found: tuple[NodeToken, ...]) -> str:
-    """Return in words who has the token.
+    """Describe in a sentence which nodes have the token.
 
     >>> describe_tokens((NodeToken(node="a", place="same"), NodeToken(node="b", place="other")))
     'On a. b has its own.'
@@ -65,16 +65,16 @@ def describe_tokens(found: tuple[NodeToken, ...]) -> str:
     def names(place: str) -> list[str]:
         return [one.node for one in found if one.place == place]
 
-    told = []
+    parts = []
     if names("same"):
-        told.append(f"On {show_list(names('same'))}.")
+        parts.append(f"On {show_list(names('same'))}.")
     if names("none"):
-        told.append(f"Not on {show_list(names('none'))}.")
+        parts.append(f"Not on {show_list(names('none'))}.")
     if own := names("other"):
-        told.append(f"{show_list(own)} {'has its' if len(own) == 1 else 'have their'} own.")
+        parts.append(f"{show_list(own)} {'has its' if len(own) == 1 else 'have their'} own.")
     if names("unknown"):
-        told.append(f"{show_list(names('unknown'))} cannot be asked.")
-    return " ".join(told)
+        parts.append(f"{show_list(names('unknown'))} cannot be asked.")
+    return " ".join(parts)
 
 
 async def _ask(agents: Mapping[str, TokenAgent], wish: TokenWish) -> tuple[NodeToken, ...]:

@@ -1,7 +1,7 @@
-"""Files of the master that nodes need, named by what is in them.
+"""Bundle files of the master that nodes need, named by their content.
 
 A bundle's folder on a node is `<kind>/<safe name>-<16 hex digits of the manifest's hash>`: the same
-content has the same name everywhere, so it travels once, and a changed file is another bundle.
+content has the same name everywhere, so it is sent once, and a changed file is another bundle.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from app.storage.hashes import HashStore
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where a run's model or data comes from."""
+    """Source of a run's model or data."""
 
     value: str
-    """What a node is told when there is no bundle: a hub id, or a path on the node."""
+    """Hub id, or path on the node, that a node gets if there is no bundle."""
     destination: str | None = None
     """Folder below the agent's home; None: nothing to send."""
     root: str | None = None
     """Folder on the master that holds the files."""
     files: tuple[FileEntry, ...] = ()
     member: str | None = None
-    """The one file of the bundle that is meant; None: its folder."""
+    """File of the bundle that is used; None: the whole folder."""
 
     def path_on_node(self, folder: str) -> str:
-        """Return what the trainer gets, when the bundle lies in `folder` on the node."""
+        """Return the path for the trainer if the bundle is in `folder` on the node."""
         return folder if self.member is None else f"{folder}/{self.member}"
 
 
@@ -47,7 +47,7 @@ def make_bundle(
     hashes: HashStore,
     member: str | None = None,
 ) -> Source:
-    """Hash `files` (below `root`) and name the bundle. Reads files that changed since last time.
+    """Hash `files` (below `root`) and name the bundle. Reads only files that have changed.
 
     Raises:
         UserError: a file cannot be read.
@@ -85,7 +85,7 @@ def _refuse_odd_name(path: Path) -> None:
 
 
 def safe_name(text: str) -> str:
-    """Return `text` as one part of a path on any system.
+    """Return `text` as a valid part of a path on any system.
 
     >>> safe_name("My chats (v2).jsonl"), safe_name("..")
     ('My-chats-v2-.jsonl', 'x')

@@ -1,7 +1,7 @@
-"""A data file to calibrate with: whether it is one, and whether it says enough.
+"""Check a calibration file: whether it is data, and whether it is long enough.
 
-Counted in words, before any node works: the exact number of tokens is known only to the model's
-tokenizer, which lies on the nodes and refuses what is too short for it once more.
+It is counted in words before any node starts working: only the model's tokenizer on the nodes knows
+the exact number of tokens, and the node checks it again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from app.library.bundles import Source
 from app.library.data import find_data
 from app.storage.hashes import HashStore
 
-LEAST_WORDS = 64
-"""Fewer calibrate nothing; the nodes want as many tokens, of which a word has one or more."""
+MIN_WORDS = 64
+"""Minimum number of words. Nodes require as many tokens, and a word has at least one."""
+# Maximum number of bytes that are read to count words.
 _READ_BYTES = 1 << 20
+# First letter of Thai; it and the East Asian scripts after it do not separate words by spaces.
 _FIRST_WITHOUT_SPACES = "\u0e01"
-"""Of Thai; behind it come the scripts of East Asia, which write a text without spaces."""
 
 
 def find_calibration(path: Path, hashes: HashStore) -> Source:
-    """Return the bundle of a data file to calibrate with.
+    """Return the bundle of a calibration file.
 
     Raises:
-        UserError: there is no such file, it is no data, or it has too few words.
+        UserError: there is no such file, it is not data, or it has too few words.
     """
     place = Path(os.path.expanduser(path)).absolute()
     found = find_data(str(place), "--calibration", hashes)
@@ -34,10 +35,10 @@ def find_calibration(path: Path, hashes: HashStore) -> Source:
 
 
 def check_calibration(path: Path, hashes: HashStore) -> int:
-    """Return how many words a data file has to calibrate with; 0: they were not counted.
+    """Return the number of words in a calibration file; 0: they were not counted.
 
     Raises:
-        UserError: there is no such file, it is no data, or it has too few words.
+        UserError: there is no such file, it is not data, or it has too few words.
     """
     place = Path(os.path.expanduser(path)).absolute()
     find_data(str(place), "--calibration", hashes)
@@ -45,10 +46,10 @@ def check_calibration(path: Path, hashes: HashStore) -> int:
 
 
 def _count_words(path: Path) -> int:
-    """Return the words in the first MiB of a data file; of a folder or a table of Parquet, 0.
+    """Return the number of words in the first MiB of a data file; 0 for folders and Parquet.
 
     Raises:
-        UserError: a file of text has fewer than `LEAST_WORDS`, or cannot be read.
+        UserError: a file of text has fewer than `MIN_WORDS`, or cannot be read.
     """
     if path.is_dir() or path.suffix.lower() == ".parquet":
         return 0
@@ -60,16 +61,16 @@ def _count_words(path: Path) -> int:
             f"{path} cannot be read: {error.strerror}", "Name another data file."
         ) from error
     words = sum(map(_count_in, text.split()))
-    if words < LEAST_WORDS:
+    if words < MIN_WORDS:
         raise UserError(
-            f"{path.name} has {words} words; at least {LEAST_WORDS} are needed to calibrate with",
+            f"{path.name} has {words} words; at least {MIN_WORDS} are needed to calibrate with",
             "Name a data file with more text, or leave it to the run's own data.",
         )
     return words
 
 
 def _count_in(word: str) -> int:
-    """Return the words in a text without spaces; in Chinese, Thai and such each letter is one.
+    """Return the words in a text without spaces; in Chinese, Thai etc. each letter counts.
 
     >>> _count_in("poem."), _count_in("--"), _count_in("\\u6625\\u7720\\u4e0d")
     (1, 0, 3)

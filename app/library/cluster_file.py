@@ -1,4 +1,4 @@
-"""Read cluster files: PCs that a person describes, to plan for what is not there or not bought yet.
+"""Read cluster files, which describe PCs that are not available, or not bought yet, to plan for.
 
     nodes:
       - {name: alpha, gpus: [RTX 5070 Ti], ram_gib: 32, system: linux}
@@ -7,7 +7,7 @@
       default: {gbit_per_s: 1, latency_ms: 0.2}
       alpha beta: {gbit_per_s: 2.5}
 
-Only `nodes` with names are needed. All mistakes are told at once, each with its line.
+Only `nodes` with names are required. All problems are reported at once, each with its line.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from app.runfile.problems import KeyPath, Problem, dotted
 from app.runfile.run_file import MAX_FILE_BYTES, load_yaml
 
 _SYSTEMS: tuple[System, ...] = ("linux", "windows", "wsl")
-_MOST_GPUS = 16
+_MAX_GPUS = 16
+# Bounds of each number; they catch a wrong unit, such as MiB for GiB.
 _LIMITS = {
     "ram_gib": (1.0, 65536.0),
     "memory_gib": (1.0, 1024.0),
-    "count": (1.0, float(_MOST_GPUS)),
+    "count": (1.0, float(_MAX_GPUS)),
     "power_limit_w": (10.0, 2000.0),
     "gbit_per_s": (0.001, 1000.0),
     "latency_ms": (0.0, 10000.0),
@@ -87,7 +88,7 @@ def parse_cluster(text: str, source: str = "cluster file") -> Cluster:
 
 
 class _Reader:
-    """Turns plain values into a cluster, and notes what is wrong with them."""
+    """Builder of a cluster from YAML values that collects problems."""
 
     def __init__(self, lines: dict[KeyPath, int], problems: list[Problem]) -> None:
         self._lines = lines
@@ -97,13 +98,13 @@ class _Reader:
         found = self._mapping((), data, ("nodes", "links"))
         entries = found.get("nodes")
         if not isinstance(entries, list) or not entries:
-            self._tell(("nodes",), "nodes must be a list with one PC at least")
+            self._report(("nodes",), "nodes must be a list with at least one PC")
             return Cluster(nodes=())
         nodes = tuple(self._node(("nodes", i), entry) for i, entry in enumerate(entries))
         names = [node.name for node in nodes]
         for place, name in enumerate(names):
             if name and name in names[:place]:
-                self._tell(("nodes", place), f"the name {name} stands twice")
+                self._report(("nodes", place), f"the name {name} stands twice")
         links, default = self._links(found.get("links"), names)
         return Cluster(nodes=nodes, links=links, default_link=default)
 
@@ -111,17 +112,17 @@ class _Reader:
         known = self._mapping(path, entry, ("name", "gpus", "ram_gib", "system"))
         name = known.get("name")
         if not isinstance(name, str) or not name or " " in name:
-            self._tell((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
+            self._report((*path, "name"), f"{dotted(path)}.name must be a name without spaces")
             name = ""
         system = known.get("system", "linux")
         if system not in _SYSTEMS:
             words = ", ".join(_SYSTEMS)
-            self._tell((*path, "system"), f"system is {system!r}; it must be one of {words}")
+            self._report((*path, "system"), f"system is {system!r}; it must be one of {words}")
             system = "linux"
         ram_gib = self._number((*path, "ram_gib"), known.get("ram_gib"))
         gpus = known.get("gpus", [])
         if not isinstance(gpus, list):
-            self._tell((*path, "gpus"), f"{dotted(path)}.gpus must be a list of cards")
+            self._report((*path, "gpus"), f"{dotted(path)}.gpus must be a list of cards")
             gpus = []
         cards = [card for i, gpu in enumerate(gpus) for card in self._gpus((*path, "gpus", i), gpu)]
         return PlannedNode(
@@ -141,18 +142,18 @@ class _Reader:
         )
 
     def _gpus(self, path: KeyPath, entry: Any) -> list[PlannedGpu]:
-        """Return the cards of one entry: a name, or a mapping with how many there are."""
+        """Return the cards of one entry: a name, or a mapping with their number."""
         keys = ("card", "memory_gib", "count", "power_limit_w")
         known = {"card": entry} if isinstance(entry, str) else self._mapping(path, entry, keys)
         name = known.get("card")
         if not isinstance(name, str):
-            self._tell(path, f"{dotted(path)} must be the name of a card, or {{card: NAME, ...}}")
+            self._report(path, f"{dotted(path)} must be the name of a card, or {{card: NAME, ...}}")
             return []
         memory_gib = self._number((*path, "memory_gib"), known.get("memory_gib"))
         if find_card(name) is None and memory_gib is None:
             near = difflib.get_close_matches(name, list_cards(), n=1, cutoff=0.5)
             guess = f"did you mean {near[0]}? Else " if near else ""
-            self._tell(
+            self._report(
                 path,
                 f"the card {name} is not known; {guess}give its memory, too: "
                 f"{{card: {name}, memory_gib: 12}}",
@@ -179,7 +180,7 @@ class _Reader:
                 links[frozenset(pair)] = link
             else:
                 text = f"links.{key} must be default, or the names of two nodes, such as "
-                self._tell(("links", key), text + " ".join([*names, "alpha", "beta"][:2]))
+                self._report(("links", key), text + " ".join([*names, "alpha", "beta"][:2]))
         return links, default
 
     def _link(self, path: KeyPath, entry: Any) -> LinkSpeed:
@@ -189,10 +190,10 @@ class _Reader:
         return ethernet(gbit or 1.0, None if latency_ms is None else latency_ms / 1000)
 
     def _mapping(self, path: KeyPath, data: Any, keys: tuple[str, ...] | None) -> Mapping[str, Any]:
-        """Return `data` if it is a mapping with no other keys than these."""
+        """Return `data` if it is a mapping with only these keys."""
         if not isinstance(data, dict):
             what = dotted(path) or "the file"
-            self._tell(path, f"{what} must be a list of `key: value` lines")
+            self._report(path, f"{what} must be a list of `key: value` lines")
             return {}
         for key in data if keys is not None else ():
             if key not in (keys or ()):
@@ -200,11 +201,11 @@ class _Reader:
                 text = f"{dotted((*path, str(key)))} is not known; "
                 known = ", ".join(keys or ())
                 text += f"did you mean {near[0]}?" if near else f"the keys here are {known}"
-                self._tell((*path, str(key)), text)
+                self._report((*path, str(key)), text)
         return data
 
     def _number(self, path: KeyPath, value: Any) -> float | None:
-        """Return a number within its limits; None: nothing was given, or it is wrong."""
+        """Return a number within its bounds; None: it is missing or invalid."""
         if value is None:
             return None
         low, high = _LIMITS[str(path[-1])]
@@ -213,10 +214,12 @@ class _Reader:
         if is_number and is_whole and math.isfinite(value) and low <= value <= high:
             return float(value)
         kind = "a number" if path[-1] != "count" else "a whole number"
-        self._tell(path, f"{dotted(path)} is {value!r}; it must be {kind} from {low:g} to {high:g}")
+        self._report(
+            path, f"{dotted(path)} is {value!r}; it must be {kind} from {low:g} to {high:g}"
+        )
         return None
 
-    def _tell(self, path: KeyPath, text: str) -> None:
+    def _report(self, path: KeyPath, text: str) -> None:
         line = next(
             (self._lines[path[:n]] for n in range(len(path), -1, -1) if path[:n] in self._lines),
             None,

@@ -1,8 +1,8 @@
-"""Find a model's config.json without its weights: here, among those that ship, or on the hub.
+"""Find a model's config.json without its weights: on this PC, in our own table, or on the hub.
 
-A plan needs a few hundred bytes of a model, so nothing else is fetched. The sizes of the models
-that people name most ship with Rackless (resources/models/known.json): several are behind a
-licence on the hub, and a plan should not wait for somebody's approval.
+A plan needs a few hundred bytes of a model, so nothing else is fetched. The configs of popular
+models ship with Rackless (resources/models/known.json): several are gated on the hub, and a plan
+should not wait for an approval.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from app.errors import UserError
 from app.paths import private_folder
 
 FETCH_S = 10.0
+"""Maximum duration of a request to the hub, in seconds."""
+# Time after which a failed fetch is retried, in seconds.
 _FORGET_S = 60.0
-"""A model that could not be fetched is asked for again after so long."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 Fetch = Callable[[str, Mapping[str, str]], bytes]
-"""From an address and headers to the file's bytes."""
+"""Returns the bytes of a file from its address and headers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundConfig:
     config: Mapping[str, Any]
     source: str
-    """Where it was found, in words; empty: in the model's own folder."""
+    """Where it was found, in words; empty: in the model's folder."""
 
 
 class ConfigLibrary:
-    """Configs of models, each looked for once.
+    """Configs of models, each fetched once.
 
     Args:
-        folder: where what was fetched is kept.
-        environ: of this process; it tells where the hub and its cache are.
-        fetch: gets a file of the hub.
+        folder: cache of fetched configs.
+        environ: environment of this process, which locates the hub and its cache.
+        fetch: downloads a file of the hub.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class ConfigLibrary:
         self._failed: dict[str, tuple[float, UserError]] = {}
 
     def find_here(self, model: str) -> FoundConfig | None:
-        """Return the config from this PC; None: it has none.
+        """Return the config from this PC; None: there is none.
 
         Raises:
-            UserError: there is one that is of no use.
+            UserError: it cannot be used.
         """
         try:
             config = find_config(model, self._environ)
@@ -75,10 +76,10 @@ class ConfigLibrary:
         return FoundConfig(config=known, source="from Rackless's own table") if known else None
 
     def fetch(self, model: str) -> FoundConfig:
-        """Return the config of a hub id. Takes seconds: not for the event loop.
+        """Return the config of a hub id. Takes seconds: do not call it on the event loop.
 
         Raises:
-            UserError: it is no hub id, or cannot be fetched.
+            UserError: it is not a hub id, or cannot be fetched.
         """
         if not is_hub_id(model):
             raise UserError(
@@ -93,7 +94,7 @@ class ConfigLibrary:
         except UserError as error:
             self._failed[model] = (time.monotonic(), error)
             raise
-        with contextlib.suppress(OSError):  # it is asked for again the next time
+        with contextlib.suppress(OSError):  # without the cache it is fetched again next time
             private_folder(self._folder)
             self._kept(model).write_bytes(data)
         return FoundConfig(config=parse_config(data, model), source="from the hub")
@@ -132,14 +133,14 @@ class ConfigLibrary:
 
 
 def read_known() -> list[dict[str, Any]]:
-    """Return the models whose sizes ship: `names`, `parameters` as published, and `config`."""
+    """Return the models that ship: `names`, `parameters` as published, and `config`."""
     file = importlib.resources.files("resources").joinpath("models", "known.json")
     known: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return known
 
 
 def is_hub_id(model: str) -> bool:
-    """Tell whether `model` has the form of a hub id.
+    """Return whether `model` has the form of a hub id.
 
     >>> is_hub_id("org/name"), is_hub_id("./folder"), is_hub_id("a/b/c")
     (True, False, False)
@@ -151,7 +152,7 @@ def fetch_file(address: str, headers: Mapping[str, str]) -> bytes:
     """Return a small file of the hub.
 
     Raises:
-        OSError: the network, or the hub, gives it not.
+        OSError: the network failed, or the hub refused.
         ValueError: it is far too large for a config.
     """
     from urllib.request import Request, urlopen

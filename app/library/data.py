@@ -1,9 +1,9 @@
-"""Find data and look it over before any node is asked.
+"""Find data and validate its form before any node is involved.
 
-The look is at form only (encoding, JSON, columns), line by line, on this PC. As on the nodes a few
-broken rows are left out there and counted; what is broken for the most part is refused at once,
-with its first line. What a row means is the trainer's business. Files are told apart and cut into
-rows as `agents.trainer.data.files` does it, so that nothing is refused here that can be trained.
+Only the form (encoding, JSON, columns) is checked, line by line, on this PC. As on the nodes, a few
+broken rows are skipped and counted; data that is mostly broken is refused at once, with its first
+broken line. The meaning of a row is up to the trainer. Files are recognized and split into rows as
+`agents.trainer.data.files` does, so that nothing is refused here that can be trained.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from app.text import shorten
 
 MOST_BROKEN = 10
 MOST_BROKEN_SHARE = 0.05
-"""Above both, data is refused; `agents.trainer.data.tally` has the same rule for meaning."""
+"""Data with more broken rows than both bounds is refused, as in `agents.trainer.data.tally`."""
 _NO_START = "Correct the file; nothing was started."
+# Larger `.json` files are not parsed here: they would take gigabytes of memory.
 _LARGE_JSON_BYTES = 256 << 20
+# Maximum length of the first line of a `.json` file with a row per line, in characters.
 _MOST_LINE_CHARS = 1 << 20
-"""Of the first line of a `.json` file that has a row in each line."""
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _BLANK = re.compile(r"\s*")
 _GAP = re.compile(r"[ \t\r\n,]*")
@@ -36,7 +37,7 @@ _NO_OBJECT = "a row is not an object such as {...}"
 
 
 def is_hub_data(name: str) -> bool:
-    """Tell whether a name that is no file here can be that of a data set of the hub.
+    """Return whether a name that is not a file here can be a data set of the hub.
 
     >>> is_hub_data("org/name"), is_hub_data("data/chats.jsonl"), is_hub_data("chats")
     (True, False, False)
@@ -46,10 +47,10 @@ def is_hub_data(name: str) -> bool:
 
 
 def tell_missing_data(name: str) -> str:
-    """Return why a name cannot be that of data, without a look into it; empty: it can."""
+    """Return why a name cannot be data, without opening it; empty: it can."""
     try:
         is_here = Path(name).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long, no such user, no text for a path
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, not valid in a path
         is_here = False
     if is_here or is_hub_data(name):
         return ""
@@ -57,16 +58,16 @@ def tell_missing_data(name: str) -> str:
 
 
 def find_data(name: str, key: str, hashes: HashStore) -> Source:
-    """Return the bundle of a data file or folder, once its form was looked over.
+    """Validate a data file or folder and return its bundle.
 
-    A data set of the hub (`org/name`) is fetched by the nodes themselves.
+    Nodes download a data set of the hub (`org/name`) themselves.
 
     Args:
-        name: the path as the run file gives it, or a hub id.
-        key: the run file's key, `data.train` or `data.eval`, for messages.
+        name: path as the run file gives it, or a hub id.
+        key: key of the run file, `data.train` or `data.eval`, for messages.
 
     Raises:
-        UserError: there is no such file, it is of another kind, or it is broken.
+        UserError: there is no such file, its kind is not supported, or it is broken.
     """
     if tell_missing_data(name):
         raise _no_such_file(name, key)
@@ -108,7 +109,7 @@ def _find_folder(folder: Path, hashes: HashStore) -> Source:
 
 
 def check_form(*paths: Path) -> None:
-    """Read data files once and refuse what no trainer could read.
+    """Read data files once and refuse what the trainer could not read.
 
     Raises:
         UserError: naming the file, the line and the reason.
@@ -145,13 +146,13 @@ def _count_rows(path: Path, kind: str, count: _RowCount) -> None:
         elif kind == "jsonl" or _has_row_per_line(path):
             _check_json_lines(path, file, count)
         elif path.stat().st_size > _LARGE_JSON_BYTES:
-            count.num_whole += 1  # too much to hold here; the trainer reads it as a stream
+            count.num_whole += 1  # too large to hold here; the trainer streams it
         else:
             _check_json(path, file.read(), count)
 
 
 def _open(path: Path, newline: str) -> TextIO:
-    # Bytes that are no UTF-8 cost their row on the nodes, not the file.
+    # On the nodes bytes that are not UTF-8 invalidate their row, not the file.
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
@@ -164,7 +165,7 @@ def _check_parquet(path: Path) -> None:
 
 
 class _RowCount:
-    """Counts the rows of all files, and keeps the first that is broken."""
+    """Counter of rows over all files that keeps the first broken one."""
 
     def __init__(self) -> None:
         self.num_whole = 0
@@ -177,10 +178,10 @@ class _RowCount:
         self._first = self._first or _broken(path, number, reason)
 
     def judge(self) -> None:
-        """Check that not too many rows are broken of all, empty ones too.
+        """Check that not too many rows are broken.
 
         Raises:
-            UserError: they are; it names the first.
+            UserError: too many are; it names the first.
         """
         num_rows = self.num_whole + self._num_broken + self.num_blank
         too_many = max(MOST_BROKEN, MOST_BROKEN_SHARE * num_rows)
@@ -205,7 +206,7 @@ def _check_json_lines(path: Path, lines: Iterable[str], count: _RowCount) -> Non
 
 
 def _has_row_per_line(path: Path) -> bool:
-    """Tell whether the first line of a `.json` file is an object of its own."""
+    """Return whether the first line of a `.json` file is a complete object."""
     line = "\n"
     with _open(path, newline="\n") as file:
         while line and not line.strip():
@@ -219,7 +220,7 @@ def _has_row_per_line(path: Path) -> bool:
 
 
 def _check_json(path: Path, text: str, count: _RowCount) -> None:
-    """Look over a list, or objects that stand one after the other."""
+    """Check a list of objects, or objects one after the other."""
     decoder = json.JSONDecoder()
     start = _end_of(_BLANK, text, 0)
     if start == len(text):

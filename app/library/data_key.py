@@ -1,7 +1,7 @@
-"""A name for a run's data and all that decides how many tokens it has.
+"""Key of a run's data, including everything that decides how many tokens it has.
 
-Files count as unchanged while their size and modification time are; a data set of the hub is known
-by its name alone.
+Files count as unchanged while their size and modification time are the same; a data set of the hub
+is identified by its name alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.library.data_size import list_files
 
 
 def make_data_key(spec: RunSpec) -> str:
-    """Return the same text for the same data, model and settings. Reads no content."""
+    """Return a text that is equal for equal data, model and settings. Does not read content."""
     said = [
         spec.data.train,
         _stat(Path(os.path.expanduser(spec.data.train))),

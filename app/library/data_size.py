@@ -1,8 +1,8 @@
-"""How much there is to learn from data, guessed from a look at its first rows.
+"""Guess the size of data from its first rows.
 
-The exact figures come from tokenizing all of it, which a preview or a run does; until then a plan
-takes this guess and says so. English has about 4 characters to a token of the usual vocabularies;
-code and other languages have fewer, so a guess may be short by half.
+Exact figures come from tokenizing all of it, which a preview or a run does; until then a plan uses
+this guess and says so. English has about 4 characters per token in common vocabularies; code and
+other languages have fewer, so a guess may be half of the real number.
 """
 
 from __future__ import annotations
@@ -19,34 +19,37 @@ from agents.contract.data_files import may_be_data
 from agents.contract.spec import RunSpec
 
 SAMPLE_BYTES = 1 << 20
-MOST_ENTRIES = 500
-"""Of a folder of data and those below it."""
+"""Maximum number of bytes that are read for a guess."""
+MAX_ENTRIES = 500
+"""Maximum number of entries of a data folder and its subfolders."""
 CHARS_PER_TOKEN = 4.0
+"""Mean number of characters per token in English."""
+# Tokens that a chat template adds around each turn.
 _TURN_TOKENS = 6
-"""What a chat template writes around each part."""
-_MOST_CSV_FIELD = 1 << 24
+# Maximum length of a CSV field, in characters; the default of 128 KiB is too short for chats.
+_MAX_CSV_FIELD = 1 << 24
+# Keys whose lists are turns of one row, not rows.
 _TURNS = frozenset({"messages", "conversations", "prompt", "completion", "chosen", "rejected"})
-"""Keys of lists that are parts of one row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataGuess:
-    """What the first rows suggest of all of them."""
+    """Size of data, extrapolated from its first rows."""
 
     num_rows: int | None
-    """None: the format tells nothing without being read whole."""
+    """Number of rows; None: unknown without reading the whole file."""
     mean_tokens: float | None
     longest_tokens: int | None
-    """Of the rows that were looked at."""
+    """Length of the longest row that was read, in tokens."""
     is_whole: bool
-    """All rows were looked at."""
+    """Whether all rows were read."""
 
 
 NOTHING = DataGuess(num_rows=None, mean_tokens=None, longest_tokens=None, is_whole=False)
 
 
 def guess_data(path: Path) -> DataGuess:
-    """Look at the beginning of a file, or of a folder's first file. Never raises."""
+    """Guess from the beginning of a file, or of a folder's first file. Never raises."""
     try:
         files = list_files(path)
         first = _guess_file(files[0]) if files else NOTHING
@@ -66,7 +69,7 @@ def guess_data(path: Path) -> DataGuess:
 
 
 def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
-    """Return the guess for examples as the run sees them: cut, and packed where it packs.
+    """Return the guess for examples as the run sees them: truncated, and packed if it packs.
 
     >>> from agents.contract.spec import DataSpec
     >>> spec = RunSpec(model="m", data=DataSpec(train="t"), sequence_tokens=1000, packing=True)
@@ -90,9 +93,9 @@ def cut_and_pack(guess: DataGuess, spec: RunSpec) -> DataGuess:
 
 
 def list_files(path: Path) -> list[Path] | None:
-    """Return a file, or those of a folder with rows; None: it holds too much to be looked over.
+    """Return a file, or the data files of a folder; None: the folder has too many entries.
 
-    Whoever types a path passes by `/` and `/home`, which must not be walked.
+    A user who types a path passes `/` and `/home`, which must not be walked.
 
     Raises:
         OSError: it cannot be read.
@@ -105,7 +108,7 @@ def list_files(path: Path) -> list[Path] | None:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 num_seen += 1
-                if num_seen > MOST_ENTRIES:
+                if num_seen > MAX_ENTRIES:
                     return None
                 if entry.name.startswith("."):
                     continue
@@ -143,14 +146,14 @@ def _read_json_lines(text: str) -> Iterator[int]:
         try:
             yield _count(json.loads(line))
         except (ValueError, RecursionError):
-            continue  # broken rows are left out, here as in training
+            continue  # broken rows are skipped, as in training
 
 
 def _read_json(text: str) -> Iterator[int]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError):
-        yield from _read_json_lines(text)  # more than the sample holds, or objects in lines
+        yield from _read_json_lines(text)  # truncated by the sample, or one object per line
         return
     if isinstance(rows, dict):
         rows = _find_rows(rows)
@@ -159,14 +162,14 @@ def _read_json(text: str) -> Iterator[int]:
 
 
 def _find_rows(value: dict[str, Any]) -> list[Any]:
-    """Return the only list of objects that an object holds, such as {"data": [{...}]}, or it."""
+    """Return the only list of objects in an object such as {"data": [{...}]}, else the object."""
     lists = [one for key, one in value.items() if isinstance(one, list) and key not in _TURNS]
     lists = [one for one in lists if one and all(isinstance(row, dict) for row in one)]
     return lists[0] if len(lists) == 1 else [value]
 
 
 def _read_csv(text: str) -> Iterator[int]:
-    csv.field_size_limit(_MOST_CSV_FIELD)
+    csv.field_size_limit(_MAX_CSV_FIELD)
     rows = csv.reader(text.splitlines(), delimiter="\t" if "\t" in text[:1000] else ",")
     next(rows, None)
     for row in rows:
@@ -179,7 +182,7 @@ def _read_text(text: str) -> Iterator[int]:
 
 
 def _count(row: Any) -> int:
-    """Return the tokens of all texts of a row, at whatever depth they stand."""
+    """Return the tokens of all texts of a row, at any depth."""
     texts, left = [], [row]
     while left:
         part = left.pop()

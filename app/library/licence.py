@@ -1,4 +1,4 @@
-"""The licence of a model, as its own card says it: `license` in the front matter of README.md.
+"""Find the licence of a model in its card: `license` in the front matter of README.md.
 
 https://huggingface.co/docs/hub/model-cards#model-card-metadata
 """
@@ -14,31 +14,31 @@ from agents.contract.hub import find_snapshot
 from app.library.configs import is_hub_id
 
 _CARD = "README.md"
-_MOST_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
+# A single licence id, which can be copied into another card.
 _LICENCE = re.compile(
     r"""^license:[ \t]*(["']?)([A-Za-z0-9][\w.+-]*)\1[ \t]*(?:#.*)?$""", re.MULTILINE
 )
-"""One licence by its id, which may stand in another card as it is."""
 
 
 def find_licence(model: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the licence of a folder, or of a hub id that was fetched before; None: not known.
+    """Return the licence of a folder, or of a hub id in the cache; None: not known.
 
     Args:
-        model: as a run file names it.
-        environ: tells where the hub's cache is; None: that of this process.
+        model: name as in a run file.
+        environ: locates the hub's cache; None: environment of this process.
     """
     folder = _find_folder(model, os.environ if environ is None else environ)
     try:
         with (folder / _CARD).open(encoding="utf-8-sig") as file:
-            return read_licence(file.read(_MOST_CHARACTERS))
+            return read_licence(file.read(_MAX_CHARACTERS))
     except (OSError, ValueError):
         return None
 
 
 def read_licence(card: str) -> str | None:
-    """Return the licence that a card names; None: it names none, or several.
+    """Return the licence that a card names; None: it names none or several.
 
     >>> read_licence("---\\nlicense: apache-2.0  # as its base\\n---\\n# Poems")
     'apache-2.0'
@@ -51,7 +51,7 @@ def read_licence(card: str) -> str | None:
 
 
 def _find_folder(model: str, environ: Mapping[str, str]) -> Path:
-    folder = Path(os.path.expanduser(model))  # unlike Path's it takes any text for a name
+    folder = Path(os.path.expanduser(model))  # unlike Path.expanduser it raises for no user name
     if folder.is_dir() or not is_hub_id(model):
         return folder
     return find_snapshot(model, environ) or folder

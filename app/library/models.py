@@ -1,4 +1,4 @@
-"""Find the model that a run file names: a folder here, a folder on the nodes, or a hub id.
+"""Find the model that a run file names: a folder on this PC or on the nodes, or a hub id.
 
 Only safetensors weights are sent: a pickle can run code on every node that opens it.
 """
@@ -22,12 +22,12 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
 def find_model(name: str, hashes: HashStore) -> Source:
-    """Return where nodes get the model from. May read a large model once to hash it.
+    """Return the source of the model. May read a large model once to hash it.
 
     Raises:
-        UserError: there is no such folder, or it holds no model that can be sent.
+        UserError: there is no such folder, or it has no model that can be sent.
     """
-    path = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
+    path = Path(os.path.expanduser(name))  # unlike Path.expanduser it raises for no user name
     missing = tell_missing_model(name)
     if missing == _A_FILE:
         raise UserError(
@@ -40,13 +40,13 @@ def find_model(name: str, hashes: HashStore) -> Source:
         )
     if path.is_dir():
         return _bundle_of(path.absolute(), hashes)
-    return Source(value=name)  # of the hub, or on the nodes: each trainer says if it is not there
+    return Source(value=name)  # on the hub or on the nodes; each trainer reports if it is missing
 
 
 def tell_missing_model(name: str) -> str:
-    """Return why a name cannot be that of a model, without a look into it; empty: it can.
+    """Return why a name cannot be a model, without opening it; empty: it can.
 
-    A whole path may be that of a folder on the nodes, which are Linux whatever this PC is.
+    An absolute path may be a folder on the nodes, which run Linux even if this PC does not.
     """
     path = Path(os.path.expanduser(name))
     try:
@@ -54,7 +54,7 @@ def tell_missing_model(name: str) -> str:
             return _A_FILE
         if path.is_dir() or name.startswith("/"):
             return ""
-    except (OSError, ValueError):  # too long, no text for a path
+    except (OSError, ValueError):  # too long, not valid in a path
         return _NO_FOLDER
     if not name.startswith((".", "~")) and _HUB_ID.fullmatch(name):
         return ""
@@ -62,7 +62,7 @@ def tell_missing_model(name: str) -> str:
 
 
 def find_tokenizer(name: str, hashes: HashStore) -> Source:
-    """Return where a node gets the model's tokenizer from: like `find_model`, without the weights.
+    """Return the source of the model's tokenizer: like `find_model`, without the weights.
 
     Raises:
         UserError: there is no such folder.
@@ -78,8 +78,8 @@ def find_tokenizer(name: str, hashes: HashStore) -> Source:
 
 
 def weigh_weights(name: str) -> int | None:
-    """Return the bytes of the weights in a model's folder on this PC; None: they are not here."""
-    folder = Path(os.path.expanduser(name))  # unlike Path's it takes any text for a name
+    """Return the bytes of the weights in a model's folder; None: they are not on this PC."""
+    folder = Path(os.path.expanduser(name))  # unlike Path.expanduser it raises for no user name
     try:
         sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
     except OSError:

@@ -1,7 +1,7 @@
-"""Recipes: run files as starting points, those that ship with Rackless and a person's own.
+"""Manage recipes: run files as starting points, both shipped ones and the user's own.
 
 A recipe is an ordinary run file. Its first line is a comment with the title; the comment lines
-below it, up to an empty one, say what it is for. Its model and data stand for a person's own.
+below it, up to an empty line, give its purpose. Its model and data are placeholders.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
     name: str
-    """As the command line calls it: the file's name without `.yaml`."""
+    """Name on the command line: the file's name without `.yaml`."""
     title: str
     purpose: str
-    """When to take it, in a few sentences."""
+    """When to use it, in a few sentences."""
     text: str
-    """The whole run file, with the reason of each value beside it."""
+    """Text of the run file, with a comment on each value."""
     spec: RunSpec
     is_own: bool = False
-    """Whether a person saved it here; it can be deleted."""
+    """Whether the user saved it here; only then it can be deleted."""
 
 
 def list_recipes(own: Path | None = None) -> tuple[Recipe, ...]:
-    """Return all recipes, in the order of their files; a person's own, in the folder `own`, last.
+    """Return all recipes in the order of their files; the user's, in the folder `own`, last.
 
-    One of these that somebody broke with an editor is left out, and logged.
+    A recipe of the user that is not valid any more is skipped and logged.
     """
     shipped = importlib.resources.files("resources").joinpath("recipes")
     found = [_read(file) for file in _files(shipped)]
@@ -49,12 +49,12 @@ def list_recipes(own: Path | None = None) -> tuple[Recipe, ...]:
             try:
                 found.append(replace(_read(file), is_own=True))
             except (UsageError, OSError, UnicodeDecodeError, IndexError) as error:
-                _log.warning("the recipe %s is left out: %s", file, error)
+                _log.warning("the recipe %s is skipped: %s", file, error)
     return tuple(found)
 
 
 def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
-    """Keep the settings of a run, without its name, nodes and shares, as a recipe.
+    """Save the settings of a run, without its name, nodes and shares, as a recipe.
 
     Raises:
         UsageError: the title is empty, or another recipe has it.
@@ -83,7 +83,7 @@ def save_recipe(own: Path, title: str, spec: RunSpec) -> Recipe:
 
 
 def delete_recipe(own: Path, name: str) -> Recipe:
-    """Delete a recipe of a person's own, and return what it was.
+    """Delete a recipe of the user, and return what it was.
 
     Raises:
         UsageError: there is none, or it ships with Rackless.

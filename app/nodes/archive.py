@@ -1,9 +1,9 @@
-"""The agent as one zip file, made from what is installed here.
+"""Pack the agent into one zip file, from the sources that are installed here.
 
 The same sources give the same bytes on every master (sorted names, one fixed time, no compression,
 whose output differs between zlib versions), so that masters of one version share one archive on a
-node. It is made anew at each start: that takes a few milliseconds, less than a stored copy would
-need to be checked, and can never be out of date.
+node. It is built at each start: that takes a few milliseconds, less than verifying a stored copy,
+and it can never be stale.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from app.errors import UserError
 
+# Earliest time that a zip can hold; a real one would change the hash at each build.
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -38,7 +39,7 @@ def build_archive() -> AgentArchive:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(name, _FIXED_TIME)
-            entry.create_system = 3  # Unix, also when made on Windows
+            entry.create_system = 3  # Unix, even if built on Windows
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, files[name])
     data = buffer.getvalue()

@@ -1,12 +1,13 @@
-"""From an open connection to an agent that has said hello, over one command's stdio.
+"""Start the agent over an open connection, through the stdio of a single command.
 
-A small shell script looks for the archive by its hash, asks for it when it is missing or damaged,
-checks and renames it, and becomes `python3 -I ARCHIVE serve NONCE`. SSH, local and WSL all take the
-same road. Whatever a login shell prints before the first line with our nonce is skipped.
+A small shell script looks for the archive by its hash, requests it if it is missing or damaged,
+verifies and renames it, and becomes `python3 -I ARCHIVE serve NONCE`. SSH, local and WSL nodes all
+start this way. Whatever a login shell prints before the first line with our nonce is skipped.
 
-The script travels as one argument through login shells of every kind (sh, fish, csh) and through
-`wsl.exe`, which all read quotes differently. So it has no quotes, backslashes, exclamation marks or
-newlines at all: with `IFS=` and `set -f` the shell splits and globs nothing, and needs none.
+The script is passed as one argument through login shells of every kind (sh, fish, csh) and
+through `wsl.exe`, which all parse quotes differently. So it has no quotes, backslashes,
+exclamation marks or newlines at all: with `IFS=` and `set -f` the shell splits and globs nothing,
+and needs none.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ from app.nodes.transport.connection import Connection
 from app.nodes.transport.process import Process
 
 STEP_TIMEOUT_S = 30.0
-"""Longest silence before the agent's hello."""
+"""Maximum silence before the agent's hello, in seconds."""
 MAX_NOISE_BYTES = 256 << 10
-"""Most output of login scripts that is skipped."""
+"""Maximum output of login scripts that is skipped, in bytes."""
 ARCHIVES_KEPT = 3
+"""Number of newest archives that stay on a node; masters of other versions may share it."""
 AGENT_FOLDER = "~/.local/share/rackless-agent"
+"""Home of the agent on a node, for messages; the script computes it itself."""
 _PUSH_BYTES = 128 << 10
+# Maximum length of a program's output that a message quotes, in characters.
 _SHOWN_OUTPUT = 400
 
 # `grep` takes the archive's name from stdin: in its arguments it would find itself.
@@ -80,17 +84,17 @@ class StartedAgent:
     process: Process
     hello: Hello
     rest: bytes
-    """What came after the hello and belongs to the channel."""
+    """Bytes after the hello, which belong to the channel."""
 
 
 async def start_agent(connection: Connection, archive: AgentArchive, where: str) -> StartedAgent:
-    """Start the agent on the node, sending the archive first when it is not there.
+    """Start the agent on the node; send the archive first if the node lacks it.
 
     Args:
         where: the node's name and address, for messages.
 
     Raises:
-        NodeNotReady: it cannot be started there; the message says why and what to do.
+        NodeNotReady: it cannot be started there; the message says why and how to fix it.
         NodeUnreachable: the connection broke.
     """
     nonce = secrets.token_hex(16)
@@ -113,7 +117,7 @@ async def start_agent(connection: Connection, archive: AgentArchive, where: str)
 
 
 class _Greeting:
-    """Reads a node's first output, up to the agent's hello."""
+    """Parser of a node's first output, up to the agent's hello."""
 
     def __init__(
         self, process: Process, archive: AgentArchive, nonce: str, where: str, deadline: _Deadline
@@ -163,7 +167,7 @@ class _Greeting:
 
     async def _push(self) -> None:
         view = memoryview(self._archive.data)
-        # A script that stops reading says why on its stdout: that is the message to show.
+        # A script that stops reading reports the reason on its stdout; show that, not our EPIPE.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for start in range(0, len(view), _PUSH_BYTES):
                 await self._process.write(bytes(view[start : start + _PUSH_BYTES]))
@@ -194,7 +198,7 @@ class _Greeting:
         return self._refusal("the agent began with something else than its hello")
 
     async def _failure(self, step: str) -> NodeNotReady:
-        """Return what the script's FAIL line and the text after it mean."""
+        """Read the script's FAIL line and the text after it, and return the error to raise."""
         while await self._read_more() and len(self._buffer) < MAX_NOISE_BYTES:
             pass
         detail = self._buffer.decode("utf-8", "replace").strip()[-_SHOWN_OUTPUT:]
@@ -218,7 +222,7 @@ class _Greeting:
 
 
 def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
-    """Return the message for a step at which the script gave up, with the system's own words."""
+    """Return the error for the step at which the script failed, with the system's own message."""
     if step == "tool":
         package = {"python3": "python3"}.get(detail, "coreutils")
         return NodeNotReady(
@@ -248,7 +252,7 @@ def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
 
 
 def explain_end(code: int | None, output: str, where: str) -> NodeNotReady:
-    """Return the message for a command that ended before the agent said hello."""
+    """Return the error for a command that ended before the agent's hello."""
     if "WSL_E_DISTRO_NOT_FOUND" in output:
         return NodeNotReady(
             f"{where}: this PC has no WSL distro of that name", "List their names: wsl --list"

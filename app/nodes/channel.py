@@ -1,8 +1,8 @@
-"""Requests to a node's agent over the stdio of one command, and the events that come back.
+"""Send requests to a node's agent over the stdio of one command, and dispatch its events.
 
 Every request has exactly one outcome: its result, the error that the agent answered, a timeout, or
-NodeUnreachable when the channel is lost in between. What comes is split portion by portion and
-handled on the event loop at once, so that events keep their order and nothing queues up unseen.
+NodeUnreachable when the channel is lost first. Incoming bytes are split and handled on the event
+loop as they arrive, so that events keep their order and no hidden queue grows.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from app.errors import AgentBug, NodeUnreachable, RacklessError, UserError
 from app.nodes.bootstrap import StartedAgent
 
 EventCallback = Callable[[str, dict[str, Any]], None]
-"""Called with the event's kind and data, on the event loop; must return at once."""
+"""Callback with an event's kind and data, on the event loop; must not block."""
 
 _log = logging.getLogger(__name__)
 
 
 class MasterChannel:
-    """The conversation with one started agent. Create it inside a running event loop."""
+    """Channel to one started agent. Create it inside a running event loop."""
 
     def __init__(self, agent: StartedAgent, where: str) -> None:
         self.hello = agent.hello
@@ -48,7 +48,7 @@ class MasterChannel:
         self._writing = asyncio.Lock()
         self._reader = asyncio.create_task(self._read(agent.rest), name=f"channel to {where}")
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ requests
 
     async def request(
         self,
@@ -58,12 +58,12 @@ class MasterChannel:
         timeout_s: float | None = None,
         on_event: EventCallback | None = None,
     ) -> dict[str, Any]:
-        """Ask, and return the result. `on_event` gets the events that belong to this request.
+        """Send a request and return its result. `on_event` gets the events of this request.
 
         Raises:
-            UserError: the node's answer is that it cannot be done, and why.
+            UserError: the node cannot do it, and says why.
             NodeUnreachable: the channel was lost, or no answer came within `timeout_s`.
-            AgentBug: the agent failed by our fault.
+            AgentBug: the agent failed because of a bug.
         """
         request_id = next(self._ids)
         try:
@@ -74,9 +74,9 @@ class MasterChannel:
     async def follow(
         self, kind: str, args: dict[str, Any], on_event: EventCallback, *, timeout_s: float
     ) -> tuple[int, dict[str, Any]]:
-        """Ask for a stream of events; they reach `on_event` until `unfollow`.
+        """Subscribe to a stream of events, which reach `on_event` until `unfollow`.
 
-        Returns the number for `unfollow`, and the result. Raises what `request` raises.
+        Returns the id for `unfollow` and the result. Raises what `request` raises.
         """
         request_id = next(self._ids)
         try:
@@ -86,28 +86,28 @@ class MasterChannel:
             raise
 
     def unfollow(self, follow_id: int) -> None:
-        """Let the events of a followed request go by from now on."""
+        """Ignore the events of a followed request from now on."""
         self._callbacks.pop(follow_id, None)
 
     def post(self, kind: str, args: dict[str, Any]) -> None:
-        """Send a request whose answer nobody waits for; a lost channel is no error."""
+        """Send a request without waiting for its answer; a lost channel is not an error."""
         if self._lost is None:
             with contextlib.suppress(OSError):
                 self._process.write_soon(encode(Request(id=next(self._ids), kind=kind, args=args)))
 
-    # ------------------------------------------------------------ the end of it
+    # ------------------------------------------------------------ closing
 
     @property
     def is_lost(self) -> bool:
         return self._lost is not None
 
     async def wait_lost(self) -> NodeUnreachable:
-        """Return why the channel was lost, once it is."""
+        """Wait until the channel is lost, and return why."""
         await self._ended.wait()
         return self._lost or self._why("it was closed here")
 
     async def close(self, grace_s: float = 2.0) -> None:
-        """Ask the agent to end, and end it when it does not within `grace_s`. Runs go on."""
+        """Ask the agent to exit, and kill it after `grace_s` seconds. Runs continue."""
         if self._lost is None:
             with contextlib.suppress(RacklessError, OSError, TimeoutError):
                 async with asyncio.timeout(grace_s):
@@ -118,7 +118,7 @@ class MasterChannel:
         await asyncio.gather(self._reader, return_exceptions=True)
 
     def drop(self, reason: str) -> None:
-        """Give the channel up at once, without a word to the node."""
+        """Abandon the channel at once, without notifying the node."""
         self._lose(self._why(reason))
         self._reader.cancel()
 
@@ -144,7 +144,9 @@ class MasterChannel:
                 await self._send(line)
                 return await answer
         except asyncio.CancelledError:
-            if timeout_s is None or on_event is not None:  # long work: nobody wants it any more
+            if (
+                timeout_s is None or on_event is not None
+            ):  # long work: its result is not needed any more
                 self.post("cancel", {"request": request_id})
             raise
         except TimeoutError as error:
@@ -155,7 +157,7 @@ class MasterChannel:
         finally:
             self._pending.pop(request_id, None)
             if answer.done() and not answer.cancelled():
-                answer.exception()  # taken note of, also when the write failed first
+                answer.exception()  # retrieved, or asyncio would log it as lost
 
     async def _send(self, line: bytes) -> None:
         try:
@@ -197,7 +199,7 @@ class MasterChannel:
         try:
             message = decode(line)
         except WireError as error:
-            _log.warning("%s sent a line that is no message: %s", self._where, error)
+            _log.warning("%s sent a line that is not a message: %s", self._where, error)
             return
         if isinstance(message, Event):
             self._deliver(message)
@@ -226,7 +228,7 @@ class MasterChannel:
         return AgentBug(f"{self._where}: {error.message}", error.traceback)
 
     def _lose(self, error: NodeUnreachable) -> None:
-        """Settle everything that waits; the first reason stays."""
+        """Fail everything that waits; the first reason wins."""
         if self._lost is not None:
             return
         self._lost = error

@@ -1,7 +1,7 @@
-"""Everything that can be asked of a node, as methods with types: one for each kind of request.
+"""Typed methods for every request to a node, one for each kind.
 
-A client is a handle that stays: it names a node, and each call goes through whatever link there is
-to it at that moment, made on demand. So a reconnect in between is invisible to whoever asks next.
+A client is a permanent handle: it names a node, and each call uses the link that exists at that
+moment, opened on demand. So callers do not notice a reconnect between two calls.
 """
 
 from __future__ import annotations
@@ -51,18 +51,22 @@ from app.nodes.link import Link
 from app.nodes.transport.process import Process
 
 OnMessage = Callable[[str], None]
-"""Called with each sentence about how far a slow request is."""
+"""Callback with each sentence on the progress of a slow request."""
 OnProgress = Callable[[Progress], None]
 """Called with each sentence and the phase of the work."""
 QUICK_TIMEOUT_S = 30.0
+"""Maximum duration of a request that starts no work, in seconds."""
 LAUNCH_TIMEOUT_S = 120.0
+"""Maximum duration of starting an attempt, in seconds."""
 STOP_MARGIN_S = 60.0
+"""Time to kill and sweep processes after the grace period of a stop, in seconds."""
 TORCH_START_S = 90.0
-"""What importing torch may take on a busy node, on top of a probe's own deadline."""
+"""Time to import torch on a busy node, on top of a probe's own deadline, in seconds."""
 CALIBRATION_MARGIN_S = 120.0
-"""What the start of torch and the kernels' first compilation may take beside a measurement."""
+"""Time to start torch and compile kernels, on top of a measurement, in seconds."""
 MAX_BACKLOG_BYTES = 32 << 20
-"""Most followed log data that waits for its reader before it is let go and asked for again."""
+"""Maximum followed log data that waits for its reader, in bytes; beyond it the subscription is
+dropped and requested again."""
 T = TypeVar("T")
 
 
@@ -114,7 +118,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """Any of the results that are one whole number."""
+    """Any result that is a single integer."""
 
     value: int
 
@@ -130,8 +134,8 @@ class _Token:
 
 
 class NodeClient:
-    """Asks one node. Every method raises UserError (its sentence names the node), NodeUnreachable
-    when the answer cannot come any more, or AgentBug."""
+    """Client of one node. Every method raises UserError (which names the node), NodeUnreachable
+    when no answer can arrive any more, or AgentBug."""
 
     def __init__(self, name: str, link: Callable[[], Awaitable[Link]]) -> None:
         self.name = name
@@ -154,7 +158,7 @@ class NodeClient:
     async def environment_build(
         self, build: EnvironmentBuild, progress: OnMessage | None = None
     ) -> EnvironmentReport:
-        """Build the environment; downloads gigabytes, so there is no time limit but the link's."""
+        """Build the environment. Downloads gigabytes, so only the loss of the link ends it."""
         args = to_wire(build)
         return await self._ask(
             EnvironmentReport, "environment.build", args, None, _messages(progress)
@@ -166,7 +170,7 @@ class NodeClient:
         return await self._ask_number("port", "port.choose", {"address": address})
 
     async def probe_listen(self, address: str, listen_s: float) -> int:
-        """Let the node listen on a port of its choice for `listen_s`; returns the port."""
+        """Have the node listen on a port of its choice for `listen_s` seconds; return the port."""
         args = {"address": address, "timeout_s": listen_s}
         return await self._ask_number("port", "probe.listen", args)
 
@@ -192,12 +196,12 @@ class NodeClient:
         return (await self._ask(_Attempts, "attempt.list")).attempts
 
     async def stop(self, run_id: str, attempt: int, grace_s: float) -> AttemptStatus:
-        """Stop this node's part of an attempt; returns once no process of it is left."""
+        """Stop this node's part of an attempt; return once none of its processes is left."""
         args = {"run_id": run_id, "attempt": attempt, "grace_s": grace_s}
         return await self._ask(AttemptStatus, "attempt.stop", args, grace_s + STOP_MARGIN_S)
 
     async def leave_wish(self, run_id: str, attempt: int, wish: ControlRequest) -> None:
-        """Ask the trainer for something; its journal tells what becomes of it."""
+        """Leave a control request for the trainer, which reports the outcome in its journal."""
         args = {"run_id": run_id, "attempt": attempt, "wish": to_wire(wish)}
         await self._request("attempt.wish", args, QUICK_TIMEOUT_S)
 
@@ -217,13 +221,13 @@ class NodeClient:
     async def follow_streams(
         self, run_id: str, attempt: int, offsets: Mapping[str, int]
     ) -> AsyncGenerator[StreamChunk]:
-        """Yield what is appended to the streams of an attempt, from `offsets` on, without end.
+        """Yield what is appended to the streams of an attempt from `offsets` on, indefinitely.
 
-        A stream that is not in `offsets` begins at 0 when it appears. Nothing is lost or doubled:
-        a reader who falls far behind makes us let go and ask again at the offset it has reached.
+        A stream that is not in `offsets` begins at 0 when it appears. Nothing is lost or repeated:
+        if the reader falls far behind, the subscription is renewed at the offset it has reached.
 
         Raises:
-            NodeUnreachable: the link was lost; ask again with the offsets reached.
+            NodeUnreachable: the link was lost; follow again from the offsets reached.
         """
         reached = dict(offsets)
         while True:
@@ -272,25 +276,26 @@ class NodeClient:
         await self._request("checkpoint.delete", {"run_id": run_id, "step": step}, QUICK_TIMEOUT_S)
 
     async def run_fence(self, run_id: str, attempt: int) -> int:
-        """Let no attempt older than `attempt` commit; returns the newest attempt known there."""
+        """Refuse checkpoints of attempts older than `attempt`; return the newest one known
+        there."""
         args = {"run_id": run_id, "attempt": attempt}
         return await self._ask_number("attempt", "run.fence", args)
 
     async def run_delete(self, run_id: str) -> int:
-        """Delete everything of a run on the node; returns the bytes freed."""
+        """Delete all files of a run on the node; return the bytes freed."""
         return await self._ask_number("freed_bytes", "run.delete", {"run_id": run_id}, 300.0)
 
     async def bundle_status(self, destination: str, files: Sequence[FileEntry]) -> BundleStatus:
-        """Ask which of `files` the node lacks; it hashes what it has, so this may take long."""
+        """Return which of `files` the node lacks; it hashes what it has, so this may take long."""
         args = {"destination": destination, "files": to_wire(list(files))}
         return await self._ask(BundleStatus, "bundle.status", args, None)
 
     async def hash_artifact(self, path: str) -> tuple[FileEntry, ...]:
-        """Have the files of an artifact hashed on the node, which reads it whole; empty: gone."""
+        """Hash the files of an artifact on the node, which reads all of it; empty: it is gone."""
         return (await self._ask(_Files, "artifact.hash", {"path": path}, None)).files
 
     async def delete_artifact(self, path: str) -> int:
-        """Delete an artifact's copy or an export on the node; returns the bytes freed."""
+        """Delete an artifact's copy or an export on the node; return the bytes freed."""
         return await self._ask_number("freed_bytes", "artifact.delete", {"path": path}, 300.0)
 
     async def export_merged(
@@ -299,64 +304,64 @@ class NodeClient:
         return await self._ask(ExportResult, "export.merged", to_wire(job), None, progress)
 
     async def export_made(self, job: MakeJob, progress: OnProgress | None = None) -> ExportResult:
-        """Quantize a merged model and prove the result; as long as that takes."""
+        """Quantize a merged model and verify the result; without a time limit."""
         return await self._ask(ExportResult, "export.made", to_wire(job), None, progress)
 
     async def chat_open(self, job: ChatJob, progress: OnMessage | None = None) -> ChatOpened:
-        """Load a model that the node has; it stays until it is closed or this connection ends."""
+        """Load a model of the node; it stays loaded until closed or until this link ends."""
         return await self._ask(ChatOpened, "chat.open", to_wire(job), None, _messages(progress))
 
     async def chat_ask(
         self, chat: str, turn: ChatTurn, piece: OnMessage | None = None
     ) -> ChatReply:
-        """Ask a loaded model; `piece` hears the answer as it is made."""
+        """Ask a loaded model; `piece` is called with the answer as it is generated."""
         args = {"chat": chat, "turn": to_wire(turn)}
         return await self._ask(ChatReply, "chat.ask", args, None, _messages(piece))
 
     async def chat_stop(self, chat: str) -> None:
-        """End the present answer where it is."""
+        """Interrupt the current answer."""
         await self._request("chat.stop", {"chat": chat}, QUICK_TIMEOUT_S)
 
     async def chat_close(self, chat: str) -> None:
-        """Let a loaded model go."""
+        """Unload a model."""
         await self._request("chat.close", {"chat": chat}, QUICK_TIMEOUT_S)
 
     async def build_packages(
         self, job: PackagesBuild, progress: OnMessage | None = None
     ) -> PackagesReport:
-        """Put packages beside the training environment; downloads tens of megabytes."""
+        """Install packages beside the training environment; downloads tens of megabytes."""
         return await self._ask(
             PackagesReport, "packages.build", to_wire(job), None, _messages(progress)
         )
 
     async def preview_data(self, job: PreviewJob, progress: OnMessage | None = None) -> DataPreview:
-        """Look data over on the node; big data takes as long as tokenizing it."""
+        """Preview data on the node; large data takes as long as tokenizing it."""
         return await self._ask(DataPreview, "data.preview", to_wire(job), None, _messages(progress))
 
     async def calibrate(
         self, job: CalibrationJob, progress: OnMessage | None = None
     ) -> Calibration:
-        """Measure a GPU that no run uses meanwhile."""
+        """Measure a GPU; no run may use it at the same time."""
         timeout_s = job.seconds + CALIBRATION_MARGIN_S
         return await self._ask(
             Calibration, "gpu.calibrate", to_wire(job), timeout_s, _messages(progress)
         )
 
     async def model_config(self, model: str) -> dict[str, Any] | None:
-        """Return the config.json of a model that the node has; None: it has none."""
+        """Return the config.json of a model on the node; None: it is not there."""
         answer = await self._ask(_Config, "model.config", {"model": model})
         return answer.config
 
     async def hub_token(self, wish: TokenWish) -> NodeTokenPlace:
-        """Find, keep or forget the hub's token on the node; return how it stands then."""
+        """Find, store or delete the hub's token on the node; return the state afterwards."""
         answer = await self._ask(_Token, "hub.token", to_wire(wish))
         return answer.place
 
     async def open_command(self, *arguments: str) -> Process:
-        """Start another command of the agent's archive, for raw bytes."""
+        """Start another command of the agent's archive, for a transfer of raw bytes."""
         return await (await self._link()).open_command(*arguments)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ sending
 
     async def _ask(
         self,
@@ -385,13 +390,13 @@ class NodeClient:
         timeout_s: float | None,
         progress: OnProgress | None = None,
     ) -> dict[str, Any]:
-        def tell(event: str, data: dict[str, Any]) -> None:
+        def report(event: str, data: dict[str, Any]) -> None:
             if progress is not None and event == "progress":
                 message, phase = str(data.get("message", "")), str(data.get("phase", ""))
                 progress(Progress(message=message, phase=phase))
 
         channel = (await self._link()).channel
-        return await channel.request(kind, args, timeout_s=timeout_s, on_event=tell)
+        return await channel.request(kind, args, timeout_s=timeout_s, on_event=report)
 
     def _read_as(self, answer: type[T], result: dict[str, Any], kind: str) -> T:
         try:
@@ -401,7 +406,7 @@ class NodeClient:
 
 
 class _Backlog:
-    """Followed data that its reader has not taken yet; bounded."""
+    """Bounded queue of followed data that the reader has not taken yet."""
 
     def __init__(self) -> None:
         self.chunks: deque[dict[str, Any]] = deque()
@@ -424,7 +429,7 @@ class _Backlog:
 
 
 def decoded_size(data_base64: str) -> int:
-    """Return how many bytes base64 text stands for.
+    """Return the number of bytes that base64 text decodes to.
 
     >>> decoded_size("YWJj"), decoded_size("YWI="), decoded_size("YQ=="), decoded_size("")
     (3, 2, 1, 0)

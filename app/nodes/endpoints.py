@@ -1,4 +1,4 @@
-"""Where the ranks of a node are reached by the others."""
+"""Choose the address at which the ranks of each node are reached by the others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where a node's ranks are reached by the others."""
+    """Address of a node's ranks for the other nodes."""
 
     address: str
     interface: str | None
-    """The network device with that address; None: not known, left to torch."""
+    """Network device with that address; None: not known, torch chooses."""
 
 
 def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
     """Return each node's address for training.
 
-    A node reached over SSH has the address that the master came by. The PC of the master itself has
-    none: it takes the one of its own that lies in a network with the others; alone, loopback.
+    A node reached over SSH has the address that the master connected to. The master's own PC has
+    none: it uses its address in a network with the others, or loopback if it is alone.
 
     Raises:
-        UserError: nodes on loopback and nodes elsewhere cannot reach each other.
+        UserError: a node has only a loopback address, which the others cannot reach.
     """
     known = {name: known.address for name, known in facts.items() if known.address}
     remote = [address for address in known.values() if not _is_loopback(address)]
@@ -50,7 +50,7 @@ def choose_endpoints(facts: Mapping[str, NodeFacts]) -> dict[str, Endpoint]:
 def _own_address(facts: NodeFacts, peers: Sequence[str]) -> str:
     """Return the node's address in a network that it shares with a peer.
 
-    Interfaces tell no netmask, so the longest common beginning of two addresses stands for one.
+    The facts have no netmask, so the longest common prefix of two addresses replaces it.
     """
     own = [i.address for i in facts.interfaces if i.up is not False and not _is_loopback(i.address)]
     best = max(

@@ -1,7 +1,7 @@
-"""All nodes of the master: who is watched, who is connected, and the clients to ask them with.
+"""All nodes of the master: their connections, snapshots and clients.
 
-A node is connected when somebody asks for it, by `connect` (which also follows its telemetry) or by
-a client's first request, and stays connected until the fleet closes. All tasks live in one group.
+A node is connected on demand, by `connect` (which also follows its telemetry) or by a client's
+first request, and stays connected until the fleet closes. All tasks live in one group.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from app.nodes.node import Node, NodeAddress, SshAddress, transport_of
 from app.nodes.watch import NodeWatch
 
 MAX_CONNECTS = 8
-"""Nodes connected to at the same time; sshd refuses some of many at once (MaxStartups)."""
+"""Maximum number of connections opened at the same time: sshd drops some of many (MaxStartups)."""
 
 
 class Fleet:
-    """Use it as an async context manager; leaving it closes every link and ends every task."""
+    """Async context manager; leaving it closes every link and ends every task."""
 
     def __init__(self, home: Path, events: EventHub) -> None:
         self._home = home
@@ -52,10 +52,10 @@ class Fleet:
     ) -> None:
         for task in self._tasks.values():
             task.cancel()
-        # Without the block's own error, which the group would wrap into an ExceptionGroup.
+        # The block's own error is not passed on: the group would wrap it into an ExceptionGroup.
         await self._group.__aexit__(None, None, None)
 
-    # ------------------------------------------------------------ which nodes there are
+    # ------------------------------------------------------------ adding and removing
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._nodes)
@@ -64,7 +64,7 @@ class Fleet:
         """Return a node that was added.
 
         Raises:
-            UserError: there is none of this name.
+            UserError: there is no node of this name.
         """
         try:
             return self._nodes[name]
@@ -76,16 +76,16 @@ class Fleet:
             ) from None
 
     def add(self, node: Node) -> None:
-        """Make a node known that was added before. Does not connect."""
+        """Register a node that was added before. Does not connect."""
         self._nodes[node.name] = node
         self._events.publish(NodeChanged(self.snapshot(node.name)))
 
     async def join(
         self, node: Node, accept_host_key: str | None = None
     ) -> tuple[NodeSnapshot, NodeFacts]:
-        """Reach a new node for the first time, start its agent, and make it known if all is well.
+        """Connect to a new node, start its agent, and register it if that succeeds.
 
-        Nothing is left behind otherwise, neither here nor in the confirmed host keys.
+        On failure nothing is left behind, not even a confirmed host key.
 
         Raises:
             HostKeyUnknown: show the fingerprint, ask, and call again with it.
@@ -119,7 +119,7 @@ class Fleet:
         return self._last[node.name], facts
 
     async def remove(self, name: str) -> None:
-        """Let go of a node, and forget its host key unless another node shares it."""
+        """Disconnect and unregister a node; forget its host key unless another node shares it."""
         node = self.node(name)
         await self._stop_watching(name)
         del self._nodes[name]
@@ -128,10 +128,10 @@ class Fleet:
             self._forget_host(node.address)
         self._events.publish(NodeRemoved(name))
 
-    # ------------------------------------------------------------ how they stand
+    # ------------------------------------------------------------ connecting
 
     def snapshot(self, name: str) -> NodeSnapshot:
-        """Return what is known of a node now."""
+        """Return the current state of a node."""
         node = self.node(name)
         watch = self._watches.get(name)
         if watch is not None:
@@ -144,7 +144,7 @@ class Fleet:
     async def connect(self, names: Iterable[str] = ()) -> None:
         """Keep nodes connected from now on, with their telemetry; empty: all nodes.
 
-        Returns at once; how each fares is told by NodeChanged. Refused nodes are tried again.
+        Returns at once; NodeChanged events report the outcome. Refused nodes are tried again.
         """
         for name in tuple(names) or self.names():
             watch = self._watch(name)
@@ -153,7 +153,7 @@ class Fleet:
                 watch.retry()
 
     def client(self, name: str) -> NodeClient:
-        """Return a handle that connects on its first request, and again after a loss.
+        """Return a handle that connects on its first request and reconnects after a loss.
 
         Raises:
             UserError: there is no such node.
@@ -162,10 +162,10 @@ class Fleet:
         return NodeClient(name, _OnDemand(self, name))
 
     async def refresh(self, name: str) -> NodeSnapshot:
-        """Ask a node for its facts and return it with them.
+        """Fetch the facts of a node and return its snapshot.
 
         Raises:
-            UserError: it cannot be asked.
+            UserError: it cannot be reached.
         """
         facts = await self.client(name).facts()
         watch = self._watch(name)
@@ -173,9 +173,9 @@ class Fleet:
         return watch.snapshot
 
     async def reach(self, names: Iterable[str] = ()) -> tuple[NodeSnapshot, ...]:
-        """Try to reach nodes (empty: all), learn their facts, and return how each stands.
+        """Try to reach nodes (empty: all), fetch their facts, and return their snapshots.
 
-        A dead node is no error.
+        A node that does not answer is not an error.
         """
         chosen = tuple(names) or self.names()
         looks = (self.refresh(self.node(name).name) for name in chosen)
@@ -185,10 +185,10 @@ class Fleet:
         return tuple(self.snapshot(name) for name in chosen)
 
     async def link(self, name: str) -> Link:
-        """Return the link to a node, made when there is none.
+        """Return the link to a node; open it if necessary.
 
         Raises:
-            UserError: why there can be none.
+            UserError: it cannot be opened.
         """
         return await self._watch(name).link()
 
@@ -232,7 +232,7 @@ class Fleet:
 
 
 class _OnDemand:
-    """Asks the fleet for the link each time, so that a client survives reconnects."""
+    """Link provider that asks the fleet each time, so that a client survives reconnects."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
         self._fleet = fleet
@@ -243,7 +243,7 @@ class _OnDemand:
 
 
 class _Held:
-    """The one link of a first contact."""
+    """Link provider for the single link of a first contact."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -263,7 +263,7 @@ def _snapshot(node: Node, state: str, facts: NodeFacts | None) -> NodeSnapshot:
 
 
 def _is_same_place(one: NodeAddress, other: NodeAddress) -> bool:
-    """Whether both lead to the same user's home on the same PC, whatever the key."""
+    """Return whether both lead to the same user's home on the same PC, regardless of the key."""
     if isinstance(one, SshAddress) and isinstance(other, SshAddress):
         return _same_host(one, other) and one.user == other.user
     return one == other

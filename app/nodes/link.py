@@ -1,7 +1,7 @@
-"""A node that can be talked to: an open connection with a started agent on it.
+"""A link to a node: an open connection with a started agent on it.
 
-Raw bytes travel on connections of their own. On the agent's, a ping would wait behind megabytes
-that a slow network has not taken yet, and the node would look dead while it is sent a model.
+Transfers of raw bytes use connections of their own. On the agent's connection a ping would queue
+behind megabytes on a slow network, and the node would look dead while it receives a model.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from app.nodes.transport.connection import Connection, connect
 from app.nodes.transport.process import Process
 
 CLOSE_GRACE_S = 2.0
+"""Time for the agent to exit by itself, in seconds."""
 
 
 class Link:
-    """Owns the connection and the channel; `close` ends both and leaves no process behind."""
+    """Owner of the connection and the channel; `close` ends both and leaves no process behind."""
 
     def __init__(
         self,
@@ -43,10 +44,10 @@ class Link:
     async def open_command(self, *arguments: str) -> Process:
         """Start another command of the agent's archive, such as `receive models/m`.
 
-        Closing the process closes the connection that it has for itself.
+        Closing the process also closes its own connection.
 
         Raises:
-            UserError: there is no second connection, or the node starts no further command.
+            UserError: no second connection is possible, or the node refuses another command.
         """
         archive = f"{self.hello.agent_home}/agents/{self.hello.archive_sha256}.zip"
         connection = await self._connect_again()
@@ -76,9 +77,9 @@ async def open_link(
     """Connect to `node` and start its agent.
 
     Args:
-        home: the master's folder.
-        gate: limits how many nodes are connected to at the same time.
-        accept_host_key: fingerprint that a person has confirmed for a first contact.
+        home: folder of the master.
+        gate: limits how many connections are opened at the same time.
+        accept_host_key: fingerprint that the user has confirmed for a first contact.
 
     Raises:
         UserError: one of its kinds, see `connect` and `start_agent`.

@@ -1,8 +1,7 @@
-"""What a node is called and where it is found.
+"""Names and addresses of nodes.
 
-Three ways lead to a node: SSH to another PC, the PC that the master runs on, and a WSL distro of
-this PC through `wsl.exe`. Each way is one frozen dataclass; everything else asks only for the
-connection that belongs to it.
+A node is reached over SSH, is the PC that the master runs on, or is a WSL distro of this PC. Each
+kind of address is one frozen dataclass; all other code only opens the connection for it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ DEFAULT_SSH_PORT = 22
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"[\w.-]{1,253}")
 _USER = re.compile(r"[^\s:/\x00-\x1f\x7f]{1,128}")
+# Device names cannot be folders on Windows; `all` and `master` have a meaning in run files.
 _RESERVED = frozenset(
     {"all", "master", "con", "prn", "aux", "nul"}
     | {f"{device}{digit}" for device in ("com", "lpt") for digit in range(1, 10)}
@@ -80,7 +80,7 @@ NodeAddress = SshAddress | LocalAddress | WslAddress
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     name: str
-    """Up to 63 letters, digits, dots, dashes and underscores; also used as a folder name."""
+    """Name of 1 to 63 letters, digits, dots, dashes and underscores; also a folder name."""
     address: NodeAddress
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Node:
 
 
 def check_node_name(name: str) -> None:
-    """Accept `name` as a node's name.
+    """Validate the name of a node.
 
     Raises:
         UsageError: it is empty, too long, reserved, or has other characters.
@@ -104,7 +104,7 @@ def check_node_name(name: str) -> None:
 
 
 def parse_ssh_address(text: str, key: Path | None = None) -> SshAddress:
-    """Read `USER@HOST[:PORT]`; an IPv6 address stands in brackets when a port follows.
+    """Parse `USER@HOST[:PORT]`; an IPv6 address needs brackets when a port follows.
 
     Raises:
         UsageError: the text has another form; the message says what is missing.
@@ -129,7 +129,7 @@ def transport_of(address: NodeAddress) -> TransportKind:
 
 
 def address_to_json(address: NodeAddress) -> dict[str, Any]:
-    """Return the address as plain values, for storage."""
+    """Return the address as JSON values, for storage."""
     match address:
         case SshAddress():
             key = None if address.key is None else str(address.key)
@@ -142,7 +142,7 @@ def address_to_json(address: NodeAddress) -> dict[str, Any]:
 
 
 def address_from_json(stored: Mapping[str, Any]) -> NodeAddress:
-    """Read back what `address_to_json` wrote.
+    """Return the address that `address_to_json` stored.
 
     Raises:
         ValueError: the transport is none of the three, or a part of the address is missing.

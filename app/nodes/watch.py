@@ -1,9 +1,9 @@
-"""One task per node that keeps it connected, and says at each moment how it stands.
+"""Keep a node connected, in one task per node, and publish its state.
 
-The states: `connecting` (first try), `online`, `unreachable` (tried again with growing, jittered
-pauses) and `refused` (host key or login: tried again only when a person asks, because more tries
-would look like an attack). An own ping each second measures the round trip; when one is overdue the
-node counts as unreachable at once, while the link gets a little longer to recover.
+The states are `connecting` (first try), `online`, `unreachable` (retried with growing, jittered
+pauses) and `refused` (host key or login: retried only on request, because more tries would look
+like an attack). A ping each second measures the round trip; if one is overdue, the node counts as
+unreachable at once, while the link gets a little longer to recover.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ from app.nodes.node import Node, transport_of
 
 PING_INTERVAL_S: Final = 1.0
 STALE_AFTER_S: Final = 1.8
-"""A ping unanswered for so long makes the node unreachable; with the interval 2.8 s at most."""
+"""Age of an unanswered ping that makes the node unreachable, in seconds. With the interval, a dead
+node is noticed after at most 2.8 s."""
 GIVE_UP_AFTER_S: Final = 15.0
-"""A ping unanswered for so long ends the link."""
+"""Age of an unanswered ping that ends the link, in seconds."""
 FIRST_PAUSE_S: Final = 0.5
-LONGEST_PAUSE_S: Final = 30.0
+"""Pause before the first retry, in seconds; it doubles with each further one."""
+MAX_PAUSE_S: Final = 30.0
+"""Maximum pause between retries, in seconds."""
 STEADY_AFTER_S: Final = 20.0
-"""A link that lived so long makes the next pause short again."""
+"""Lifetime of a link that resets the pause between retries, in seconds."""
 REST_S: Final = 2.0
-"""A failure younger than this is told again instead of trying anew for a request."""
+"""Age below which a failure answers the next request without a new try, in seconds."""
 REFUSED_REST_S: Final = 15.0
+"""The same for a refused login, which counts towards the limits of fail2ban."""
 REFUSALS: Final = (HostKeyUnknown, HostKeyChanged, LoginRefused)
 
 _log = logging.getLogger(__name__)
@@ -52,18 +56,18 @@ def pause_before(attempt: int, jitter: float) -> float:
     """Return the seconds to wait before the next try.
 
     Args:
-        attempt: tries that failed in a row, from 1.
-        jitter: 0 to 1; spreads nodes that went away together.
+        attempt: number of failures in a row, from 1.
+        jitter: random number from 0 to 1, which spreads nodes that went away together.
 
     >>> [pause_before(n, 0.5) for n in (1, 2, 3, 7, 20)]
     [0.5, 1.0, 2.0, 30.0, 30.0]
     """
-    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 10))
-    return min(LONGEST_PAUSE_S, pause_s * (0.7 + 0.6 * jitter))
+    pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 10))
+    return min(MAX_PAUSE_S, pause_s * (0.7 + 0.6 * jitter))
 
 
 class NodeWatch:
-    """Owns the link to one node; `run` is its task."""
+    """Owner of the link to one node; `run` is its task."""
 
     def __init__(
         self, node: Node, open_link: Callable[[Node], Awaitable[Link]], events: EventHub
@@ -87,10 +91,10 @@ class NodeWatch:
         self._num_tries = 0
         self._tried = asyncio.Condition()
 
-    # ------------------------------------------------------------ for the fleet
+    # ------------------------------------------------------------ interface
 
     async def run(self) -> None:
-        """Connect, stay connected, connect again; until cancelled. The link is closed then."""
+        """Connect and reconnect until cancelled, then close the link."""
         failures = 0
         while True:
             self._retry.clear()
@@ -106,10 +110,10 @@ class NodeWatch:
                     failures = 0
 
     async def link(self) -> Link:
-        """Return the open link; tries once more when there is none now.
+        """Return the open link; try once more if there is none.
 
         Raises:
-            UserError: why there is no link.
+            UserError: there is no link, and why.
         """
         if self._link is None:
             self._rest()
@@ -122,22 +126,22 @@ class NodeWatch:
         return self._link
 
     def retry(self) -> None:
-        """Try again now instead of at the end of the pause."""
+        """Retry now instead of at the end of the pause."""
         if not self._is_trying:
             self._retry.set()
 
     def follow_samples(self) -> None:
-        """Publish the node's samples from now on, first those of the last ten minutes."""
+        """Publish the node's samples from now on, starting with those of the last ten minutes."""
         self._samples_wanted.set()
 
     def remember(self, facts: NodeFacts) -> None:
-        """Keep newer facts in the snapshot."""
+        """Store newer facts in the snapshot."""
         self._publish(facts=facts)
 
     # ------------------------------------------------------------ one life of a link
 
     async def _live_once(self) -> Exception:
-        """Make a link and use it until it is lost; return why."""
+        """Open a link and use it until it is lost; return the reason."""
         try:
             link = await self._open_link(self.node)
         except UserError as error:
@@ -177,7 +181,7 @@ class NodeWatch:
             _log.exception("closing the link to %s", self.node.name)
 
     async def _settle(self, link: Link | None, error: UserError | None) -> None:
-        """Note the outcome of a try and wake up who waits for it."""
+        """Record the outcome of a try and wake its waiters."""
         self._link, self._is_trying = link, False
         self._num_tries += 1
         if error is None:
@@ -189,7 +193,7 @@ class NodeWatch:
             self._tried.notify_all()
 
     def _rest(self) -> None:
-        """Answer with the last failure when it is so young that a new try would only hammer."""
+        """Raise the last failure if it is too recent for a new try."""
         if self._failure is None or self._is_trying:
             return
         rest_s = REFUSED_REST_S if isinstance(self._failure, REFUSALS) else REST_S
@@ -213,9 +217,9 @@ class NodeWatch:
             facts = await link.channel.request("facts", timeout_s=GIVE_UP_AFTER_S)
             self._publish(facts=from_wire(NodeFacts, facts))
         except NodeUnreachable:
-            return  # told by the end of the link
+            return  # the end of the link reports it
         except (RacklessError, WireError) as error:
-            _log.warning("%s did not tell its facts: %s", self.node.name, error)
+            _log.warning("the facts of %s cannot be read: %s", self.node.name, error)
 
     # ------------------------------------------------------------ ping
 
@@ -250,7 +254,7 @@ class NodeWatch:
     # ------------------------------------------------------------ samples
 
     async def _follow_samples(self, link: Link) -> None:
-        """Ask for the samples that we do not have yet, once somebody wants them."""
+        """Follow the samples that are missing here, once they are requested."""
         await self._samples_wanted.wait()
         try:
             clock = await link.channel.request("ping", timeout_s=GIVE_UP_AFTER_S)
@@ -263,7 +267,7 @@ class NodeWatch:
             args = {"after_s": 0.0 if self._newest is None else self._newest.time_s}
             await link.channel.follow("telemetry.follow", args, take, timeout_s=GIVE_UP_AFTER_S)
         except NodeUnreachable:
-            return  # told by the end of the link
+            return  # the end of the link reports it
         except RacklessError as error:
             _log.warning("%s sends no telemetry: %s", self.node.name, error)
 
@@ -274,7 +278,8 @@ class NodeWatch:
             _log.warning("%s sent a sample in a wrong form: %s", self.node.name, error)
             return
         newest = self._newest
-        # Both must stand still to call it a double: the clock may step back, seq may begin anew.
+        # A duplicate has neither a newer time nor a newer number: clocks step back, numbers
+        # restart.
         if newest and sample.time_s <= newest.time_s and sample.seq <= newest.seq:
             return
         self._newest = sample

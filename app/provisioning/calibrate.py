@@ -1,4 +1,4 @@
-"""Measure what a node trains on, one GPU after the other, each for about 20 seconds."""
+"""Calibrate a node: measure each GPU in turn for about 20 seconds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from app.nodes.client import NodeClient, OnMessage
 from app.provisioning.environment import python_of
 
 CPU_S = 6.0
-"""A processor is as fast after seconds as after minutes."""
+"""Duration of the measurement of a CPU, in seconds; it needs no warm-up, unlike a GPU."""
 
 
 async def calibrate_node(
     client: NodeClient, progress: OnMessage | None = None
 ) -> dict[str, Calibration]:
-    """Return what each GPU of the node reached, by its uuid; of a node without, its `cpu`.
+    """Return the measured rates by uuid of the GPU; `cpu` for a node without GPUs.
 
     Raises:
-        UserError: it has no training environment, or a run uses a GPU.
+        UserError: the node has no training environment, or a run uses a GPU.
     """
     facts = await client.facts()
     python = python_of(client.name, facts)
@@ -30,9 +30,9 @@ async def calibrate_node(
     found: dict[str, Calibration] = {}
     for name, job in jobs:
 
-        def tell(text: str, name: str = name) -> None:
+        def report(text: str, name: str = name) -> None:
             if progress is not None:
                 progress(f"{name}: {text}")
 
-        found[job.device_id] = await client.calibrate(job, tell)
+        found[job.device_id] = await client.calibrate(job, report)
     return found

@@ -1,8 +1,8 @@
-"""The training environment of a node: the lock file that it must fit, adopted or built.
+"""Set up the training environment of a node: adopt or build one that fits the lock file.
 
-The node does the work (agents/node/environment.py): it asks an interpreter what it has, or makes a
-virtual environment from the lock. Two nodes fit together when they fit the same lock, which is
-known by a hash over its requirements alone: a changed comment rebuilds nothing.
+The node does the work (agents/node/environment.py): it lists the packages of an interpreter, or
+builds a virtual environment from the lock. Nodes are compatible when they fit the same lock, which
+is identified by a hash over its requirements alone: a changed comment rebuilds nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient, OnMessage
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
+# Maximum number of differing packages that a message lists.
 _SHOWN_PACKAGES = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentLock:
     text: str
-    """What pip is given."""
+    """Text that pip gets."""
     requirements: dict[str, str]
-    """Distribution name -> exact version."""
+    """Exact version by name of the distribution."""
     sha256: str
-    """Over the sorted requirements."""
+    """Hash over the sorted requirements."""
 
 
 def read_train_lock() -> EnvironmentLock:
@@ -38,16 +39,16 @@ def read_train_lock() -> EnvironmentLock:
 
 
 def read_lock(name: str) -> EnvironmentLock:
-    """Return a lock that ships with Rackless: `train`, or what a way of quantizing needs beside."""
+    """Return a lock that ships with Rackless: `train`, or extra packages of an export format."""
     file = importlib.resources.files("resources").joinpath("environments", f"{name}.lock")
     return parse_lock(file.read_text("utf-8"))
 
 
 def parse_lock(text: str) -> EnvironmentLock:
-    """Read lines of `name==version`; `#` begins a comment.
+    """Parse lines of `name==version`; `#` begins a comment.
 
     Raises:
-        ValueError: a line has another form, or a name stands twice.
+        ValueError: a line has another form, or a name is repeated.
 
     >>> parse_lock("b==2.0  # why\\n\\na==1").requirements
     {'b': '2.0', 'a': '1'}
@@ -77,17 +78,17 @@ async def setup_environment(
     lock: EnvironmentLock | None = None,
     candidates: Sequence[str] = (sys.executable,),
 ) -> EnvironmentReport:
-    """Give a node an environment that fits the lock, and let the node remember it.
+    """Make sure that a node has an environment that fits the lock, and have the node store it.
 
     Args:
-        python: the interpreter to adopt; None: the one remembered, else the first of `candidates`
-            that fits, else a newly built one.
-        lock: None: the one that this version trains with.
-        candidates: interpreters worth a look before gigabytes are downloaded. The master's own is
-            there when the node is this PC.
+        python: interpreter to adopt; None: the stored one, else the first of `candidates` that
+            fits, else a newly built one.
+        lock: packages to fit; None: those of this version's trainer.
+        candidates: interpreters to try before gigabytes are downloaded. The master's own exists
+            on the node if the node is this PC.
 
     Raises:
-        UserError: `python` does not fit (with the differences), or the build failed (why).
+        UserError: `python` does not fit (with the differences), or the build failed (with why).
     """
     lock = lock or read_train_lock()
     if python is not None:
@@ -109,13 +110,13 @@ async def setup_environment(
 
 
 async def find_environment(client: NodeClient, lock: EnvironmentLock) -> EnvironmentReport:
-    """Return how the environment that the node remembers compares with `lock` now."""
+    """Compare the stored environment of the node with `lock`."""
     query = EnvironmentQuery(lock_sha256=lock.sha256, requirements=lock.requirements)
     return await _find(client, query)
 
 
 def misfit(name: str, report: EnvironmentReport) -> UserError:
-    """Return the message for an interpreter that does not fit the lock."""
+    """Return the error for an interpreter that does not fit the lock."""
     parts = [*report.different, *(f"{package} is missing" for package in report.missing)]
     shown = "; ".join(parts[:_SHOWN_PACKAGES])
     more = len(parts) - _SHOWN_PACKAGES
@@ -133,7 +134,7 @@ def _adopting(lock: EnvironmentLock, python: str) -> EnvironmentQuery:
 
 
 async def _find(client: NodeClient, query: EnvironmentQuery) -> EnvironmentReport:
-    """Like `environment_find`, but an interpreter that is gone or broken merely does not fit."""
+    """Call `environment_find`; an interpreter that is gone or broken counts as not fitting."""
     try:
         return await client.environment_find(query)
     except NodeUnreachable:
@@ -146,7 +147,7 @@ def python_of(node: str, facts: NodeFacts) -> str:
     """Return the interpreter of a node's training environment.
 
     Raises:
-        UserError: there is none, or it is not the one that every node must have.
+        UserError: there is none, or it does not fit the lock.
     """
     report = facts.environment
     hint = f"Build it with: rackless nodes setup {node}"

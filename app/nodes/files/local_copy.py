@@ -1,7 +1,8 @@
-"""Copy a folder to another place of this PC's disks, hashed while it goes.
+"""Copy a folder to another place on this PC, hashing it on the way.
 
-It is collected beside its place, file by file, and gets its name when it is whole. A copy that was
-broken off leaves its finished files there, and the next one reads them again instead of copying.
+Files are collected in a temporary folder beside the target, which is renamed when it is complete.
+An interrupted copy leaves its finished files there, and the next one verifies them instead of
+copying them again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from app.paths import is_same_folder
 from app.storage.hashes import hash_file
 from app.text import show_bytes
 
+# Suffix of the file that is being written.
 _HALF = ".half"
 
 
@@ -30,7 +32,7 @@ async def copy_folder(
     """Copy `files` (below `root`) to the new folder `target`.
 
     Raises:
-        UserError: `target` is in use, the disk is full, or a file is not what it was.
+        UserError: `target` exists, the disk is full, or a file has changed.
     """
     temporary = target.with_name(f".{target.name}.part")
     try:

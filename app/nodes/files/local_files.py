@@ -1,7 +1,7 @@
-"""The near ends of a transfer: files of this PC, read and written without blocking the event loop.
+"""Read and write files of this PC for transfers, without blocking the event loop.
 
-Disk work happens in threads. A thread cannot be cancelled, so whoever is cancelled waits for the
-step that is under way: afterwards nothing of ours touches the files any more.
+Disk work runs in threads. A thread cannot be cancelled, so a cancelled task waits for the current
+step: afterwards no thread touches the files any more.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from agents.contract.run import FileEntry
 from app.errors import UserError
 
 BLOCK_BYTES = 1 << 20
+"""Size of the blocks that are read and sent, in bytes."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `function` in a thread; when cancelled, let it end first."""
+    """Run `function` in a thread; if cancelled, wait for it to finish first."""
     task = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(task)
@@ -59,12 +60,12 @@ async def read_blocks(path: Path, size_bytes: int) -> AsyncGenerator[bytes]:
         except OSError as error:
             raise _unreadable(path, error) from error
         finally:
-            # The thread must be done with the file before it is closed.
+            # The read-ahead must finish before the file is closed.
             await asyncio.wait({ahead})
 
 
 class FileWriter:
-    """One file on this PC: written in threads, hashed, checked and made durable at its end."""
+    """Writer of one file: in threads, hashed, verified and synced to disk when it is closed."""
 
     def __init__(self, folder: Path, entry: FileEntry, node: str) -> None:
         self._path = folder / entry.path
@@ -106,7 +107,7 @@ class FileWriter:
 
 
 def publish_folder(temporary: Path, target: Path) -> None:
-    """Give a finished folder its name, durably."""
+    """Rename a finished folder to its final name and sync the rename to disk."""
     target.parent.mkdir(parents=True, exist_ok=True)
     os.rename(temporary, target)
     if os.name == "posix":
@@ -118,7 +119,7 @@ def publish_folder(temporary: Path, target: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it; one that is not there is no error."""
+    """Remove a folder with its contents; a missing one is not an error."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
-"""The far ends of a transfer: a node's `receive` that we feed, and its `send` that we read.
+"""Drive the node's end of a transfer: feed its `receive` command, or read its `send` command.
 
-Both are commands of the agent's archive with a channel of their own (agents/node/files.py). Login
-scripts may print before the first line of ours; nothing that a node says is trusted.
+Both are commands of the agent's archive on a connection of their own (agents/node/files.py). Login
+scripts may print before our first line; nothing that a node sends is trusted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from app.errors import NodeUnreachable, UserError
 from app.nodes.client import NodeClient
 from app.nodes.transport.process import Process
 
+# Bounds of what a node may send before we give up, in bytes.
 _MAX_HEADER_BYTES = 16 << 20
 _MAX_ANSWER_BYTES = 1 << 20
 _CLOSE_GRACE_S = 5.0
 
 
 class Receiver:
-    """The `receive` command of a node, fed by us."""
+    """The `receive` command of a node, fed from here."""
 
     def __init__(self, name: str, process: Process, coming: Iterable[FileEntry]) -> None:
         self._name = name
@@ -50,14 +51,15 @@ class Receiver:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # A receiver that was broken off still holds its lock until it has read what is under way.
+        # An interrupted receiver holds its lock until it has read what is already on the wire.
         await self._process.close(_CLOSE_GRACE_S)
 
     def wants(self, entry: FileEntry) -> bool:
         return entry.path in self._coming
 
     async def write(self, block: bytes) -> bool:
-        """Send a block; False: the node takes no more, and `finish` will say why."""
+        """Send a block; return False if the node takes no more, and `finish` will raise the
+        reason."""
         if not self._refused:
             try:
                 await self._process.write(block)
@@ -68,10 +70,10 @@ class Receiver:
         return not self._refused
 
     async def finish(self) -> str:
-        """Return the folder on the node once all is stored there.
+        """Return the folder on the node once everything is stored there.
 
         Raises:
-            UserError: it is not stored; the node's own reason.
+            UserError: it is not stored, with the node's own reason.
             NodeUnreachable: the connection broke.
         """
         if self._lost is not None:
@@ -96,7 +98,7 @@ class Receiver:
 
 
 class Sender:
-    """The `send` command of a node, read by us. Nothing that it says is trusted."""
+    """The `send` command of a node, read here. Nothing that it sends is trusted."""
 
     def __init__(self, client: NodeClient, path: str) -> None:
         self._client = client
@@ -113,7 +115,7 @@ class Sender:
             await self._process.close()
 
     async def entries(self) -> tuple[FileEntry, ...]:
-        """Read the list of files. What a login script printed before it is skipped."""
+        """Read the list of files; skip what a login script printed before it."""
         while True:
             line = await self._line()
             with contextlib.suppress(ValueError):
@@ -134,7 +136,7 @@ class Sender:
             yield block
 
     async def finish(self) -> None:
-        """Make sure that the node has sent all that it wanted to."""
+        """Check that the node has sent everything."""
         assert self._process is not None
         while await self._more():
             self._buffer = b""
@@ -177,7 +179,7 @@ class Sender:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a path from a node stays below the folder that it is joined to, on any system.
+    """Return whether a path from a node stays below the folder it is joined to, on any system.
 
     >>> [is_safe_path(p) for p in ("a/b.bin", "../a", "/a", "a//b", "c:x", "a\\\\b", "", "a/..")]
     [True, False, False, False, False, False, False, False]

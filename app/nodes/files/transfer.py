@@ -1,8 +1,8 @@
-"""Bring folders to nodes, from nodes, and from one node to others, as raw bytes on own channels.
+"""Transfer folders to nodes, from nodes, and from one node to others.
 
-A folder that is complete on a node is not sent again; one that broke off goes on with the files
-that are missing. Every file is checked against its SHA-256 where it arrives, and a folder gets its
-name when it is whole. What is cancelled leaves nothing half done on this PC.
+A folder that is complete on a node is not sent again; an interrupted transfer resumes with the
+missing files. Every file is verified by its SHA-256 where it arrives, and a folder gets its final
+name when it is complete. A cancelled transfer leaves nothing half done on this PC.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from app.nodes.files.local_files import (
 from app.nodes.files.remote_files import Receiver, Sender
 
 BytesProgress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes to do."""
+"""Callback with the bytes done and the bytes in total."""
 
 
 async def push(
@@ -36,14 +36,14 @@ async def push(
     files: Sequence[FileEntry],
     progress: BytesProgress | None = None,
 ) -> str:
-    """Bring `files` (below `root`) to `destination` on a node; returns the folder there.
+    """Send `files` (below `root`) to `destination` on a node; return the folder there.
 
     Args:
         destination: below the agent's home, such as `models/tiny-0123456789abcdef`.
 
     Raises:
         UserError: a file cannot be read or has changed, the node's disk is full, ...
-        NodeUnreachable: the connection broke; finished files stay there for the next try.
+        NodeUnreachable: the connection broke; finished files stay for the next try.
     """
     status = await client.bundle_status(destination, files)
     if status.complete:
@@ -67,7 +67,7 @@ async def fetch(
     """Copy the folder `path` (below the agent's home) to the new folder `target`.
 
     Raises:
-        UserError: it is not there, `target` exists or cannot be written, a file arrived damaged.
+        UserError: it does not exist, `target` exists or cannot be written, or a file is damaged.
         NodeUnreachable: the connection broke; nothing is left of `target`.
     """
     if await in_thread(target.exists):
@@ -101,11 +101,11 @@ async def copy(
 ) -> None:
     """Copy the folder `path` from one node to others, through this PC but not onto its disk.
 
-    The bytes are read once; the slowest target sets the pace. A target that fails does not keep
-    the others from being served.
+    The bytes are read once; the slowest target sets the pace. A target that fails does not affect
+    the others.
 
     Raises:
-        UserError: the source's problem, or the first one of a target once the others are served.
+        UserError: the source failed, or a target did; the other targets are complete then.
     """
     problems: list[RacklessError] = []
     async with Sender(source, path) as sender, contextlib.AsyncExitStack() as stack:
@@ -149,7 +149,7 @@ async def _open_missing(
 
 
 class _ByteCount:
-    """Adds up blocks and tells the listener."""
+    """Counter of transferred bytes that reports progress."""
 
     def __init__(self, coming: Iterable[FileEntry], progress: BytesProgress | None) -> None:
         self._total = sum(entry.size_bytes for entry in coming)

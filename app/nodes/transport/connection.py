@@ -1,7 +1,7 @@
-"""The one seam between us and a node: open a command there, talk to it through its stdio.
+"""The interface to a node: start a command there and use its stdio.
 
-Three implementations, chosen by the kind of address: `ssh`, `local` and `wsl`. None of them knows
-the agent; what is said over a command's stdio is the business of `bootstrap` and `channel`.
+The kind of address decides between three implementations: `ssh`, `local` and `wsl`. None of them
+knows the agent; the protocol on a command's stdio is up to `bootstrap` and `channel`.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from app.nodes.transport.process import Process
 
 
 class Connection(Protocol):
-    """An open way to a node."""
+    """An open connection to a node."""
 
     async def open(self, argv: Sequence[str]) -> Process:
         """Start `argv` on the node, without a terminal.
 
         Raises:
-            NodeUnreachable: the connection broke, or the node lets no further command start.
+            NodeUnreachable: the connection broke, or the node refuses another command.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of the node. What still runs through this connection loses its stdio."""
+        """Close the connection. Commands that still use it lose their stdio."""
         ...
 
 
 async def connect(
     address: NodeAddress, *, home: Path, accept_host_key: str | None = None
 ) -> Connection:
-    """Open a way to `address`.
+    """Open a connection to `address`.
 
     Args:
-        home: the master's folder; confirmed host keys live in it.
-        accept_host_key: fingerprint that a person has confirmed for a first contact.
+        home: folder of the master, which holds the confirmed host keys.
+        accept_host_key: fingerprint that the user has confirmed for a first contact.
 
     Raises:
-        NodeUnreachable: there is no way, or nothing there that speaks SSH.
+        NodeUnreachable: it does not answer, or what answers is not SSH.
         HostKeyUnknown: first contact, and no fingerprint was given.
         HostKeyChanged: the host key is not the confirmed one.
-        LoginRefused: no usable key, or the node accepts none.
+        LoginRefused: there is no usable key, or the node accepts none.
     """
     match address:
         case SshAddress():
-            # 0.25 s of import that a master with local nodes only need not pay.
+            # Importing asyncssh takes 0.25 s, which a master with only local nodes does not need.
             from app.nodes.transport.ssh import connect_ssh
 
             return await connect_ssh(address, home=home, accept_host_key=accept_host_key)

@@ -1,6 +1,6 @@
-"""The host keys that a person has confirmed, in a file of our own.
+"""Store the host keys that the user has confirmed, in a file of our own.
 
-One line per host and port, `[host]:port type base64`, as OpenSSH writes them, so that a person can
+One line per host and port, `[host]:port type base64`, as OpenSSH writes them, so that the user can
 read and compare them; `~/.ssh/known_hosts` is neither read nor written. The port is always part of
 the name: Windows and a WSL distro share one address and differ in port and key. Each change writes
 a new file and renames it, under a lock, so that neither a crash nor a second master loses a line.
@@ -24,13 +24,13 @@ FILE_NAME = "known_hosts"
 
 
 class HostKeys:
-    """The confirmed keys below one home folder. Reads the file anew at each question."""
+    """Confirmed keys below one home folder. Reads the file at each call: others may change it."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / FILE_NAME
 
     def find(self, address: SshAddress) -> asyncssh.SSHKey | None:
-        """Return the confirmed key of `address`, or None when there is none.
+        """Return the confirmed key of `address`; None: there is none.
 
         Raises:
             UserError: the file cannot be read, or a line of it is damaged.
@@ -43,7 +43,7 @@ class HostKeys:
         return None
 
     def confirm(self, address: SshAddress, key: asyncssh.SSHKey) -> None:
-        """Remember `key` as the only key of `address`."""
+        """Store `key` as the only key of `address`."""
         public = key.export_public_key("openssh").decode("ascii").split()
         line = " ".join((host_name(address), *public[:2]))
         self._rewrite(lambda lines: [*_without(lines, address), line])
@@ -96,7 +96,7 @@ def host_name(address: SshAddress) -> str:
 
 
 def fingerprint_of(key: asyncssh.SSHKey) -> str:
-    """Return what `ssh-keygen -l` shows, such as `SHA256:mVPw...`."""
+    """Return the fingerprint as `ssh-keygen -l` shows it, such as `SHA256:mVPw...`."""
     return str(key.get_fingerprint("sha256"))
 
 

@@ -1,7 +1,7 @@
-"""Commands on this PC itself, and in a WSL distro of this PC through `wsl.exe`.
+"""Run commands on this PC, or in a WSL distro of this PC through `wsl.exe`.
 
-Both are child processes with pipes; neither needs a server. A command gets a session of its own, so
-that Ctrl-C in the terminal of the command line does not hit the agent.
+Both are child processes with pipes; neither needs a server. A command gets its own session, so that
+Ctrl-C in the terminal does not reach the agent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from app.errors import NodeNotReady, NodeUnreachable
 from app.nodes.node import WslAddress
 from app.nodes.transport.process import WRITE_AHEAD_BYTES, Process
 
+# Time for a command to exit after its stdin is closed, in seconds.
 _CLOSE_GRACE_S = 2.0
 LIST_TIMEOUT_S = 10.0
+"""Maximum duration of `wsl.exe --list`, in seconds: it may have to start WSL first."""
 
 
 class LocalConnection:
-    """Runs commands on this PC."""
+    """Connection that runs commands on this PC."""
 
     def __init__(self, environ: Mapping[str, str] | None = None, where: str = "this PC") -> None:
         self._environ = environ
@@ -44,7 +46,7 @@ class LocalConnection:
                 *argv,
                 env=self._environ,
                 start_new_session=sys.platform != "win32",
-                # Without it, each command of a windowed master flashes a console on Windows.
+                # Without this flag every command flashes a console window on Windows.
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
         except OSError as error:
@@ -64,7 +66,7 @@ class LocalConnection:
 
 
 class WslConnection(LocalConnection):
-    """Runs commands in a WSL distro of this PC, also when the master itself runs in WSL."""
+    """Connection to a WSL distro of this PC, even if the master itself runs in WSL."""
 
     def __init__(self, address: WslAddress, environ: Mapping[str, str] | None = None) -> None:
         super().__init__(_wsl_environ(environ), f"the WSL distro {address.distro}")
@@ -76,14 +78,14 @@ class WslConnection(LocalConnection):
 
 
 def _wsl_environ(environ: Mapping[str, str] | None) -> dict[str, str]:
-    """Return an environment in which wsl.exe says its own messages in UTF-8 rather than UTF-16."""
+    """Return an environment in which wsl.exe prints its own messages in UTF-8, not UTF-16."""
     base = os.environ if environ is None else environ
     carried = ":".join(filter(None, (base.get("WSLENV"), "WSL_UTF8")))  # from Linux to Windows
     return {**base, "WSL_UTF8": "1", "WSLENV": carried}
 
 
 async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the names of the WSL distros of this PC; none where there is no WSL."""
+    """Return the names of the WSL distros of this PC; empty if there is no WSL."""
     told = _wsl_environ(environ)
     try:
         process = await asyncio.create_subprocess_exec(
@@ -98,7 +100,7 @@ async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, .
             output, _ = await process.communicate()
     except (NodeNotReady, OSError, TimeoutError):
         return ()
-    # An older wsl.exe knows no WSL_UTF8 and writes UTF-16.
+    # An older wsl.exe does not know WSL_UTF8 and writes UTF-16.
     text = output.decode("utf-16-le" if b"\0" in output else "utf-8", "replace")
     names = (line.strip().lstrip("\ufeff") for line in text.splitlines())
     return tuple(name for name in names if name and not name.startswith("docker-desktop"))
@@ -107,7 +109,7 @@ async def list_distros(environ: Mapping[str, str] | None = None) -> tuple[str, .
 def find_wsl(environ: Mapping[str, str]) -> str:
     """Return the path of `wsl.exe`.
 
-    The one of the MSI build comes first: the stub in System32 cannot be used from every session.
+    The MSI build comes first: the stub in System32 does not work in every kind of session.
 
     Raises:
         NodeNotReady: this PC has no WSL.
@@ -131,7 +133,7 @@ def find_wsl(environ: Mapping[str, str]) -> str:
 
 
 class _ChildProtocol(asyncio.SubprocessProtocol):
-    """Passes the events of a child process on to its `Process`, and is its `Pipe`."""
+    """Forwards the events of a child process to its `Process`, whose `Pipe` it is."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -1,7 +1,8 @@
-"""The private keys that we may log in with, and their names for messages.
+"""Collect the private keys to log in with, and their names for messages.
 
-A key file that was named is used alone. Otherwise the SSH agent's keys come first, then the default
-files in `~/.ssh`. Nobody is asked for a passphrase: a locked key is used when the agent holds it.
+A key file that the user names is the only one used. Otherwise the SSH agent's keys come first, then
+the default files in `~/.ssh`. There is no passphrase prompt: a locked key works if the agent holds
+it.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from app.errors import LoginRefused
 
 DEFAULT_KEY_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _WINDOWS_AGENT = r"\\.\pipe\openssh-ssh-agent"
+# An SSH agent may wait for a hardware key; the login goes on without it after so many seconds.
 _AGENT_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
 class LoginKeys:
-    """Keys for one login; `close` it when the login is over."""
+    """Keys for one login; call `close` when the login is over."""
 
     pairs: list[asyncssh.SSHKeyPair] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    """One for each pair, such as `~/.ssh/id_ed25519` or `anna@pc (from the SSH agent)`."""
+    """Name of each pair, such as `~/.ssh/id_ed25519` or `anna@pc (from the SSH agent)`."""
     locked: list[str] = field(default_factory=list)
-    """Default key files left out because they need a passphrase."""
+    """Default key files that are skipped because they need a passphrase."""
     agent: asyncssh.SSHAgentClient | None = None
 
     async def close(self) -> None:
@@ -43,7 +45,7 @@ async def load_login_keys(key: Path | None) -> LoginKeys:
     """Return the keys to try, best first.
 
     Raises:
-        LoginRefused: the named file is missing, unreadable, locked, or no private key.
+        LoginRefused: the named file is missing, unreadable, locked, or not a private key.
     """
     keys = LoginKeys()
     await _ask_agent(keys)

@@ -1,10 +1,10 @@
-"""A node on this PC behind a real SSH server of its own: for the demo, for tests, to try things.
+"""Serve a node on this PC behind a real SSH server of its own, for the demo and for tests.
 
 `python -m app.nodes.transport.loopback --home DIR --authorized-key KEY.pub` serves one user on
 127.0.0.1, needs neither root nor sshd, and prints `{"port": ..., "fingerprint": ...}` when it is
 ready. Every command gets DIR as its home folder and a clean environment, as on another PC. It also
-carries the node's tag in its environment, so that `power_cut` can end all of the node at once,
-like pulling its plug.
+carries the node's tag in its environment, by which `power_cut` kills everything on the node at
+once, as if its plug were pulled.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HOST_KEY_NAME = ".loopback_host_key"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopbackNode:
-    """A running loopback server. It is a process of its own and outlives whoever started it,
-    unless it was told to end with them."""
+    """A running loopback server: a process of its own, which outlives its parent unless it was
+    started with `--until-eof`."""
 
     home: Path
     address: str
@@ -55,12 +55,12 @@ async def start_loopback(
     port: int = 0,
     options: Sequence[str] = (),
 ) -> LoopbackNode:
-    """Start a server as a process of its own and wait until it takes connections.
+    """Start a server as a process of its own and wait until it accepts connections.
 
     It ends when this process does. `port` 0 lets the system choose.
 
     Raises:
-        UserError: it does not start; the message has its last words.
+        UserError: it does not start; the message quotes its last output.
     """
     tag = make_tag(home)
     place = ("--home", tag, "--address", address, "--port", str(port))
@@ -95,18 +95,18 @@ async def start_loopback(
 
 
 def _search_path() -> str:
-    """Return a PYTHONPATH with which the server finds this package, whatever the folder."""
+    """Return a PYTHONPATH with which the server finds this package from any folder."""
     ours = str(Path(__file__).resolve().parents[3])
     return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
 
 
 def make_tag(home: Path) -> str:
-    """Return what marks every process of the node: the absolute path of its home."""
+    """Return the tag of every process of the node: the absolute path of its home."""
     return os.path.realpath(home)
 
 
 def find_processes(home: Path) -> Iterator[int]:
-    """Yield the ids of all processes of the loopback node with this home, server included."""
+    """Yield the ids of all processes of the loopback node with this home, its server included."""
     mark = f"{TAG_VARIABLE}={make_tag(home)}".encode()
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
@@ -116,9 +116,9 @@ def find_processes(home: Path) -> Iterator[int]:
 
 
 def power_cut(home: Path, *, deadline_s: float = 10.0) -> int:
-    """Kill the node's server and everything that it ever started; returns how many died.
+    """Kill the node's server and everything that it ever started; return how many died.
 
-    All are stopped before any is killed, so that none sees another die and acts on it.
+    All are stopped before any is killed, so that none can react to the death of another.
 
     Raises:
         UserError: a process is left after `deadline_s`.
@@ -138,7 +138,7 @@ def power_cut(home: Path, *, deadline_s: float = 10.0) -> int:
 
 
 class _Server(asyncssh.SSHServer):
-    """Lets one user in, with one key, and runs commands."""
+    """SSH server that accepts one user with one key and runs commands."""
 
     def __init__(self, user: str, key: asyncssh.SSHKey, options: argparse.Namespace) -> None:
         self._user = user
@@ -160,7 +160,7 @@ class _Server(asyncssh.SSHServer):
 
 
 def clean_environ(options: argparse.Namespace) -> dict[str, str]:
-    """Return what a login on another PC would find: little of ours, and a home of its own."""
+    """Return the environment of a login on another PC: few variables of ours, its own home."""
     environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     user = getpass.getuser()
     environ.update(HOME=str(options.home), USER=user, LOGNAME=user, SHELL=options.shell)
@@ -171,7 +171,7 @@ def clean_environ(options: argparse.Namespace) -> dict[str, str]:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Serve until SIGTERM, SIGINT, or the end of stdin where that was asked for."""
+    """Serve until SIGTERM, SIGINT, or with `--until-eof` the end of stdin."""
     host_key = load_host_key(options.host_key or options.home / _HOST_KEY_NAME)
     allowed = asyncssh.read_public_key(options.authorized_key)
     ended = asyncio.Event()
@@ -202,7 +202,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 def load_host_key(path: Path) -> asyncssh.SSHKey:
-    """Return the host key in `path`, made there at the first start."""
+    """Return the host key in `path`; generate it at the first start."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = asyncssh.generate_private_key("ssh-ed25519")
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str]) -> int:
     options.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     tag = make_tag(options.home)
     if os.environ.get(TAG_VARIABLE) != tag:
-        # The tag must stand in the environment this process was started with, to be found there.
+        # /proc/PID/environ shows the environment at exec time, so the tag needs a new exec.
         os.environ[TAG_VARIABLE] = tag
         os.execv(sys.executable, [sys.executable, "-m", "app.nodes.transport.loopback", *arguments])
     try:

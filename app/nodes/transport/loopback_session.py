@@ -1,8 +1,8 @@
-"""One command behind the loopback SSH server: channel on one side, child process on the other.
+"""Connect an SSH channel with the child process of one command, for the loopback server.
 
-Bytes go across unchanged, and each side is held back when the other does not keep up. As with a
-real sshd, the command is not killed when the client goes away: its stdio is closed, and what has
-detached itself lives on.
+Bytes pass unchanged, and each side is paused when the other does not keep up. As with a real sshd,
+the command is not killed when the client disconnects: its stdio is closed, and detached processes
+live on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXIT_NOT_FOUND = 127
 
 
 class CommandSession(asyncssh.SSHServerSession[bytes]):
-    """Runs one command for a client."""
+    """Server session that runs one command."""
 
     def __init__(self, shell: Sequence[str], environ: Mapping[str, str], folder: str) -> None:
         self._shell = tuple(shell)

@@ -45,9 +45,9 @@ _HOST_KEY_ALGORITHMS = {
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
 _ALL_HOST_KEY_ALGORITHMS = tuple(name for names in _HOST_KEY_ALGORITHMS.values() for name in names)
+# How a handshake ends when the host has none of the key types asked for; the server's hang-up may
+# come before our own side has noticed.
 _NO_COMMON_KEY_TYPE = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
-"""How a handshake ends when the host has none of the key types asked for; the server's hang-up may
-come before our own side has noticed."""
 
 
 async def connect_ssh(

@@ -1,4 +1,4 @@
-"""What each failure of an SSH login means to a person: what, where, what to do next."""
+"""Turn each failure of an SSH login into a message: what, where, what to do next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_ROUTE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, e
 
 
 def tcp_failed(address: SshAddress, error: Exception, timeout_s: float) -> NodeUnreachable:
-    """Return the message for a port that could not be opened."""
+    """Return the error for a port that could not be opened."""
     host, port = address.host, address.port
     if isinstance(error, (socket.gaierror, UnicodeError)):
         return NodeUnreachable(
@@ -52,7 +52,7 @@ def tcp_failed(address: SshAddress, error: Exception, timeout_s: float) -> NodeU
 
 
 def ssh_failed(address: SshAddress, error: Exception) -> NodeUnreachable:
-    """Return the message for a handshake that failed before the login was decided."""
+    """Return the error for a handshake that failed before authentication."""
     place = address.location
     if isinstance(error, TimeoutError):
         return NodeUnreachable(
@@ -78,7 +78,7 @@ def ssh_failed(address: SshAddress, error: Exception) -> NodeUnreachable:
 
 
 def no_common_host_key(address: SshAddress, offered: Sequence[str]) -> NodeUnreachable:
-    """Return the message for a server whose host keys are all of kinds that we do not take."""
+    """Return the error for a server that has no host key of an accepted type."""
     return NodeUnreachable(
         f"{address.location} has no host key of a kind that Rackless trusts; it offers only "
         f"{', '.join(offered[:_SHOWN_NAMES])}, wanted is ed25519, ECDSA, or RSA with SHA-2",
@@ -88,7 +88,8 @@ def no_common_host_key(address: SshAddress, offered: Sequence[str]) -> NodeUnrea
 
 
 def _no_common_algorithm(address: SshAddress, reason: str) -> NodeUnreachable:
-    """`reason`: asyncssh's, such as `No matching MAC algorithm found, sent a,b and received c`."""
+    """Return the error for asyncssh's `reason`, such as `No matching MAC algorithm found, sent a,b
+    and received c`."""
     match = _NO_MATCH.search(reason)
     if match is None:
         text, option = reason, "KexAlgorithms, Ciphers and MACs"
@@ -104,7 +105,7 @@ def _no_common_algorithm(address: SshAddress, reason: str) -> NodeUnreachable:
 
 
 def login_refused(address: SshAddress, keys: LoginKeys) -> LoginRefused:
-    """Return the message for a login that no key opened."""
+    """Return the error for a login that no key could open."""
     tried, skipped = ", ".join(keys.names), ", ".join(keys.locked)
     locked = f" {skipped} could not be tried: locked." if skipped else ""
     if not keys.pairs:

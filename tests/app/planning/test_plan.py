@@ -175,7 +175,7 @@ def test_what_is_not_known_is_said() -> None:
     assert plan.chosen.energy_wh is None
     assert any("the data was not counted" in text for text in plan.assumptions)
     assert any("assumed to be Gigabit Ethernet" in text for text in plan.assumptions)
-    assert any("by its data sheet, not measured" in text for text in plan.assumptions)
+    assert any("taken from its data sheet, not measured" in text for text in plan.assumptions)
 
 
 def test_past_runs_correct_speed_memory_and_network() -> None:
