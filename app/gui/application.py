@@ -1,6 +1,6 @@
-"""Open the window: Qt first, the core in its own thread after the first frame.
+"""Open the window first, and the core in its own thread after the first frame.
 
-So a person sees the window at once, whatever state the disk and the network are in.
+So the window appears at once, whatever the state of disk and network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from app.settings import Settings
 
 
 def core_opener(home: Path) -> OpenCore:
-    """Return what opens the real core; its imports too happen on the core's thread."""
+    """Return a function that opens the real core, and imports it, on the core's thread."""
 
     @contextlib.asynccontextmanager
     async def open_core() -> AsyncIterator[CoreApi]:
@@ -46,17 +46,17 @@ def core_opener(home: Path) -> OpenCore:
 
 
 def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool = False) -> int:
-    """Show the window until a person closes it, and return the exit code.
+    """Show the window until it is closed, and return the exit code.
 
-    Where it is open on this home already, bring it forward and return at once.
+    If a window is open on this home already, bring it forward and return at once.
 
     Args:
-        home: where the master keeps its files.
-        demo: the demo that an empty window offers; None: a demo in a window of its own.
-        starts_demo: begin with it at once.
+        home: folder of the master's files.
+        demo: runs the demo that an empty window offers; None for one in its own window.
+        starts_demo: run the demo at once.
 
     Raises:
-        UserError: this PySide6 cannot work on this Python.
+        UserError: this PySide6 does not work with this Python.
     """
     check_reference_counts()
     application = make_application()
@@ -78,7 +78,9 @@ def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool
     instance.wanted.connect(window.come_forward)
     window.painted.connect(instance.listen)
     bridge.opened.connect(lambda nodes, runs: _make_tray(context, window))
-    bridge.opened.connect(lambda nodes, runs: gc.freeze())  # modules and widgets: never garbage
+    bridge.opened.connect(
+        lambda nodes, runs: gc.freeze()
+    )  # modules and widgets live on: spare the collector
     if starts_demo:
         bridge.opened.connect(lambda nodes, runs: window.run_demo())
     window.show()
@@ -95,7 +97,7 @@ def run(home: Path) -> int:
 
 
 def make_application() -> QApplication:
-    """Return the one QApplication of this process."""
+    """Return the QApplication of this process, creating it if needed."""
     existing = QApplication.instance()
     if isinstance(existing, QApplication):
         return existing
@@ -106,7 +108,7 @@ def make_application() -> QApplication:
 
 
 def _make_tray(context: Context, window: MainWindow) -> None:
-    from app.gui.shell.tray import Tray  # after the first frame, which needs none
+    from app.gui.shell.tray import Tray  # imported after the first frame, which needs none
 
     Tray(context, window)
 

@@ -93,4 +93,4 @@ def test_it_offers_what_can_be_done_and_every_shortcut(empty):
     palette = open_palette(empty)
     titles = palette.titles()
     assert "Check all nodes" not in titles
-    assert {"Add a PC", "New run", "Overview", "Colours: Dark"} <= set(titles)
+    assert {"Add a PC", "New run", "Overview", "Theme: Dark"} <= set(titles)

@@ -1,7 +1,7 @@
-"""What becomes of the window when a person closes it: it ends, or waits in the tray.
+"""Decide what closing the window does: quit, or stay in the tray.
 
-Neither stops a run, and each says so once. An export that is under way is asked for first, since
-unlike a run it needs this PC.
+Neither stops a run, and each explains that once. A running export needs confirmation first: unlike
+a run, it depends on this PC.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class ClosePolicy:
     def __init__(self, context: Context, state: WindowState, window: QWidget) -> None:
         self._context, self._state, self._window = context, state, window
         self.has_tray: Callable[[], bool] = lambda: False
-        """Tells whether an icon is there by which the window comes back."""
+        """Returns whether there is a tray icon that can bring the window back."""
         self.is_quiet = False
-        """The system ends it: nothing is asked."""
+        """Whether the system closes the window, so that nothing may be asked."""
         self.is_final = False
-        """The person chose to quit."""
+        """Whether the person chose Quit, for the next decision only."""
 
     def decide(self) -> Literal["stay", "hide", "end"]:
-        """Return what becomes of the window; asks the person where that is due."""
+        """Return what to do with the window, after asking the person where needed."""
         if self.is_quiet:
             return "end"
         is_final, self.is_final = self.is_final, False
@@ -45,7 +45,7 @@ class ClosePolicy:
         return "stay"
 
     def hidden_message(self) -> tuple[str, str] | None:
-        """Return what to say to somebody who sees the window go to the tray the first time."""
+        """Return title and text to show when the window first goes to the tray, else None."""
         if self._state.was_told_hiding:
             return None
         self._state.was_told_hiding = True
@@ -57,13 +57,13 @@ class ClosePolicy:
             return True
         from app.gui.kit.confirm import confirm
 
-        goes = "goes" if len(active) == 1 else "go"
+        keeps = "keeps" if len(active) == 1 else "keep"
         self._state.was_told_closing = confirm(
             self._window,
             self._context.theme,
             "Close the window?",
-            f"{count_of(len(active), 'run')} {goes} on without it, on the nodes. Open Rackless "
-            "again whenever you like to see how far they are. This is said only once.",
+            f"{count_of(len(active), 'run')} {keeps} training on the nodes. Open Rackless again "
+            "at any time to see the progress. This message appears only once.",
             "Close the window",
         )
         return self._state.was_told_closing
@@ -76,7 +76,7 @@ class ClosePolicy:
         return confirm(
             self._window,
             self._context.theme,
-            "Break off the export?",
-            "An export is under way, and ends with this window. What was made before stays.",
-            "Close the window",
+            "Cancel the export?",
+            "An export is running and stops if you close this window. Finished files are kept.",
+            "Cancel export and close",
         )

@@ -1,4 +1,4 @@
-"""All that a person can do or go to now, as one list for the command palette."""
+"""List every page, action, run and node for the command palette."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _actions(window: Shell) -> Iterator[Command]:
             continue
         action = window.actions_[name]
         if action.isEnabled():
-            title = f"Colours: {texts.text}" if name in ("system", "light", "dark") else texts.text
+            title = f"Theme: {texts.text}" if name in ("system", "light", "dark") else texts.text
             entry = Entry(
                 title=title,
                 group="action",

@@ -1,4 +1,4 @@
-"""Our own fault: said once, with a report that a person can copy."""
+"""Show an unexpected exception as one dialog with a report to copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.gui.kit.theme import Theme
 
 
 def make_report(details: str) -> str:
-    """Return what helps to find a bug: versions and the traceback, nothing about the person."""
+    """Return versions and the traceback, with nothing about the person."""
     return (
         f"Rackless crash report\nPython {platform.python_version()}, PySide6 "
         f"{PySide6.__version__}, {platform.platform()}\n\n{details.strip()}\n"
@@ -40,8 +40,8 @@ class CrashDialog(QDialog):
         column.addWidget(make_label("Something went wrong inside Rackless", "heading"))
         column.addWidget(
             make_label(
-                "This is our fault, not yours. Runs on the nodes go on. The report below holds "
-                "versions and the place of the error; please send it along when you tell us.",
+                "This is a bug in Rackless. Runs on the nodes keep training. The report below "
+                "has software versions and the traceback; please include it in your bug report.",
                 wraps=True,
             )
         )
@@ -51,12 +51,12 @@ class CrashDialog(QDialog):
         row.addStretch(1)
         copy = Button(theme, "Copy report", lambda: copy_to_clipboard(self.report), icon="copy")
         row.addWidget(copy)
-        row.addWidget(Button(theme, "Go on", self.accept, role="primary"))
+        row.addWidget(Button(theme, "Continue", self.accept, role="primary"))
         column.addLayout(row)
 
 
 class CrashHook(QObject):
-    """Catches what nobody caught, in every thread, and shows one dialog at a time."""
+    """Catches unhandled exceptions of every thread, and shows one dialog at a time."""
 
     crashed = Signal(str)
 
@@ -68,7 +68,7 @@ class CrashHook(QObject):
         self.crashed.connect(self.show_crash)
 
     def install(self) -> None:
-        """Take over the hooks of the interpreter."""
+        """Replace the exception hooks of the interpreter."""
         sys.excepthook = self._caught
         threading.excepthook = lambda args: self._caught(
             args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
@@ -82,7 +82,7 @@ class CrashHook(QObject):
             self.crashed.emit("".join(traceback.format_exception(kind, error, trace)))
 
     def show_crash(self, details: str) -> None:
-        """Show a report, unless one is being looked at."""
+        """Show a report, unless one is open: errors often come in series."""
         if self.dialog is not None:
             return
         self.dialog = CrashDialog(self.parent_window, self._theme, details)

@@ -1,6 +1,6 @@
-"""Run the demo beside this window: a process and a window of its own, with a home of its own.
+"""Run the demo in a process of its own, with its own window and home folder.
 
-So a person who tries it finds their own cluster as it was.
+The person's own nodes and runs are left alone.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from app.gui.shell.shell import DemoProgress
 
 POLL_S = 0.5
 COMMAND = (sys.executable, "-m", "app", "demo")
-_TITLE = "The demo has a window of its own"
+_TITLE = "The demo runs in its own window"
 
 
 async def run_demo_apart(core: CoreApi, report: Report) -> None:
-    """Start the demo and wait for its end. It goes on when this window is closed first.
+    """Start the demo and wait for it to end; it outlives this window.
 
     Raises:
-        UserError: it could not be started, or a step of it did not happen.
+        UserError: the demo could not be started, or one of its steps failed.
     """
     with tempfile.TemporaryFile() as errors:
         process = _start(errors)
-        report(DemoProgress(((_TITLE, "now"),), "It takes a few seconds to open."))
-        while process.poll() is None:  # noqa: ASYNC110 - it outlives any thread that waits
+        report(DemoProgress(((_TITLE, "now"),), "It opens in a few seconds."))
+        while process.poll() is None:  # noqa: ASYNC110 - a thread waiting for it would keep this process alive
             await asyncio.sleep(POLL_S)
         if process.returncode:
             errors.seek(0)
@@ -40,10 +40,10 @@ async def run_demo_apart(core: CoreApi, report: Report) -> None:
             report(DemoProgress(((_TITLE, "failed"),)))
             raise UserError(
                 f"The demo ended early: {why}",
-                "Run it in a terminal to see all of it: rackless demo --headless",
+                "Run it in a terminal to see its output: rackless demo --headless",
             )
     report(
-        DemoProgress(((_TITLE, "done"),), "It was closed. Your own cluster begins with Add a PC.")
+        DemoProgress(((_TITLE, "done"),), "The demo ended. To use your own PCs, choose Add a PC.")
     )
 
 

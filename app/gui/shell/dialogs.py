@@ -1,4 +1,7 @@
-"""The dialogs that belong to no page: each is imported when it is first asked for."""
+"""Open the dialogs that belong to no page.
+
+Each is imported when it is first opened, since importing all of them would delay the first frame.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Dialogs:
-    """Answers of a New run form that is left are kept, wherever they came from."""
+    """Opens dialogs, and keeps the answers of a New run form that was closed as a draft."""
 
     def __init__(self, context: Context, window: Shell) -> None:
         self._context, self._window = context, window
         self._palette: CommandPalette | None = None
 
     def ask_new_run(self, file: Path | None = None) -> None:
-        """Open the New run dialog, filled from `file`, or with the answers that were left."""
+        """Open the New run dialog, filled in from `file` or else from the draft."""
         dialog = self._make_new_run_dialog()
         if file is not None:
             dialog.open_file(file)
@@ -39,7 +42,7 @@ class Dialogs:
         self._window.state.draft = draft
 
     def repeat_run(self, run: RunSnapshot) -> None:
-        """Open the New run dialog with every setting of `run`."""
+        """Open the New run dialog with the settings of `run`."""
         dialog = self._make_new_run_dialog()
         dialog.repeat(run)
         dialog.open()
@@ -61,7 +64,7 @@ class Dialogs:
             self.ask_new_run(Path(chosen))
 
     def ask_node(self, *, this_pc: bool = False) -> None:
-        """Open the Add a PC dialog."""
+        """Open the Add a PC dialog, set to this PC or to SSH."""
         from app.gui.nodes.add_node_dialog import AddNodeDialog
 
         dialog = AddNodeDialog(self._context, self._window)
@@ -71,7 +74,7 @@ class Dialogs:
         dialog.open()
 
     def show_shortcuts(self) -> None:
-        """Show all shortcuts."""
+        """Open the list of keyboard shortcuts."""
         from app.gui.shell.shortcuts_dialog import ShortcutsDialog
 
         dialog = ShortcutsDialog(self._context.theme, self._window, self._window.actions_)
@@ -79,7 +82,7 @@ class Dialogs:
         dialog.open()
 
     def open_palette(self) -> None:
-        """Show all that can be done, to be found by name; pressed again, close it."""
+        """Open the command palette; close it if it is open."""
         from app.gui.shell.commands import list_commands
         from app.gui.shell.palette import CommandPalette
 

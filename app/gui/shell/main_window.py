@@ -1,6 +1,6 @@
 """The main window: navigation on the left, the chosen page beside it, menus above.
 
-It only lays out and connects. Pages know nothing of each other.
+It only lays out pages and connects their signals; pages know nothing of each other.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MainWindow(Shell):
         fill_menus(self)
         self._connect()
         self.go_to(state.page if state.page in PLACES else "overview")
-        self.stack.setFocus()  # no ring on a button before anybody pressed Tab
+        self.stack.setFocus()  # no focus ring on a button before Tab is pressed
         if state.geometry:
             self.restoreGeometry(QByteArray.fromHex(state.geometry.encode("ascii")))
 
@@ -133,7 +133,7 @@ class MainWindow(Shell):
         self.state.page = "runs"
 
     def run_page(self) -> RunPage:
-        """Return the run page; made when it is first needed, since a start should not wait."""
+        """Return the run page, created on first use to keep the start fast."""
         if self._run_page is None:
             from app.gui.runs.run_page import RunPage
 
@@ -144,7 +144,7 @@ class MainWindow(Shell):
         return self._run_page
 
     def settings_page(self) -> SettingsPage:
-        """Return the page of settings; made when it is first needed."""
+        """Return the settings page, created on first use."""
         if self._settings_page is None:
             from app.gui.settings.settings_page import SettingsPage
 
@@ -153,7 +153,7 @@ class MainWindow(Shell):
         return self._settings_page
 
     def compare_runs(self, runs: list[RunSnapshot]) -> None:
-        """Show several runs side by side."""
+        """Show the page that compares runs."""
         if self._compare_page is None:
             from app.gui.runs.compare_page import ComparePage
 
@@ -219,24 +219,24 @@ class MainWindow(Shell):
     def _keep_connected(self, nodes: tuple[NodeSnapshot, ...], runs: object) -> None:
         self._context.bridge.run(lambda core, report: core.nodes.connect())
         self._context.bridge.run(lambda core, report: read_notice(core), self._show_notice)
-        self._context.bridge.run(lambda core, report: asyncio.to_thread(import_the_rest))
+        self._context.bridge.run(lambda core, report: asyncio.to_thread(import_lazy_pages))
 
     def _show_notice(self, notice: str) -> None:
         if notice:
             self.banner.show_message("warning", notice)
 
 
-def import_the_rest() -> None:
-    """Import what the first frame did not need, before a person asks for it."""
+def import_lazy_pages() -> None:
+    """Import what the first frame did not need, before a person opens it."""
     for name in ("runs.run_page", "new_run.new_run_dialog", "nodes.add_node_dialog"):
         importlib.import_module(f"app.gui.{name}")
 
 
 async def store_setting(core: CoreApi, key: str, value: Value) -> None:
-    """Remember what a person chose."""
+    """Store the value of a setting."""
     core.settings.set(key, value)
 
 
 async def read_notice(core: CoreApi) -> str:
-    """Return what the store has to say."""
+    """Return the store's message for the person; empty for none."""
     return core.notice

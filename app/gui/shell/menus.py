@@ -1,4 +1,4 @@
-"""What the main window's actions do, and in which menu each stands."""
+"""Connect the main window's actions, and put them into menus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.gui.shell.shell import Shell
 
 
 def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
-    """Return the window's actions, each with what it does."""
+    """Return the window's actions, connected to what they do."""
     actions = Actions(window, context.theme)
     handlers: dict[str, Callable[[], object]] = {
         "new_run": dialogs.ask_new_run,
@@ -44,7 +44,7 @@ def make_actions(window: Shell, dialogs: Dialogs, context: Context) -> Actions:
 
 
 def fill_menus(window: Shell) -> None:
-    """Fill the menu bar; every shortcut stands in one of its menus."""
+    """Fill the menu bar; every action with a shortcut is in one of its menus."""
     menus = {
         "&File": ("new_run", "open_run_file", "", "close", "quit"),
         "&Nodes": ("add_node", "add_this_pc", "check", "", "refresh"),

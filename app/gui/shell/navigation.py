@@ -1,4 +1,4 @@
-"""The places on the left."""
+"""The list of pages on the left of the window."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Navigation(QWidget):
         for name in PLACES[:-1]:
             column.addWidget(self._make_place(name, actions))
         column.addStretch(1)
-        column.addWidget(self._make_place(PLACES[-1], actions))  # apart: it is no part of the work
+        column.addWidget(self._make_place(PLACES[-1], actions))  # at the bottom
         theme.changed.connect(self._paint_icons)
         self._paint_icons()
 
     def show_place(self, name: str) -> None:
-        """Mark the place where one is."""
+        """Highlight the current page."""
         self.places[name].setChecked(True)
         self._paint_icons()
 

@@ -1,7 +1,7 @@
-"""The command palette: a field and what it finds, above the page, for the keyboard alone.
+"""The command palette: a search field with its results, made for the keyboard.
 
-A child of the window rather than a popup of its own, so that no window manager has a say in where
-it stands and which of the two gets the keys.
+It is a child widget of the window and not a popup, so that no window manager decides where it is
+placed or which of the two has the keyboard focus.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class CommandPalette(QWidget):
         self._before: QWidget | None = None
         self.field = QLineEdit()
         self.field.setObjectName("palette")
-        self.field.setPlaceholderText("Type what to do, or the name of a run or a node")
+        self.field.setPlaceholderText("Search actions, pages, runs and nodes")
         self.field.setAccessibleName("Search actions, pages, runs and nodes")
         self.field.textEdited.connect(self._search)
         self.field.installEventFilter(self)
         self.model = QStandardItemModel(self)
         self.list = QListView()
         self.list.setObjectName("palette")
-        self.list.setAccessibleName("Found")
+        self.list.setAccessibleName("Results")
         self.list.setModel(self.model)
         self.list.setItemDelegate(PaletteRows(theme, self.list))
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
@@ -78,7 +78,7 @@ class CommandPalette(QWidget):
         self.hide()
 
     def open_with(self, commands: Sequence[Command]) -> None:
-        """Show the palette over `commands`, empty; called again, close it."""
+        """Open the palette with an empty search over `commands`; close it if it is open."""
         if self.isVisible():
             self.leave()
             return
@@ -91,14 +91,14 @@ class CommandPalette(QWidget):
         self.field.setFocus()
 
     def leave(self) -> None:
-        """Close, and give the keys back to whoever had them."""
+        """Close, and return the focus to the widget that had it."""
         before, self._before = self._before, None
         self.hide()
         if before is not None and before.isVisible():
             before.setFocus()
 
     def titles(self) -> list[str]:
-        """Return what is listed, from above."""
+        """Return the titles of the results, from the top."""
         return [self.model.item(row).text() for row in range(self.model.rowCount())]
 
     # ------------------------------------------------------------ keys
@@ -112,14 +112,14 @@ class CommandPalette(QWidget):
             if isinstance(event, QKeyEvent) and event.type() == QEvent.Type.ShortcutOverride:
                 if event.key() != Qt.Key.Key_Escape:
                     return False
-                event.accept()  # or the window's own shortcut would take it
+                event.accept()  # or the window's Escape shortcut would get it
                 return True
         elif isinstance(event, QResizeEvent) and self.isVisible():
             self._place()
         return super().eventFilter(watched, event)
 
     def leave_if_elsewhere(self) -> None:
-        """Close when another part of the window was clicked; another window changes nothing."""
+        """Close if the focus moved within the window; another window changes nothing."""
         focused = QApplication.focusWidget()
         if focused is not None and focused is not self.field:
             self._before = None
@@ -164,7 +164,7 @@ class CommandPalette(QWidget):
             )
             self.model.appendRow(item)
         rows = self.model.rowCount()
-        self._nothing.setText(f"Nothing is called \u201c{text.strip()}\u201d here.")
+        self._nothing.setText(f"No results for \u201c{text.strip()}\u201d")
         self._nothing.setVisible(not rows)
         self.list.setVisible(bool(rows))
         self.list.setFixedHeight(min(rows, MAX_ROWS) * ROW_PX + 2)
@@ -176,17 +176,18 @@ class CommandPalette(QWidget):
         self._announce_row()
 
     def _announce_row(self) -> None:
-        """Let a screen reader, whose place is the field, say which row Enter would take."""
+        """Announce the row that Enter would choose; the focus, and a screen reader, stay on the
+        field."""
         index = self.list.currentIndex()
-        said = index.data(Qt.ItemDataRole.AccessibleTextRole) if index.isValid() else "nothing"
-        self.field.setAccessibleDescription(f"Enter: {said}")
+        row = index.data(Qt.ItemDataRole.AccessibleTextRole) if index.isValid() else "nothing"
+        self.field.setAccessibleDescription(f"Enter: {row}")
 
     def _act(self) -> None:
         index: QModelIndex | QPersistentModelIndex = self.list.currentIndex()
         if index.isValid():
             command = self._commands[self.model.item(index.row()).data()]
             self.leave()
-            command.act()
+            command.act()  # after leaving: it may open a dialog, which takes the focus
 
     def _place(self) -> None:
         width = min(WIDTH_PX, self._window.width() - 48) + 2 * SHADOW_PX
@@ -195,7 +196,7 @@ class CommandPalette(QWidget):
         self.move((self._window.width() - width) // 2, TOP_PX - SHADOW_PX)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the ground and its shadow; a graphics effect would blur anew with every frame."""
+        """Paint background and shadow; a QGraphicsEffect would blur again on every frame."""
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         ground = QRectF(self.rect()).adjusted(SHADOW_PX, SHADOW_PX, -SHADOW_PX, -SHADOW_PX)

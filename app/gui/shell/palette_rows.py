@@ -1,4 +1,4 @@
-"""How a row of the command palette looks: icon, title with the meant letters, note, shortcut."""
+"""Paint a row of the command palette: icon, title with matched letters, note, shortcut."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class PaletteRows(QStyledItemDelegate):
     def _paint_title(
         self, painter: QPainter, title: str, places: tuple[int, ...], row: QRectF
     ) -> float:
-        """Paint the title with the meant letters bold; return its width."""
+        """Paint the title with the matched letters highlighted; return its width in pixels."""
         font = self._theme.font(13, 500)
         shown = QFontMetricsF(font).elidedText(title, Qt.TextElideMode.ElideRight, row.width())
         layout = QTextLayout(shown, font)
-        meant = QTextCharFormat()
-        meant.setFontWeight(700)
-        meant.setForeground(self._theme.palette.color("accent"))
+        match = QTextCharFormat()
+        match.setFontWeight(700)
+        match.setForeground(self._theme.palette.color("accent"))
         ranges = []
         for place in places:
             one = QTextLayout.FormatRange()
-            one.start, one.length, one.format = place, 1, meant
+            one.start, one.length, one.format = place, 1, match
             ranges.append(one)
         layout.setFormats(ranges)
         layout.beginLayout()
@@ -72,7 +72,7 @@ class PaletteRows(QStyledItemDelegate):
         return float(line.naturalTextWidth())
 
     def _paint_right(self, painter: QPainter, entry: Entry, row: QRectF) -> float:
-        """Paint the shortcut's keys, or the kind where there is none; return where it begins."""
+        """Paint the keys of the shortcut, or the group if it has none; return their left edge."""
         right = row.right()
         if not entry.shortcut:
             width = QFontMetricsF(self._theme.font(12)).horizontalAdvance(entry.group)

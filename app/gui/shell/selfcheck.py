@@ -1,4 +1,4 @@
-"""Refuse to start on a PySide6 that would crash within seconds."""
+"""Refuse to start with a PySide6 that would crash within seconds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from PySide6.QtCore import QObject
 from app.errors import UserError
 
 CALLS = 100
+"""Number of probing calls: enough to stand out from other changes of the count."""
 
 
 def check_reference_counts() -> None:
-    """Make sure that a call into Qt leaves the count of None alone.
+    """Check that a call into Qt does not change the reference count of None.
 
     PySide6 6.12.0 drops one reference with each call that returns nothing; on Python 3.11, where
     None is not immortal, that aborts the process after some hundred signals.
 
     Raises:
-        UserError: this PySide6 does it here.
+        UserError: this PySide6 does change it.
     """
     probe = QObject()
     before = sys.getrefcount(None)

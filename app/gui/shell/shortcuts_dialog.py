@@ -1,4 +1,4 @@
-"""Every shortcut on one page, from the same declarations as menus and tooltips."""
+"""A list of all keyboard shortcuts, from the same table as menus and tooltips."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from app.gui.kit.primitives import Button, copy_to_clipboard, make_label
 from app.gui.kit.theme import Theme
 
 MORE = (
-    ("Esc", "Leave a run's page, a dialog or the palette"),
+    ("Esc", "Close a run, a dialog or the palette"),
     ("Tab", "Next control; Shift+Tab goes back"),
-    ("Enter", "Open the chosen row"),
-    ("Arrow keys", "Next row, card, tab or point of a chart"),
+    ("Enter", "Open the selected row"),
+    ("Arrow keys", "Move to the next row, card, tab or chart point"),
 )
-"""Keys that are no action's."""
+"""Keys that belong to no action."""
 
 
 def list_shortcuts(actions: Actions) -> list[tuple[str, str]]:
-    """Return (keys, what they do) of the window's actions, then of what works everywhere."""
+    """Return (keys, description) of the window's actions, then of general keys."""
     own = [
         (texts.shortcut, texts.text.rstrip("\u2026"))
         for name, texts in TEXTS.items()
@@ -49,7 +49,7 @@ class ShortcutsDialog(QDialog):
         grid.setColumnMinimumWidth(2, 24)
         column.addLayout(grid)
         column.addWidget(
-            make_label("Everything else is found by its name with Ctrl+K.", "caption", wraps=True)
+            make_label("Press Ctrl+K to find everything else by name.", "caption", wraps=True)
         )
         row = QHBoxLayout()
         row.setSpacing(8)

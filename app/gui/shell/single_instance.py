@@ -1,9 +1,9 @@
-"""One window per home: a second start brings the first window forward and ends.
+"""One window per home: a second start brings the first window forward and exits.
 
-A lock file says who is first; it holds the process and the boot, so that it binds nobody after a
-crash. The first listens on a local socket beside it. Where the first does not answer (its socket
-cannot be made on this disk, or it hangs), the second opens a window of its own: the store bears
-several masters, and nobody is locked out.
+A lock file decides who is first; it names process and boot, so that a crash leaves no lock behind.
+The first instance listens on a local socket beside it. If it does not answer (no socket on this
+file system, or it hangs), the second opens its own window: the store allows several masters, and
+nobody is locked out.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 LOCK_NAME, SOCKET_NAME = "window.lock", "window.sock"
 MAX_PATH_CHARS = 100
-"""A socket's path may have 107 characters on Linux, 103 elsewhere."""
-PATIENCE_S = 3.0
-"""The first may be starting itself; it listens after its first frame."""
+"""Maximum length of a socket path that we use; Linux allows 107 characters, others 103."""
+ANSWER_TIMEOUT_S = 3.0
+"""Maximum wait for the first instance, in seconds; it listens only after its first frame."""
 RETRY_S = 0.1
 _ASK, _ANSWER = b"show\n", b"shown\n"
 
 
 class SingleInstance(QObject):
     wanted = Signal()
-    """Somebody started Rackless again."""
+    """Rackless was started again."""
 
     def __init__(self, home: Path) -> None:
         super().__init__()
         self._home = home
         private_folder(home)
         self._lock = QLockFile(str(home / LOCK_NAME))
-        self._lock.setStaleLockTime(0)  # it is stale when its process is gone, however old
+        self._lock.setStaleLockTime(0)  # stale when its process is gone, at any age
         self.is_first = self._lock.tryLock(0)
         self._server: QLocalServer | None = None
         self._callers: list[QLocalSocket] = []
 
     def listen(self) -> None:
-        """Hear further starts from now on; only the first has a say here."""
+        """Listen for further starts; does nothing unless this instance is the first."""
         if not self.is_first:
             return
         from PySide6.QtNetwork import QLocalServer
@@ -53,14 +53,14 @@ class SingleInstance(QObject):
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._accept)
-        QLocalServer.removeServer(server_name(self._home))  # left by a crash: the lock is ours
+        QLocalServer.removeServer(server_name(self._home))  # left by a crash: we hold the lock
         self._server.listen(server_name(self._home))
 
-    def show_first(self, patience_s: float = PATIENCE_S) -> bool:
-        """Ask the first to come forward; tell whether it did."""
+    def show_first(self, timeout_s: float = ANSWER_TIMEOUT_S) -> bool:
+        """Ask the first instance to show its window; return whether it did."""
         from PySide6.QtNetwork import QLocalSocket
 
-        end_s = time.monotonic() + patience_s
+        end_s = time.monotonic() + timeout_s
         while True:
             socket = QLocalSocket()
             socket.connectToServer(server_name(self._home))
@@ -75,7 +75,7 @@ class SingleInstance(QObject):
             time.sleep(RETRY_S)
 
     def end(self) -> None:
-        """Let the next start be the first."""
+        """Release lock and socket."""
         if self._server is not None:
             self._server.close()
         if self.is_first:
@@ -89,7 +89,7 @@ class SingleInstance(QObject):
         self._answer()
 
     def _answer(self) -> None:
-        """Answer whoever asks, and forget who is gone."""
+        """Answer pending requests, and drop closed connections."""
         for caller in tuple(self._callers):
             if bytes(caller.readAll().data()) == _ASK:
                 self.wanted.emit()
@@ -100,7 +100,7 @@ class SingleInstance(QObject):
 
 
 def server_name(home: Path) -> str:
-    """Return the socket's path below the home, which is private; else a name of this home."""
+    """Return the path of the socket below the private home, or a name derived from the home."""
     path = str(home / SOCKET_NAME)
     if sys.platform != "win32" and len(path) <= MAX_PATH_CHARS:
         return path

@@ -1,7 +1,7 @@
-"""The icon in the tray, and notifications: what happens while nobody looks at the window.
+"""The tray icon with its menu, and desktop notifications.
 
-Without a tray everything goes on: what is worth telling shows above the page, and the window's
-entry in the task bar asks for attention. While the window is in front it is told there in any case.
+While the window is in front, or where the desktop has no tray, notifications appear above the page,
+and the window's entry in the task bar asks for attention.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from app.telemetry.whole import describe_progress, describe_whole
 from app.text import capitalize
 
 REFRESH_MS = 1000
+"""Minimum interval between two updates of icon and menu, in milliseconds."""
 SHOWN_MS = 10_000
+"""Display time of a notification, in milliseconds; some desktops ignore it."""
 _SIGNS: dict[Tone, QSystemTrayIcon.MessageIcon] = {
     "warning": QSystemTrayIcon.MessageIcon.Warning,
     "error": QSystemTrayIcon.MessageIcon.Critical,
@@ -31,7 +33,7 @@ _SIGNS: dict[Tone, QSystemTrayIcon.MessageIcon] = {
 
 
 class Tray(QObject):
-    """Made once the window has been painted."""
+    """Created once the core is open, after the first frame."""
 
     def __init__(
         self, context: Context, window: Shell, icon: QSystemTrayIcon | None = None
@@ -42,7 +44,7 @@ class Tray(QObject):
         self._notices = Notices()
         self._opens: Callable[[], object] = window.come_forward
         self._key: object = None
-        self._told: tuple[str, ...] = ()
+        self._shown: tuple[str, ...] = ()
         self.icon = icon or QSystemTrayIcon(self)
         self.menu = QMenu(window)
         self.icon.setContextMenu(self.menu)
@@ -75,7 +77,7 @@ class Tray(QObject):
             self._timer.start()
 
     def refresh(self) -> None:
-        """Show how everything stands now; what has not changed costs the desktop nothing."""
+        """Update icon, tooltip and menu; what has not changed is not sent to the desktop."""
         cluster = self._cluster
         whole = describe_whole(cluster.nodes.values(), cluster.runs.values(), cluster.telemetry)
         if picture_key(whole) != self._key:
@@ -83,8 +85,9 @@ class Tray(QObject):
             self.icon.setIcon(draw_tray_icon(self._context.theme, whole))
         active = cluster.active_runs()
         lines = (whole.text, *(describe_progress(run) for run in active))
-        if lines != self._told and not self.menu.isVisible():
-            self._told = lines
+        # A menu that is refilled while open closes on some desktops.
+        if lines != self._shown and not self.menu.isVisible():
+            self._shown = lines
             self.icon.setToolTip(f"Rackless: {whole.text}")
             self._fill_menu(whole.text)
 
@@ -101,7 +104,7 @@ class Tray(QObject):
         self.menu.addSeparator()
         self.menu.addAction("Quit Rackless").triggered.connect(window.quit)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ notifications
 
     def _take_run(self, run_id: str) -> None:
         notice = self._notices.take_run(self._cluster.runs[run_id], self._cluster.now_s())
@@ -114,7 +117,8 @@ class Tray(QObject):
             self.notify(notice)
 
     def notify(self, notice: Notice) -> None:
-        """Show a notice where the person is, unless that kind is switched off."""
+        """Show a notice in the window if it is active, else on the desktop, unless it is
+        disabled."""
         if not self._context.preferences.get(SETTING_OF[notice.kind]):
             return
         self._opens = partial(self._open_run, notice.run_id)

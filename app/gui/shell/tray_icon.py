@@ -1,7 +1,7 @@
-"""The picture in the tray: the mark, a ring for how far runs are, a badge for a problem.
+"""Draw the tray icon: the logo, a ring for the progress of runs, a badge for a problem.
 
-State is told by shape, not by colour alone: no ring is idle, a part of a ring is progress, a
-triangle is a warning, a cross in a disc is an error.
+State shows in shape, not in colour alone: no ring is idle, an arc is progress, a triangle is a
+warning, a cross in a disc is an error.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ SIZE_PX = 64
 RING_PX = 8.0
 BADGE_PX = 34.0
 STEPS = 20
-"""The ring moves in twentieths, so that the icon changes seldom."""
+"""Number of steps of the ring; few, so that the icon is seldom sent to the desktop."""
 
-# A panel may be light or dark whatever the window is, so these come from no theme.
+# The panel may be light or dark independently of the window, so no theme applies.
 _TRACK, _DONE = QColor(128, 128, 140, 110), QColor("#4f7bff")
 _WARNING, _ERROR, _EDGE = QColor("#e8a100"), QColor("#d93a3a"), QColor("#ffffff")
 
 
 def picture_key(whole: Whole) -> tuple[str, int | None]:
-    """Return what the picture depends on: equal keys, equal pictures."""
+    """Return what the icon depends on; equal keys mean equal icons."""
     badge = whole.tone if whole.tone in ("warning", "error") else ""
     return badge, None if whole.share is None else round(whole.share * STEPS)
 
 
 def draw_tray_icon(theme: Theme, whole: Whole) -> QIcon:
-    """Return the picture."""
+    """Return the icon for the state of all nodes and runs."""
     badge, step = picture_key(whole)
     pixmap = QPixmap(SIZE_PX, SIZE_PX)
     pixmap.fill(Qt.GlobalColor.transparent)

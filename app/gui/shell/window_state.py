@@ -1,7 +1,7 @@
-"""What the window remembers from one time to the next: size, page, what was said once.
+"""State of the window kept between sessions: geometry, page, draft, messages already shown.
 
-Read before the window is made and written after it is gone, so the Qt thread never waits for it.
-A file that cannot be read means defaults.
+Read before the window is created and written after it has closed, so that the Qt thread never waits
+for the disk. A file that cannot be read means defaults.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ FILE_NAME = "window.json"
 
 @dataclass(slots=True)
 class WindowState:
+    """The fields of window.json: renaming one resets it for everybody."""
+
     geometry: str = ""
-    """QWidget.saveGeometry as hex; empty: never saved."""
+    """QWidget.saveGeometry in hex; empty if never saved."""
     page: str = "overview"
     was_told_closing: bool = False
-    """That runs go on without the window was said."""
+    """Whether the person was told that runs continue without the window."""
     wall_as_table: bool = False
-    """The overview lists devices instead of showing cards."""
+    """Whether the overview shows a table instead of cards."""
     draft: dict[str, str] = field(default_factory=dict)
-    """Answers of the New run form that was left without starting; empty: there are none."""
+    """Answers of a New run form that was closed without starting; empty for none."""
     was_told_hiding: bool = False
-    """That a closed window waits in the tray was said."""
+    """Whether the person was told that a closed window stays in the tray."""
 
 
 def read_window_state(home: Path) -> WindowState:
-    """Return what was remembered below `home`."""
+    """Return the state stored below `home`, with defaults for what is missing or of another
+    type."""
     try:
         stored: Any = json.loads((home / FILE_NAME).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -47,7 +50,7 @@ def read_window_state(home: Path) -> WindowState:
 
 
 def write_window_state(home: Path, state: WindowState) -> None:
-    """Remember `state`; a place that cannot be written is no reason to disturb a person."""
+    """Store `state`; failing to do so is not worth an error message."""
     with contextlib.suppress(OSError):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_text(home / FILE_NAME, json.dumps(asdict(state)))
