@@ -78,9 +78,8 @@ def open_window(home: Path, demo: DemoRunner | None = None, *, starts_demo: bool
     instance.wanted.connect(window.come_forward)
     window.painted.connect(instance.listen)
     bridge.opened.connect(lambda nodes, runs: _make_tray(context, window))
-    bridge.opened.connect(
-        lambda nodes, runs: gc.freeze()
-    )  # modules and widgets live on: spare the collector
+    # Modules and widgets of the first page live until the end: spare every later collection.
+    bridge.opened.connect(lambda nodes, runs: gc.freeze())
     if starts_demo:
         bridge.opened.connect(lambda nodes, runs: window.run_demo())
     window.show()

@@ -176,8 +176,7 @@ class CommandPalette(QWidget):
         self._announce_row()
 
     def _announce_row(self) -> None:
-        """Announce the row that Enter would choose; the focus, and a screen reader, stay on the
-        field."""
+        """Announce the row that Enter would choose, as the focus stays on the field."""
         index = self.list.currentIndex()
         row = index.data(Qt.ItemDataRole.AccessibleTextRole) if index.isValid() else "nothing"
         self.field.setAccessibleDescription(f"Enter: {row}")

@@ -117,8 +117,7 @@ class Tray(QObject):
             self.notify(notice)
 
     def notify(self, notice: Notice) -> None:
-        """Show a notice in the window if it is active, else on the desktop, unless it is
-        disabled."""
+        """Show a notice, in the active window or on the desktop, unless its kind is disabled."""
         if not self._context.preferences.get(SETTING_OF[notice.kind]):
             return
         self._opens = partial(self._open_run, notice.run_id)

@@ -35,8 +35,7 @@ class WindowState:
 
 
 def read_window_state(home: Path) -> WindowState:
-    """Return the state stored below `home`, with defaults for what is missing or of another
-    type."""
+    """Return the state stored below `home`, with defaults for missing or invalid values."""
     try:
         stored: Any = json.loads((home / FILE_NAME).read_text(encoding="ascii"))
     except (OSError, ValueError):
