@@ -64,6 +64,7 @@ def load_examples(
         ExpectedError: The data is unusable; see `rows` and `tally`.
     """
     key = make_key(files, data_sha256, spec, tokenizer)
+    # One lock per entry: another run may tokenize other data meanwhile.
     with _lock(cache, key, wait):
         examples = open_examples(cache / key)
         if examples is None:
@@ -117,7 +118,8 @@ def _write(
         shutil.rmtree(folder, ignore_errors=True)
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
-    rows = _tokenize(_reporting(reader, tally, report), reader, tokenizer, spec.sequence_tokens)
+    # Rows stream from the files to the arrays, so memory does not grow with the data.
+    rows = tokenize_kept(_reporting(reader, tally, report), reader, tokenizer, spec.sequence_tokens)
     capacity = spec.sequence_tokens if spec.packing else None
     try:
         sizes = write_examples(unfinished, rows, capacity=capacity)
@@ -143,9 +145,10 @@ def _reporting(
         yield row
 
 
-def _tokenize(
+def tokenize_kept(
     rows: Iterator[ConversationRow], reader: RowReader, tokenizer: Any, max_tokens: int
 ) -> Iterator[Tokenized]:
+    """Yield the tokenized rows; skipped and truncated ones go to the reader's tally."""
     for row in tokenize_rows(tokenizer, rows, max_tokens):
         if isinstance(row, Skipped):
             reader.skip(row)

@@ -77,6 +77,7 @@ def choose_format(value: Any) -> str:
         return "chat"
     asked = _first(keys, _QUESTION_KEYS)
     if asked and _first(keys, _ANSWER_KEYS):
+        # TRL's prompt and completion columns hold messages or plain texts.
         return "chat" if isinstance(value[asked], (list, dict)) else "alpaca"
     if "text" in keys:
         return "text"
@@ -240,6 +241,7 @@ def _read_pair(number: int, value: dict[str, Any], keys: set[str]) -> Conversati
     rejected = _join(prompt, _read_side(value, "rejected", "assistant", keys))
     if chosen == rejected:
         return "'chosen' and 'rejected' are the same"
+    # Without a shared prompt the two answers reply to different questions.
     both = zip(chosen, rejected, strict=False)
     num_shared_turns = sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
     if not num_shared_turns:
@@ -317,6 +319,7 @@ def _read_turn(place: int, message: Any) -> ConversationTurn:
         raise ValueError(f"message {place} should be an object, but is {_name(message)}")
     role, content = _get_either(message, "role", "from"), _get_either(message, "content", "value")
     if isinstance(role, str):
+        # ShareGPT and other sources have names of their own for the roles.
         plain = role.lower()
         role = _ROLE_NAMES.get(plain, plain if plain in ROLES else role)
     if role is None:

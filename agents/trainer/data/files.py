@@ -135,6 +135,7 @@ def _read_json(path: Path, file: io.TextIOWrapper) -> Iterator[Raw]:
     while line and not line.strip():
         line = file.readline(_BLOCK_CHARS)
     if line.lstrip().startswith("{") and isinstance(_parse(line), dict):
+        # After seeking, the utf-8-sig decoder may return the byte order mark.
         file.seek(0)
         if file.read(1) != "\ufeff":
             file.seek(0)
@@ -185,6 +186,8 @@ def _read_json_values(path: Path, start: str, file: io.TextIOWrapper) -> Iterato
         try:
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
+            # Usually the value just continues in the next block. Reading doubles the text each
+            # time, so that a long value is not parsed again for every block.
             may_go_on = isinstance(error, json.JSONDecodeError) and not ended
             if not may_go_on or len(text) - place > _MAX_CHARS:
                 raise _broken(path, number + 1, _say(error)) from error

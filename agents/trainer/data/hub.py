@@ -93,6 +93,7 @@ def find_data(
     held_out = held_out_from is not None
     path = Path(name)
     plain = name.count("/") != 1 or name.startswith((".", "~")) or path.suffix.lower() in KINDS
+    # A path on this node takes precedence over a data set of the same name.
     if path.exists() or path.is_absolute() or plain:
         return find_files(path, held_out=held_out)
     download = download or _download
@@ -149,6 +150,7 @@ def _find_converted(name: str, download: Download, *, held_out: bool) -> tuple[P
 def _try_converted(dataset: str, download: Download, *, held_out: bool) -> list[Path]:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    # The hub converts only the first part of large data sets, in folders named `partial-SPLIT`.
     splits = [start + word for word in (HELD_OUT if held_out else ["train"]) for start in _STARTS]
     wanted = [f"*/{split}/*.parquet" for split in splits]
     try:

@@ -30,6 +30,7 @@ def count_steps(*, epochs: float, num_rows: int, batch: int, max_steps: int | No
     """
     if max_steps is not None:
         return max_steps
+    # Rounded first: 1.1 epochs of 10 rows are 11.000000000000002 in floating point.
     return max(1, math.ceil(round(epochs * num_rows, 6) / batch))
 
 

@@ -28,7 +28,7 @@ from agents.contract.data import (
 from agents.contract.spec import RunSpec
 from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import ExpectedError
-from agents.trainer.data.cache import load_examples
+from agents.trainer.data.cache import load_examples, tokenize_kept
 from agents.trainer.data.examples import Segment
 from agents.trainer.data.file_hashes import hash_files
 from agents.trainer.data.hub import find_data, find_tokenizer
@@ -36,7 +36,6 @@ from agents.trainer.data.rows import DataFiles, RowReader
 from agents.trainer.data.store import ExampleSet
 from agents.trainer.data.tally import Skipped, Tally
 from agents.trainer.data.tokenizer import load_tokenizer
-from agents.trainer.data.tokens import Tokenized, tokenize_rows
 
 NUM_SHOWN = 3
 # Rows that the quick preview reads.
@@ -83,18 +82,10 @@ def describe_first(
     """
     tally = Tally(name=files.name)
     reader = RowReader(files, spec.data.format, spec.objective, tally)
-    kept: list[Tokenized] = []
-    num_read = 0
-    for row in tokenize_rows(tokenizer, islice(reader, _NUM_READ), spec.sequence_tokens):
-        num_read += 1
-        if isinstance(row, Skipped):
-            reader.skip(row)
-            continue
-        if row.cut_from is not None:
-            reader.truncate(row.segments[0].row, row.cut_from)
-        kept.append(row)
+    first = list(islice(reader, _NUM_READ))
+    kept = list(tokenize_kept(iter(first), reader, tokenizer, spec.sequence_tokens))
     # The limit of malformed rows is a share of all rows, so it cannot be checked on the first ones.
-    if num_read < _NUM_READ or not kept:
+    if len(first) < _NUM_READ or not kept:
         tally.check_usable(len(kept))
     sizes = [sum(len(segment.ids) for segment in row.segments) for row in kept]
     return DataPreview(

@@ -140,6 +140,7 @@ class RowReader:
             for number, value in read_file(path, self._reading):
                 last = start + number
                 self._tally.num_rows += 1
+                # Every line of a .txt parses as text, so rows of JSON in it would go unnoticed.
                 if self.format == "auto" and KINDS.get(path.suffix.lower()) == "text":
                     _refuse_json(path, value)
                 row = self._read(last, value)
@@ -176,6 +177,7 @@ class RowReader:
         self._tally.truncate(self._name_file(Skipped(row=row, reason=f"{num_tokens} tokens")), row)
 
     def _name_file(self, named: Skipped) -> Skipped:
+        # Rows are numbered across files; messages give the number within the row's own file.
         if len(self._files.paths) == 1:
             return named
         start, name = next(s for s in reversed(self._starts) if s[0] < named.row)

@@ -98,6 +98,7 @@ class ExampleSet:
 
 
 def _map(path: Path, kind: type, size: int) -> npt.NDArray[Any]:
+    # A damaged entry shows in the sizes of its files, and is then made again.
     if path.stat().st_size != size * np.dtype(kind).itemsize:
         raise OSError(f"{path} has not the size that {_ABOUT} names")
     return np.memmap(path, dtype=kind, mode="r", shape=(size,)).view(np.ndarray)
@@ -191,6 +192,7 @@ def _write_examples(folder: Path, sizes: dict[str, int], capacity: int | None) -
     }
     made["first"] = np.array(first)
     for name, values in made.items():
+        # A new file, because the arrays above are still mapped from the old one.
         (folder / name).unlink(missing_ok=True)
         column = _Column(folder, name)
         column.add(values)

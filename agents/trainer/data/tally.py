@@ -105,6 +105,7 @@ class Tally:
         Raises:
             ExpectedError: No row is left, or too many are malformed.
         """
+        # Both limits: a share alone would refuse a tiny file for one bad row.
         too_many = max(MAX_MALFORMED, MAX_MALFORMED_SHARE * self.num_rows)
         first = next(iter(self._malformed.rows), None)
         if first is not None and self.num_malformed > too_many and num_kept:

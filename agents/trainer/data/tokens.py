@@ -106,6 +106,7 @@ def _cut(segments: list[Segment], max_tokens: int) -> Tokenized | Skipped:
     cut = tuple(
         Segment(one.row, one.ids[:max_tokens], one.is_target[:max_tokens]) for one in segments
     )
+    # In a pair both sides need targets: a side without any has no log-probability to compare.
     if not all(one.num_targets for one in cut):
         left = f"nothing to learn is left within {max_tokens} of its {longest} tokens"
         return Skipped(row=cut[0].row, reason=left if longest > max_tokens else "no answer")
@@ -123,7 +124,7 @@ def mark_targets(
     is_target = np.zeros(len(place_T2), dtype=np.bool_)
     for span in spans:
         is_target |= (place_T2[:, 0] < span.stop) & (place_T2[:, 1] > span.start)
-    is_target[:1] = False
+    is_target[:1] = False  # nothing precedes the first token that could predict it
     return is_target
 
 
@@ -141,6 +142,7 @@ def _render_row(tokenizer: Any, row: ConversationRow) -> list[tuple[str, list[ra
 
 def _enclose(text: str, begin: str, end: str) -> str:
     """Return the text with both tokens; data that was rendered before may already have them."""
+    # A BOS or EOS twice would teach the model to repeat it.
     begin = "" if text.startswith(begin) else begin
     return f"{begin}{text}" if text.endswith(end) and end else f"{begin}{text}{end}"
 

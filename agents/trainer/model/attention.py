@@ -110,6 +110,7 @@ def attend_segments(
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out_MHD = flash_attention(q, k, v, bounds_S, host_bounds_S, scale, window)
         return out_MHD.unsqueeze(0), None
+    # Read from host memory, because reading the device's copy would wait for it.
     parts = []
     for start, stop in pairwise(host_bounds_S.tolist()):
         one = [x[:, :, start:stop] for x in (query, key, value)]

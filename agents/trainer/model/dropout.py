@@ -114,6 +114,8 @@ class CountedDropout(nn.Module):
             tokens_BT1 = self._match(tokens_BT1, x)
         hash_BTH = tokens_BT1 * self.features_H
         hash_BTH = (hash_BTH ^ (hash_BTH >> 15)) * _MULTIPLIER
+        # Each half of the hash is one feature's uniform value; an odd number of features leaves
+        # the last half unused.
         lanes_BTF = hash_BTH.view(torch.int16)[..., : self._features]
         return torch.where(lanes_BTF >= self._threshold, x * self._scale, 0.0)
 
@@ -139,6 +141,7 @@ def _draw_name(name: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.int3
 
 def _odd(philox: np.random.Philox, count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     words = philox.random_raw((count + 1) // 2).view(np.uint32)[:count]
+    # Odd, so that multiplying by it is a bijection and no key maps everything to zero.
     return (words | np.uint32(1)).view(np.int32)
 
 

@@ -74,6 +74,7 @@ class Forward:
         with torch.no_grad():
             expected_NH = self.features(batch)
             once = build_micro_batch([_build_probe(_PROBE_TOKENS[:1])], self._device)
+            # A single segment: a class that is not flat would call each layer once per segment.
             fused_linear.fuse(self._model.module, lambda: self.features(once))
             if not self._agrees(lambda: self.features(batch), expected_NH):
                 fused_linear.unfuse(self._model.module)
@@ -102,6 +103,7 @@ class Forward:
         """Return the outputs of all segments (M, .), each from a forward pass of its own."""
         outputs = []
         for start, stop in pairwise(batch.segments.bounds):
+            # Otherwise a segment would get the angles of a longer one before it.
             positions.reset(self._ropes)
             with self._model.clock.limited_to(start, stop):
                 outputs.append(self._run(replace(batch, ids_1M=batch.ids_1M[:, start:stop]))[0])
@@ -128,6 +130,8 @@ class Forward:
         self._causal.set_attn_implementation(attention.NAME)
         self.flat = True
         windows: list[int | None] = []
+        # The probe is shorter than any window, so agreeing logits do not show that the layers pass
+        # theirs on; the collected windows do.
         if self._agrees(lambda: self._try_flat(batch, windows), expected_MV) and (
             any(windows) == _has_sliding_window(config.get_text_config())
         ):
@@ -142,6 +146,7 @@ class Forward:
 
     def _can_route_attention(self) -> bool:
         config = self._causal.config.get_text_config()
+        # Other types, such as linear attention, carry state across the bounds of segments.
         kinds = set(getattr(config, "layer_types", None) or ())
         return kinds <= {"full_attention", "sliding_attention"} and bool(
             self._causal._can_set_attn_implementation()
@@ -151,6 +156,7 @@ class Forward:
         try:
             found_MV = compute()
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            # Lack of memory says nothing about the class.
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             return False

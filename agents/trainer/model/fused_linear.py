@@ -169,6 +169,7 @@ def fuse(model: nn.Module, run_once: Callable[[], object]) -> None:
         _make_copies([layer for layer in layers if isinstance(layer, LoraLayer)])
         for place, layer in enumerate(layers):
             layer.fused_set, layer.fused_index = fused_set, place
+            # Changing the class keeps parameters, hooks and `state_dict` names as they are.
             layer.__class__ = _subclass(type(layer))
             if nf4.is_registered(_base(layer)):
                 is_whole = isinstance(layer, LoraLayer) or id(layer) not in adapted
@@ -220,6 +221,7 @@ def _find(model: nn.Module, run_once: Callable[[], object]) -> Iterator[list[Any
     for layer, x in once:
         base: Any = _base(layer)
         kind = nf4.is_registered(base), _compute_dtype(base)
+        # The version tells apart a tensor that was changed in place between two layers.
         sets.setdefault((id(x), x._version, kind), []).append(layer)
     yield from sets.values()
     heard = {id(layer) for layer, _ in once}

@@ -147,6 +147,7 @@ class _Gradients:
     def __init__(self, head: Head, hidden_NH: Tensor, needs: tuple[bool, ...]) -> None:
         self._head = head
         self._weight = head.weight_VH.to(head.dtype)
+        # Chunks add up in at least fp32, so that the number of chunks does not cost precision.
         wide = torch.promote_types(head.dtype, torch.float32)
         self.hidden_NH = torch.empty_like(hidden_NH) if needs[0] else None
         self.weight_VH = torch.zeros_like(head.weight_VH, dtype=wide) if needs[1] else None
@@ -184,6 +185,7 @@ def _compute_chunk(
     loss_C = (log_sum_C1 - logits_CV.gather(1, label_C1)).squeeze(1)
     if gradient_scale is None:
         return loss_C, logits_CV
+    # Gradient of cross-entropy: softmax minus the one-hot label.
     gradient_CV = torch.exp(logits_CV - log_sum_C1)
     gradient_CV.scatter_add_(1, label_C1, -torch.ones_like(log_sum_C1))
     return loss_C, head.backward_through_cap(gradient_CV, logits_CV).mul_(gradient_scale)

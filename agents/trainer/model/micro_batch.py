@@ -112,6 +112,7 @@ def build_micro_batch(examples: Sequence[Example], device: torch.device) -> Micr
     np.concatenate([segment.ids for segment in segments], out=ids_M[:num_tokens])
     is_target_M = np.concatenate([segment.is_target for segment in segments])
     place_N = np.flatnonzero(is_target_M)
+    # As a segment of its own the padding is not attended to by any token that counts.
     whole = [*lengths, padding] if padding else lengths
     position_M = np.concatenate([np.arange(length, dtype=np.int64) for length in whole])
     return MicroBatch(

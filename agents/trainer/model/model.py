@@ -107,7 +107,7 @@ def load_model(spec: RunSpec, path: Path, device: torch.device) -> nn.Module:
             f"The model in {path} cannot be loaded: {_first_line(error)}.",
             "The folder needs config.json and model.safetensors of a causal language model",
         ) from error
-    model.eval()
+    model.eval()  # see the module's docstring
     model.requires_grad_(False)
     _keep_layout(model)
     _refuse_long_sequences(model, spec.sequence_tokens, path)

@@ -13,12 +13,16 @@ from agents.contract.wire import from_wire, to_wire
 from agents.trainer.calibration import calibrate, main
 
 
+def run_job(folder: Path, device: str, seconds: float) -> int:
+    job = CalibrationJob(python="", device=device, device_id=device, seconds=seconds)
+    (folder / "job.json").write_text(json.dumps(to_wire(job)))
+    return main([str(folder / "job.json"), str(folder / "report.json")])
+
+
 def test_cpu_is_measured_and_the_report_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = CalibrationJob(python="", device="cpu", device_id="cpu", seconds=0.4)
-    (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
-    assert main([str(tmp_path / "job.json"), str(tmp_path / "report.json")]) == 0
+    assert run_job(tmp_path, "cpu", 0.4) == 0
     found = from_wire(Calibration, json.loads((tmp_path / "report.json").read_bytes()))
     assert found.matrix_flops_per_s is not None
     assert found.matrix_flops_per_s > 1e8
@@ -33,9 +37,7 @@ def test_cpu_is_measured_and_the_report_is_written(
 def test_a_gpu_that_is_not_there_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = CalibrationJob(python="", device="cuda:3", device_id="x", seconds=0.1)
-    (tmp_path / "job.json").write_text(json.dumps(to_wire(job)))
-    assert main([str(tmp_path / "job.json"), str(tmp_path / "report.json")]) == 1
+    assert run_job(tmp_path, "cuda:3", 0.1) == 1
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["kind"] == "failed"
     assert "does not see cuda:3 (it sees 0 GPUs)" in last["message"]

@@ -17,37 +17,31 @@ def choose(names, *, held_out):
     return [file.relative_to(FOLDER).as_posix() for file in chosen]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "train.jsonl",
-        "TRAIN.JSONL",
-        "train-00000-of-00002.parquet",
-        "train_sft-00000-of-00001.parquet",
-        "training.csv",
-        "alpaca_train_v2.json",
-        "train/0000.parquet",
-        "partial-train/0000.parquet",
-        "unit-test/train.jsonl",
-    ],
-)
-def test_a_name_tells_that_a_file_is_for_training(name):
-    assert choose([name], held_out=False) == [name]
-    assert choose([name], held_out=True) == []
+TRAIN = [
+    "train.jsonl",
+    "TRAIN.JSONL",
+    "train-00000-of-00002.parquet",
+    "train_sft-00000-of-00001.parquet",
+    "training.csv",
+    "alpaca_train_v2.json",
+    "train/0000.parquet",
+    "partial-train/0000.parquet",
+    "unit-test/train.jsonl",
+]
+HELD_OUT = [
+    *(f"{word}.jsonl" for word in ("test", "validation", "valid", "val", "dev", "eval")),
+    "validation-00000-of-00001.parquet",
+    "train-test-split/test.jsonl",
+    "test/0.parquet",
+]
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *(f"{word}.jsonl" for word in ("test", "validation", "valid", "val", "dev", "eval")),
-        "validation-00000-of-00001.parquet",
-        "train-test-split/test.jsonl",
-        "test/0.parquet",
-    ],
+    ("name", "held_out"), [*((n, False) for n in TRAIN), *((n, True) for n in HELD_OUT)]
 )
-def test_a_name_tells_that_a_file_is_held_out(name):
-    assert choose([name], held_out=True) == [name]
-    assert choose([name], held_out=False) == []
+def test_a_name_shows_the_split_of_a_file(name, held_out):
+    assert choose([name], held_out=held_out) == [name]
+    assert choose([name], held_out=not held_out) == []
 
 
 @pytest.mark.parametrize("name", ["latest.jsonl", "devices.csv", "constraints.txt", "a.jsonl"])

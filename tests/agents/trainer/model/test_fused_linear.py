@@ -14,19 +14,11 @@ from agents.trainer.model.forward import Forward
 from agents.trainer.model.micro_batch import build_micro_batch
 from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from tests.agents.trainer.execution.test_layers import make_part
+from tests.agents.trainer.model.test_forward import SMALL
 from tests.agents.trainer.ranks import DEMO, make_spec, make_tiny_model
 
 CPU = torch.device("cpu")
-SIZES = {
-    "vocab_size": 768,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-}
+SIZES = SMALL | {"vocab_size": 768, "intermediate_size": 64}
 
 
 @pytest.fixture(scope="module")
