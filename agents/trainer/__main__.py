@@ -1,9 +1,9 @@
 """Start one rank: `python -m agents.trainer`, by the supervisor or under torchrun.
 
-Reads `intent.json` in $RACKLESS_ATTEMPT_DIR; who it is stands in RANK and WORLD_SIZE. Ends with 0
-(done, or stopped by wish), 3 (it could not be done, and the journal says why), else with a fault.
-The journal and the heartbeat run before torch is imported, because that takes seconds. The log is
-for people: it begins with who this is and with which versions, before whatever libraries print.
+Reads `intent.json` in $RACKLESS_ATTEMPT_DIR, and its own position from RANK and WORLD_SIZE. Exits
+with 0 (done, or stopped on request), 3 (impossible, for the reason in the journal), or 1 (a bug).
+The journal and the heartbeat start before torch is imported, because that takes seconds. The log is
+for people: it begins with rank, run and versions, before anything that libraries print.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from agents.trainer.rank.step_control import RankControl
 
 EXIT_USER_ERROR = 3
 EXIT_FAULT = 1
-_MOST_COMPILERS = 8
-"""Processes that compile at once."""
+# Maximum number of processes that compile at once; each takes about 300 MB.
+_MAX_COMPILERS = 8
 
 
 def main() -> int:
@@ -42,12 +42,12 @@ def main() -> int:
         sys.stderr.write(f"RACKLESS_ATTEMPT_DIR: {folder} does not exist\n")
         return EXIT_USER_ERROR
     redirect_output(folder / rank_log(rank))
-    wishes = RankControl(folder, rank)
-    wishes.listen()
+    control = RankControl(folder, rank)
+    control.listen()
     journal = RankJournal(folder / rank_journal(rank))
     heartbeat = Heartbeat(folder / rank_heartbeat(rank))
     try:
-        return _run(folder, rank, journal, heartbeat, wishes)
+        return _run(folder, rank, journal, heartbeat, control)
     finally:
         heartbeat.close()
         journal.close()
@@ -56,18 +56,18 @@ def main() -> int:
 
 
 def _run(
-    folder: Path, rank: int, journal: RankJournal, heartbeat: Heartbeat, wishes: RankControl
+    folder: Path, rank: int, journal: RankJournal, heartbeat: Heartbeat, control: RankControl
 ) -> int:
     try:
         journal.write("phase", phase="loading")
         attempt = read_attempt(folder, rank, int(os.environ.get("WORLD_SIZE", "1")))
-        _introduce(attempt)
+        _log_identity(attempt)
         _configure_torch(attempt.compiled_folder)
         with imports_that_stay():
             from agents.trainer.run import run_rank  # torch, transformers and peft come with it
         journal.write("phase", phase="imported")
-        run_rank(attempt, journal, heartbeat, wishes)
-        _say("finished normally")
+        run_rank(attempt, journal, heartbeat, control)
+        _log("finished normally")
     except ExpectedError as error:
         traceback.print_exc()
         journal.write("failed", message=error.message, hint=error.hint)
@@ -76,44 +76,44 @@ def _run(
         traceback.print_exc()
         journal.write(
             "failed",
-            message=f"A fault in the trainer: {type(error).__name__}: {error}",
-            hint="The log of this rank holds the details; please report it",
+            message=f"The trainer failed with {type(error).__name__}: {error}",
+            hint="This is a bug: please report it with the log of this rank",
         )
         return EXIT_FAULT
     return 0
 
 
-def _introduce(attempt: RankAttempt) -> None:
-    """Begin the log with what everybody who reads it asks first."""
+def _log_identity(attempt: RankAttempt) -> None:
+    """Begin the log with what its readers ask first."""
     intent, place = attempt.intent, attempt.placement
-    _say(
+    _log(
         f"rank {attempt.rank} of {len(intent.ranks)} of run {intent.run_id}, attempt "
         f"{intent.attempt}, on {place.device} of {place.node}, process {os.getpid()}"
     )
     names = ("torch", "transformers", "peft")
     versions = ", ".join(f"{name} {_find_version(name)}" for name in names)
-    _say(f"Python {platform.python_version()}, {versions}; Linux {platform.release()}")
+    _log(f"Python {platform.python_version()}, {versions}; Linux {platform.release()}")
 
 
 def _find_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "of unknown version"
+        return "(unknown version)"
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # a disk that is full stops no training
+def _log(text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk stops no training
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def _configure_torch(compiled_folder: Path) -> None:
-    """Set what torch reads when it is imported; what a person has set stays.
+    """Set what torch reads when it is imported; variables that a user has set are kept.
 
-    Compiled code is kept on the node for the next start. The memory of GPUs is taken in pieces that
-    grow, so that less of it lies between them, but not under WSL2, which does not offer that.
+    Compiled code is kept on the node for the next start. GPU memory is allocated in segments that
+    grow, which leaves fewer gaps, but not under WSL2, whose driver does not support that.
     """
-    workers = min(_MOST_COMPILERS, len(os.sched_getaffinity(0)))
+    workers = min(_MAX_COMPILERS, len(os.sched_getaffinity(0)))
     settings = {
         "TORCHINDUCTOR_CACHE_DIR": str(compiled_folder / "inductor"),
         "TRITON_CACHE_DIR": str(compiled_folder / "triton"),
@@ -126,6 +126,6 @@ def _configure_torch(compiled_folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Everything is written. The libraries' own teardown is left out: a crash in it, after a run
-    # that went well, would turn success into failure.
+    # Everything is written. The teardown of the libraries is skipped: a crash in it, after a run
+    # that finished, would turn success into failure.
     os._exit(main())

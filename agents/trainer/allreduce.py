@@ -1,7 +1,7 @@
 """One small all-reduce with a deadline: `agents.program agents.trainer.allreduce JSON`.
 
 Before the collective each rank signs in at the store, so that on a timeout the answer names the
-ranks that never came instead of only saying that something hung. Prints one line, `RACKLESS JSON`.
+ranks that are missing instead of only reporting a hang. Prints one line, `RACKLESS JSON`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from agents.contract.wire import from_wire
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Take part in the all-reduce and print what came of it."""
+    """Take part in the all-reduce and print the result."""
     probe = from_wire(AllReduceProbe, json.loads(argv[0]), "probe")
     try:
         answer = reduce_once(probe)
     except (RuntimeError, ValueError, OSError) as error:
         answer = {"message": describe_failure(probe, str(error).split("\n")[0])}
     print("RACKLESS " + json.dumps(answer), flush=True)
-    # Gloo's threads may still wait for a rank that never comes.
+    # Without a teardown: threads of Gloo may still wait for a rank that never comes.
     sys.stdout.flush()
     os._exit(1 if "message" in answer else 0)
 
@@ -37,7 +37,7 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
     """Sum `num_values` values over all ranks and check the sum.
 
     Raises:
-        RuntimeError: a rank did not come or broke off.
+        RuntimeError: a rank lost its connection during the sum.
     """
     deadline = time.monotonic() + probe.timeout_s
     store = dist.TCPStore(
@@ -54,7 +54,7 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     group = dist.ProcessGroupGloo(store, probe.rank, probe.world_size, left)
     values = torch.full((probe.num_values,), float(probe.rank + 1))
-    group.allreduce([torch.zeros(1)]).wait()  # connects all pairs
+    group.allreduce([torch.zeros(1)]).wait()  # connects all pairs, which is not to be timed
     began_s = time.monotonic()
     group.allreduce([values]).wait()
     seconds = time.monotonic() - began_s
@@ -65,7 +65,7 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
 
 
 def gather(store: dist.Store, probe: AllReduceProbe, deadline: float) -> list[int]:
-    """Sign in and wait for the others; return those that did not come in time."""
+    """Sign in and wait for the others; return the ranks that are missing at the deadline."""
     store.set(f"here/{probe.rank}", b"1")
     missing = list(range(probe.world_size))
     while True:
@@ -76,15 +76,16 @@ def gather(store: dist.Store, probe: AllReduceProbe, deadline: float) -> list[in
 
 
 def leave(store: dist.Store, probe: AllReduceProbe) -> None:
-    """Let rank 0, which serves the store, go last."""
+    """Sign out; rank 0, which hosts the store, waits for all others."""
     store.set(f"gone/{probe.rank}", b"1")
     if probe.rank == 0:
         store.wait([f"gone/{rank}" for rank in range(probe.world_size)], timedelta(seconds=10))
 
 
 def name_missing(probe: AllReduceProbe, missing: list[int]) -> str:
-    """Return the sentence about ranks that never came."""
+    """Return the message about ranks that are missing."""
     ranks = ", ".join(map(str, missing))
+    # The master finds the ranks in these words; see app/provisioning/check_network.py.
     return (
         f"Rank {ranks} did not come to the all-reduce at {probe.master_address} port "
         f"{probe.master_port} within {probe.timeout_s:g} s."
@@ -92,8 +93,8 @@ def name_missing(probe: AllReduceProbe, missing: list[int]) -> str:
 
 
 def describe_failure(probe: AllReduceProbe, reason: str) -> str:
-    """Return the sentence about a collective that broke."""
+    """Return the message about a collective that failed."""
     return (
-        f"Rank {probe.rank} could not do the all-reduce at {probe.master_address} port "
+        f"Rank {probe.rank} could not finish the all-reduce at {probe.master_address} port "
         f"{probe.master_port}: {reason}"
     )

@@ -261,7 +261,7 @@ def prove(executor: Executor, part: Part, *, evaluates: bool) -> None:
 
 
 def _apply_recompute(spec: RunSpec, otherwise: int) -> int:
-    """Return how many layers the spec makes recompute."""
+    """Return how many layers recompute: what the spec prescribes, or `otherwise`."""
     return {"all": _ALL_LAYERS, "none": 0, "auto": otherwise}[spec.recompute]
 
 
@@ -269,5 +269,5 @@ def _recall(path: Path) -> ExecutionSetting | None:
     found = read_json(path)
     try:
         return ExecutionSetting(**found) if isinstance(found, dict) else None
-    except TypeError:  # written by another version
+    except TypeError:  # another version wrote other fields
         return None

@@ -1,9 +1,9 @@
 """Measure how fast this GPU is: `agents.program agents.trainer.calibration JOB.json REPORT.json`.
 
-Peaks of data sheets are reached by nobody: a card of a small case throttles, a laptop's has any of
-many power limits, and a slot may have 4 lanes of 16. So products are repeated for seconds, and what
-counts is the pace of the second half, when the card is warm. Prints JSON lines of kind `progress`,
-and one of kind `failed`.
+No card reaches the peak of its data sheet: one in a small case throttles, laptops have any of many
+power limits, and a slot may have 4 lanes of 16. So each operation is repeated for seconds, and the
+second half counts, when the card is warm. Prints JSON lines of kind `progress`, and on an error one
+of kind `failed`.
 
 Shape letters: M tokens, O outputs, I inputs of a layer.
 """
@@ -24,29 +24,37 @@ from agents.errors import ExpectedError
 from agents.trainer.kernels import nf4
 from agents.trainer.rank.device import choose_device
 
+# M, O, I: the widest layer of a 7B model (Llama 2) with 4,096 tokens at once.
 _SIZES = (4096, 11008, 4096)
-"""M, O, I: the widest layer of a 7B model (Llama 2) with 4,096 tokens at once."""
-_SMALL = (256, 688, 256)
-"""The same for a CPU, which would need minutes."""
+# The same for a CPU, scaled down: it would need minutes otherwise.
+_CPU_SIZES = (256, 688, 256)
+# Far larger than the cache of any GPU (H100: 50 MB).
 _COPY_BYTES = 256 << 20
+# Parts of the job's time for each measurement.
 _SHARES = {"matrix": 0.5, "memory": 0.15, "host": 0.15, "unpack": 0.2}
-"""Of the time that the job gives."""
+# Seconds of work between two waits for the device, so that the waits themselves do not count.
+_BURST_S = 0.05
 
 
-def calibrate(job: CalibrationJob, tell: Callable[[str], None]) -> Calibration:
-    """Return what the job's device reaches."""
+def calibrate(job: CalibrationJob, report: Callable[[str], None]) -> Calibration:
+    """Return the rates that the job's device reaches.
+
+    Args:
+        job: names the device and the time.
+        report: called with what is measured next.
+    """
     device = choose_device(job.device)
-    tell("products of matrices")
+    report("matrix products")
     matrix = measure_matrix(device, job.seconds * _SHARES["matrix"])
-    tell("memory")
+    report("memory")
     memory = measure_copy(device, job.seconds * _SHARES["memory"])
     to_host = from_host = unpack = None
     if device.type == "cuda":
-        tell("the way to the PC's own memory")
+        report("copies to host memory")
         seconds = job.seconds * _SHARES["host"] / 2
         to_host = measure_host(device, seconds, to_host=True)
         from_host = measure_host(device, seconds, to_host=False)
-        tell("4-bit weights")
+        report("4-bit weights")
         unpack = measure_unpack(device, job.seconds * _SHARES["unpack"])
     return Calibration(
         card=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -60,13 +68,13 @@ def calibrate(job: CalibrationJob, tell: Callable[[str], None]) -> Calibration:
 
 
 def measure_pace(device: torch.device, seconds: float, work: Callable[[], object]) -> float:
-    """Return the seconds of one call of `work`, once the device is warm."""
+    """Return the seconds of one call of `work` on a warm device."""
     work()
     _wait(device)
     started = time.perf_counter()
     work()
     _wait(device)
-    at_once = max(1, int(0.05 / max(time.perf_counter() - started, 1e-6)))
+    at_once = max(1, int(_BURST_S / max(time.perf_counter() - started, 1e-6)))
     paces: list[float] = []
     began = time.perf_counter()
     while not paces or time.perf_counter() - began < seconds:
@@ -81,7 +89,7 @@ def measure_pace(device: torch.device, seconds: float, work: Callable[[], object
 
 def measure_matrix(device: torch.device, seconds: float) -> float:
     """Return the FLOP/s of products (M, I) x (I, O), 2 M O I operations each."""
-    m, o, i = _SIZES if device.type == "cuda" else _SMALL
+    m, o, i = _SIZES if device.type == "cuda" else _CPU_SIZES
     dtype = _training_dtype(device)
     x_MI = torch.randn(m, i, device=device, dtype=dtype)
     weight_OI = torch.randn(o, i, device=device, dtype=dtype)
@@ -91,7 +99,7 @@ def measure_matrix(device: torch.device, seconds: float) -> float:
 
 
 def measure_copy(device: torch.device, seconds: float) -> float:
-    """Return the bytes per second that a copy within the device reads and writes together."""
+    """Return the bytes per second of a copy within the device, reads and writes together."""
     size = _COPY_BYTES if device.type == "cuda" else _COPY_BYTES // 16
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -99,7 +107,7 @@ def measure_copy(device: torch.device, seconds: float) -> float:
 
 
 def measure_host(device: torch.device, seconds: float, *, to_host: bool) -> float:
-    """Return the bytes per second between the GPU and pinned memory of the PC."""
+    """Return the bytes per second between the GPU and pinned host memory."""
     size = _COPY_BYTES // 4
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(size, dtype=torch.uint8, device=device)
@@ -108,7 +116,7 @@ def measure_host(device: torch.device, seconds: float, *, to_host: bool) -> floa
 
 
 def measure_unpack(device: torch.device, seconds: float) -> float | None:
-    """Return how many NF4 weights become bf16 per second; None: nothing here can do it."""
+    """Return how many NF4 weights are unpacked per second; None: the packages are missing."""
     try:
         from bitsandbytes.nn import Linear4bit
     except ImportError:
@@ -118,7 +126,7 @@ def measure_unpack(device: torch.device, seconds: float) -> float | None:
     layer: nn.Module = Linear4bit(
         i, o, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
     )
-    layer = layer.to(dtype).to(device)  # what is unpacked takes the type that it had
+    layer = layer.to(dtype).to(device)  # quantized on the move; unpacked, it has this type again
     if not nf4.register(layer):
         return None
     return o * i / measure_pace(device, seconds, lambda: nf4.dequantize(layer))
@@ -136,25 +144,25 @@ def _wait(device: torch.device) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Measure, and write the report."""
+    """Measure, and write the report; return the exit code."""
     job_path, report_path = argv
     job = from_wire(CalibrationJob, json.loads(Path(job_path).read_bytes()), "job")
     try:
-        found = calibrate(job, lambda text: _say("progress", f"measuring {text}"))
+        found = calibrate(job, lambda text: _report("progress", f"measuring {text}"))
     except torch.OutOfMemoryError:
         message = f"{job.device} has no memory left for a measurement."
-        _say("failed", message, "Close what else uses that GPU, then measure again")
+        _report("failed", message, "Close other programs that use that GPU, then measure again")
         return 1
     except ExpectedError as error:
-        _say("failed", error.message, error.hint)
+        _report("failed", error.message, error.hint)
         return 1
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        _say("failed", f"{job.device} could not be measured: {reason}", "Check nvidia-smi there")
+        _report("failed", f"{job.device} could not be measured: {reason}", "Check nvidia-smi there")
         return 1
     Path(report_path).write_text(json.dumps(to_wire(found)), encoding="ascii")
     return 0
 
 
-def _say(kind: str, message: str, hint: str = "") -> None:
+def _report(kind: str, message: str, hint: str = "") -> None:
     print(json.dumps({"kind": kind, "message": message, "hint": hint}), flush=True)

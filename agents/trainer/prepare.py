@@ -92,7 +92,7 @@ def prepare(context: RankContext, strategy: Strategy) -> TrainingState:
             group,
             state.hashes["model_sha256"],
             keeps=attempt.placement.local_rank == 0,
-            tell=partial(progress.report, "reference"),
+            report=partial(progress.report, "reference"),
         )
     if state.checkpoint is not None:
         # Only now: the reference above is asked about the base model, not the trained one.

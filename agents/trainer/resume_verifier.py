@@ -1,10 +1,10 @@
-"""Hold the first steps of a resumed run against what an earlier attempt logged for the same steps.
+"""Compare the first steps of a resumed run with what an earlier attempt logged for the same steps.
 
-Two promises, never blurred. A: on the same devices in the same order with the same versions every
-loss is equal to the last bit. B: on any other devices the samples are the same in the same order,
-and the losses differ by rounding only. A replay on the same devices takes the logged shares and
-saves where the earlier attempt did (saving makes ranks equal), so that shares that followed the
-speed of that day do not hide a fault.
+There are two promises, kept apart. A: on the same devices in the same order with the same versions
+every loss is equal to the last bit. B: on any other devices the samples are the same in the same
+order, and the losses differ by rounding only. A replay on the same devices takes the logged shares
+and saves where the earlier attempt did (saving makes ranks equal), so that shares that followed the
+speeds of then do not hide a fault.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ ROUNDING = {
     torch.bfloat16: 2e-2,
     torch.float16: 5e-3,
 }
-"""Largest relative difference of a loss that counts as rounding. Another order of the same sums
-moves a loss by a few units of its last digit, and each optimizer step after it carries that on;
+"""Maximum relative difference of a loss that counts as rounding. Another order of the same sums
+changes a loss by a few units in its last place, and the optimizer steps after it amplify that;
 measured in fp32: 3e-9 over 8 steps of a tiny model on 3 ranks instead of 2, 5e-7 over 20 steps on
 two H200s instead of a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumeReport:
-    """What the comparison found."""
+    """Result of the comparison, as the journal records it."""
 
     promise: Promise
     first_step: int
     last_step: int
     steps: int
-    """How many were compared."""
+    """Number of compared steps."""
     equal_to_the_bit: bool
     largest_difference: float
-    """Of a loss, relative to the logged one."""
+    """Largest difference of a loss, relative to the logged one."""
     other_samples: int
-    """Steps that saw other samples than logged."""
+    """Number of steps with other samples than logged."""
     kept: bool
-    """What was promised holds."""
+    """Whether the promise holds."""
 
 
 def choose_promise(
@@ -57,13 +57,13 @@ def choose_promise(
     *,
     same_versions: bool,
 ) -> Promise:
-    """Return what a resume has to keep.
+    """Return the promise that a resume has to keep.
 
     Args:
-        replay: what was logged, and on which devices.
+        replay: logged steps, and the devices that they ran on.
         ranks: those of this attempt.
-        saved_on: node and device of each rank that wrote the checkpoint.
-        same_versions: of the libraries.
+        saved_on: node and device of each rank when the checkpoint was written.
+        same_versions: whether the libraries have the same versions as then.
     """
     devices = tuple((rank.node, rank.device_id) for rank in ranks)
     alike = devices == replay.devices == tuple(saved_on)
@@ -71,7 +71,7 @@ def choose_promise(
 
 
 class ResumeVerifier:
-    """Takes in the steps of a resumed run one by one; the last one makes the certificate."""
+    """Compares the steps of a resumed run one by one; the last one writes the certificate."""
 
     def __init__(
         self, replay: Replay, promise: Promise, precision: torch.dtype, journal: RankJournal
@@ -80,11 +80,11 @@ class ResumeVerifier:
         self._promise = promise
         self._limit = ROUNDING[precision]
         self._journal = journal
+        # Step, relative difference of its loss, and whether its samples are the same.
         self._compared: list[tuple[int, float, bool]] = []
-        """Step, relative difference of its loss, and whether its samples are the same."""
 
     def find_logged(self, step: int) -> LoggedStep | None:
-        """Return the logged step where this one is to be done exactly as then; else None."""
+        """Return the logged step that this one has to repeat exactly; None: it need not."""
         return self._steps.get(step) if self._promise == "A" else None
 
     def compare(self, step: int, loss: float, samples: str, *, ends: bool) -> None:
@@ -92,14 +92,15 @@ class ResumeVerifier:
         logged = self._steps.get(step)
         if logged is None:
             return
+        # Hexadecimal, since decimals would round the last bit that promise A is about.
         then = float.fromhex(logged.loss_hex)
         difference = abs(loss - then) / max(abs(then), torch.finfo(torch.float64).tiny)
         self._compared.append((step, difference, samples == logged.samples))
         if ends or len(self._compared) == len(self._steps):
-            self._journal.write("certificate", **asdict(self._certify()))
+            self._journal.write("certificate", **asdict(self._summarize()))
             self._steps.clear()
 
-    def _certify(self) -> ResumeReport:
+    def _summarize(self) -> ResumeReport:
         largest = max(difference for _, difference, _ in self._compared)
         other_samples = sum(not same for *_, same in self._compared)
         allowed = 0.0 if self._promise == "A" else self._limit

@@ -1,7 +1,7 @@
-"""What the trained numbers depend on, as hashes: the model's files, the data, the spec.
+"""Hashes of what the trained numbers depend on: the model's files and the spec.
 
 Reading and hashing a model of 14 GB takes about ten seconds, so each file's hash is remembered in
-the agent's home with its size and time of change, and a thread works while the model loads.
+the agent's home with its size and time of change, and a thread hashes while the model loads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from agents.trainer.data.file_hashes import hash_cached
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
+# Keys of the spec that may differ between the attempts of a run: they change no number, or only
+# its last bits.
 _FREE_TO_CHANGE = (
     "name", "model", "nodes", "parallel", "shares", "rebalance", "checkpoint",
     "recompute", "compile", "exact", "memory_gib", "evaluate_every_steps",
 )  # fmt: skip
-"""Keys of the spec that may differ between the attempts of a run: they move no number."""
 
 
 def hash_model(folder: Path, memory: Path | None) -> str:
@@ -32,7 +33,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
 
     Args:
         folder: of the model.
-        memory: folder where the hashes of files are remembered; None: nowhere.
+        memory: folder that remembers hashes of files; None: none does.
 
     Raises:
         ExpectedError: a file cannot be read, or there is none.
@@ -45,7 +46,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
     if "config.json" not in names:
         raise ExpectedError(
             f"{folder} holds no model: config.json is missing.",
-            "Name a folder as Transformers saves it, with config.json and model.safetensors",
+            "Give a folder as Transformers saves it, with config.json and model.safetensors",
         )
     with ThreadPoolExecutor(max_workers=4) as pool:
         hashes = list(pool.map(lambda name: hash_cached(folder / name, memory), names))
@@ -58,7 +59,7 @@ def fixed_part(spec: RunSpec) -> dict[str, Any]:
     plain: dict[str, Any] = to_wire(spec)
     for key in _FREE_TO_CHANGE:
         del plain[key]
-    plain["data"] = {"format": plain["data"]["format"]}  # its content has a hash of its own
+    plain["data"] = {"format": plain["data"]["format"]}  # the content has a hash of its own
     return plain
 
 
@@ -69,7 +70,7 @@ def hash_spec(spec: RunSpec) -> str:
 
 
 def name_differences(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return a phrase for each key that is not the same, such as `seed was 1 and is 2`."""
+    """Return a phrase for each key that differs, such as `seed was 1 and is 2`."""
     phrases: list[str] = []
     for key in sorted(set(then) | set(now)):
         old, new = then.get(key), now.get(key)

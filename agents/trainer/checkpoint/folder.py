@@ -1,12 +1,12 @@
-"""The folder of a run's checkpoints on one node: written so that a kill at any instant is harmless.
+"""The checkpoints of a run on one node, written so that a kill at any instant does no harm.
 
 A checkpoint is written under a temporary name, every file is fsynced and hashed into a manifest,
 then one rename makes it appear, and the folder is fsynced. Only what has its final name and a
-manifest is a checkpoint. Deleting goes the other way round: rename first, then remove. So nobody
-ever sees half a checkpoint. (Writing in place broke the newest checkpoint in 179 of 300 kills.)
+manifest is a checkpoint. Deleting goes the other way round: rename first, then remove. So half a
+checkpoint is never visible. (Writing in place broke the newest checkpoint in 179 of 300 kills.)
 
 An attempt that is no longer the newest of its run may not commit: the fence is read right before
-the rename. Standard library only; what is in the files is the business of `snapshot`.
+the rename. Standard library only; `state` knows what is in the files.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _PARTIAL = ".partial-"
 
 
 class CannotWrite(ExpectedError):
-    """Raised when the system refused a checkpoint; nothing of it is left."""
+    """Raised when the system refuses to write a checkpoint; nothing of it is left."""
 
 
 class NoRoom(CannotWrite):
-    """Raised when it did because the disk is full."""
+    """Raised when the disk is full."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What `manifest.json` of a checkpoint says."""
+    """Content of a checkpoint's `manifest.json`."""
 
     run_id: str
     attempt: int
@@ -69,7 +69,7 @@ class Checkpoint:
         return self.manifest.attempt, self.manifest.step
 
     def verify(self) -> str:
-        """Hash every file; return the first problem, empty when all is as it was written."""
+        """Hash every file; return the first problem, empty if all are as they were written."""
         for entry in self.manifest.files:
             try:
                 found = describe_file(self.path, self.path / entry.path)
@@ -97,7 +97,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 class CheckpointFolder:
-    """All checkpoints of one run on this node. One process at a time writes."""
+    """All checkpoints of one run on this node. Only one process at a time may write."""
 
     def __init__(
         self, path: Path, *, run_id: str, attempt: int, fence: Path, failpoints: Failpoints
@@ -109,11 +109,11 @@ class CheckpointFolder:
         self._failpoints = failpoints
 
     def path_of(self, step: int) -> Path:
-        """Return where the checkpoint of a step lies, or would lie."""
+        """Return the folder of a step's checkpoint, whether it exists or not."""
         return self.path / checkpoint_name(step)
 
     def find_all(self) -> list[Checkpoint]:
-        """Return what can be resumed from, oldest first."""
+        """Return the checkpoints that a run can resume from, oldest first."""
         return sorted(self._read_all(), key=lambda checkpoint: checkpoint.age)
 
     def _read_all(self) -> Iterator[Checkpoint]:
@@ -125,7 +125,7 @@ class CheckpointFolder:
                     yield read_checkpoint(entry)
 
     def clean(self) -> None:
-        """Remove what earlier attempts left half written or half deleted."""
+        """Remove what earlier attempts have left half written or half deleted."""
         if self.path.is_dir():
             for entry in self.path.iterdir():
                 if entry.name.startswith((_PARTIAL, _DISCARDED)):
@@ -134,11 +134,11 @@ class CheckpointFolder:
     def commit(
         self, step: int, write_files: Callable[[Path], None], about: dict[str, Any]
     ) -> Checkpoint:
-        """Write a checkpoint and make it appear.
+        """Write a checkpoint and make it visible.
 
         Args:
-            step: optimizer steps that it contains.
-            write_files: writes every file into the folder that it is given.
+            step: optimizer steps done.
+            write_files: called with a folder; writes every file but the manifest into it.
             about: `spec_sha256`, `data_sha256`, `model_sha256` and `versions` of the manifest.
 
         Raises:
@@ -158,10 +158,10 @@ class CheckpointFolder:
             self._appear(partial, step)
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            told = _explain(error, self.path)
-            if told is error:
+            explained = _explain(error, self.path)
+            if explained is error:
                 raise
-            raise told from error
+            raise explained from error
         return Checkpoint(path=self.path_of(step), manifest=manifest)
 
     def _write_manifest(self, partial: Path, step: int, about: dict[str, Any]) -> Manifest:
@@ -192,12 +192,13 @@ class CheckpointFolder:
             raise ExpectedError(
                 f"Attempt {newest} of run {self._run_id} has begun on this node, so attempt "
                 f"{self._attempt} may no longer write checkpoints.",
-                "Nothing is to be done: this attempt is out of date and ends here",
+                "Nothing to do: this attempt is out of date and ends here",
             )
 
     def _appear(self, partial: Path, step: int) -> None:
         final = self.path_of(step)
-        if final.exists():  # left by an attempt that this one went back behind
+        # An earlier attempt got this far, and this one resumed from before it.
+        if final.exists():
             self._discard(final)
             self._failpoints.reach("old-discarded")
         os.rename(partial, final)
@@ -206,20 +207,21 @@ class CheckpointFolder:
         self._failpoints.reach("committed")
 
     def prune(self, keep: int) -> None:
-        """Delete all but the `keep` newest, and whatever an earlier attempt had further on.
+        """Delete all but the `keep` newest, and later steps of earlier attempts.
 
-        To be called only after a commit: the newest one is then known to be whole.
+        To be called only after a commit, when the newest one is known to be complete.
         """
         checkpoints = self.find_all()
         newest_step = checkpoints[-1].manifest.step if checkpoints else 0
         ahead = [c for c in checkpoints if c.manifest.step > newest_step]
         behind = [c for c in checkpoints if c.manifest.step <= newest_step]
         for checkpoint in [*ahead, *behind[:-keep]]:
-            with contextlib.suppress(OSError):  # what cannot be deleted today stays
+            with contextlib.suppress(OSError):  # it stays until the next time
                 self._discard(checkpoint.path)
             self._failpoints.reach("pruned")
 
     def _discard(self, path: Path) -> None:
+        # Hidden by one rename, so that a kill in the middle of the removal leaves no half of it.
         hidden = path.with_name(f"{_DISCARDED}{path.name}-{time.monotonic_ns()}")
         os.rename(path, hidden)
         self._failpoints.reach("hidden")
@@ -227,11 +229,11 @@ class CheckpointFolder:
 
 
 def _explain(error: BaseException, folder: Path) -> BaseException:
-    """Return a full disk and other refusals of the system as such, everything else unchanged."""
+    """Return errors of the system as ones that a user can act on, all others unchanged."""
     if tells_full_disk(error):
         return NoRoom(
             f"The disk is full: no checkpoint could be written to {folder}.",
-            "Free some room there; the next checkpoint is tried at its usual time",
+            "Free some space there; the next checkpoint is tried at its usual time",
         )
     if isinstance(error, OSError):
         return CannotWrite(

@@ -1,4 +1,4 @@
-"""Which checkpoint a rank resumes from, and the refusal of one that belongs to another run."""
+"""Find the checkpoint that a rank resumes from, and refuse one that belongs to another run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from agents.trainer.rank.attempt import RankAttempt
 
 
 def find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
+    """Return the verified checkpoint that the intent names; None: the run begins.
+
+    Raises:
+        ExpectedError: it is incomplete or damaged.
+    """
     step = attempt.intent.resume_step
     if step is None:
         return None
@@ -26,22 +31,23 @@ def find_checkpoint(attempt: RankAttempt) -> Checkpoint | None:
 
 
 def refuse_other_run(
-    checkpoint: Checkpoint, then: ResumePoint, spec: RunSpec, hashes: dict[str, str]
+    checkpoint: Checkpoint, saved: ResumePoint, spec: RunSpec, hashes: dict[str, str]
 ) -> None:
-    """Check that the checkpoint was made from the same model, data and settings.
+    """Check that the checkpoint was made with the same model, data and settings.
 
     Raises:
-        ExpectedError: it was not; the message names what differs.
+        ExpectedError: it was not; the message names the differences.
     """
     manifest = checkpoint.manifest
-    differences = name_differences(fixed_part(then.spec), fixed_part(spec))
+    differences = name_differences(fixed_part(saved.spec), fixed_part(spec))
     if manifest.data_sha256 != hashes["data_sha256"]:
         differences.append(f"the content of the training file {spec.data.train} has changed")
+    # Empty where another rank of this node hashes the model; that rank compares it.
     if hashes["model_sha256"] and manifest.model_sha256 != hashes["model_sha256"]:
         differences.append(f"the files of the model {spec.model} have changed")
     if differences:
         raise ExpectedError(
             f"The checkpoint of step {manifest.step} does not fit this run: "
             f"{'; '.join(differences)}.",
-            "Put that back as it was, or start a new run",
+            "Change that back, or start a new run",
         )

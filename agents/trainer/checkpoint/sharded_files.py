@@ -1,8 +1,8 @@
-"""Tensors in several safetensors files of bounded size, as Transformers lays out a big model.
+"""Tensors in several safetensors files of bounded size, in the layout of Transformers.
 
 `STEM-00001-of-00003.safetensors` and so on, with `STEM.safetensors.index.json` beside them; what
-fits one file is `STEM.safetensors`, without an index. A file is the unit that is hashed, sent and
-sent again when a connection breaks, and writing one needs a copy of it in memory.
+fits in one file is `STEM.safetensors`, without an index. Files are hashed, sent and, after a broken
+connection, sent again as a whole, and writing one needs a copy of it in memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 SHARD_BYTES = 2_000_000_000
+"""Maximum bytes of a file, unless a single tensor is larger."""
+# Between the name of a tensor and the number of a piece of it.
 _PIECE = ":piece-"
 
 
@@ -44,7 +46,7 @@ def write_shards(
 
 
 def group_names(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[list[str]]:
-    """Return the names of the tensors of each file, in their order."""
+    """Return the names of the tensors in each file, in order."""
     groups: list[list[str]] = [[]]
     size = 0
     for name, tensor in tensors.items():
@@ -57,7 +59,7 @@ def group_names(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[list[st
 
 
 def name_files(stem: str, count: int) -> list[str]:
-    """Return the names of so many files.
+    """Return the names of `count` files.
 
     >>> name_files("model", 1), name_files("model", 2)[1]
     (['model.safetensors'], 'model-00002-of-00002.safetensors')
@@ -68,17 +70,17 @@ def name_files(stem: str, count: int) -> list[str]:
 
 
 def find_shards(folder: Path, stem: str) -> list[Path]:
-    """Return the files that hold the tensors, in order; none when there are none."""
+    """Return the files that hold the tensors, in order; empty if there are none."""
     whole = folder / f"{stem}.safetensors"
     return [whole] if whole.exists() else sorted(folder.glob(f"{stem}-*-of-*.safetensors"))
 
 
 def read_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor, without reading them."""
+    """Return the shape of each tensor, from the headers alone."""
     shapes = {}
     for path in files:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
+            for name in file.keys():  # noqa: SIM118 - not a dict
                 shapes[name] = tuple(file.get_slice(name).get_shape())
     return shapes
 
@@ -87,16 +89,16 @@ def read_shards(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor with its name, one after the other."""
     for path in files:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
+            for name in file.keys():  # noqa: SIM118 - not a dict
                 yield name, file.get_tensor(name)
 
 
 def cut_long(tensors: Mapping[str, Tensor], piece_bytes: int | None = None) -> dict[str, Tensor]:
-    """Return the tensors with those of one dimension that are larger cut into pieces.
+    """Return the tensors, with long ones of one dimension cut into pieces.
 
     Args:
         tensors: by name.
-        piece_bytes: None: `SHARD_BYTES`.
+        piece_bytes: maximum bytes of a piece; None: `SHARD_BYTES`.
     """
     limit = piece_bytes or SHARD_BYTES
     cut: dict[str, Tensor] = {}
@@ -110,7 +112,7 @@ def cut_long(tensors: Mapping[str, Tensor], piece_bytes: int | None = None) -> d
 
 
 def join_cut(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Undo `cut_long`; the pieces come in any order."""
+    """Undo `cut_long`; the pieces may come in any order."""
     pieces: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors:
         name, _, number = key.partition(_PIECE)

@@ -1,9 +1,9 @@
-"""What a checkpoint holds: trained values, optimizer state, and where the run stands.
+"""The content of a checkpoint: trained values, optimizer state, and where the run stands.
 
 Only safetensors and JSON, so that loading one can never run code. Every file is a function of the
 run alone, not of the rank or node that writes it: copies on several nodes are equal byte by byte.
 The adapter's two files are PEFT's own, and a fully trained model with its config is Transformers'
-own layout in files of bounded size, so that plain Transformers and PEFT load either as it is.
+own layout in files of bounded size, so that plain Transformers and PEFT load either unchanged.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class HostCopy:
 
 
 def _allocate(tensor: Tensor) -> Tensor:
-    """Return host memory for a copy, pinned where that makes it fast and the system allows it."""
+    """Return host memory for a copy, pinned if the tensor is on a GPU and the system allows it."""
     if tensor.is_cuda:
+        # A limit on locked memory (ulimit -l) only makes the copies slower.
         with contextlib.suppress(RuntimeError):
             return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -135,19 +136,21 @@ def write_state(folder: Path, *, model: TrainedModel, copy: HostCopy, point: Res
 
 
 def adapter_config(model: TrainedModel, spec: RunSpec) -> dict[str, Any]:
-    """Return PEFT's description of the adapter, the same on every node."""
+    """Return PEFT's config of the adapter, the same on every node."""
     assert model.lora is not None
     plain = {
         key: sorted(value) if isinstance(value, set) else value
         for key, value in model.lora.to_dict().items()
     }
+    # PEFT puts the path on this node there, and sets in their order in memory: copies of the
+    # checkpoint on two nodes would differ.
     plain["base_model_name_or_path"] = spec.model
     plain["inference_mode"] = True
     return plain
 
 
 def full_config(model: TrainedModel) -> dict[str, Any]:
-    """Return Transformers' description of the model, the same on every node."""
+    """Return Transformers' config of the model, the same on every node."""
     config: Any = model.module.config
     plain: dict[str, Any] = json.loads(config.to_json_string())
     plain.pop("_name_or_path", None)
@@ -162,7 +165,7 @@ def read_resume_point(checkpoint: Checkpoint) -> ResumePoint:
     """Return where the run stood.
 
     Raises:
-        ExpectedError: the file is not one of ours, or of a version that is not understood.
+        ExpectedError: the file is damaged or of an unknown version.
     """
     try:
         return from_wire(ResumePoint, json.loads((checkpoint.path / STATE_FILE).read_bytes()))
@@ -198,6 +201,6 @@ def load_state(checkpoint: Checkpoint, parameters: FlatParameters, strategy: Str
 
 
 def _read_carried(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return what the compression of gradients had left over; nothing where none was used."""
+    """Return what the compression of gradients has left over; empty if none was used."""
     path = checkpoint.path / CARRIED_FILE
     return dict(read_shards([path])) if path.exists() else {}

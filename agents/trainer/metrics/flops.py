@@ -1,12 +1,11 @@
-"""How much arithmetic a training step has to do, by formula.
+"""FLOPs of a training step, by formula.
 
 Model FLOPs as in PaLM (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): a matrix of P weights
 costs 2 P per token in the forward pass, 2 P in the backward pass for its input, and 2 P for the
 weights themselves where they are trained: a frozen weight counts 4 per token, a trained one 6.
-Attention counts only the half that a causal model looks at, and only within a segment: 6 x layers x
-width x length per token for both passes. The head counts where a prediction is learned. What is
-computed a second time to save memory is no model FLOP: it counts in HFU alone (Korthikanti et al.
-2022, arXiv:2205.05198).
+Attention counts only the causal half, and only within a segment: 6 x layers x width x length per
+token for both passes. The head counts where a prediction is learned. What is recomputed to save
+memory is no model FLOP: it counts in HFU alone (Korthikanti et al. 2022, arXiv:2205.05198).
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from typing import Any
 
 from torch import nn
 
-_FROZEN, _TRAINED = 4, 6
-_AGAIN = 2
-_ATTENTION, _ATTENTION_AGAIN = 6, 2
+# FLOPs per weight and token: frozen and trained, for both passes, and recomputed.
+_FROZEN, _TRAINED, _RECOMPUTED = 4, 6, 2
+# FLOPs of attention per layer, feature and pair of tokens, halved for the causal mask.
+_ATTENTION, _ATTENTION_RECOMPUTED = 6, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFlops:
-    """What a model costs. Weights are those of matrices that every token meets.
+    """Sizes of a model that decide its FLOPs. Weights are those of matrices that every token uses.
 
     Llama-2-7B with LoRA r=16 on q, k, v and o, one sequence of 2,048 tokens:
 
@@ -32,19 +32,19 @@ class ModelFlops:
     ...                    head_trained=False, attention_width=4096, num_layers=32)
     >>> round(llama.count([2048], num_targets=2047) / 1e12, 2)
     57.63
-    >>> round(llama.count_again([2048]) / 1e12, 2)
+    >>> round(llama.count_recomputed([2048]) / 1e12, 2)
     27.69
     """
 
     frozen: int
-    """Weights below the head that stay as they are."""
+    """Frozen weights below the head."""
     trained: int
-    """Weights below the head that are trained."""
+    """Trained weights below the head."""
     head: int
-    """Weights that turn a hidden state into one score per word."""
+    """Weights that turn a hidden state into one logit per token of the vocabulary."""
     head_trained: bool
     attention_width: int
-    """Query heads times their width."""
+    """Number of query heads times their width."""
     num_layers: int
 
     def count(self, lengths: Iterable[int], num_targets: int) -> float:
@@ -59,11 +59,11 @@ class ModelFlops:
         head = (_TRAINED if self.head_trained else _FROZEN) * self.head * num_targets
         return float(body + head + _ATTENTION * self._attended(sizes))
 
-    def count_again(self, lengths: Iterable[int]) -> float:
-        """Return what computing the activations of all layers a second time adds."""
+    def count_recomputed(self, lengths: Iterable[int]) -> float:
+        """Return the FLOPs of recomputing the activations of all layers."""
         sizes = list(lengths)
-        body = _AGAIN * (self.frozen + self.trained) * sum(sizes)
-        return float(body + _ATTENTION_AGAIN * self._attended(sizes))
+        body = _RECOMPUTED * (self.frozen + self.trained) * sum(sizes)
+        return float(body + _ATTENTION_RECOMPUTED * self._attended(sizes))
 
     def _attended(self, lengths: list[int]) -> int:
         return self.num_layers * self.attention_width * sum(size * size for size in lengths)
@@ -72,13 +72,13 @@ class ModelFlops:
 def read_flops(module: nn.Module) -> ModelFlops:
     """Count the weights of a model as it is trained, adapters and quantized layers included.
 
-    Experts of a mixture count by the share of them that a token meets.
+    Experts of a mixture count by the share of them that a token is routed to.
     """
     head_module = _head_of(module)
     inside_head = {id(part) for part in head_module.modules()} if head_module else set()
     config: Any = getattr(module, "config", None)
     if hasattr(config, "get_text_config"):
-        config = config.get_text_config()  # of Gemma 3, whose own tells of no layers
+        config = config.get_text_config()  # that of Gemma 3 itself has no number of layers
     frozen = trained = head = 0
     head_trained = False
     for part in module.modules():
@@ -110,7 +110,10 @@ def _head_of(module: nn.Module) -> nn.Module | None:
 
 
 def _matrix(part: nn.Module) -> tuple[int, bool]:
-    """Return the weights of one linear layer by its shape: a quantized one stores fewer numbers."""
+    """Return the weights of a linear layer, by its shape, and whether they are trained.
+
+    By the shape, since a quantized layer stores two weights in each number.
+    """
     width_in, width_out = getattr(part, "in_features", None), getattr(part, "out_features", None)
     weight = getattr(part, "weight", None)
     is_leaf = isinstance(weight, nn.Parameter) and not hasattr(part, "base_layer")
@@ -125,11 +128,11 @@ def _experts(module: nn.Module, config: Any) -> tuple[int, int]:
     num_experts = 0
     for name in ("num_local_experts", "num_experts", "n_routed_experts"):
         num_experts = num_experts or int(getattr(config, name, 0) or 0)
-    met = int(getattr(config, "num_experts_per_tok", 0) or 0)
-    if not num_experts or not met:
+    num_used = int(getattr(config, "num_experts_per_tok", 0) or 0)
+    if not num_experts or not num_used:
         return 0, 0
     sizes = [
-        (parameter.numel() * met // num_experts, parameter.requires_grad)
+        (parameter.numel() * num_used // num_experts, parameter.requires_grad)
         for parameter in module.parameters()
         if parameter.dim() == 3 and parameter.shape[0] == num_experts
     ]

@@ -1,7 +1,7 @@
-"""How much matrix arithmetic a GPU can do at most, to say how much of it training uses.
+"""Peak matrix FLOP/s of a GPU, the denominator of MFU.
 
-From the table of cards where the figure is true for every card of a name; laptop GPUs and cards
-that are not listed are measured.
+From the table of cards where the figure holds for every card of a name; laptop GPUs, whose power
+limits differ, and cards that are not listed are measured.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import torch
 
 from agents.contract.cards import find_card
 
+# Rows and columns of the measured product: large enough to fill any card.
 _MEASURED_SIZE = 4096
+# Seconds of measuring.
 _MEASURED_S = 0.15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """The most that a device can do."""
+    """Peak of a device."""
 
     flops_per_s: float
     measured: bool
-    """Whether a matrix product was timed here because the card is in no table."""
+    """Whether it was measured here, because the card is not in the table."""
 
 
 def peak_of(name: str) -> float | None:
-    """Return the FLOP/s of a card by the name that its driver gives it; None: not listed.
+    """Return the FLOP/s of a card by the name that its driver reports; None: not listed.
 
     >>> peak_of("NVIDIA GeForce RTX 4070 Ti"), peak_of("NVIDIA GeForce RTX 4070 Laptop GPU")
     (80200000000000.0, None)
@@ -39,7 +41,7 @@ def peak_of(name: str) -> float | None:
 
 
 def find_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
-    """Return the peak of a GPU for training in `dtype`; None for CPUs and wide arithmetic.
+    """Return the peak of a GPU for training in `dtype`; None for CPUs, fp32 and fp64.
 
     Takes about a fifth of a second on a card that is not listed.
     """

@@ -1,11 +1,10 @@
-"""Record a few steps with torch's profiler when somebody asks for it, as a Chrome trace.
+"""Record a few steps with torch's profiler on request, as a Chrome trace.
 
 While nothing is recorded this costs nothing: no hook, no thread, no profiler. A trace is written
-under a hidden name and renamed when it is whole, so that whoever fetches it never sees half of one.
-Whatever goes wrong with it (a full disk, a driver that refuses) is told in the journal, and the
-training goes on.
+under a hidden name and renamed when it is complete, so that no half of one is ever fetched. Any
+failure (a full disk, a driver that refuses) is written to the journal, and the training goes on.
 
-The table of the operations is made from the raw events, because torch's own `key_averages` needs
+The table of operations is made from the raw events, because torch's own `key_averages` needs
 18 times as long (250,000 events: 14.5 s against 0.8 s) while all ranks stand still.
 """
 
@@ -30,26 +29,27 @@ from agents.state import tells_full_disk
 from agents.trainer.rank.journal import RankJournal
 
 NUM_ROWS = 10
-"""Operations that are told."""
+"""Number of operations in the journal's table."""
+# Chrome traces shrink to a tenth at any level; this is the fastest that does.
 _GZIP_LEVEL = 3
-"""Chrome traces shrink to a tenth at any level; this one is the quickest that does."""
+# Maximum length of an operation's name; those of C++ templates have thousands of letters.
 _NAME_LETTERS = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileRow:
-    """What one operation or kernel took in the recorded steps."""
+    """Cost of one operation or kernel in the recorded steps."""
 
     name: str
     count: int
     seconds: float
-    """Of the processor itself, without what it called."""
+    """Seconds of the operation itself, without the operations that it called."""
     share: float
-    """Of all operations, 0 to 1."""
+    """Part of the time of all operations, 0 to 1."""
 
 
 class TraceRecorder:
-    """Records steps on one rank; all ranks begin and end alike."""
+    """Records steps on one rank; all ranks begin and end at the same steps."""
 
     def __init__(self, folder: Path, rank: int, device: torch.device, journal: RankJournal) -> None:
         self._folder = folder
@@ -63,15 +63,15 @@ class TraceRecorder:
 
     @property
     def is_on(self) -> bool:
-        """Tell whether steps are being recorded, or should be."""
+        """Whether steps are being recorded, or should be but the profiler failed."""
         return self._last_step > 0
 
     def is_last(self, step: int) -> bool:
-        """Tell whether `step` ends the recording."""
+        """Return whether `step` ends the recording."""
         return self.is_on and step >= self._last_step
 
     def begin(self, first_step: int, num_steps: int) -> None:
-        """Record `num_steps` from `first_step` on; when it records already, go on until then."""
+        """Record `num_steps` from `first_step` on; a recording in progress is extended."""
         is_new = not self.is_on
         self._last_step = max(self._last_step, first_step + num_steps - 1)
         if not is_new:
@@ -83,10 +83,10 @@ class TraceRecorder:
             self._profile.start()
         except Exception as error:  # noqa: BLE001 - a trace must never end a training
             self._profile = None
-            self._tell_failure(error)
+            self._report_failure(error)
 
     def finish(self, step: int) -> None:
-        """End the recording after `step`, write the trace and tell of it."""
+        """End the recording after `step`, write the trace, and report it in the journal."""
         made, self._profile = self._profile, None
         first_step, self._last_step = self._first_step, 0
         if made is None:
@@ -100,7 +100,7 @@ class TraceRecorder:
             size_bytes = write_trace(made, self._folder / name)
             rows = summarise(made)
         except Exception as error:  # noqa: BLE001 - a trace must never end a training
-            self._tell_failure(error)
+            self._report_failure(error)
             return
         self._journal.write(
             "trace",
@@ -112,7 +112,7 @@ class TraceRecorder:
             top=[asdict(row) for row in rows],
         )
 
-    def _tell_failure(self, error: Exception) -> None:
+    def _report_failure(self, error: Exception) -> None:
         if tells_full_disk(error):
             message = f"The disk is full: no trace could be written to {self._folder}."
         else:
@@ -134,24 +134,27 @@ def write_trace(made: profile, path: Path) -> int:
     Raises:
         OSError, RuntimeError: it could not be written; nothing of it is left.
     """
-    workshop = path.with_name(
-        f".{path.name}"
-    )  # the profiler leaves files of its own on a full disk
-    plain, packed = workshop / "plain.json", workshop / "packed.gz"
+    # A folder, since the profiler leaves files of its own beside the trace on a full disk.
+    scratch = path.with_name(f".{path.name}")
+    plain, packed = scratch / "plain.json", scratch / "packed.gz"
     try:
-        workshop.mkdir()
+        scratch.mkdir()
         made.export_chrome_trace(str(plain))
-        _expect_whole(plain)
+        _expect_complete(plain)
         with plain.open("rb") as source, gzip.open(packed, "wb", _GZIP_LEVEL) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         packed.rename(path)
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
     return path.stat().st_size
 
 
-def _expect_whole(path: Path) -> None:
-    """Raises: RuntimeError when the profiler has not written all, which it does not tell itself."""
+def _expect_complete(path: Path) -> None:
+    """Check the end of the trace: the profiler ignores errors of writing.
+
+    Raises:
+        RuntimeError: the trace is incomplete.
+    """
     end = b""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 64))
@@ -159,13 +162,13 @@ def _expect_whole(path: Path) -> None:
     if not end.endswith(b"}"):
         free_bytes = shutil.disk_usage(path.parent).free
         raise RuntimeError(
-            f"the profiler could not write a whole trace to {path.parent.parent}, "
+            f"the profiler could not write a complete trace to {path.parent.parent}, "
             f"where {free_bytes} bytes are free now"
         )
 
 
 def summarise(made: profile) -> list[ProfileRow]:
-    """Return what took longest: kernels where a GPU was recorded, operations of the CPU else."""
+    """Return what took longest: kernels if a GPU was recorded, otherwise operations of the CPU."""
     results: Any = made.profiler
     events = results.kineto_results.events()
     # What ran on a GPU, without the spans that name what a host operation started there.
@@ -184,7 +187,7 @@ def summarise(made: profile) -> list[ProfileRow]:
 
 
 def own_times(operations: Iterable[tuple[int, int, int, str]]) -> list[tuple[str, int]]:
-    """Return name and own nanoseconds of each operation: without what was called inside of it.
+    """Return name and own nanoseconds of each operation, without those called inside it.
 
     Args:
         operations: thread, start, duration and name of each, in any order.
@@ -193,19 +196,19 @@ def own_times(operations: Iterable[tuple[int, int, int, str]]) -> list[tuple[str
     [('inner', 30), ('outer', 70), ('other', 5)]
     """
     own: list[tuple[str, int]] = []
-    open_ones: list[list[Any]] = []  # thread, end, name, own time; each inside the one before
+    open_calls: list[list[Any]] = []  # thread, end, name, own time: a stack of calls
     for thread, start, duration, name in sorted(operations, key=lambda o: (o[0], o[1], -o[2])):
-        while open_ones and (open_ones[-1][0] != thread or open_ones[-1][1] <= start):
-            own.append((open_ones[-1][2], open_ones.pop()[3]))
-        if open_ones:
-            open_ones[-1][3] -= duration
-        open_ones.append([thread, start + duration, name, duration])
-    own += [(name, rest) for _, _, name, rest in reversed(open_ones)]
+        while open_calls and (open_calls[-1][0] != thread or open_calls[-1][1] <= start):
+            own.append((open_calls[-1][2], open_calls.pop()[3]))
+        if open_calls:
+            open_calls[-1][3] -= duration
+        open_calls.append([thread, start + duration, name, duration])
+    own += [(name, rest) for _, _, name, rest in reversed(open_calls)]
     return own
 
 
 def rank_rows(times: Iterable[tuple[str, int]]) -> list[ProfileRow]:
-    """Return the operations that took most of all, the first one longest.
+    """Return the operations that took the most time in total, longest first.
 
     >>> [(row.name, row.count, row.share) for row in rank_rows([("a", 1), ("b", 6), ("a", 1)])]
     [('b', 1, 0.75), ('a', 2, 0.25)]

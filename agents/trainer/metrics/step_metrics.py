@@ -1,4 +1,4 @@
-"""What a rank's journal tells about each step: the numbers that people watch."""
+"""Speed and memory in the journal's record of each step: the numbers that people watch."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from agents.trainer.rank.device import read_memory_bytes, read_reserved_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
-    """What a run's speed is held against; None where it is not known."""
+    """What a run's speed is compared with; None where it is not known."""
 
     flops: ModelFlops
     peak: Peak | None
     solo_tokens_per_s: tuple[float, ...]
-    """Tokens per second of each rank by itself, as measured before the first step."""
+    """Tokens per second of each rank alone, measured before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
-    """What one rank did in one step, and the batch that it was part of."""
+    """Work of one rank in one step, and size of the whole batch."""
 
     lengths: tuple[int, ...]
-    """Tokens of each segment of this rank."""
+    """Tokens in each segment of this rank."""
     num_targets: int
     global_tokens: int
     recomputed_share: float
-    """The part of the layers whose activations were computed twice, 0 to 1."""
+    """Part of the layers whose activations were recomputed, 0 to 1."""
     held_bytes: int
-    """GPU memory that is held for replays; see `replay`."""
+    """GPU memory held for replays; see `cuda_graphs`."""
     unpacked_bytes: int
-    """GPU memory that holds 4-bit weights unpacked, because it was to spare."""
+    """GPU memory that holds 4-bit weights unpacked, because it was free."""
 
 
 def describe_speed(
     work: StepWork, times: StepTimes, speeds: Speeds, device: torch.device
 ) -> dict[str, Any]:
-    """Return the part of a step's record that tells how fast it went.
+    """Return the fields of a step's record on speed and memory.
 
     `mfu` is the model FLOPs of this rank over what its device could have done in the whole step;
-    `hfu` counts what was computed a second time as well. `eta` is the cluster's tokens per second
-    over the sum of what its ranks do alone. `memory_bytes` is the most that the training needed:
-    what is only used because it is to spare stands apart.
+    `hfu` counts recomputation as well. `eta` is the efficiency of the cluster: its tokens per
+    second over the sum of what its ranks do alone. `memory_bytes` is the peak that the training
+    needed: memory that is only used because it was free is a field of its own.
     """
     num_tokens = sum(work.lengths)
     model_flops = speeds.flops.count(work.lengths, work.num_targets)
-    again = speeds.flops.count_again(work.lengths) * work.recomputed_share
+    recomputed = speeds.flops.count_recomputed(work.lengths) * work.recomputed_share
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
     solo = speeds.solo_tokens_per_s
     rate = work.global_tokens / times.step_s
@@ -63,7 +63,7 @@ def describe_speed(
         "tokens_per_s": num_tokens / times.step_s,
         "model_flops": model_flops,
         "mfu": model_flops / possible if possible else None,
-        "hfu": (model_flops + again) / possible if possible else None,
+        "hfu": (model_flops + recomputed) / possible if possible else None,
         "eta": rate / sum(solo),
         "memory_bytes": None if most_bytes is None else most_bytes - work.unpacked_bytes,
         "memory_unpacked_bytes": work.unpacked_bytes,

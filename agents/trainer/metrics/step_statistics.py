@@ -1,7 +1,7 @@
-"""What the ranks tell each other once per step: named numbers in one small float64 all-reduce.
+"""What the ranks exchange once per step: named numbers in one small float64 all-reduce.
 
 A *sum* is added up over the ranks. A *per-rank* number has a place for every rank; each rank fills
-its own and leaves zeros elsewhere, so that the same sum hands all of them to everybody, to the bit.
+its own and leaves zeros elsewhere, so that the same sum gives all of them to all ranks, exactly.
 Values may be tensors on the device: filling never waits for a GPU. Reading does, once per step.
 """
 
@@ -19,16 +19,16 @@ Value: TypeAlias = float | Tensor
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers of one step, as every rank knows them after the all-reduce."""
+    """Numbers of one step, known to every rank after the all-reduce."""
 
     sums: dict[str, float]
     per_rank: dict[str, tuple[float, ...]]
     local: tuple[float, ...]
-    """What this rank added to the reading for itself alone."""
+    """Scalars of this rank alone, fetched with the same wait; see `StatsLayout.read`."""
 
 
 class StatsLayout:
-    """Where each number stands in the vector; the same on all ranks."""
+    """Position of each number in the vector; the same on all ranks."""
 
     def __init__(
         self, *, sums: Sequence[str], per_rank: Sequence[str], rank: int, world_size: int
@@ -39,10 +39,10 @@ class StatsLayout:
         self._world_size = world_size
 
     def fill(self, values: Mapping[str, Value], device: torch.device) -> Tensor:
-        """Return this rank's vector (S,), float64 on the device; a name left out counts 0.
+        """Return this rank's vector (S,), float64 on the device; a missing name counts 0.
 
         Raises:
-            KeyError: a value has a name that the layout does not know.
+            KeyError: a name is not in the layout.
         """
         places = {name: place for place, name in enumerate(self._sums)}
         first = len(self._sums) + self._rank
@@ -55,6 +55,7 @@ class StatsLayout:
                 later.append((places[name], value))
             else:
                 numbers[places[name]] = float(value)
+        # One copy to the device for all plain numbers; the others are there already.
         vector_S = torch.tensor(numbers, dtype=torch.float64).to(device)
         for place, tensor in later:
             vector_S[place] = tensor

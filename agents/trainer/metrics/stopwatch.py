@@ -13,9 +13,9 @@ class StepTimes:
     """Seconds of one step on one rank."""
 
     step_s: float
-    """All of it; a little more than the parts."""
+    """The whole step; a little more than its parts."""
     input_s: float
-    """Choosing the batch and getting its rows."""
+    """Choosing the batch and reading its rows."""
     compute_s: float
     """Forward and backward passes."""
     wait_s: float
@@ -24,7 +24,7 @@ class StepTimes:
 
 
 class Stopwatch:
-    """Started when made; each `mark` ends a part: input, computing, waiting, optimizer."""
+    """Starts when it is made; each `mark` ends a part: input, computing, waiting, optimizer."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -35,7 +35,7 @@ class Stopwatch:
             self._mark_event()
 
     def mark(self) -> None:
-        """End one part. On a GPU this only leaves a mark in its queue of work."""
+        """End one part. On a GPU this only queues an event, and waits for nothing."""
         if self._cuda:
             self._mark_event()
         self._marks_s.append(time.perf_counter())
@@ -43,7 +43,7 @@ class Stopwatch:
     def read(self) -> StepTimes:
         """Return the seconds of the step and of its four parts.
 
-        To be called when the GPU has done all of it, that is after its results were read.
+        To be called once the GPU has finished, that is after its results were read.
         """
         step_s = time.perf_counter() - self._started_s
         if self._cuda:

@@ -29,7 +29,7 @@ class Preference:
     def compute(
         self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss, and the sums; see `Objective`."""
+        """Return the loss and the sums; see `Objective`."""
         reference_P2 = self._refer(batch, places)
         policy_P2 = sum_log_probabilities(self._forward, batch)
         reward_P2 = self._beta * (policy_P2 - reference_P2.to(policy_P2))

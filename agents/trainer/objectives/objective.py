@@ -1,6 +1,6 @@
-"""What is minimised: supervised fine-tuning, or direct preference optimisation.
+"""The protocol of what a run minimizes, and what its implementations have in common.
 
-Both are SUMS over a micro-batch, so that sums over micro-batches and ranks add up to the sum over
+Losses are SUMS over a micro-batch, so that sums over micro-batches and ranks add up to the sum over
 the batch exactly; the division by the batch's total weight comes after the all-reduce.
 
 Supervised (SFT): sum over the tokens that count of -log p(token); weight: their number, so the
@@ -10,7 +10,7 @@ Preference (DPO, Rafailov et al. 2023, arXiv:2305.18290, equation 7): sum over p
 -log sigmoid(beta * (r_chosen - r_rejected)), where r is the log-probability of the answer minus
 that of the reference model; weight: the number of pairs. The reference is the model before this
 training: the same weights with the adapter off, in the same micro-batch; in full fine-tuning its
-log-probabilities are computed once from the base weights (`reference.py`).
+log-probabilities are computed once from the base weights (see `reference_model`).
 
 Shape letters: N tokens that count, P pairs, S segments (2 P).
 """
@@ -25,8 +25,9 @@ from torch import Tensor
 from agents.trainer.model.micro_batch import MicroBatch
 
 LOSS, MARGIN, CORRECT = range(3)
-"""Slots of what an objective sums over a batch: loss, reward margin, pairs ranked rightly."""
+"""Slots of what an objective sums over a batch: loss, reward margin, pairs ranked correctly."""
 SUMS = ("loss", "margin", "correct")
+"""Names of the slots in the statistics of a step."""
 NUM_SUMS = len(SUMS)
 
 
@@ -36,10 +37,10 @@ class Objective(Protocol):
     def compute(
         self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Return what to differentiate, and the sums (3,) in float64, detached.
+        """Return the loss to differentiate, and the sums (3,) in float64, detached.
 
         Args:
             batch: the micro-batch; the dropout clock is set to it.
-            places: index of each example in the data.
-            gradient_scale: the gradient is this many times the true one.
+            places: index of each example in the data, training first, evaluation after it.
+            gradient_scale: factor on the loss, and so on the gradients (fp16).
         """

@@ -1,13 +1,13 @@
 """Log-probabilities of the answers under the model as it was before a full fine-tuning by DPO.
 
-With an adapter the reference model is there all the time: the same weights without the adapter. A
-full fine-tuning moves the weights themselves, so the reference is asked once, before the first
-step, about every pair that the run will see. A second copy of the model would take its memory all
-the time. Each rank asks about its part; the sum over the ranks is the whole table.
+With an adapter the reference model stays at hand: the same weights without the adapter. A full
+fine-tuning changes the weights themselves, so the reference is evaluated once, before the first
+step, on every pair that the run will see. A second copy of the model would take its memory during
+the whole run. Each rank evaluates its part; the sum over the ranks is the whole table.
 
-The table is kept on every node by what decides it: model, tokenized data, pairs, precision and
-versions. So a resume finds it, as does another run with other settings; one node that has it is
-enough. Tables not used for longest make room, as tokenized data does.
+The table is cached on every node under a hash of what it depends on: model, tokenized data, pairs,
+precision and versions. So a resume finds it, as does a run with other settings; one node that has
+it is enough. The tables unused for longest are deleted first, as with tokenized data.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from agents.trainer.objectives.dpo import sum_log_probabilities
 from agents.trainer.rank.device import explain_out_of_memory
 from agents.trainer.rank.group import Group
 
-MOST_BYTES = 5 << 30
-"""Of all tables of a node."""
+MAX_CACHE_BYTES = 5 << 30
+"""Maximum size of all tables on a node, in bytes."""
 _TABLE, _ABOUT = "table.npy", "about.json"
-Tell = Callable[[int, float], None]
-"""Called with the pairs asked about so far, and the share of all of this rank that they are."""
+ReportProgress = Callable[[int, float], None]
+"""Called with the number of pairs done, and their part of all pairs of this rank, 0 to 1."""
 
 
 class ReferenceTable:
@@ -49,9 +49,9 @@ class ReferenceTable:
 
     Args:
         spec: of the run.
-        forward: of the model; it has to hold its base weights until the table is complete.
-        sets: pairs to train on, then those of evaluation.
-        cache: folder of all tables of this node.
+        forward: of the model, which has to hold its base weights until the table is complete.
+        sets: pairs of the training data, then those of the evaluation.
+        cache: folder of all tables on this node.
         device: of this rank.
     """
 
@@ -70,17 +70,17 @@ class ReferenceTable:
         self._device = device
         num_pairs = sum(len(pairs) for pairs in sets if pairs is not None)
         self.table_P2 = torch.zeros(num_pairs, 2, dtype=torch.float64)
-        """Chosen and rejected answer of each pair; zero where no step will look."""
+        """Log-probability of the chosen and rejected answer of each pair; 0: no step reads it."""
 
     def complete(
-        self, group: Group, model_sha256: str, *, keeps: bool, tell: Tell | None = None
+        self, group: Group, model_sha256: str, *, keeps: bool, report: ReportProgress | None = None
     ) -> None:
         """Fill the table on all ranks alike; all call this together.
 
         Args:
             model_sha256: fingerprint of the base weights.
-            keeps: whether this rank writes its node's cache.
-            tell: hears how far this rank is.
+            keeps: whether this rank writes the cache of its node.
+            report: hears the progress of this rank.
 
         Raises:
             ExpectedError: a rank could not; every rank ends with the same reason.
@@ -90,7 +90,7 @@ class ReferenceTable:
         reports = group.agree("reference found", lambda: {"found": found is not None})
         holders = [rank for rank, report in enumerate(reports) if report["found"]]
         if not holders:
-            group.agree("reference", lambda: self._ask(group.rank, group.world_size, tell))
+            group.agree("reference", lambda: self._compute(group.rank, group.world_size, report))
         elif found is not None and group.rank == holders[0]:
             self.table_P2.copy_(found)
         whole_P2 = self.table_P2.to(self._device)
@@ -101,11 +101,11 @@ class ReferenceTable:
 
     def _make_key(self, model_sha256: str) -> str:
         train, evaluation = self._sets
-        seen = np.array(_seen(self._spec, len(train)), dtype=np.int64)
+        used = np.array(_find_used(self._spec, len(train)), dtype=np.int64)
         parts = {
             "model": model_sha256,
             "data": [train.folder.name, evaluation.folder.name if evaluation else ""],
-            "pairs": hashlib.sha256(seen.tobytes()).hexdigest(),
+            "pairs": hashlib.sha256(used.tobytes()).hexdigest(),
             "precision": [str(choose_dtype(self._spec.precision, self._device)), self._device.type],
             "versions": [torch.__version__, version("transformers")],
         }
@@ -113,9 +113,9 @@ class ReferenceTable:
         return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
     def _read(self, key: str) -> Tensor | None:
-        """Return the table of the cache; None: there is none that is whole."""
+        """Return the table of the cache; None: there is no complete one."""
         try:
-            os.utime(self._cache / key / _ABOUT)  # it is of use now
+            os.utime(self._cache / key / _ABOUT)  # marks it as used now
             found = np.load(self._cache / key / _TABLE)
         except (OSError, ValueError):
             return None
@@ -124,7 +124,7 @@ class ReferenceTable:
         return torch.from_numpy(found)
 
     def _keep(self, key: str) -> None:
-        """Write the table; a full disk only costs the next start its time."""
+        """Write the table; on a full disk the next start has to compute it again."""
         unfinished = self._cache / f".{key}-{os.getpid()}"
         try:
             with contextlib.suppress(OSError):
@@ -132,27 +132,27 @@ class ReferenceTable:
                 np.save(unfinished / _TABLE, self.table_P2.numpy())
                 (unfinished / _ABOUT).write_text("{}", encoding="ascii")
                 unfinished.rename(self._cache / key)
-                prune(self._cache, MOST_BYTES, keep=key)
+                prune(self._cache, MAX_CACHE_BYTES, keep=key)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
-    def _ask(self, rank: int, world_size: int, tell: Tell | None) -> dict[str, int]:
+    def _compute(self, rank: int, world_size: int, report: ReportProgress | None) -> dict[str, int]:
         train, evaluation = self._sets
         with explain_out_of_memory(self._device):
-            part_P2 = ask_reference(
+            part_P2 = compute_reference(
                 self._spec,
                 self._forward,
                 (train, evaluation),
                 rank=rank,
                 world_size=world_size,
                 device=self._device,
-                tell=tell,
+                report=report,
             )
         self.table_P2.copy_(part_P2)
-        return {"asked": len(part_P2)}
+        return {"computed": len(part_P2)}
 
 
-def ask_reference(
+def compute_reference(
     spec: RunSpec,
     forward: Forward,
     sets: tuple[Examples, Examples | None],
@@ -160,32 +160,34 @@ def ask_reference(
     rank: int,
     world_size: int,
     device: torch.device,
-    tell: Tell | None = None,
+    report: ReportProgress | None = None,
 ) -> Tensor:
-    """Return this rank's part of the table (P, 2): pairs to train on, then those of evaluation.
+    """Return this rank's part of the table (P, 2): pairs of training, then those of evaluation.
 
-    Rows that belong to other ranks, or to pairs that no step will see, are zero.
+    Rows of other ranks, and of pairs that no step will see, are zero.
     """
     train, evaluation = sets
     num_train = len(train)
     table_P2 = torch.zeros(num_train + len(evaluation or ()), 2, dtype=torch.float64)
-    wanted = _seen(spec, num_train)[rank::world_size]
-    more = range(rank, len(evaluation or ()), world_size)
-    total = len(wanted) + len(more)
+    wanted = _find_used(spec, num_train)[rank::world_size]
+    evaluated = range(rank, len(evaluation or ()), world_size)
+    total = len(wanted) + len(evaluated)
 
     def count(num_done: int) -> None:
-        if tell is not None:
-            tell(num_done, num_done / max(1, total))
+        if report is not None:
+            report(num_done, num_done / max(1, total))
 
     _fill(table_P2[:num_train], train, wanted, forward, device, count)
     if evaluation is not None:
         done = len(wanted)
-        _fill(table_P2[num_train:], evaluation, more, forward, device, lambda n: count(done + n))
+        _fill(
+            table_P2[num_train:], evaluation, evaluated, forward, device, lambda n: count(done + n)
+        )
     return table_P2
 
 
-def _seen(spec: RunSpec, num_rows: int) -> list[int]:
-    """Return the pairs that a step of the run will see."""
+def _find_used(spec: RunSpec, num_rows: int) -> list[int]:
+    """Return the indices of the pairs that a step of the run will see."""
     size = spec.batch_sequences
     steps = count_steps(epochs=spec.epochs, num_rows=num_rows, batch=size, max_steps=spec.max_steps)
     if steps * size >= num_rows:

@@ -21,7 +21,7 @@ class Supervised:
     def compute(
         self, batch: MicroBatch, places: Sequence[int], gradient_scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss, and the sums; see `Objective`."""
+        """Return the loss and the sums; see `Objective`."""
         features = self._forward.features(batch)
         loss = self._forward.head.sum_loss(features, batch.label_N, gradient_scale)
         return loss, F.pad(loss.detach().double().reshape(1), (0, NUM_SUMS - 1))

@@ -1,4 +1,4 @@
-"""The attempt that this rank belongs to: its intent, its files, its place among the ranks."""
+"""The attempt that this rank belongs to: its intent, its files, its position among the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agents.errors import ExpectedError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAttempt:
-    """Everything that the trainer is told from outside."""
+    """Input of the trainer from outside, and the folders that follow from it."""
 
     folder: Path
     intent: AttemptIntent
@@ -23,6 +23,7 @@ class RankAttempt:
 
     @property
     def placement(self) -> RankPlacement:
+        """Node and device of this rank."""
         return self.intent.ranks[self.rank]
 
     @property
@@ -32,30 +33,30 @@ class RankAttempt:
 
     @property
     def hashes_folder(self) -> Path | None:
-        """Where hashes of big files are remembered; None outside an agent's home."""
+        """Folder that remembers hashes of big files; None outside an agent's home."""
         runs = self.run_folder.parent
         return runs.parent / "hashes" if runs.name == RUNS else None
 
     @property
     def tokens_folder(self) -> Path:
-        """Where tokenized data is kept: in the agent's home, else beside the run."""
+        """Folder of tokenized data: in the agent's home, else beside the run."""
         runs = self.run_folder.parent
         home = runs.parent if runs.name == RUNS else self.run_folder
         return home / "cache" / "tokens"
 
     @property
     def num_local_ranks(self) -> int:
-        """How many ranks run on this node."""
+        """Number of ranks on this node."""
         return sum(rank.node == self.intent.node for rank in self.intent.ranks)
 
     @property
     def compiled_folder(self) -> Path:
-        """Where compiled layers and what was found to be fast are kept, as `tokens_folder`."""
+        """Folder of compiled layers and of the settings found for them, beside `tokens_folder`."""
         return self.tokens_folder.parent / "compiled"
 
     @property
     def rank_names(self) -> list[str]:
-        """What each rank is called in a message."""
+        """Name of each rank in messages, in rank order."""
         return [f"rank {r.rank} (node {r.node}, {r.device})" for r in self.intent.ranks]
 
 
@@ -80,7 +81,10 @@ def read_attempt(folder: Path, rank: int, world_size: int) -> RankAttempt:
 
 
 def redirect_output(path: Path) -> None:
-    """Send everything that this process and its libraries print to the file."""
+    """Redirect everything that this process and its libraries print to the file.
+
+    Of the descriptors, not of sys.stdout: NCCL and the CUDA driver write from C.
+    """
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -1,4 +1,4 @@
-"""How much memory this rank uses, as its journal tells it."""
+"""The device of this rank: choosing it, its memory, and what to do when that runs out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
     """Return the peak of GPU memory, or the resident memory on a CPU; None: not known.
 
     Args:
-        held_bytes: by a graph, which torch counts as allocated only while it is recorded.
+        device: of this rank.
+        held_bytes: memory of a CUDA graph, which torch counts as allocated only during recording.
     """
     if device.type == "cuda":
         at_rest_bytes = torch.cuda.memory_allocated(device)
@@ -29,19 +30,19 @@ def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
 
 
 def read_most_bytes(device: torch.device) -> float:
-    """Return how much of its GPU this process may hold in all, with what it has already."""
+    """Return how many bytes of its GPU this process may hold, those that it has included."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     allowed_bytes = torch.cuda.get_per_process_memory_fraction(device) * total_bytes
     return min(allowed_bytes, free_bytes + torch.cuda.memory_reserved(device))
 
 
 def read_reserved_bytes(device: torch.device) -> int | None:
-    """Return the most that torch ever took from the driver, free pieces included; None on a CPU."""
+    """Return the peak that torch took from the driver, cached memory included; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
 def read_available_bytes() -> int:
-    """Return how much memory of this PC programs could still take; 0: not known."""
+    """Return how many bytes of host memory programs can still take; 0: not known."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = next(line for line in file if line.startswith("MemAvailable:"))
@@ -58,10 +59,12 @@ SAVE_MEMORY_HINT = (
 
 @contextmanager
 def explain_out_of_memory(device: torch.device) -> Iterator[None]:
-    """Say it in words when memory runs out inside the block where nothing smaller can be tried.
+    """Turn an out-of-memory error inside the block into one that a user can act on.
+
+    For code that cannot repeat its work in smaller pieces.
 
     Raises:
-        ExpectedError: it did.
+        ExpectedError: memory ran out.
     """
     try:
         yield
@@ -75,15 +78,16 @@ def explain_out_of_memory(device: torch.device) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out, on a GPU or on the CPU."""
+    """Return whether memory ran out, on a GPU or on the CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
+    # Allocations of the CPU, and those of CUDA libraries beside torch, have no class of their own.
     text = str(error)
     return "can't allocate memory" in text or "CUDA out of memory" in text
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of this rank, and make it the current one.
+    """Return the device with this name, and make it the current one.
 
     Raises:
         ExpectedError: torch does not see it.
@@ -102,10 +106,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def limit_memory(device: torch.device, most_gib: float | None) -> None:
-    """Let this process take no more of its GPU than that, in GiB; None: all of it.
+    """Limit the memory that this process takes of its GPU to this many GiB; None: no limit.
 
-    Under WSL2 no more than what is free in any case: the driver of Windows gives more than there is
-    and keeps it in the PC's own memory, which makes training many times slower without a word.
+    Under WSL2 it is limited to what is free in any case: the driver of Windows hands out more than
+    there is and pages it to host memory, which silently makes training many times slower.
     """
     if device.type != "cuda":
         return

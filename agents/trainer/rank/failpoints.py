@@ -1,7 +1,7 @@
-"""Points at which a test may kill this process, one between every two durable operations.
+"""Points at which a test can kill this process, one between every two durable operations.
 
 `RACKLESS_FAILPOINT=name` ends the process with SIGKILL, as a power cut would, when `reach(name)` is
-called; `name:3` at the third call. Without the variable a point costs one look-up.
+called; `name:3` at the third call. Without the variable a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ VARIABLE = "RACKLESS_FAILPOINT"
 
 
 class Failpoints:
-    """Counts the points that were reached and dies at the one that was named."""
+    """Counts the points that are reached, and dies at the one that the setting names."""
 
     def __init__(self, setting: str = "") -> None:
         name, _, count = setting.partition(":")
@@ -23,7 +23,7 @@ class Failpoints:
         self._reached: Counter[str] = Counter()
 
     def reach(self, name: str) -> None:
-        """Die here when this is the named point and the named time."""
+        """Die here if this is the named point, reached the given number of times."""
         if name != self._name:
             return
         self._reached[name] += 1
@@ -32,5 +32,5 @@ class Failpoints:
 
 
 def failpoints_from_environment() -> Failpoints:
-    """Return the points as the environment sets them; normally none."""
+    """Return the failpoints that the environment sets; normally none."""
     return Failpoints(os.environ.get(VARIABLE, ""))

@@ -1,4 +1,4 @@
-"""The ranks of an attempt, and the few things that they do together.
+"""The ranks of an attempt, and the few operations that they do together.
 
 There is no DistributedDataParallel here. Its buckets are laid out anew after the first step, so a
 resumed run would add up in another order than the uninterrupted one, and it wants every rank to
@@ -6,7 +6,7 @@ take part in every backward pass. One flat buffer, summed once per step, has nei
 rank have no work at all, and costs LoRA nothing: the gradients are small.
 
 Before the first collective the ranks only talk through the key-value store of the rendezvous, with
-short deadlines, so that one rank that cannot load is reported by all of them within a second.
+short deadlines, so that a rank that cannot load is reported by all of them within a second.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from torch import distributed as dist
 from agents.errors import ExpectedError
 
 JOIN_TIMEOUT_S = 120.0
-"""How long a rank waits for the others to start."""
+"""Seconds that a rank waits for the others to start."""
 LOAD_TIMEOUT_S = 1800.0
-"""How long a rank waits for the others to load their model, without a sign of life from them."""
+"""Seconds that a rank waits for another one to load, without a sign of life from it."""
 COLLECTIVE_TIMEOUT_S = 1800.0
-"""The last resort. The supervisor sees a silent rank long before."""
-_FAREWELL_S = 3.0
+"""Seconds until a collective gives up, the last resort: the supervisor acts on a silent rank long
+before."""
+# Seconds that rank 0 stays after a failure, so that the others can read the reason in its store.
+_LINGER_S = 3.0
 _POLL_S = 0.02
 
 
 class PeerLost(ExpectedError):
-    """Raised when another rank has gone: the cause of the failure is to be looked for there."""
+    """Raised when another rank has gone: the cause of the failure is on that rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """Who this process is, from the environment that torchrun or the supervisor sets."""
+    """Position of this process, from the environment that torchrun or the supervisor sets."""
 
     rank: int = 0
     world_size: int = 1
@@ -50,6 +52,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> Ranks:
+        """Read RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; those that are not set keep their default."""
         values = {name: os.environ.get(name.upper()) for name in cls.__slots__}
         return cls(**{name: int(value) for name, value in values.items() if value})
 
@@ -60,18 +63,18 @@ class Group:
     def __init__(self, ranks: Ranks, names: list[str]) -> None:
         self.rank = ranks.rank
         self.world_size = ranks.world_size
+        # For messages, such as `rank 2 (node gamma, cuda:0)`.
         self._names = names
-        """What to call each rank in a message, such as `rank 2 (node gamma)`."""
         self._store: dist.Store | None = None
         self._num_signs = 0
-        self._heard: dict[int, str] = {}
-        """The newest sign of life of each other rank."""
+        # Newest sign of life of each other rank.
+        self._seen_signs: dict[int, str] = {}
 
     def join(self, backend: str, device: torch.device) -> None:
-        """Meet the other ranks; needs MASTER_ADDR and MASTER_PORT in the environment.
+        """Connect to the other ranks; needs MASTER_ADDR and MASTER_PORT in the environment.
 
         Raises:
-            ExpectedError: not all of them came in time.
+            ExpectedError: not all of them joined in time.
         """
         if self.world_size == 1:
             return
@@ -102,27 +105,27 @@ class Group:
                 raise ExpectedError(
                     f"{self._names[0]} waited at {place} for the other ranks to start, for at most "
                     f"{JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
-                    "Look at the logs of the other ranks; then run rackless check for the network "
+                    "Read the logs of the other ranks; then run rackless check for the network "
                     "between them",
                 ) from error
             raise PeerLost(
                 f"{self._names[self.rank]} could not reach rank 0 at {place} "
                 f"within {JOIN_TIMEOUT_S:.0f} s: {_first(error)}.",
-                "Look at the log of rank 0; then run rackless check for the network between them",
+                "Read the log of rank 0; then run rackless check for the network between them",
             ) from error
         return dist.PrefixStore("rackless", store)
 
     def exchange(
         self, topic: str, value: dict[str, Any], *, timeout_s: float = LOAD_TIMEOUT_S
     ) -> list[dict[str, Any]]:
-        """Give `value` to every rank and return those of all ranks, in rank order.
+        """Send `value` to every rank and return the values of all ranks, in rank order.
 
-        A value with a `failure` (message and hint) ends the waiting of every rank at once. As long
-        as one of those that are waited for calls `signal_alive`, the waiting goes on.
+        A value with a `failure` (message and hint) ends the wait of every rank at once. The wait is
+        extended as long as one of the missing ranks calls `signal_alive`.
 
         Raises:
             ExpectedError: a rank failed.
-            PeerLost: a rank said nothing within `timeout_s`.
+            PeerLost: a missing rank sent nothing within `timeout_s`.
         """
         if self._store is None:
             _raise_failure(value)
@@ -132,7 +135,7 @@ class Group:
         deadline = time.monotonic() + timeout_s
         while len(values) < self.world_size:
             for rank in range(self.world_size):
-                if rank not in values and self._said(topic, rank):
+                if rank not in values and self._has_sent(topic, rank):
                     values[rank] = self._read(topic, rank)
                     self._end_on_failure(topic, rank, values[rank])
             if len(values) < self.world_size:
@@ -144,12 +147,12 @@ class Group:
         return [values[rank] for rank in range(self.world_size)]
 
     def agree(self, topic: str, work: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-        """Do `work` and give what it returns to every rank; return what those of all ranks gave.
+        """Call `work` on every rank, and return the results of all of them, in rank order.
 
-        Whatever goes wrong in it on one rank ends all of them at once, with the same reason.
+        A failure on one rank ends all of them at once, with the same reason.
 
         Raises:
-            ExpectedError: the work of this rank, or of another one, failed.
+            ExpectedError: `work` failed on this rank or on another one.
         """
         try:
             value = work()
@@ -169,8 +172,8 @@ class Group:
             return
         self._guard(lambda store: store.set(f"{topic}/seen/{self.rank}", "1"))
         keys = [f"{topic}/seen/{number}" for number in range(self.world_size)]
-        deadline = time.monotonic() + _FAREWELL_S
-        # Rank 0 holds the store: it stays until the others have read why all of them end.
+        deadline = time.monotonic() + _LINGER_S
+        # Rank 0 hosts the store: it stays until the others have read why all of them end.
         while self.rank == 0 and time.monotonic() < deadline:
             if self._guard(lambda store: store.check(keys)):
                 break
@@ -187,29 +190,31 @@ class Group:
         value: dict[str, Any] = json.loads(self._guard(lambda store: store.get(f"{topic}/{rank}")))
         return value
 
-    def _said(self, topic: str, rank: int) -> bool:
+    def _has_sent(self, topic: str, rank: int) -> bool:
         return bool(self._guard(lambda store: store.check([f"{topic}/{rank}"])))
 
     def signal_alive(self) -> None:
-        """Let the ranks that wait for this one go on waiting.
+        """Extend the wait of the ranks that wait for this one.
 
         Raises:
-            PeerLost: rank 0, which carries the word, has gone.
+            PeerLost: rank 0, which hosts the store, has gone.
         """
         if self._store is not None:
             self._num_signs += 1
             self._guard(lambda store: store.set(f"alive/{self.rank}", str(self._num_signs)))
 
     def _expect_alive(self, topic: str, missing: list[int]) -> None:
-        """Return when a rank that is waited for has told since the last time that it is alive."""
-        told = {rank: self._read_sign(rank) for rank in missing}
-        news = [rank for rank, sign in told.items() if sign and sign != self._heard.get(rank)]
-        self._heard.update(told)
-        if not news:
+        """Return if a missing rank has given a sign of life since the last time; else raise."""
+        signs = {rank: self._read_sign(rank) for rank in missing}
+        alive = [
+            rank for rank, sign in signs.items() if sign and sign != self._seen_signs.get(rank)
+        ]
+        self._seen_signs.update(signs)
+        if not alive:
             silent = ", ".join(self._names[rank] for rank in missing)
             raise PeerLost(
                 f"{self._names[self.rank]} timed out waiting for {silent} ({topic}).",
-                "Look at the log of that rank, and run rackless check for its node",
+                "Read the log of that rank, and run rackless check for its node",
             )
 
     def _read_sign(self, rank: int) -> str:
@@ -224,11 +229,11 @@ class Group:
         except RuntimeError as error:
             raise PeerLost(
                 f"{self._names[self.rank]} lost its connection to rank 0: {_first(error)}.",
-                "Look at the log of rank 0",
+                "Read the log of rank 0",
             ) from error
 
     def sum(self, tensor: Tensor) -> None:
-        """Add the tensors of all ranks up, in place, on every rank alike.
+        """Sum the tensor over all ranks, in place, with the same result on each.
 
         Raises:
             PeerLost: another rank has gone.
@@ -238,7 +243,7 @@ class Group:
         self._collect(lambda: dist.all_reduce(tensor))
 
     def start_sum(self, tensor: Tensor) -> Callable[[], None]:
-        """Begin what `sum` does; the answer waits for it, and raises PeerLost like `sum`.
+        """Begin a `sum`; the returned function waits for it, and raises PeerLost as `sum` does.
 
         All ranks have to begin their sums in the same order.
         """
@@ -252,7 +257,7 @@ class Group:
         return wait
 
     def copy_from_first(self, tensor: Tensor) -> None:
-        """Replace the tensor by that of rank 0. Raises PeerLost like `sum`."""
+        """Replace the tensor by that of rank 0; raises PeerLost as `sum` does."""
         if self._store is None:
             return
         self._collect(lambda: dist.broadcast(tensor, src=0))
@@ -261,11 +266,12 @@ class Group:
         try:
             return work()
         except RuntimeError as error:
+            # Those are faults of this rank, though a collective was what met them.
             if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error):
                 raise
             raise PeerLost(
                 f"{self._names[self.rank]} lost its connection to another rank: {_first(error)}.",
-                "Look for the rank that ended first; its log tells why",
+                "Find the rank that ended first; its log says why",
             ) from error
 
     def leave(self) -> None:
@@ -276,7 +282,7 @@ class Group:
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of an error of torch, without its stack."""
+    """Return the first line of an error of torch, without its C++ stack."""
     return str(error).strip().split("\n", 1)[0][:300].rstrip(".") or type(error).__name__
 
 

@@ -1,8 +1,8 @@
 """The journal of one rank: JSON lines, appended by a thread of its own.
 
 A training step never waits for the disk: it puts a record into a bounded queue and goes on. While
-the disk is full the thread keeps trying; when the queue is full too, the oldest `step` records go
-first, their number is told later, and no other record is ever dropped.
+the disk is full the thread keeps trying; when the queue is full too, the oldest `step` records are
+dropped and their number is recorded later. No other record is ever dropped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+# Maximum number of queued records.
 _CAPACITY = 10_000
+# Seconds between two attempts to write to a full disk.
 _RETRY_S = 1.0
+# Phases in which only the training loop itself gives signs of life.
 _LOOP_PHASES = ("training", "evaluating")
-"""Phases in which the training loop itself tells that it is alive."""
 
 
 class RankJournal:
-    """Append records to one file. Every method may be called from any thread."""
+    """Appends records to one file. Every method may be called from any thread."""
 
     def __init__(self, path: Path, capacity: int = _CAPACITY) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -47,13 +49,14 @@ class RankJournal:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what is queued, for at most `timeout_s` when the disk refuses."""
+        """Write what is queued; give up after `timeout_s` when the disk refuses."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(timeout_s)
 
     def _drop_oldest_step(self) -> None:
+        # Steps are the only records that come without end, and the next ones are alike.
         for place, (kind, _) in enumerate(self._queue):
             if kind == "step":
                 del self._queue[place]
@@ -88,40 +91,41 @@ def _finite(value: Any) -> Any:
 
 
 class Heartbeat:
-    """A small file that tells the supervisor where this rank is, overwritten in place.
+    """A small file that reports step and phase to the supervisor, overwritten in place.
 
     While the rank loads, measures or saves, a thread writes it every two seconds. While it trains
     or evaluates, only the training loop does, so that a hang in the middle of a step shows.
     """
 
     PERIOD_S = 2.0
+    """Seconds between two writes of the thread."""
+    # Bytes of every record, so that one write replaces all of the one before.
     _WIDTH = 160
-    """Every record has this many bytes, so one write replaces all of the one before."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._step = 0
         self._phase = "loading"
-        self._foreseen_step_s = 0.0
+        self._forecast_step_s = 0.0
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._write()
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def beat(self, step: int, phase: str | None = None) -> None:
-        """Tell that this rank is alive, has done `step` steps, and is in `phase` now."""
+        """Report `step` steps done and the `phase` that this rank is in; None: as before."""
         with self._lock:
             self._step = step
             self._phase = phase or self._phase
             self._write()
 
     def forecast_step(self, step_s: float) -> None:
-        """Tell how long a step will take, before there was one; told with each beat from now on."""
+        """Report a forecast of the time of a step with each beat: none has been timed yet."""
         with self._lock:
-            self._foreseen_step_s = round(step_s, 3)
+            self._forecast_step_s = round(step_s, 3)
 
     def touch(self) -> None:
-        """Tell that this rank is alive, in the middle of a step."""
+        """Report that this rank is alive, in the middle of a step."""
         with self._lock:
             self._write()
 
@@ -134,7 +138,8 @@ class Heartbeat:
             "step": self._step,
             "phase": self._phase,
             "monotonic_s": time.monotonic(),
-            "foreseen_step_s": self._foreseen_step_s,
+            # The name in files; supervisors of earlier versions read them, too.
+            "foreseen_step_s": self._forecast_step_s,
         }
         line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
         with contextlib.suppress(OSError):  # a full disk must not end a training

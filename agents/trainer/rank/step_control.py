@@ -1,9 +1,8 @@
-"""What is asked of this rank while it trains: to stop, to save now, to record a few steps.
+"""Control requests to a rank while it trains: stop, save now, record a few steps.
 
-Stopping is a signal, which any rank may get. Everything else is left as a file by the agent (see
-`agents.supervisor.control_requests`), and only rank 0 looks for it. Both become slots of the
-step's statistics, so that all ranks know of them after the same step and nothing more is sent or
-waited for.
+Stopping is a signal, which any rank may get. Other requests are files that the agent leaves (see
+`agents.supervisor.control_requests`), and only rank 0 polls for them. Both become slots of the
+step's statistics, so that all ranks know of them after the same step without further messages.
 """
 
 from __future__ import annotations
@@ -23,49 +22,50 @@ SLOTS = ("stop", "save", "trace")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepControl:
-    """What all ranks do after a step."""
+    """What all ranks have agreed to do after a step."""
 
     stop: bool = False
     save: bool = False
     trace_steps: int = 0
-    """How many steps to record from now on."""
+    """Number of steps to record from now on."""
 
     @classmethod
     def read(cls, sums: Mapping[str, float]) -> StepControl:
-        """Read it from the slots, summed over the ranks."""
+        """Return it from the values of `SLOTS`, summed over the ranks."""
         return cls(stop=sums["stop"] > 0, save=sums["save"] > 0, trace_steps=int(sums["trace"]))
 
 
 @dataclass(slots=True)
 class RankControl:
-    """The wishes that this rank has heard and that are not granted yet."""
+    """The requests that this rank has received and that are not carried out yet."""
 
     folder: Path
-    """Of the attempt."""
+    """Folder of the attempt."""
     rank: int
-    stop_requested: bool = field(default=False)
-    _heard: list[ControlRequest] = field(default_factory=list)
+    stop_requested: bool = False
+    _pending: list[ControlRequest] = field(default_factory=list)
 
     def listen(self) -> None:
         """Take SIGTERM and SIGINT as a request to stop."""
-        signal.signal(signal.SIGTERM, self._hear)
-        signal.signal(signal.SIGINT, self._hear)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Only noted: the step that is running ends first, and a checkpoint follows it.
         self.stop_requested = True
 
     def poll(self) -> dict[str, float]:
-        """Look for new wishes; return this rank's values of `SLOTS`. Once per step."""
+        """Read new requests; return this rank's values of `SLOTS`. Once per step."""
         if self.rank == 0:
-            self._heard += take_wishes(self.folder)
+            self._pending += take_wishes(self.folder)
         return {
             "stop": self.stop_requested,
-            "save": any(wish.kind == "save" for wish in self._heard),
-            "trace": max((w.num_steps for w in self._heard if w.kind == "trace"), default=0),
+            "save": any(request.kind == "save" for request in self._pending),
+            "trace": max((r.num_steps for r in self._pending if r.kind == "trace"), default=0),
         }
 
     def acknowledge(self, journal: RankJournal, step: int) -> None:
-        """Note for whoever asked that all ranks act on the wishes, after `step`."""
-        for wish in self._heard:
-            journal.write("wish", wish_id=wish.wish_id, wish=wish.kind, step=step)
-        self._heard.clear()
+        """Record for whoever asked that all ranks carry out the requests after `step`."""
+        for request in self._pending:
+            journal.write("wish", wish_id=request.wish_id, wish=request.kind, step=step)
+        self._pending.clear()

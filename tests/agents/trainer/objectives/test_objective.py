@@ -17,7 +17,7 @@ from agents.trainer.execution.layers import LayerStack
 from agents.trainer.model.forward import Forward
 from agents.trainer.model.model import build_trained_model, load_model, load_tokenizer
 from agents.trainer.objectives.objective import NUM_SUMS
-from agents.trainer.objectives.reference_model import ask_reference
+from agents.trainer.objectives.reference_model import compute_reference
 from agents.trainer.objectives.registry import make_objective
 from agents.trainer.optim.flat_parameters import FlatParameters
 from tests.agents.trainer.ranks import DEMO, make_spec
@@ -60,7 +60,7 @@ def make(tiny_model, adapter, micro_tokens=1000, num_recomputed=0, objective="dp
     reference = None
     if objective == "dpo" and adapter.kind == "full":
         parts = [
-            ask_reference(spec, forward, (Pairs(), None), rank=r, world_size=2, device=CPU)
+            compute_reference(spec, forward, (Pairs(), None), rank=r, world_size=2, device=CPU)
             for r in range(2)
         ]
         reference = parts[0] + parts[1]

@@ -47,7 +47,7 @@ def train_without_asking(environ):
     def refuse(*args, **options):
         raise AssertionError("the reference is asked again")
 
-    reference_model.ask_reference = refuse
+    reference_model.compute_reference = refuse
     os._exit(main())
 
 

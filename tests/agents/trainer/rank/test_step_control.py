@@ -85,7 +85,7 @@ def test_a_disk_that_is_full_costs_the_trace_and_not_the_run(tmp_path, tiny_mode
         terminate(ranks)
         assert finish(ranks) == [0]
         (failed,) = lines_of(run, 0, "trace_failed")
-        assert "could not write a whole trace" in failed["message"]
+        assert "could not write a complete trace" in failed["message"]
         assert not list(run.attempt_folder.glob("*trace-*"))
 
 
