@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agents.contract.messages import Progress
 from agents.contract.run import AttemptStatus, RankPlacement
 from agents.contract.spec import DataSpec, RunSpec
 from app.artifacts.exports.export import export_run
@@ -697,11 +698,13 @@ def test_export_goes_where_there_is_room(
     for name, free_gib in (("alpha", 10), ("beta", 40)):
         node = cluster[name]
         node.facts_now = replace(node.facts_now, disk_free_bytes=free_gib << 30)
-    told: list[str] = []
-    asyncio.run(export_run(services, ask_export(interrupted, "gguf"), tmp_path / "x", told.append))
+    reports: list[Progress] = []
+    request = ask_export(interrupted, "gguf")
+    asyncio.run(export_run(services, request, tmp_path / "x", reports.append))
     assert not cluster["alpha"].made
     assert len(cluster["beta"].made) == 1
-    assert "expected: Q8_0 6.7 GiB; 19.8 GiB on the node while it is made" in told
+    expected = "expected: Q8_0 6.7 GiB; 19.8 GiB on the node while it is made"
+    assert expected in [report.message for report in reports]
     cluster["beta"].facts_now = replace(cluster["beta"].facts_now, disk_free_bytes=19 << 30)
     with pytest.raises(
         UserError, match=r"alpha needs 19\.8 GiB on its disk, and 10\.0 GiB are free"
