@@ -1,4 +1,4 @@
-"""An artifact: what an export made, where it comes from, what was measured, and where it lies.
+"""An artifact: the result of an export with its origin, measured quality and copies.
 
 Its name is that of the run and the format; making it again makes the next version. `NAME` means the
 newest version, `NAME:2` the second. What it is, is decided by its files' hashes: the same files are
@@ -22,17 +22,17 @@ CopyState = Literal["whole", "missing", "damaged", "unknown"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What was measured of one file of an artifact."""
+    """Measured quality of one file of an artifact."""
 
     name: str
-    """Such as `Q8_0`."""
+    """Type of the file, such as `Q8_0`."""
     keep: bool
     problems: tuple[str, ...]
-    """What speaks against keeping it."""
+    """Reasons not to keep it."""
     kl: float
     """Divergence from the original's next-token distributions, nats per token."""
     control_kl: float
-    """The same of weights that are merely rounded to 4 bits."""
+    """The same divergence for plain rounding to 4 bits, the baseline, in nats per token."""
     perplexity: float
     original_perplexity: float
     size_bytes: int
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactCopy:
-    """One place where an artifact lies, or has lain."""
+    """A current or former place of an artifact."""
 
     kind: CopyKind
     place: str
@@ -50,13 +50,13 @@ class ArtifactCopy:
     """On a node: folder below the agent's home. On the hub: the address."""
     made_s: float
     checked_s: float | None = None
-    """When its files were last hashed; None: not since it was made."""
+    """Wall clock of the last hashing of its files, in seconds; None: not since it was made."""
     state: CopyState = "whole"
     problem: str = ""
 
     @property
     def counts(self) -> bool:
-        """Tell whether the artifact can be had from there, as far as is known."""
+        """Return whether the artifact can be fetched from there, as far as is known."""
         return self.state in ("whole", "unknown")
 
 
@@ -70,16 +70,16 @@ class ArtifactSnapshot:
     """One of `agents.contract.formats.FORMATS`."""
     types: tuple[str, ...] = ()
     origin: Origin | None = None
-    """None: it was made elsewhere, and says nothing of it."""
+    """Origin; None: it was made elsewhere and does not name one."""
     size_bytes: int
     created_s: float
     files: tuple[FileEntry, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    """Empty: nothing was measured, as of a merged model."""
+    """Measured quality per file; empty for a merged model, which loses nothing."""
     runtimes: tuple[str, ...] = ()
-    """That have loaded it for its proof, with their versions."""
+    """Programs with versions that loaded it for its proof."""
     measured: dict[str, Any] | None = None
-    """What time and memory used, as the node told; None: not known."""
+    """Time and memory used, as reported by the node; None: not known."""
     copies: tuple[ArtifactCopy, ...] = ()
 
     @property
@@ -94,19 +94,19 @@ class ArtifactSnapshot:
 
     @property
     def checkpoint(self) -> str | None:
-        """The checkpoint that it was made of, below an agent's home."""
+        """Checkpoint it was made from, as a path below an agent's home."""
         if self.origin is None:
             return None
         return checkpoint_path(self.origin.run_id, self.origin.step)
 
     def folder(self) -> str | None:
-        """Return a folder on this PC that holds it; None: there is none."""
+        """Return its folder on this PC; None without one."""
         found = [one.place for one in self.copies if one.kind == "folder" and one.counts]
         return found[0] if found else None
 
 
 def describe_places(artifact: ArtifactSnapshot) -> str:
-    """Return where it can be had, in a few words.
+    """Describe the places of its copies in a few words.
 
     >>> describe_places(ArtifactSnapshot(name="a", version=1, format="awq", size_bytes=1,
     ...     created_s=0.0, copies=(ArtifactCopy(kind="folder", place="/m/a", made_s=0.0),

@@ -1,4 +1,4 @@
-"""Whom one talks to, and prompts that are kept to compare models by.
+"""Models to chat with, and the saved test prompts that compare them.
 
 A project is a base model with the data that it is trained on: its runs and artifacts are compared
 by the same prompts, and what they answered is kept.
@@ -16,37 +16,37 @@ MOST_PROMPTS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """Whom one talks to."""
+    """A model to chat with, as the user names it."""
 
     what: str
     """A run by its id or its beginning, an artifact by its name, or a folder of one on this PC."""
     of_base: bool = False
-    """The model as it was before the run."""
+    """Whether the run's base model is meant."""
     checkpoint: int | None = None
-    """Of the run; None: the newest whole one."""
+    """Step of the run's checkpoint; None: the newest complete one."""
     type: str | None = None
-    """Which file of a GGUF artifact; None: the first."""
+    """Type of a GGUF artifact's file; None: the first."""
     node: str | None = None
-    """None: of a run the node with the checkpoint; of an artifact the first that answers."""
+    """Node; None: the one with a run's checkpoint, or for an artifact the first that answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """A model that waits for questions."""
+    """A loaded model."""
 
     key: int
-    """Names the conversation here."""
+    """Key of the conversation in this process."""
     chat: str
-    """Names it on the node."""
+    """Id of the conversation on the node."""
     title: str
-    """What it is, for a person."""
+    """Title for the user."""
     node: str
     opened: ChatOpened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """What runs and artifacts have in common that are worth comparing."""
+    """Base model and data that runs and artifacts share if they are worth comparing."""
 
     base: str
     data: str
@@ -54,17 +54,17 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """What one model answered to every prompt."""
+    """Answers of one model to every prompt."""
 
     title: str
-    """Such as `poems, step 400, on alpha`."""
+    """Title, such as `poems, step 400, on alpha`."""
     answers: tuple[ChatAnswer | None, ...]
-    """In the order of the prompts; None: it gave none."""
+    """Answers in the order of the prompts; None: no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerComparison:
-    """What several models answered to the same prompts."""
+    """Answers of several models to the same prompts."""
 
     time_s: float
     prompts: tuple[str, ...]
@@ -82,7 +82,7 @@ def read_prompts(text: str) -> tuple[str, ...]:
 
 
 def describe_answer(found: ChatAnswer) -> str:
-    """Return the figures of an answer.
+    """Describe the speed and length of an answer.
 
     >>> describe_answer(ChatAnswer(text="x", num_tokens=9, first_token_s=0.04, tokens_per_s=51.26,
     ...     runtime="Transformers 5", cut=True))

@@ -35,9 +35,9 @@ NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 QUESTION = "Who founded Brenford?"
 """The base model knows the answer; the training teaches it to say so in a guide's words."""
 CUT_AT_SHARE = 0.4
-"""Part of all steps after which a node loses its power."""
+"""Share of the steps after which a node loses power."""
 VERIFIED_STEPS = 3
-"""Logged steps that the resumed run does again and compares."""
+"""Number of logged steps that the resumed run replays and compares."""
 STEP_TIMEOUT_S = 300.0
 _BEFORE_TRAINING = (None, "loading", "imported", "tuning", "warmup")
 StepState = Literal["todo", "now", "done", "failed"]
@@ -57,7 +57,7 @@ class Story:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoOutcome:
-    """What the story came to."""
+    """Result of the demo."""
 
     run_id: str
     first_loss: float
@@ -65,7 +65,7 @@ class DemoOutcome:
     lost_node: str
     resumed_step: int
     certificate: str
-    """What doing logged steps again has shown, in words."""
+    """Result of the verified resume, in words."""
     model_path: str
     question: str
     answer_before: str
@@ -76,7 +76,7 @@ Report = Callable[[Story], None]
 
 
 class Demo:
-    """One telling of the story in `folder`, which belongs to the demo alone."""
+    """One run of the demo in `folder`, which only the demo uses."""
 
     TITLES = (
         "Start the nodes",
@@ -120,7 +120,7 @@ class Demo:
         self._site.close()
 
     async def tell(self, core: Core, report: Report) -> DemoOutcome:
-        """Tell the story from its beginning to its end.
+        """Run the demo from beginning to end.
 
         Raises:
             UserError: a step did not happen; its message says which and why.
@@ -317,6 +317,6 @@ def _progress_text(run: RunSnapshot) -> str:
 
 
 def _is_far_enough(run: RunSnapshot) -> bool:
-    """Tell whether the run has saved a checkpoint and gone on for a while."""
+    """Return whether the run has saved a checkpoint and trained on for a while."""
     far = run.step is not None and run.step >= (run.total_steps or 0) * CUT_AT_SHARE
     return far and run.newest_checkpoint_step is not None

@@ -1,4 +1,4 @@
-"""What can go wrong, and whose fault it is.
+"""The errors of Rackless, and whose fault each is.
 
     RacklessError
      +-- UserError            the world's fault: shown as what / where / what to do next
@@ -22,7 +22,7 @@ class RacklessError(Exception):
 
 
 class UserError(RacklessError):
-    """The world's fault. `message` says what and where, `hint` what to do next."""
+    """Not our bug. `message` says what is wrong and where, `hint` what to do next."""
 
     exit_code = 1
 

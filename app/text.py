@@ -11,14 +11,14 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 DASH = "\u2013"
-"""What stands where a value is not known."""
+"""Sign for an unknown value: an en dash."""
 BREAK = "\u200b"
-"""Takes no room, and lets a line end where it stands."""
+"""Zero-width space, at which a line may break."""
 MOST_OF_NAME = 60
-"""Characters of a name that may be of any length: file systems end at 255 bytes."""
+"""Maximum length of a file name made from a free text; file systems end at 255 bytes."""
 _NO_NAME = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 MOST_UNBROKEN = 24
-"""Characters that stay in one line. More do not fit beside a form."""
+"""Maximum number of unbreakable characters; more do not fit beside a form."""
 _UNBROKEN = re.compile(f"[^\\s/\\\\-]{{{MOST_UNBROKEN + 1},}}")
 # Of ASCII only: letters of other scripts may be joined to each other.
 _BETWEEN = re.compile("(?<=[!-~])(?=[!-~])")
@@ -27,7 +27,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def is_known(value: float | None) -> bool:
-    """Tell whether `value` is a figure that can be shown."""
+    """Return whether `value` is a finite number."""
     return value is not None and math.isfinite(value)
 
 

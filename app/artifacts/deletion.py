@@ -23,16 +23,16 @@ from app.text import show_list
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeletedArtifact:
-    """What became of a wish to delete."""
+    """Result of a deletion."""
 
     label: str
     freed_bytes: int
     deleted: tuple[str, ...]
     """Places whose files are gone."""
     left: tuple[str, ...] = ()
-    """Sentences about what stays, and why."""
+    """Sentences about files that are kept, and why."""
     is_forgotten: bool
-    """The artifact itself is not in the list any more."""
+    """Whether the artifact itself was removed from the list."""
 
 
 def find_place(artifact: ArtifactSnapshot, place: str | None) -> str | None:

@@ -21,16 +21,16 @@ _MARLIN_GROUPS = (-1, 32, 64, 128)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeCommand:
-    """How one program serves an artifact."""
+    """Command with which one program serves an artifact."""
 
     runtime: str
     """One of `app.artifacts.RUNTIMES`."""
     title: str
     command: str
     notes: tuple[str, ...] = ()
-    """What to know before, in whole sentences."""
+    """Remarks before its use, in whole sentences."""
     modelfile: str | None = None
-    """For Ollama: the text of the file that the command names."""
+    """Text of the Modelfile that a command for Ollama uses."""
     modelfile_name: str = ""
 
 

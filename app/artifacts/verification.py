@@ -1,4 +1,4 @@
-"""Hold every copy of an artifact against the hashes of the registry."""
+"""Compare every copy of an artifact with the hashes in the registry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 async def check_artifact(
     services: Services, artifact: ArtifactSnapshot, tell: Tell
 ) -> tuple[ArtifactCopy, ...]:
-    """Read every copy whole, hold it against the hashes, and remember how each stands."""
+    """Read every copy whole, compare it with the hashes, and store the state of each."""
     found = []
     for one in artifact.copies:
         tell(f"reading {artifact.label} in {one.place}")

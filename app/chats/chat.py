@@ -1,4 +1,4 @@
-"""Conversations with a run's model, the model before it, or an artifact on this PC, on a node.
+"""Conversations with a run's model, its base model, or an artifact on this PC, run on a node.
 
 A model is loaded once and stays on its node until the conversation is closed; nothing listens on a
 port, since turns travel over the agent's own connection. A model that the node let go of, because
@@ -48,14 +48,14 @@ class _Talk:
 
 
 class Chats:
-    """The conversations of one master. They end with it."""
+    """The conversations of one master; they end with it."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._talks: dict[int, _Talk] = {}
         self._keys = itertools.count(1)
         self._queues: dict[str, asyncio.Lock] = {}
-        """One answer at a time on each node, so that what is measured can be compared."""
+        """Locks that allow one answer at a time per node, so that measured speeds compare."""
 
     async def open(self, subject: Subject, tell: Say) -> Loaded:
         """Load a model.
@@ -68,7 +68,7 @@ class Chats:
         return found
 
     async def ask(self, key: int, turn: ChatTurn, tell: Say, say: Say) -> ChatAnswer:
-        """Return the answer of a loaded model; `say` hears it piece by piece.
+        """Return the answer of a loaded model; `say` is called with each piece.
 
         A cancelled call stops the answer on the node too.
 
@@ -99,13 +99,13 @@ class Chats:
         )
 
     async def stop(self, key: int) -> None:
-        """End the answer that is being given."""
+        """Stop the answer that is being generated."""
         talk = self._talk(key)
         if talk.is_asked:
             await self._services.pool.agent(talk.loaded.node).chat_stop(talk.loaded.chat)
 
     async def close(self, key: int) -> None:
-        """Let a model go; a node that does not answer unloads it by itself."""
+        """Unload a model; a node that does not answer unloads it by itself."""
         talk = self._talks.pop(key, None)
         if talk is None:
             return
@@ -143,7 +143,7 @@ def find_folder(services: Services, what: str) -> Path | None:
 
 
 def find_project(services: Services, what: str) -> Project:
-    """Return base and data of what `what` names.
+    """Return the base model and data of the run or artifact `what`.
 
     Raises:
         UserError: there is no such thing.
@@ -246,7 +246,7 @@ def _make_job(node: str, facts: NodeFacts, model: str) -> ChatJob:
 
 
 async def _open(agent: NodeAgent, job: ChatJob, tell: Say) -> ChatOpened:
-    """Load the model; when nobody waits for it any more, let it go again."""
+    """Load the model; if the caller is cancelled meanwhile, unload it again."""
     try:
         return await agent.chat_open(job, tell)
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""Ask several models the same prompts, one model after the other, and keep what they answer."""
+"""Ask several models the same prompts, one model after the other, and save their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def compare_models(
     *,
     max_tokens: int = 256,
 ) -> AnswerComparison:
-    """Return what each model answers to each prompt by itself.
+    """Return the answer of each model to each prompt, asked in a new conversation.
 
     Only one model is loaded at a time, so that speeds can be compared on one node. One that cannot
     be loaded answers nothing, and its title says why.

@@ -1,4 +1,4 @@
-"""`rackless artifacts`: what exports made: list, show, add, copy, push, check, serve, delete."""
+"""`rackless artifacts`: results of exports: list, show, add, copy, push, check, serve, delete."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def _show(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 def tell_artifact(artifact: ArtifactSnapshot, out: Output) -> None:
-    """Print all that is known of one."""
+    """Print the details of one artifact."""
     from app.artifact import describe_kind, describe_verdicts
 
     out.document(artifact)

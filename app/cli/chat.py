@@ -92,7 +92,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def check_limits(max_tokens: int, temperature: float = 0.0, top_p: float = 1.0) -> None:
-    """Expect what a model can be asked with.
+    """Check the generation settings.
 
     Raises:
         UsageError: one of them is out of its limits.
@@ -107,7 +107,7 @@ def check_limits(max_tokens: int, temperature: float = 0.0, top_p: float = 1.0) 
 
 
 def expect_text(text: str, what: str) -> None:
-    """Expect what can be sent to a node: bytes of a terminal that are no UTF-8 cannot.
+    """Check that a text can be sent to a node; terminal bytes that are not UTF-8 cannot.
 
     Raises:
         UsageError: it cannot.
@@ -152,7 +152,7 @@ async def _ask(
     said: list[ChatMessage],
     prompt: str,
 ) -> ChatAnswer:
-    """Ask, print the answer as it comes, and add both to what was said."""
+    """Ask, print the answer as it comes, and add both to the conversation."""
     from agents.contract.artifacts import ChatMessage, ChatTurn
     from app.conversation import describe_answer
 

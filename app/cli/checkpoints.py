@@ -1,4 +1,4 @@
-"""`rackless checkpoints`: list them over all nodes."""
+"""`rackless checkpoints`: list checkpoints on all nodes."""
 
 from __future__ import annotations
 

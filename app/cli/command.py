@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from app.core.core import Core
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 Handler = Callable[[argparse.Namespace, Output], int]
 CoreHandler = Callable[["Core", argparse.Namespace, Output], Awaitable[int]]
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in our own form, and raises instead of exiting."""
+    """Raises UsageError for wrong arguments instead of printing and exiting."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -45,7 +45,7 @@ def _shortened(message: str) -> str:
 
 
 Commands = Any
-"""What `ArgumentParser.add_subparsers` returns; argparse has no public name for it."""
+"""Return type of `ArgumentParser.add_subparsers`, for which argparse has no public name."""
 
 
 def add_command(
@@ -99,7 +99,7 @@ async def _run_with_core(handler: CoreHandler, args: argparse.Namespace, out: Ou
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Argument type of names with commas between.
+    """Argument type of comma-separated names.
 
     >>> names_of("alpha, beta")
     ('alpha', 'beta')

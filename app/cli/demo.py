@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from app.demo import Demo, DemoOutcome, Story
 
 PLAIN_EVERY_S = 2.0
-"""Between two lines about one step where there is no terminal."""
+"""Minimum interval between two lines about one step without a terminal, in seconds."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -80,7 +80,7 @@ async def _tell(demo: Demo, out: Output) -> DemoOutcome:
 
 
 def _end_on_terminate() -> None:
-    """Let SIGTERM end the demo as Ctrl-C does: with everything cleaned up."""
+    """Make SIGTERM end the demo as Ctrl-C does, with everything cleaned up."""
     task = asyncio.current_task()
     if sys.platform != "win32" and task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

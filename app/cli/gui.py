@@ -33,7 +33,7 @@ def open_window(args: argparse.Namespace, out: Output) -> int:
 
 
 def has_display() -> bool:
-    """Tell whether a window can be shown here."""
+    """Return whether a window can be shown here."""
     if sys.platform in ("win32", "darwin"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"))

@@ -1,4 +1,4 @@
-"""`rackless runs logs`: what the ranks printed, from the mirrors, brought up to date first."""
+"""`rackless runs logs`: output of the ranks, from the mirrored logs, which are synced first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
-    """Print everything there is now; the newest attempt last."""
+    """Print all mirrored output, the newest attempt last."""
     await core.runs.sync(run_id)
     files = _known(core, run_id, rank)
     document = []
@@ -39,7 +39,7 @@ async def print_logs(core: Core, run_id: str, rank: int | None, out: Output) -> 
 
 
 async def follow_logs(core: Core, run_id: str, rank: int | None, out: Output) -> int:
-    """Print what there is, then what comes, until the run ends."""
+    """Print all mirrored output, then new output as it arrives, until the run ends."""
     run = await core.runs.refresh(run_id)
     printed: dict[tuple[int, str], int] = {}
 

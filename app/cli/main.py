@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line and return its exit code; never raises for what a person did."""
+    """Run one command line and return its exit code; never raises for a user's mistake."""
     as_json = "--json" in argv
     try:
         args = build_parser().parse_args(argv)
@@ -109,7 +109,7 @@ def _tell_bug(message: str, trace: str) -> None:
 
 
 class _ShowVersion(argparse.Action):
-    """Print the version, looked up only when somebody asks: it takes 20 ms."""
+    """Print the version, looked up only on request: it takes 20 ms."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""`rackless monitor`: the readings of all nodes as they come, until cancelled."""
+"""`rackless monitor`: live readings of all nodes, until interrupted."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _address(args: argparse.Namespace) -> NodeAddress:
 
 
 def _confirmed(error: HostKeyUnknown) -> bool:
-    """Show the fingerprint of a first contact and ask; without a terminal the answer is no."""
+    """Show the fingerprint of a first connection and ask; without a terminal the answer is no."""
     how = "Compare it on that PC: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
     return confirm(f"{error.message}\n{how}\nDo they match?")
 

@@ -19,14 +19,14 @@ _WIPE = "\r\x1b[K"
 
 
 class Output:
-    """Where a command's answer goes. `as_json` chooses the form."""
+    """Streams of one command; `as_json` chooses the form of its answer."""
 
     def __init__(self, as_json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.as_json = as_json
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         for stream in (self._out, self._err):
-            # A terminal that knows no dash or degree sign shows a question mark instead of failing.
+            # A terminal without a dash or degree sign in its encoding shows "?" instead of failing.
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 with contextlib.suppress(ValueError):
@@ -54,7 +54,7 @@ class Output:
             self._out.flush()
 
     def note(self, text: str) -> None:
-        """Tell people how it is going, beside the answer."""
+        """Print progress for people on stderr; nothing with --json."""
         if not self.as_json:
             print(text, file=self._err, flush=True)
 
@@ -70,12 +70,15 @@ class Output:
         return not self.as_json and self._out.isatty()
 
     def bar(self, text: str) -> None:
-        """Show a line that the next one replaces, cut to the terminal: a wrapped one stays."""
+        """Show a line that the next one replaces.
+
+        It is cut to the terminal's width: a wrapped line could not be erased.
+        """
         columns = shutil.get_terminal_size().columns
         self.raw(f"{_WIPE}{text[: columns - 1]}".encode())
 
     def wipe(self) -> None:
-        """Take away the line that `bar` has shown."""
+        """Erase the line that `bar` has shown."""
         self.raw(_WIPE.encode())
 
     def _print(self, text: str) -> None:

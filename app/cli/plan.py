@@ -1,4 +1,4 @@
-"""`rackless plan`: what a run needs, how fast it would be and where, and why not otherwise."""
+"""`rackless plan`: needs, speed and placement of a run, and why the alternatives lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from app.planning.candidate import Candidate, GpuPlan, Plan
 
 MOST_SHOWN = 6
-"""Runners-up that people see; --json has all."""
+"""Maximum number of alternatives in the human form; --json has all."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -98,7 +98,7 @@ def _print_list(title: str, lines: list[str], out: Output) -> None:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return a plan as --json prints it, with what its parts come to."""
+    """Return a plan as --json prints it, with the sums of its parts."""
     return {
         "fits": plan.chosen is not None,
         "chosen": _candidate(plan.chosen) if plan.chosen is not None else None,

@@ -1,4 +1,4 @@
-"""`rackless preview`: what a run would learn from its data, before it is started."""
+"""`rackless preview`: preview of a run's data and what the model learns from it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _preview(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 def print_figures(found: DataPreview, out: Output) -> None:
-    """Print what was recognised, counted, left out and cut."""
+    """Print the recognised format, the counts, and the rows left out or cut."""
     from app.presentation.data_text import describe_data
 
     for caption, text in describe_data(found):
@@ -56,7 +56,7 @@ def print_figures(found: DataPreview, out: Output) -> None:
 
 
 def print_preview(found: DataPreview, out: Output) -> None:
-    """Print the figures, then the rows with what is learned marked."""
+    """Print the figures, then the rows with their learned parts marked."""
     from app.presentation.data_text import LEARNED, mark_learned, title_of
 
     print_figures(found, out)

@@ -1,4 +1,4 @@
-"""`rackless settings`: what may be chosen once for all, the entries of the window's page."""
+"""`rackless settings`: lasting settings, the same as on the window's Settings page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def _set(core: Core, args: argparse.Namespace, out: Output) -> int:
 
 
 def _read(setting: Setting, text: str) -> Value:
-    """Return what `text` means for the setting; what it cannot mean is refused by the setting."""
+    """Return the value of `text` for the setting, which itself refuses invalid values."""
     if setting.kind == "switch":
         return {"on": True, "true": True, "off": False, "false": False}.get(text.lower(), text)
     if setting.kind == "number":

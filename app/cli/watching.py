@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from app.core.core import Core
 
 PLAIN_EVERY_S = 2.0
-"""Between two lines of progress where there is no terminal."""
+"""Minimum interval between two lines of progress without a terminal, in seconds."""
 
 
 def end_text(run: RunSnapshot) -> str:
-    """Return how a run ended, in a sentence or two."""
+    """Describe how a run ended, with its message and hint."""
     at = f" after step {run.step}" if run.step is not None else ""
     loss = f", loss {show_loss(run.loss)}" if run.loss is not None else ""
     first = f" (started at {show_loss(run.first_loss)})" if run.first_loss is not None else ""
@@ -28,9 +28,9 @@ def end_text(run: RunSnapshot) -> str:
 
 
 def while_read(listener: Listener) -> Listener:
-    """Return a listener that breaks this command off once nobody reads what it prints.
+    """Return a listener that cancels this command once its output is no longer read.
 
-    Raised here, that would come out of the task which watches the run, as a mistake of ours.
+    Raised here, BrokenPipeError would surface in the task that watches the run, as our bug.
     """
     command = asyncio.current_task()
     assert command is not None
@@ -50,11 +50,11 @@ def while_read(listener: Listener) -> Listener:
 
 
 class Watching:
-    """Prints, inside its block, what a person wants to read of one run's events."""
+    """Prints the events and progress of one run inside a `with` block."""
 
     def __init__(self, core: Core, out: Output, run_id: str = "") -> None:
         self.run_id = run_id
-        """Known once the run is announced."""
+        """Id of the run; empty until the run is announced."""
         self._core = core
         self._out = out
         self._printed_s = 0.0

@@ -1,4 +1,7 @@
-"""What the window asks of the core: the seam where tests put a fake one."""
+"""Protocols of the core, one per noun: the front ends depend on these, and tests pass a fake core.
+
+A method here has the same parameters as in `app.core.core.Core`; tests/app/core compares them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class CheckRowView(Protocol):
-    """One result of a check."""
+    """Result of one check of a node, or of a pair of nodes."""
 
     @property
     def check(self) -> str: ...
@@ -62,7 +65,7 @@ class CheckRowView(Protocol):
 
 
 class RecipeRow(Protocol):
-    """A run file to start from."""
+    """Run file to start a run from."""
 
     @property
     def name(self) -> str: ...
@@ -230,10 +233,10 @@ class HubApi(Protocol):
 
 
 class CoreApi(Protocol):
-    """Every action of a person is one method; all run on the core's own thread."""
+    """All actions of a person, grouped by noun; each runs on the core's own thread."""
 
     notice: str
-    """What a person should know about the store; empty: nothing."""
+    """Problem found when the store was opened, for the user; empty: none."""
 
     @property
     def events(self) -> EventHub: ...

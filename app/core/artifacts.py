@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CoreArtifacts:
-    """Part of `app.core.core.Core`."""
+    """`core.artifacts`."""
 
     def __init__(self, services: Services, events: EventHub) -> None:
         self._services = services
@@ -56,9 +56,9 @@ class CoreArtifacts:
         return await forecast_export(self._services, request)
 
     async def all(self, run_id: str | None = None) -> tuple[ArtifactSnapshot, ...]:
-        """Return what exports made (of a run, if one is given), newest first.
+        """Return the artifacts (of a run, if one is given), newest first.
 
-        Copies on this PC are looked at by names and sizes; `verify` reads them.
+        Copies on this PC are checked by file names and sizes only; `verify` reads them.
 
         Raises:
             UserError: there is no such run, and no artifact of one that is deleted.
@@ -83,10 +83,10 @@ class CoreArtifacts:
         return await asyncio.to_thread(record.look_at_folders, found, self._services.pool.names())
 
     async def add(self, folder: Path, name: str | None = None) -> ArtifactSnapshot:
-        """Enter a folder that was made elsewhere; of one that was moved, its new place.
+        """Register a folder that was made elsewhere, or the new place of a moved one.
 
         Raises:
-            UserError: it is no artifact.
+            UserError: it is not an artifact.
         """
         from app.artifacts import record
 
@@ -123,7 +123,7 @@ class CoreArtifacts:
         return await self._publish_change(found)
 
     async def verify(self, name: str, progress: OnMessage | None = None) -> ArtifactSnapshot:
-        """Read every copy of an artifact and hold it against its hashes; return how each stands.
+        """Read every copy of an artifact, compare it with the hashes, and return the results.
 
         Raises:
             UserError: there is no such artifact.
@@ -140,7 +140,7 @@ class CoreArtifacts:
         """Delete one copy of an artifact, or (None) all of them and the artifact itself.
 
         Raises:
-            UserError: there is no such copy, or none would be left and `even_last` is not said.
+            UserError: there is no such copy, or none would be left and `even_last` is not set.
         """
         from app.artifacts import deletion
 
@@ -160,7 +160,7 @@ class CoreArtifacts:
         return await asyncio.to_thread(hand_off, await self.get(name))
 
     async def card(self, name: str) -> str:
-        """Return the README.md of an artifact's copy on this PC; empty: there is none.
+        """Return the README.md of an artifact's copy on this PC; empty without one.
 
         Raises:
             UserError: there is no such artifact.
@@ -170,7 +170,7 @@ class CoreArtifacts:
         return await asyncio.to_thread(record.read_card, await self.get(name))
 
     async def write_modelfile(self, name: str, command: ServeCommand) -> Path | None:
-        """Write the file that a command for Ollama names, beside the weights; return it.
+        """Write the Modelfile that a command for Ollama uses beside the weights; return its path.
 
         Raises:
             UserError: the folder is gone, or cannot be written.
@@ -180,7 +180,7 @@ class CoreArtifacts:
         return await asyncio.to_thread(write_modelfile, await self.get(name), command)
 
     async def check_export_folders(self, folders: Sequence[Path]) -> None:
-        """Expect each folder to be free for an export. Makes nothing.
+        """Check that each folder is free for an export. Creates nothing.
 
         Raises:
             UserError: one is in use, or cannot be written.
@@ -191,10 +191,10 @@ class CoreArtifacts:
             await asyncio.to_thread(expect_free, folder)
 
     async def check_calibration(self, path: Path) -> int:
-        """Return how many words a data file has to calibrate with; 0: they were not counted.
+        """Return the number of words a data file has to calibrate with; 0: not counted.
 
         Raises:
-            UserError: it is not there, no data, or too short.
+            UserError: the file does not exist, is not data, or is too short.
         """
         return await asyncio.to_thread(check_calibration, path, self._services.hashes)
 

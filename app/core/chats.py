@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CoreChats:
-    """Part of `app.core.core.Core`."""
+    """`core.chats`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -24,7 +24,7 @@ class CoreChats:
 
     @property
     def _chats(self) -> Chats:
-        """What talks with models; made when it is first wanted, since most commands never do."""
+        """Open conversations; created on first use, since most commands never chat."""
         if self._chats_made is None:
             from app.chats.chat import Chats
 
@@ -32,10 +32,10 @@ class CoreChats:
         return self._chats_made
 
     async def open(self, subject: Subject, *, progress: OnMessage | None = None) -> Loaded:
-        """Load a run's model, the one before it, or an artifact, to talk with it.
+        """Load a run's model, its base, or an artifact, to chat with it.
 
-        It stays loaded until `close`; a model that its node let go of meanwhile is loaded
-        anew at the next question.
+        It stays loaded until `close`; a model that its node has unloaded meanwhile is loaded
+        again for the next question.
 
         Raises:
             UserError: there is no such run, artifact or node, or it cannot be loaded.
@@ -54,22 +54,22 @@ class CoreChats:
 
         Args:
             key: of `open`.
-            turn: the whole conversation so far, and how the answer is made.
-            progress: hears what happens before the answer.
-            piece: hears the answer as it is made.
+            turn: the whole conversation so far, and the generation settings.
+            progress: called with what happens before the answer.
+            piece: called with each piece of the answer as it is generated.
 
         Raises:
-            UserError: the conversation is closed or too long, or the node cannot be asked.
+            UserError: the conversation is closed or too long, or the node does not answer.
         """
         tell, say = (told or (lambda text: None) for told in (progress, piece))
         return await self._chats.ask(key, turn, tell, say)
 
     async def stop(self, key: int) -> None:
-        """End the answer that a loaded model gives, where it is."""
+        """Stop the answer that a loaded model is generating; what it has stays."""
         await self._chats.stop(key)
 
     async def close(self, key: int) -> None:
-        """Let a loaded model go."""
+        """Unload a model."""
         await self._chats.close(key)
 
     def project_of(self, what: str) -> Project:
@@ -83,11 +83,11 @@ class CoreChats:
         return find_project(self._services, what)
 
     def prompts(self, project: Project) -> tuple[str, ...]:
-        """Return the prompts that a project's models are compared by."""
+        """Return the test prompts of a project."""
         return self._services.prompts.prompts(project)
 
     def save_prompts(self, project: Project, prompts: tuple[str, ...]) -> None:
-        """Keep them."""
+        """Save the test prompts of a project."""
         self._services.prompts.save_prompts(project, prompts)
 
     def read_prompt_file(self, path: Path) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class CoreChats:
         max_tokens: int = 256,
         progress: OnMessage | None = None,
     ) -> AnswerComparison:
-        """Ask models the prompts that are kept for their project, and keep what they answer.
+        """Ask models the test prompts of their project, and save their answers.
 
         Raises:
             UserError: there are no prompts, or no model can be loaded.
@@ -126,18 +126,18 @@ class CoreChats:
         return found
 
     def comparisons(self, project: Project) -> tuple[AnswerComparison, ...]:
-        """Return what models answered to the project's prompts, newest first."""
+        """Return the saved comparisons of a project, newest first."""
         return self._services.prompts.comparisons(project)
 
     def save_comparison(self, project: Project, found: AnswerComparison) -> None:
-        """Keep what models answered."""
+        """Save a comparison."""
         self._services.prompts.add_comparison(project, found)
 
     def write_comparison(self, project: Project, found: AnswerComparison, path: Path) -> None:
-        """Write it as Markdown.
+        """Write a comparison to a file as Markdown.
 
         Raises:
-            UserError: the place cannot be written.
+            UserError: the file cannot be written.
         """
         from app.chats.chat import write_comparison
 

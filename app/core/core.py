@@ -46,7 +46,7 @@ from app.storage.runs import RunStore
 
 
 class Core:
-    """Made by `Core.open`."""
+    """All actions of a person, grouped by noun; create it with `Core.open`."""
 
     def __init__(
         self, services: Services, fleet: Fleet, nodes: NodeStore, database: Database, hub: EventHub
@@ -54,9 +54,9 @@ class Core:
         self.events = hub
         self.settings = services.settings
         self.notice = database.notice
-        """What a person should know about the store, such as a damaged file moved aside."""
+        """Problem found when the store was opened, such as a damaged file moved aside."""
         self.at_end: list[Callable[[], Awaitable[None]]] = []
-        """Called on the core's loop when it is closed and all nodes are let go of."""
+        """Callbacks for the core's loop once it is closed and all nodes are disconnected."""
         self._background = BackgroundTasks(services, fleet, nodes, database, hub)
         self.nodes = CoreNodes(services, fleet, nodes, self._background, hub)
         self.runs = CoreRuns(services, fleet, self._background)
@@ -68,7 +68,7 @@ class Core:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, home: Path) -> AsyncIterator[Core]:
-        """Open the store and the fleet below `home`; connect to nothing yet.
+        """Open the store and the fleet below `home` without connecting to any node.
 
         Raises:
             UserError: the folder cannot be used, or a newer version wrote it.
@@ -89,7 +89,7 @@ class Core:
             stack.enter_context(hub.listening(core.runs.take_sample))
             yield core
         finally:
-            # Without the error of the block, which the fleet's task group would wrap in a group.
+            # Not `async with`: the fleet's task group would wrap an error of the block in a group.
             await stack.aclose()
 
 
@@ -99,7 +99,7 @@ async def _call_all(calls: list[Callable[[], Awaitable[None]]]) -> None:
 
 
 def _refill(paths: Paths, database: Database) -> None:
-    """Put into a new store what outlives a lost one: the nodes, which remember their runs."""
+    """Restore the nodes into a new store from their copy; nodes remember their own runs."""
     nodes = NodeStore(database, paths.nodes_file)
     nodes.restore_from_copy()
     if nodes.all():

@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 
 class CoreHub:
-    """Part of `app.core.core.Core`."""
+    """`core.hub`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     async def find_token(self) -> TokenPlace:
-        """Tell whether this PC has a token of the hub; the hub is not asked."""
+        """Return where this PC's token of the hub comes from, without asking the hub."""
         from app.hub.hub_token import find_token
 
         return await asyncio.to_thread(find_token)
 
     async def save_token(self, token: str) -> str:
-        """Have the hub check a token, keep it where the hub's tools do; return whose it is.
+        """Verify a token with the hub, save it where the hub's tools do; return its user name.
 
         Raises:
-            UserError: the hub does not know it, or cannot be reached.
+            UserError: the hub does not accept it, or cannot be reached.
         """
         from app.hub.hub_token import keep_token
 
         return await asyncio.to_thread(keep_token, token)
 
     async def delete_token(self) -> tuple[NodeToken, ...]:
-        """Delete the token that is kept on this PC, and before it from nodes that were given it.
+        """Delete the saved token from this PC, after deleting it from the nodes that have it.
 
         Returns:
-            How the nodes stand; those that could not be asked may still have it.
+            The state of each node; those that do not answer may still have it.
 
         Raises:
-            UserError: none is kept.
+            UserError: no token is saved.
         """
         from app.hub.hub_token import find_token, forget_token
 
@@ -53,10 +53,10 @@ class CoreHub:
         return asked
 
     async def node_tokens(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        """Return which nodes (none named: all) have this PC's token of the hub.
+        """Return which nodes (default: all) have this PC's token of the hub.
 
         Raises:
-            UserError: this PC has none, or a node is not known.
+            UserError: this PC has no token, or a node is unknown.
         """
         from app.hub import hub_token, node_tokens
 
@@ -64,10 +64,10 @@ class CoreHub:
         return await node_tokens.find_tokens(self._choose_clients(names), token)
 
     async def send_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        """Keep this PC's token on nodes (none named: all) that have none; return how they stand.
+        """Send this PC's token to nodes (default: all) that have none; return their states.
 
         Raises:
-            UserError: this PC has none, or a node is not known.
+            UserError: this PC has no token, or a node is unknown.
         """
         from app.hub import hub_token, node_tokens
 
@@ -75,10 +75,10 @@ class CoreHub:
         return await node_tokens.give_token(self._choose_clients(names), token)
 
     async def remove_token(self, names: Sequence[str] = ()) -> tuple[NodeToken, ...]:
-        """Delete this PC's token from nodes (none named: all); return how they stand.
+        """Delete this PC's token from nodes (default: all); return their states.
 
         Raises:
-            UserError: this PC has none, or a node is not known.
+            UserError: this PC has no token, or a node is unknown.
         """
         from app.hub import hub_token, node_tokens
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CoreLibrary:
-    """Part of `app.core.core.Core`."""
+    """`core.library`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -31,24 +31,24 @@ class CoreLibrary:
         whole: bool = True,
         progress: OnMessage | None = None,
     ) -> DataPreview:
-        """Look a run's training data over before it is started; needs no GPU.
+        """Preview the data of a run before it starts; needs no GPU.
 
-        Returns what format was recognised, how many rows, examples and tokens there are, which
-        rows are left out or cut and why, how full packs are, and three rendered rows with what is
-        learned of them; `app.presentation.data_text` says it in words.
+        Returns the recognised format, the numbers of rows, examples and tokens, the rows that are
+        left out or cut with reasons, the fill of packs, and three rendered rows with their learned
+        parts; `app.presentation.data_text` puts it into words.
 
         Args:
-            spec: `data`, `model`, `objective`, `sequence_tokens` and `packing` count.
-            part: `eval`: look at the evaluation data instead, which has to be given.
-            node: do it there; None: on this PC where the model's folder and the packages are, else
-                on the first of the run's nodes that can train.
-            whole: read all rows, and keep their tokens for the run; False: the first rows only,
-                which takes seconds however big the data is.
-            progress: hears how far it is, in a sentence.
+            spec: only `data`, `model`, `objective`, `sequence_tokens` and `packing` matter.
+            part: `eval` previews the evaluation data, which the spec must name.
+            node: node that reads the data; None: this PC if it has the model's folder and the
+                packages, else the first of the run's nodes that can train.
+            whole: read all rows and cache their tokens for the run; False: only the first rows,
+                which takes seconds for any size of data.
+            progress: called with a sentence about the progress.
 
         Raises:
-            UserError: the data is of no use (naming file, row and reason), or nothing here can
-                look at it: no node that can train, and no training packages on this PC.
+            UserError: the data cannot be used (naming file, row and reason), or there is neither
+                a node that can train nor the training packages on this PC.
         """
         from app.forecasts.learning import store_counted
         from app.runs.preview import preview_data
@@ -61,35 +61,38 @@ class CoreLibrary:
         return found
 
     async def find_missing(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return which of `model`, `train` and `eval` cannot be what it names, and why."""
+        """Return why `model`, `train` or `eval` cannot be used, for each that cannot."""
         from app.library.data import tell_missing_data
         from app.library.models import tell_missing_model
 
-        def look() -> dict[str, str]:
-            ways = {"model": tell_missing_model}
-            told = {key: ways.get(key, tell_missing_data)(name) for key, name in names.items()}
-            return {key: text for key, text in told.items() if text}
+        def find() -> dict[str, str]:
+            checks = {"model": tell_missing_model}
+            problems = {
+                key: checks.get(key, tell_missing_data)(name) for key, name in names.items()
+            }
+            return {key: problem for key, problem in problems.items() if problem}
 
-        return await asyncio.to_thread(look)
+        # On a thread: a folder may be on a slow or absent network drive.
+        return await asyncio.to_thread(find)
 
     def recipes(self) -> tuple[Recipe, ...]:
-        """Return the run files to start from: those that ship with Rackless, then one's own."""
+        """Return the recipes: those that ship with Rackless, then the user's own."""
         from app.library.recipes import list_recipes
 
         return list_recipes(self._services.paths.recipes)
 
     def recipe(self, name: str) -> Recipe:
-        """Return one of them.
+        """Return the recipe of that name.
 
         Raises:
-            UsageError: there is none of that name.
+            UsageError: there is no recipe of that name.
         """
         from app.library.recipes import find_recipe
 
         return find_recipe(name, self._services.paths.recipes)
 
     def save_recipe(self, title: str, spec: RunSpec) -> Recipe:
-        """Keep the settings of a run to start others from.
+        """Save the settings of a run as a recipe.
 
         Raises:
             UserError: another recipe has that title, or the disk is full.
@@ -99,7 +102,7 @@ class CoreLibrary:
         return save_recipe(self._services.paths.recipes, title, spec)
 
     def delete_recipe(self, name: str) -> Recipe:
-        """Delete a recipe of one's own.
+        """Delete one of the user's own recipes.
 
         Raises:
             UserError: there is none, or it ships with Rackless.
@@ -118,7 +121,7 @@ class CoreLibrary:
         """Read a run file.
 
         Raises:
-            UsageError: with every problem in it, each with its line.
+            UsageError: lists every problem of the file with its line.
         """
         from app.runfile.run_file import read_run_file
 
@@ -128,7 +131,7 @@ class CoreLibrary:
         """Write a run file that reads back as `spec`.
 
         Raises:
-            UserError: the place cannot be written.
+            UserError: the file cannot be written.
         """
         from app.runfile.run_file import write_run_file
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CoreNodes:
-    """Part of `app.core.core.Core`."""
+    """`core.nodes`."""
 
     def __init__(
         self,
@@ -45,44 +45,46 @@ class CoreNodes:
     async def add(
         self, name: str, address: NodeAddress, accept_host_key: str | None = None
     ) -> NodeSnapshot:
-        """Reach a node, start the agent there, and remember it.
+        """Connect to a node, start the agent there, and save the node.
 
         Raises:
-            HostKeyUnknown: first contact; ask, and call again with its fingerprint.
-            UserError: it cannot be added; nothing is remembered.
+            HostKeyUnknown: first connection; ask the user, then call again with its fingerprint.
+            UserError: it cannot be added; nothing is saved.
         """
         await self._fleet.join(Node(name=name, address=address), accept_host_key)
         self._store.save(name, address_to_json(address))
         if self._background.is_on:
             await self._fleet.connect((name,))
+        # The PC may have carried runs of an earlier store, or of this one before it was removed.
         await reconcile.search_nodes(self._services, (name,))
         return await self._fleet.refresh(name)
 
     def all(self) -> tuple[NodeSnapshot, ...]:
+        """Return every node as last known, without asking it."""
         return self._fleet.snapshots()
 
     async def refresh(self, name: str) -> NodeSnapshot:
-        """Return the node with fresh facts.
+        """Return the node after asking it for its current facts.
 
         Raises:
-            UserError: it cannot be asked.
+            UserError: the node does not answer.
         """
         return await self._fleet.refresh(name)
 
     async def reach(self) -> tuple[NodeSnapshot, ...]:
-        """Try to reach every node and return how each stands; a dead one is no error."""
+        """Try to reach every node and return their states; an unreachable node is no error."""
         return await self._fleet.reach()
 
     async def logs(self, name: str) -> tuple[LogTail, ...]:
-        """Return what ranks and supervisors on a node wrote last, the newest log first.
+        """Return the tails of the rank and supervisor logs on a node, the newest log first.
 
         Raises:
-            UserError: it cannot be asked.
+            UserError: the node does not answer.
         """
         return (await self._fleet.client(name).log_tails()).tails
 
     async def remove(self, name: str) -> None:
-        """Forget a node. Nothing is deleted on it.
+        """Remove a node from the list. Nothing is deleted on it.
 
         Raises:
             UserError: there is no such node, or an active run needs it.
@@ -94,7 +96,7 @@ class CoreNodes:
         self._services.planning.forget_node(name)
 
     async def connect(self, names: tuple[str, ...] = ()) -> None:
-        """Keep nodes (empty: all) connected from now on, and everything shown up to date."""
+        """Keep nodes (empty: all) connected from now on, and start the background tasks."""
         await self._fleet.connect(names)
         self._background.begin()
 
@@ -113,9 +115,9 @@ class CoreNodes:
         return report
 
     async def check(self, names: tuple[str, ...] = ()) -> tuple[CheckRow, ...]:
-        """Look nodes (empty: all) over before a run; return the rows of the check.
+        """Check nodes (empty: all) before a run; return one row per check.
 
-        What it measures of the ways between nodes is kept for plans.
+        Measured links between nodes are saved for plans.
         """
         from app.forecasts.learning import store_links
         from app.provisioning.check import check_nodes
@@ -125,7 +127,7 @@ class CoreNodes:
         return rows
 
     def links(self) -> tuple[LinkSnapshot, ...]:
-        """Return what the last checks measured of the ways between nodes, each direction apart."""
+        """Return the links that the last checks measured, each direction by itself."""
         return tuple(
             LinkSnapshot(
                 node=link.node,
@@ -153,12 +155,13 @@ class CoreNodes:
         return tuple(found.values())
 
     def calibrations(self, name: str) -> dict[str, Calibration]:
-        """Return what was measured of a node's GPUs, by their uuids."""
+        """Return the calibrations of a node's GPUs by their UUIDs."""
         known = self._services.planning.calibrations()
         return {device_id: found for (node, device_id), found in known.items() if node == name}
 
     async def monitor(self) -> AsyncIterator[SampleArrived]:
-        """Yield the samples of all nodes as they come."""
+        """Yield the samples of all nodes as they arrive."""
+        # Subscribe before connecting, or the first samples would be lost.
         stream = self._events.stream()
         await self.connect()
         async for event in stream:

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from app.planning.forecast_accuracy import ForecastComparison
 
 CERTIFICATE_S = 1800.0
-"""How long a resumed run may load before its first step."""
+"""Longest wait for the certificate of a resumed run, loading included, in seconds."""
 
 
 class CoreRuns:
-    """Part of `app.core.core.Core`."""
+    """`core.runs`."""
 
     def __init__(self, services: Services, fleet: Fleet, upkeep: BackgroundTasks) -> None:
         self._services = services
@@ -54,7 +54,7 @@ class CoreRuns:
         self._fleet = fleet
         self._background = upkeep
         self._planner: Planner | None = None
-        """Made at the first plan: it costs each other command a tenth of a second."""
+        """Planner, created by the first plan: importing it takes a tenth of a second."""
         services.hooks.forecast = self._forecast
         services.hooks.learn = self._learn
         self._samples: dict[str, Sample] = {}
@@ -63,17 +63,17 @@ class CoreRuns:
     async def plan(
         self, spec: RunSpec, cluster: Path | None = None, *, ask_remote: bool = True
     ) -> Plan:
-        """Say what a run needs and how fast it would be, on which GPU what; start nothing.
+        """Plan a run: its parallelism, memory per GPU and speed. Starts nothing.
 
         Args:
-            spec: what is asked for.
-            cluster: a file that describes PCs, such as ones not bought yet; None: the nodes.
+            spec: the run to plan.
+            cluster: file that describes PCs, such as ones not bought yet; None: the nodes.
             ask_remote: ask nodes for facts, and nodes and the hub for the model's config, where
                 they are not known here; False: answer at once, from what is known.
 
         Raises:
-            UserError: the model's sizes cannot be found out, there are no nodes, or the file is
-                of no use.
+            UserError: the model's sizes are not known, there are no nodes, or the file is not
+                valid.
         """
         from app.forecasts.planner import describe_nodes
 
@@ -110,7 +110,7 @@ class CoreRuns:
     ) -> RunSnapshot:
         """Start a run; `announced` is called with its id before any node is asked.
 
-        Cancelled, it leaves nothing behind, or a run that has failed and can be resumed.
+        If cancelled, it leaves nothing behind, or a failed run that can be resumed.
 
         Raises:
             UserError: it cannot be started; nothing is left behind.
@@ -126,17 +126,17 @@ class CoreRuns:
         return self._repository.full_snapshot(run_id)
 
     async def stop(self, run_id: str) -> RunSnapshot:
-        """Stop a run with a checkpoint; called again, at once. Returns when nothing is left.
+        """Stop a run after a checkpoint; a second call stops it at once. Returns once it has ended.
 
         Raises:
-            UserError: it is not active, or no node of it can be reached.
+            UserError: it is not active, or none of its nodes can be reached.
         """
         run_id = self._repository.get(run_id).run_id
         await stop.stop_run(self._services, run_id)
         return self._repository.full_snapshot(run_id)
 
     async def save(self, run_id: str) -> SaveResult:
-        """Have a run save a checkpoint at the end of its present step, and go on training.
+        """Make a run save a checkpoint after its current step and keep training.
 
         Raises:
             UserError: it is not running, or could not save.
@@ -144,7 +144,7 @@ class CoreRuns:
         return await control_requests.save_now(self._services, self._repository.get(run_id).run_id)
 
     async def trace(self, run_id: str, num_steps: int = 3) -> TraceResult:
-        """Have every rank of a run record its next steps, and fetch the traces.
+        """Profile the next steps of every rank of a run, and fetch the traces.
 
         Raises:
             UserError: it is not running, or ended before.
@@ -160,10 +160,10 @@ class CoreRuns:
         verify_steps: int | None = None,
         progress: OnMessage | None = None,
     ) -> RunSnapshot:
-        """Go on from step `checkpoint` (None: the newest whole one) on `nodes` (None: as before).
+        """Resume from step `checkpoint` (None: the newest) on `nodes` (None: as before).
 
-        With `verify_steps` it begins so far back that as many logged steps are replayed and
-        compared; `certificate` tells the result.
+        With `verify_steps`, it starts so far back that as many logged steps are replayed and
+        compared; `certificate` returns the result.
 
         Raises:
             UserError: the run is active or done, or cannot be launched.
@@ -200,9 +200,9 @@ class CoreRuns:
         return self._repository.snapshots()
 
     async def refresh_all(self) -> tuple[RunSnapshot, ...]:
-        """Ask the nodes of every active run how it stands, and return all runs.
+        """Ask the nodes of every active run for its state, and return all runs.
 
-        With a store that was lost, all nodes are asked for the runs that they remember.
+        After a lost store, all nodes are asked for the runs that they remember.
         """
         if self._repository.store.must_search_nodes():
             silent = await reconcile.search_nodes(self._services, self._fleet.names())
@@ -212,7 +212,7 @@ class CoreRuns:
         return self.all()
 
     async def refresh(self, run_id: str) -> RunSnapshot:
-        """Ask the nodes of a run how it stands, and return it.
+        """Ask the nodes of a run for its state, and return the run.
 
         Raises:
             UserError: there is no such run.
@@ -224,8 +224,9 @@ class CoreRuns:
         return self._repository.full_snapshot(run_id)
 
     async def watch(self, run_id: str) -> RunSnapshot:
-        """Follow a run until its attempt ends, publishing what happens; return how it ended."""
+        """Follow a run until its attempt ends, publishing its events; return the ended run."""
         run_id = self._repository.get(run_id).run_id
+        # Shielded: a cancelled caller must not end the watch that others share.
         await asyncio.shield(self._background.watch(run_id))
         return self._repository.full_snapshot(run_id)
 
@@ -236,25 +237,25 @@ class CoreRuns:
         self._repository.refresh(run.run_id)
 
     def steps(self, run_id: str) -> list[StepRecord]:
-        """Return the steps of a run that count, as mirrored so far, in order."""
+        """Return the steps of a run mirrored so far, in order, without those a resume replaced."""
         return self._repository.history(self._repository.get(run_id).run_id).steps()
 
     def evaluations(self, run_id: str) -> list[EvaluationRecord]:
-        """Return the evaluations of a run that count, in order."""
+        """Return the evaluations of a run, in order, without those a resume replaced."""
         return self._repository.history(self._repository.get(run_id).run_id).evaluations()
 
     def events(self, run_id: str) -> list[RunEvent]:
-        """Return what happened to a run, oldest first."""
+        """Return the events of a run, oldest first."""
         return self._repository.events(self._repository.get(run_id).run_id)
 
     def data_preview(self, run_id: str) -> DataPreview | None:
-        """Return what a run learns, as its first rank wrote it down; None: not told yet."""
+        """Return the data preview that the run's first rank wrote; None: not written yet."""
         return self._repository.history(self._repository.get(run_id).run_id).data
 
     def forecast_comparison(self, run_id: str) -> ForecastComparison | None:
-        """Return what was foretold of a run's newest attempt beside what was measured.
+        """Return the forecast of a run's newest attempt beside its measurements.
 
-        None: nothing was foretold, such as of a run that only the nodes remember.
+        None: there is no forecast, as for a run that only the nodes remember.
         """
         from app.forecasts.learning import compare_run
 
@@ -273,7 +274,7 @@ class CoreRuns:
         """List checkpoints (None: of all runs) over the nodes that answer, newest first.
 
         Args:
-            verify: have every copy hashed on its node, which reads it whole.
+            verify: hash every copy on its node, which reads the whole files.
         """
         if run_id is not None:
             run_id = self._repository.get(run_id).run_id

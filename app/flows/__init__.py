@@ -1,1 +1,1 @@
-"""Logic of dialogs and wizards without Qt: questions, answers, checks, what comes next."""
+"""Logic of dialogs and wizards without Qt: questions, answers, checks and the next step."""

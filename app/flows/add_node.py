@@ -1,4 +1,4 @@
-"""Add a PC: what is asked, what is wrong with an answer, the address, and what was found there."""
+"""Add a PC: the questions, the problems of an answer, the address, and the hardware found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.text import DASH, capitalize, count_of, show_bytes
 
 Way = Literal["ssh", "local", "wsl"]
 LITTLE_DISK_BYTES = 30 * 1024**3
-"""Below it, a training environment with CUDA (about 10 GiB) and a model leave little."""
+"""Minimum free disk without a warning: CUDA's environment (about 10 GiB) and a model fit."""
 SLOW_MBIT = 1000
 
 
@@ -29,23 +29,23 @@ SLOW_MBIT = 1000
 class NodeAnswers:
     way: Way = "ssh"
     target: str = ""
-    """`user@host`, with `:port` behind it where it is not 22."""
+    """`user@host`, or `user@host:port` if the port is not 22."""
     key: str = ""
     """Private key file; empty: the SSH agent's keys, then the default files."""
     distro: str = ""
-    """Of WSL, where that is the way."""
+    """Name of the WSL distro, for transport `wsl`."""
     name: str = ""
-    """Empty: the suggested one."""
+    """Node name; empty: the suggested one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReview:
     name: str
-    """The name that the node would get."""
+    """Name that the node would get."""
     address: NodeAddress | None
-    """None while a problem stands. The key file is put in by the caller, who may name paths."""
+    """Address; None while there is a problem. The caller adds the key file, as it may use paths."""
     problems: dict[str, str]
-    """Field -> what is wrong with it."""
+    """Field -> its problem."""
 
 
 def review(answers: NodeAnswers, taken: Sequence[str]) -> NodeReview:
@@ -105,18 +105,18 @@ def _sentence(error: UsageError) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundNode:
-    """What a PC is made of, for the one who has just added it."""
+    """Hardware of a PC, shown after it was added."""
 
     rows: tuple[tuple[str, str], ...]
     """(name, value)."""
     notes: tuple[str, ...]
-    """What will make it slow or stop it, and what to do."""
+    """Causes of slow or failing training, with remedies."""
     is_ready: bool
-    """Whether it has what training needs."""
+    """Whether the training environment is in place."""
 
 
 def describe_found(node: NodeSnapshot) -> FoundNode:
-    """Return what was found on a node that answers.
+    """Describe the hardware of a node that answers.
 
     >>> describe_found(NodeSnapshot(name="a", transport="ssh", address="a", state="online")).notes
     ('Connected. Its hardware is not known yet.',)

@@ -1,4 +1,4 @@
-"""Chat: whom one can talk to, what is chosen at first, and what goes to the model."""
+"""Chat: the models to choose from, the first choice, and the turn sent to a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One of those whom one can talk to."""
+    """A model to chat with."""
 
     label: str
     subject: Subject
@@ -25,7 +25,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatSettings:
-    """How answers are made: the same for all columns."""
+    """Generation settings, the same for all columns."""
 
     system: str = ""
     max_tokens: int = DEFAULT_MAX_TOKENS
@@ -38,7 +38,7 @@ def offer(
     checkpoints: Sequence[CheckpointSnapshot],
     artifacts: Sequence[ArtifactSnapshot],
 ) -> tuple[Choice, ...]:
-    """Return all that can be asked: the base, each checkpoint, each file of each artifact here.
+    """Return all models to chat with: the base, each checkpoint, each file of a local artifact.
 
     Args:
         run: whose models they are; None: it is deleted, and its artifacts alone are left.
@@ -65,7 +65,7 @@ def offer(
 
 
 def name_artifact(wanted: Subject | None, artifacts: Sequence[ArtifactSnapshot]) -> Subject | None:
-    """Return what is wanted by its name, where it was named by its folder."""
+    """Return the wanted subject by its artifact's name if it was named by its folder."""
     for one in artifacts:
         if wanted is not None and one.folder() == wanted.what:
             return replace(wanted, what=one.label)
@@ -73,7 +73,7 @@ def name_artifact(wanted: Subject | None, artifacts: Sequence[ArtifactSnapshot])
 
 
 def choose_columns(choices: Sequence[Choice], wanted: Subject | None) -> tuple[Choice, ...]:
-    """Return what stands side by side at first: the base, what was wanted, the newest artifact.
+    """Return the first columns: the base, the wanted subject, the newest artifact.
 
     What was wanted stands where it belongs; without a wish, the newest checkpoint.
     """
@@ -87,7 +87,7 @@ def choose_columns(choices: Sequence[Choice], wanted: Subject | None) -> tuple[C
 
 
 def make_turn(settings: ChatSettings, said: Sequence[tuple[str, str]], prompt: str) -> ChatTurn:
-    """Return what goes to the model.
+    """Return the turn to send to the model.
 
     Args:
         settings: how the answer is made.
@@ -110,5 +110,5 @@ def make_turn(settings: ChatSettings, said: Sequence[tuple[str, str]], prompt: s
 
 
 def on_node(subject: Subject, node: str) -> Subject:
-    """Return the subject on a chosen node; empty: wherever it fits."""
+    """Return the subject on a chosen node; empty: on any that fits."""
     return replace(subject, node=node or None)

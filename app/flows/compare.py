@@ -1,4 +1,4 @@
-"""What runs have in common and what not: their settings and their results, as rows. No Qt."""
+"""Differences between runs in settings and results, as rows of a table."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from app.flows.new_run_fields import FIELDS
 from app.text import DASH, show_duration, show_loss, show_rate
 
 MOST_RUNS = 8
-"""More cannot be told apart in one chart."""
+"""Maximum number of runs whose curves stay distinguishable in one chart."""
 # Settings that do not change what is trained.
 _UNSAID = frozenset({"name", "version"})
 
 
 @dataclass(frozen=True, slots=True)
 class CompareRow:
-    """One thing, as it is in each run."""
+    """One setting or result, with its value in each run."""
 
     label: str
     values: tuple[str, ...]
@@ -42,7 +42,7 @@ def list_differences(runs: Sequence[RunSnapshot]) -> list[CompareRow]:
 
 
 def list_results(runs: Sequence[RunSnapshot]) -> list[CompareRow]:
-    """Return what became of each run."""
+    """Return the results of each run."""
     readings = (
         ("State", lambda run: run.state),
         ("Steps", _steps),
@@ -63,7 +63,7 @@ def _flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _label(key: str) -> str:
-    """Return the words that the New run form has for a setting, else its key in run files."""
+    """Return the label of a setting in the New run form, else its key in run files."""
     asked = {"adapter.kind": "adapter"}.get(key, key)
     for one in FIELDS:
         if one.key in (asked, key.rpartition(".")[2]):

@@ -1,4 +1,4 @@
-"""Quantize and export: the steps of the wizard, what is wrong with an answer, the jobs it makes.
+"""Quantize and export: the steps of the wizard, the problems of an answer, the resulting jobs.
 
 A target is a format with its type, such as `gguf:Q4_K_M`. Types of GGUF are made in one job, since
 they share its work; everything else is a job of its own.
@@ -59,17 +59,17 @@ MAKERS = (
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportAnswers:
     checkpoint: int | None = None
-    """Step; None: the newest whole one."""
+    """Step of the checkpoint; None: the newest complete one."""
     targets: tuple[str, ...] = ()
-    """Of `offer_targets`."""
+    """Targets, from `offer_targets`."""
     engine: Engine = ENGINES[0]
-    """What makes AWQ."""
+    """Package that makes AWQ."""
     calibration: str = ""
-    """Data file on this PC; empty: the run's own data."""
+    """Calibration data file on this PC; empty: the run's own data."""
     node: str = ""
-    """Empty: the quickest that can."""
+    """Node that does the work; empty: the quickest that can."""
     folder: str = ""
-    """On this PC; where there are several jobs, each has a folder in it."""
+    """Destination on this PC; several jobs each get a folder in it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,12 +95,12 @@ class ExportJob:
 
 
 def name_maker(engine: str) -> str:
-    """Return what an engine is called."""
+    """Return the label of an engine."""
     return next(one.label for one in MAKERS if one.key == engine)
 
 
 def offer_targets(to: str) -> tuple[tuple[str, str], ...]:
-    """Return the targets of a format, each with its words; one without types is its own target.
+    """Return the targets of a format, each with its label; without types it is its own target.
 
     >>> offer_targets("gptq")
     (('gptq:4-bit', '4-bit'), ('gptq:8-bit', '8-bit, closer to the original'))
@@ -140,7 +140,7 @@ def split_targets(targets: Sequence[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def place_folder(text: str) -> str:
-    """Return the folder that a text names; one that begins nowhere is below the home folder.
+    """Return the folder that a text names; a relative one is below the home folder.
 
     >>> place_folder(" /m/out/ "), place_folder("out"), place_folder("~/out"), place_folder("/")
     ('/m/out', '~/out', '~/out', '/')
@@ -183,7 +183,7 @@ def _name_folder(
 
 
 def asks_calibration(answers: ExportAnswers) -> bool:
-    """Tell whether what is chosen is fitted to data."""
+    """Return whether a chosen target is calibrated with data."""
     return any(EXPORTS[split_target(target)[0]].calibrated for target in answers.targets)
 
 
@@ -195,7 +195,7 @@ def find_problems(
     calibration_problem: str = "",
     place_problem: str = "",
 ) -> str:
-    """Return what keeps one from going on from a step; empty: nothing does.
+    """Return the problem that blocks the next step; empty: none.
 
     Args:
         step: where one stands.
@@ -216,14 +216,14 @@ def find_problems(
 
 
 def next_step(step: Step, answers: ExportAnswers, by: int) -> Step:
-    """Return the step after (1) or before (-1) another; calibration only where it is of use."""
+    """Return the step after (1) or before (-1) another, skipping calibration where not needed."""
     keys = [key for key, _ in STEPS if key != "calibration" or asks_calibration(answers)]
     place = keys.index(step) if step in keys else keys.index("formats")
     return keys[min(max(place + by, 0), len(keys) - 1)]
 
 
 def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
-    """Return the commands that do the same.
+    """Return the command lines that do the same.
 
     >>> answers = ExportAnswers(targets=("gguf:Q8_0",), folder="/m/my model", node="pc")
     >>> describe_commands("r-1", answers)
@@ -248,7 +248,7 @@ def describe_commands(run_id: str, answers: ExportAnswers) -> tuple[str, ...]:
 
 
 def suggest_folder(home: str, run_name: str) -> str:
-    """Return a place for the result; a name of any length and with any signs makes one folder.
+    """Suggest a folder for the result; any run name makes one valid folder name.
 
     >>> suggest_folder("/home/me/", "my run"), suggest_folder("/home/me", "a/b: c")
     ('/home/me/my run-export', '/home/me/a-b- c-export')
@@ -282,17 +282,17 @@ def place_phase(phase: str, now: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceRow:
-    """A node, as a place for all of the jobs."""
+    """A node that could run all of the jobs."""
 
     node: str
     words: str
-    """What they take there, and what is to be known of it."""
+    """Time, memory and disk the jobs need there, with notes."""
     problem: str
-    """Why they cannot be made there; empty: they can."""
+    """Reason why the jobs cannot run there; empty: they can."""
 
 
 def join_places(plans: Sequence[ExportPlan]) -> tuple[PlaceRow, ...]:
-    """Return each node once, over the plans of all jobs: those that can first, the quickest first.
+    """Return each node once, over the plans of all jobs: able nodes first, the quickest first.
 
     Jobs are made one after the other: seconds add up, memory and disk are the most of any.
     """
@@ -328,7 +328,7 @@ def _join(node: str, places: Sequence[PlacePlan]) -> PlaceRow:
 
 
 def describe_target(target: str, plan: ExportPlan) -> str:
-    """Return what one target takes: its size, and the time where it was foretold alone."""
+    """Describe one target: its size, and the time if it was forecast alone."""
     _, types = split_target(target)
     sizes = dict(plan.made.files) if plan.made is not None else {}
     size = sizes.get(types[0]) if types and types[0] in sizes else next(iter(sizes.values()), None)

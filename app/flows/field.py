@@ -8,7 +8,7 @@ from typing import Literal
 FieldKind = Literal["text", "path", "choice", "nodes", "tick"]
 
 YES, NO = "true", "false"
-"""The answers of a tick, written as in a run file."""
+"""Answers of a checkbox, written as in a run file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,13 +17,13 @@ class Field:
     section: str
     label: str
     help: str
-    """What it means and what a good value is, in one or two sentences."""
+    """Meaning and a good value, in one or two sentences."""
     kind: FieldKind = "text"
     choices: tuple[tuple[str, str], ...] = ()
-    """(value, what the person reads)."""
+    """Choices, each as (value, label)."""
     placeholder: str = ""
     unit: str = ""
     is_wide: bool = False
-    """Takes a line of its own; others share one with a neighbour."""
+    """Whether the field takes a whole line; others share one with a neighbour."""
     advanced: bool = False
-    """Stands in the part that is folded away."""
+    """Whether the field is in the collapsed Advanced section."""

@@ -1,4 +1,4 @@
-"""The ways between nodes as a matrix: from the row's node to the column's, as last measured."""
+"""Links between nodes as a matrix: from the row's node to the column's, as last measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.text import DASH, count_of, show_moment
 
 SLOW_BYTES_PER_S = 30e6
 SLOW_ROUND_TRIP_S = 0.005
-"""As the check judges them: much slower than Gigabit Ethernet."""
+"""Bandwidth below which the check warns: much slower than Gigabit Ethernet, in bytes/s."""
 
 ITSELF = Status("calm", DASH)
 NOT_MEASURED = Status("calm", "not measured")
@@ -19,11 +19,11 @@ NOT_MEASURED = Status("calm", "not measured")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRow:
-    """All ways that begin at one node."""
+    """All links from one node."""
 
     node: str
     cells: Mapping[str, Status]
-    """Peer -> rate and round trip."""
+    """Peer -> bandwidth and round trip."""
 
 
 def make_matrix(names: Sequence[str], links: Sequence[LinkSnapshot]) -> tuple[LinkRow, ...]:
@@ -42,7 +42,7 @@ def make_matrix(names: Sequence[str], links: Sequence[LinkSnapshot]) -> tuple[Li
 
 
 def describe_link(link: LinkSnapshot) -> Status:
-    """Say how fast a way is, and whether that holds a training up.
+    """Describe the speed of a link, and whether it slows training down.
 
     >>> describe_link(LinkSnapshot(
     ...     node="a", peer="b", round_trip_s=0.0004, bytes_per_s=117e6, measured_s=0.0))
@@ -56,7 +56,7 @@ def describe_link(link: LinkSnapshot) -> Status:
 
 
 def summarise(names: Sequence[str], links: Sequence[LinkSnapshot], now_s: float) -> str:
-    """Say what is measured, how old it is, and what to do about what is not."""
+    """Summarise which links are measured, how old that is, and what to do about the others."""
     if len(names) < 2:
         return "Add a second node to measure the link between them."
     ours = [link for link in links if link.node in names and link.peer in names]

@@ -1,4 +1,4 @@
-"""New run: what each answer means, what is wrong with it, and the RunSpec it makes.
+"""New run: the meaning of each answer, its problems, and the resulting RunSpec.
 
 Nothing is asked that can be found out: nodes come from the cluster, shares of a batch are measured
 at the start. The questions are in new_run_fields.py and new_run_advanced.py, the way from answers
@@ -43,21 +43,21 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReview:
-    """What the answers come to."""
+    """Result of checking the answers."""
 
     findings: Mapping[str, Finding] = field(default_factory=dict)
-    """Field key -> what is wrong with it."""
+    """Field key -> its problem."""
     asked: frozenset[str] = frozenset()
-    """Keys of the fields that have a meaning, given the other answers."""
+    """Keys of the fields that apply, given the other answers."""
     changed: frozenset[str] = frozenset()
-    """Keys of the fields that are folded away and are not as recommended."""
+    """Keys of collapsed fields that differ from their recommended values."""
     spec: RunSpec | None = None
-    """None while an error stands."""
+    """Spec of the run; None while there is an error."""
     summary: tuple[tuple[str, str], ...] = ()
-    """(label, value): what was found out and what follows from the answers."""
+    """Facts and consequences of the answers, each as (label, value)."""
 
     def is_error(self, key: str) -> bool:
-        """Tell whether the answer of a field keeps the run from starting."""
+        """Return whether the answer of a field keeps the run from starting."""
         return key in self.findings and self.findings[key].severity == "error"
 
 
@@ -66,7 +66,7 @@ def review(
     nodes: tuple[NodeSnapshot, ...],
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> RunReview:
-    """Check every answer, and say what would happen.
+    """Check every answer and describe the run it would start.
 
     Args:
         answers: as they stand.
@@ -96,7 +96,7 @@ def review(
 
 
 def name_paths(answers: RunAnswers) -> dict[str, str]:
-    """Return what the answers name of model and data: field key -> path or hub id.
+    """Return the model and data that the answers name: field key -> path or hub id.
 
     >>> name_paths(RunAnswers(model=" m ", train="t.jsonl"))
     {'model': 'm', 'train': 't.jsonl'}
@@ -106,14 +106,14 @@ def name_paths(answers: RunAnswers) -> dict[str, str]:
 
 
 def preview_spec(answers: RunAnswers) -> RunSpec | None:
-    """Return a spec that says enough to look at the data; None while something of it is missing."""
+    """Return a spec that suffices for a data preview; None while something is missing."""
     asked = ("model", "train", "objective", "format", "sequence_tokens", "packing", "nodes")
     chosen = RunAnswers(**{key: getattr(answers, key) for key in asked})
     return None if find_problems(chosen) else to_spec(chosen)
 
 
 def plan_spec(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[RunSpec | None, str]:
-    """Return a spec that says enough for a plan; None and why while something of it is missing."""
+    """Return a spec that suffices for a plan; None and the reason while something is missing."""
     if not answers.model.strip():
         return None, "Choose a model to see its plan."
     if not nodes:
@@ -127,7 +127,7 @@ def plan_spec(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[Run
 
 
 def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers:
-    """Return the answers with a plan's advice followed.
+    """Return the answers after following a plan's advice.
 
     >>> answers = RunAnswers(model="m", sequence_tokens="2048")
     >>> take_advice(answers, {"sequence_tokens": 1024, "adapter.kind": "qlora"}).adapter
@@ -139,7 +139,7 @@ def take_advice(answers: RunAnswers, change: Mapping[str, object]) -> RunAnswers
 
 
 def _named(answers: RunAnswers) -> RunAnswers:
-    """Return the answers with a word where a name or data are still missing."""
+    """Return the answers with placeholders for a missing name or data."""
     return replace(
         answers, name=answers.name.strip() or "-", train=answers.train.strip() or "the data"
     )
@@ -159,7 +159,7 @@ def chosen_nodes(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[
 
 
 def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[str, ...]:
-    """Return what each rank would train on, such as `cuda:0`; empty while that is not known."""
+    """Return the device of each rank, such as `cuda:0`; empty while not known."""
     facts: dict[str, NodeFacts] = {}
     for node in chosen_nodes(answers, nodes):
         if node.facts is None:
@@ -172,7 +172,7 @@ def find_devices(answers: RunAnswers, nodes: tuple[NodeSnapshot, ...]) -> tuple[
 
 
 def describe_devices(nodes: tuple[NodeSnapshot, ...]) -> str:
-    """Return what trains on `nodes`, such as `2 GPUs and 1 CPU`."""
+    """Describe the devices that train on `nodes`, such as `2 GPUs and 1 CPU`."""
     facts = [node.facts for node in nodes if node.facts is not None]
     num_gpus = sum(len(fact.gpus) for fact in facts)
     num_cpus = sum(not fact.gpus for fact in facts)
@@ -218,7 +218,7 @@ def _check_shares(answers: RunAnswers, devices: tuple[str, ...]) -> str:
 
 
 def _advice(answers: RunAnswers, devices: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return (field key, advice), also while it is still open what is trained."""
+    """Return (field key, advice), even while the model is not chosen yet."""
     whole = replace(
         answers,
         name=answers.name.strip() or "-",

@@ -1,4 +1,4 @@
-"""The questions of the New run dialog that are folded away: their defaults suit most runs."""
+"""Advanced questions of the New run dialog, collapsed as their defaults suit most runs."""
 
 from __future__ import annotations
 

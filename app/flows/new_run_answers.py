@@ -1,4 +1,4 @@
-"""The answers of the New run dialog, and the way from them to a RunSpec and back without loss.
+"""The answers of the New run dialog, and their lossless conversion to a RunSpec and back.
 
 Answers are the texts as typed, so that half a number is an answer too and nothing a person wrote
 is lost.
@@ -18,14 +18,14 @@ from app.text import shorten, show_exponent
 Read = TypeVar("Read")
 ALL_NODES = "all"
 MOST_REPEATED = 20
-"""Characters of an answer that a message repeats."""
+"""Maximum length of an answer that a message quotes, in characters."""
 # Digits, in one piece or in groups of three.
 _WHOLE = re.compile(r"[+-]?(\d+|\d{1,3}([ ,_]\d{3})+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunAnswers:
-    """One text per field, as typed; `true` or `false` for a tick."""
+    """One text per field, as typed; `true` or `false` for a checkbox."""
 
     name: str = "my-run"
     model: str = ""
@@ -41,7 +41,7 @@ class RunAnswers:
     learning_rate: str = "2e-4"
     packing: str = NO
     nodes: str = ALL_NODES
-    """`all`, or names with commas between."""
+    """`all`, or node names separated by commas."""
     eval: str = ""
     evaluate_every_steps: str = ""
     format: str = "auto"
@@ -64,7 +64,7 @@ class RunAnswers:
     parallel: str = "auto"
     rebalance: str = YES
     shares: str = ""
-    """Empty: measured; else one number per rank with commas between."""
+    """Shares, one number per rank, separated by commas; empty: measured."""
     compression: str = "none"
     every_minutes: str = "10"
     every_steps: str = ""
@@ -73,7 +73,7 @@ class RunAnswers:
 
 
 def to_spec(answers: RunAnswers) -> RunSpec:
-    """Turn answers into the spec.
+    """Convert answers to a spec.
 
     Raises:
         ValueError: an answer is not usable, or two contradict each other.
@@ -123,7 +123,7 @@ def to_spec(answers: RunAnswers) -> RunSpec:
 
 
 def to_answers(spec: RunSpec) -> RunAnswers:
-    """Return the answers that make `spec`; for a run file that is opened, or a run repeated."""
+    """Return the answers that give `spec`, for an opened run file or a repeated run."""
     adapter, saving = spec.adapter, spec.checkpoint
     targets = adapter.targets
     return RunAnswers(
@@ -181,12 +181,12 @@ def use_recipe(answers: RunAnswers, recipe: RunSpec) -> RunAnswers:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Return the names in a text with commas between them."""
+    """Split a comma-separated text into names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def repeat(text: str) -> str:
-    """Return a text as a message repeats it."""
+    """Return an answer as a message quotes it."""
     return shorten(text, MOST_REPEATED)
 
 
@@ -220,7 +220,7 @@ def read_decimal(text: str) -> float:
 
 
 def read_shares(text: str) -> tuple[float, ...]:
-    """Return the numbers in a text with commas between them.
+    """Split a comma-separated text into numbers.
 
     Raises:
         ValueError: one of them is no number.
@@ -229,7 +229,7 @@ def read_shares(text: str) -> tuple[float, ...]:
 
 
 def read_targets(text: str) -> str | tuple[str, ...]:
-    """Return `all-linear`, a pattern, or the names in a text with commas between them."""
+    """Return `all-linear`, a pattern, or the names in a comma-separated text."""
     if PATTERN_SIGNS.intersection(text):
         return text.strip()
     names = split_names(text)
@@ -241,7 +241,7 @@ def _optional(text: str, read: Callable[[str], Read]) -> Read | None:
 
 
 def _shown(value: float | None) -> str:
-    """Return a number as a person would write it, and as exact as it is.
+    """Return a number as a person would write it, without losing precision.
 
     >>> _shown(2e-4), _shown(0.05), _shown(3.0)
     ('2e-4', '0.05', '3')
@@ -259,7 +259,7 @@ def _tick(value: bool) -> str:
 
 
 def _beta(answers: RunAnswers) -> float:
-    """Return beta; where it is not asked and of no use, its default."""
+    """Return beta, or its default if the objective has none."""
     try:
         value = read_decimal(answers.dpo_beta)
     except ValueError:
@@ -294,7 +294,7 @@ def _adapter(answers: RunAnswers) -> AdapterSpec:
 
 
 def to_draft(answers: RunAnswers, untouched: RunAnswers) -> dict[str, str]:
-    """Return the answers in which a form that was left differs from what it began with.
+    """Return the answers of an abandoned form that differ from its initial ones.
 
     >>> to_draft(RunAnswers(name="a", rank="8"), RunAnswers(name="a"))
     {'rank': '8'}
@@ -304,7 +304,7 @@ def to_draft(answers: RunAnswers, untouched: RunAnswers) -> dict[str, str]:
 
 
 def take_up(draft: Mapping[str, object], untouched: RunAnswers) -> RunAnswers:
-    """Return the answers of a draft; what another version wrote and none asks is left out.
+    """Return the answers of a draft; keys that this version does not ask are left out.
 
     >>> take_up({"rank": "8", "gone": "1", "alpha": 3}, RunAnswers(name="a")).rank
     '8'

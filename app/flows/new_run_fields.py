@@ -1,4 +1,4 @@
-"""The questions of the New run dialog that everybody is asked, and the list of all."""
+"""Main questions of the New run dialog, and the list of all questions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What is wrong with the answers of the New run dialog: missing, no number, out of its limits, or
-against another answer. The limits are those of RunSpec, told where a person can still change it."""
+"""Problems of the New run answers: missing, not a number, out of limits, or in conflict.
+
+The limits are those of RunSpec, reported while the answer can still be changed.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ from app.flows.new_run_answers import (
 
 ADAPTER_KEYS = frozenset({"rank", "alpha", "dropout", "targets", "rslora", "dora"})
 Problem = tuple[str, str]
-"""(field key, what is wrong)."""
+"""A problem, as (field key, sentence)."""
 
 
 def is_asked(key: str, answers: RunAnswers) -> bool:
-    """Tell whether a question has a meaning, given the other answers."""
+    """Return whether a question applies, given the other answers."""
     if key in ADAPTER_KEYS:
         return answers.adapter != "full"
     return key != "dpo_beta" or answers.objective == "dpo"
 
 
 def find_problems(answers: RunAnswers) -> list[Problem]:
-    """Return everything that keeps the answers from being a run, the first of a field counts."""
+    """Yield every problem of the answers; the first one of a field counts."""
     found = [*_missing(answers), *_numbers(answers), *_contradictions(answers)]
     found = [(key, text) for key, text in found if is_asked(key, answers)]
     if found:

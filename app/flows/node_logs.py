@@ -1,4 +1,4 @@
-"""The logs of a node as one text: a heading for each, the newest last, where one looks first."""
+"""Logs of a node as one text with a heading each, the newest last, where the view scrolls to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.text import count_of, show_bytes, show_moment
 
 
 def join_tails(tails: Sequence[LogTail], now_s: float) -> str:
-    """Return the text of all logs, each under a line that says what it is."""
+    """Return the text of all logs, each under a heading."""
     parts = []
     for tail in reversed(tails):
         written = show_moment(tail.written_s, now_s)
@@ -20,7 +20,7 @@ def join_tails(tails: Sequence[LogTail], now_s: float) -> str:
 
 
 def summarise(name: str, tails: Sequence[LogTail]) -> str:
-    """Say what there is to read.
+    """Describe which logs there are.
 
     >>> summarise("alpha", [])
     'No logs on alpha yet.'

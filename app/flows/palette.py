@@ -21,27 +21,27 @@ _COMMON = 8.0
 class Entry:
     title: str
     group: str
-    """Which kind it is, in a word: action, page, run, node."""
+    """Kind of the entry: action, page, run or node."""
     icon: str = ""
     note: str = ""
-    """What stands behind the title, such as a run's state."""
+    """Note after the title, such as a run's state."""
     shortcut: str = ""
     words: str = ""
-    """What it is found by too."""
+    """Extra words that find the entry."""
     is_common: bool = True
-    """Listed before anything is typed."""
+    """Whether the entry is listed before anything is typed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaletteMatch:
     index: int
-    """Of the entry among those given."""
+    """Index of the entry among those given."""
     places: tuple[int, ...]
-    """The letters of the title that were meant, ascending."""
+    """Indices of the matching letters of the title, ascending."""
 
 
 def find_entries(entries: Sequence[Entry], query: str) -> list[PaletteMatch]:
-    """Return what `query` finds, the best first, at most MAX_FOUND.
+    """Return the matches of `query`, best first, at most MAX_FOUND.
 
     >>> entries = [Entry(title="Add a PC", group="action"), Entry(title="New run", group="action")]
     >>> find_entries(entries, "nr")
@@ -91,7 +91,7 @@ def _starts(text: str) -> list[int]:
 
 
 def _letters(title: str, word: str, starts: Sequence[int]) -> tuple[int, ...] | None:
-    """Return where the letters of `word` stand in their order; word starts are preferred."""
+    """Return the indices at which the letters of `word` match in order, preferring word starts."""
     for first in starts:
         if title[first] != word[0]:
             continue

@@ -1,4 +1,4 @@
-"""Say what a look at the data found, in the same words in the window and on the command line."""
+"""Describe a data preview, in the same words in the window and on the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agents.contract.data import DataPreview, NamedRow, ShownConversation, Shown
 from app.text import count_of, show_share
 
 NUM_NAMED = 5
-"""How many of the rows that are left out or cut are named."""
+"""Maximum number of left-out or cut rows that are named."""
 _FORMATS = {
     "chat": "conversations; the assistant's answers are learned",
     "alpaca": "instructions and answers; the answers are learned",
@@ -16,11 +16,11 @@ _FORMATS = {
     "preference": "preference pairs of a chosen and a rejected answer",
 }
 LEARNED = "[[", "]]"
-"""Stand around what is learned where colours cannot tell."""
+"""Marks around learned text where there are no colours."""
 
 
 def describe_data(found: DataPreview) -> list[tuple[str, str]]:
-    """Return captions and what there is to say, in order.
+    """Return (caption, text) of each figure, in order.
 
     >>> describe_data(DataPreview(format="text", whole=True, num_rows=3, num_examples=2,
     ...     num_tokens=40, num_targets=10, longest_tokens=32, sequence_tokens=64,
@@ -89,7 +89,7 @@ def title_of(row: ShownRow, conversation: ShownConversation) -> str:
 
 
 def mark_learned(conversation: ShownConversation, marks: tuple[str, str] = LEARNED) -> str:
-    """Return the text with marks around what is learned; control characters are spelled out.
+    """Return the text with marks around its learned parts; control characters are spelled out.
 
     >>> from agents.contract.data import ShownPart
     >>> parts = (ShownPart(text="Hi", learned=False), ShownPart(text="Ho", learned=True))
@@ -104,7 +104,7 @@ def mark_learned(conversation: ShownConversation, marks: tuple[str, str] = LEARN
 
 
 def spell_out(text: str) -> str:
-    r"""Return text that no terminal takes for a command.
+    r"""Return text without control sequences that a terminal would execute.
 
     >>> spell_out("a\x1b[2J\n")
     'a\\x1b[2J\n'

@@ -17,7 +17,7 @@ MEMORY_GROUPS = {
     "working": ("loss", "workspace", "communication"),
     "other": ("slack", "context", "desktop"),
 }
-"""What a bar shows as one -> the parts of a forecast."""
+"""Segment of a memory bar -> the parts of a forecast that it joins."""
 _STEP_PARTS = (
     ("compute_s", "computing"),
     ("network_s", "network"),
@@ -32,7 +32,7 @@ KWH = 1000.0
 
 
 def describe_step(candidate: Candidate) -> str:
-    """Return the seconds of a step and what they go into."""
+    """Describe the time of a step and its parts."""
     step_s = candidate.step_s
     parts = [
         f"{show_duration(seconds)} {words}"
@@ -45,7 +45,7 @@ def describe_step(candidate: Candidate) -> str:
 
 
 def describe_candidate(candidate: Candidate) -> list[tuple[str, str]]:
-    """Return (caption, text) of what a candidate costs."""
+    """Return (caption, text) of the costs of a candidate."""
     steps = count_of(candidate.num_steps, "step") if candidate.num_steps else ""
     total = show_duration(candidate.total_s)
     rows = [
@@ -69,7 +69,7 @@ def show_energy(energy_wh: float | None) -> str:
 
 
 def describe_setting(gpu: GpuPlan) -> str:
-    """Return how a GPU computes: tokens at once, and what its layers do."""
+    """Describe the execution of a GPU: tokens at once, and recomputed or offloaded layers."""
     setting = gpu.setting
     parts = [f"{setting.micro_tokens:,} tokens at once"]
     if gpu.layers is not None:
@@ -82,7 +82,7 @@ def describe_setting(gpu: GpuPlan) -> str:
 
 
 def describe_memory(gpu: GpuPlan) -> str:
-    """Return expected bytes with their range, and what there is."""
+    """Describe expected bytes with their range and the available memory."""
     memory = gpu.memory
     span = f"{_gib(memory.low_bytes)} to {_gib(memory.high_bytes)} GiB"
     return f"{show_bytes(memory.expected_bytes)} ({span}) of {show_bytes(gpu.room_bytes)}"
@@ -129,17 +129,17 @@ def as_sentence(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """One figure of a run, as foretold and as measured."""
+    """One figure of a run, forecast and measured."""
 
     what: str
     foretold: str
     measured: str
     error: str
-    """How far the forecast was off; above 0 it was too high."""
+    """Difference of the forecast from the measurement; above 0 it was too high."""
 
 
 def describe_comparison(found: ForecastComparison) -> list[ComparedRow]:
-    """Return what there is to compare, for a run's page."""
+    """Return the figures to compare, for a run's page."""
     told, seen = found.forecast, found.measured
     rows = [
         _compare("Step", told.step_s, seen.step_s if seen else None, show_duration),
@@ -177,7 +177,7 @@ def _compare(
 
 
 def describe_calibration(found: Calibration) -> str:
-    """Return what a card reached, in a line.
+    """Describe the calibration of a card in one line.
 
     >>> describe_calibration(Calibration(card="x", matrix_flops_per_s=4.21e13,
     ...     memory_bytes_per_s=4.7e11, to_host_bytes_per_s=1.26e10))

@@ -1,4 +1,4 @@
-"""Say what became of a person's wish, in the same words in the window and on the command line."""
+"""Describe results of actions, in the same words in the window and on the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], None]:
-    """Return a listener to bytes that tells every two per cent once.
+    """Return a byte counter that reports every two percent once.
 
     Args:
         tell: gets the lines.
@@ -31,7 +31,7 @@ def say_bytes(tell: Callable[[str], None], what: str) -> Callable[[int, int], No
 
 
 def describe_saved(saved: SaveResult) -> str:
-    """Return what became of the wish for a checkpoint.
+    """Describe the result of a request for a checkpoint.
 
     >>> from app.events import SaveResult
     >>> describe_saved(SaveResult(step=12, stall_s=0.031, seconds=1.5))
@@ -48,7 +48,7 @@ def describe_saved(saved: SaveResult) -> str:
 
 
 def describe_trace(made: TraceResult) -> str:
-    """Return what became of the wish for a trace, in a sentence."""
+    """Describe the result of a request for a trace."""
     if made.first_step is None:
         return "recording starts after the current step"
     whole = [trace for trace in made.ranks if not trace.problem]
@@ -62,14 +62,14 @@ def describe_trace(made: TraceResult) -> str:
 
 
 def describe_no_trace(made: TraceResult) -> str:
-    """Return why there is no trace."""
+    """Explain why there is no trace."""
     if not made.ranks:
         return f"recording started at step {made.first_step}; it arrives with the run's logs"
     return f"no trace: {made.ranks[0].problem}"
 
 
 def describe_certificate(found: Certificate) -> str:
-    """Return what a replay has shown, in a sentence.
+    """Describe the result of a verified resume in a sentence.
 
     >>> from app.events import Certificate
     >>> describe_certificate(Certificate(promise="A", first_step=9, last_step=12, steps=4,
@@ -96,7 +96,7 @@ def describe_certificate(found: Certificate) -> str:
 
 
 def describe_verdict(verdict: Verdict) -> str:
-    """Return what was measured of one file of an artifact.
+    """Describe the measured quality of one file of an artifact.
 
     >>> from app.artifact import Verdict
     >>> describe_verdict(Verdict(name="Q8_0", keep=True, problems=(), kl=0.00017, control_kl=0.017,
@@ -112,7 +112,7 @@ def describe_verdict(verdict: Verdict) -> str:
 
 
 def describe_lineage(artifact: ArtifactSnapshot) -> list[tuple[str, str]]:
-    """Return (what, which) of all that an artifact comes from, from the base model on."""
+    """Return (caption, text) of an artifact's origins, from the base model on."""
     origin = artifact.origin
     if origin is None:
         return [("origin", "unknown: made elsewhere")]
@@ -143,7 +143,7 @@ def _with_hash(name: str, sha256: str | None) -> str:
 
 
 def describe_copy(copy: ArtifactCopy) -> str:
-    """Return where a copy lies and how it stands.
+    """Describe the place and state of a copy.
 
     >>> from app.artifact import ArtifactCopy
     >>> describe_copy(ArtifactCopy(kind="node", place="beta", path="artifacts/a-1", made_s=0.0))

@@ -1,9 +1,9 @@
-"""What the programs that quantize were measured to do in a second, and to take.
+"""Measured speeds and memory of the programs that quantize.
 
 Constants for a CPU are fitted to the rows of tests/bench/bench_quantize on one (torch 2.13,
 gptqmodel 7.6, llama.cpp b10605); those for a GPU to 26 on H200s
 (tests/app/quantize/measured_on_gpus.jsonl): memory to all, seconds to the 19 whose GPU and cores
-nothing else used. Where there are two, `cpu` and `gpu` are the device of the job.
+nothing else used. Where a constant has two values, `cpu` and `gpu` name the device of the job.
 """
 
 from __future__ import annotations
@@ -11,108 +11,110 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROMPTS, ANSWER_TOKENS = 8, 32
+# Import of PyTorch (the build of the device) and Transformers, in seconds. A PC with a GPU takes
+# 6 s if its page cache is warm, and up to 15.
 IMPORT_S = {"cpu": 3.4, "gpu": 11.0}
-"""PyTorch as it is built for either, with Transformers: on a GPU's PC from 6 s, if its memory still
-holds what the disk has read, to 15."""
+# Initialisation of CUDA, in seconds.
 CUDA_S = 2.0
-"""To begin with a GPU."""
+# Imports of PEFT and gptqmodel after that, in seconds.
 PEFT_S, GPTQMODEL_S = 2.8, 6.0
-"""Seconds to import packages that come later."""
+# Start of llama.cpp's converter, in seconds.
 CONVERT_S = {"cpu": 5.0, "gpu": 15.0}
-"""For llama.cpp's converter to start."""
+# Loading the result for its proof, in seconds.
 PROVE_S = 2.5
-"""To load the result."""
 START_S = 0.5
 READ_BYTES_PER_S, WRITE_BYTES_PER_S = 3.5e9, 2.4e9
+# Hashing rate of one core, and number of files at once (agents/trainer/checkpoint/fingerprint.py).
 HASH_BYTES_PER_S, HASHED_AT_ONCE = 1.2e9, 4
-"""Of one core, and files at once (agents/trainer/checkpoint/fingerprint.py)."""
+# Merged weights per second of one core, including the conversion to float32 and back.
 MERGED_WEIGHTS_PER_S = 0.3e9
-"""Of one core: float32 there and back."""
+# Overhead of a decoder layer per token on a GPU for kernel launches, in seconds.
 LAYER_S = 0.0012
-"""Of a decoder layer for one token on a GPU: starting its kernels."""
+# Log-probabilities that the CPU converts to half precision, or compares, per second.
 KEEP_VALUES_PER_S = 45e6
-"""Log-probabilities that become half precision, or are compared, on the processor."""
+# Weights per second that one core, or a GPU, rounds for the baseline.
 ROUNDED_WEIGHTS_PER_S = {"cpu": 0.1e9, "gpu": 20e9}
-"""Of one core, or of a GPU."""
+# 4-bit weights per second that a CPU unpacks for its kernel.
 UNPACKED_WEIGHTS_PER_S = 60e6
-"""Weights of 4 bits that a processor unpacks for its kernel in a second."""
+# AWQ tries 20 scales per group of layers, each with products of everything that feeds the group
+# (arXiv:2306.00978), and ten clippings of each on 512 tokens.
 GRID, CLIPS, CLIP_TOKENS = 26, 11, 512
-"""AWQ tries 20 scales for each group of layers, by products of all that the group feeds
-(arXiv:2306.00978), and ten clippings of each on 512 tokens."""
+# Rate of the products of that search relative to long products. The known rate of a CPU is that
+# of float32, and the search runs in bfloat16.
 SEARCH_SHARE = {"cpu": 1.05, "gpu": 0.1}
-"""Of the rate of long products that those of the search reach: on a CPU that of float32 is known,
-and the search is in bfloat16."""
+# Roundings of each weight: one per scale and clipping, and the final one. Negligible on a GPU.
 ROUNDINGS = 31
-"""Of each weight: for every scale and every clipping, and at last. On a GPU they are quick."""
+# AutoAWQ writes and reads each product of its clippings: products per second of two cores, and
+# bytes of GPU memory traffic per product.
 KEPT_PRODUCTS_PER_S, KEPT_PRODUCT_BYTES = 1.5e9, 4
-"""AutoAWQ writes and reads each product of its clippings: what two cores do, and what the memory
-of a GPU moves of each."""
+# Outputs of a matrix whose products AutoAWQ keeps at once.
 KEPT_OUTPUTS = 256
-"""Of a matrix, whose products it keeps at once."""
+# RAM per value of each layer's inputs; a CPU compares them in float32.
 AWQ_VALUE_BYTES = {"cpu": 8.0, "gpu": 1.5}
-"""Of what goes into each layer, as it is kept in RAM: on a CPU it is held against in float32."""
+# Blocks that the search processes at once on a GPU.
 BLOCKS_AT_ONCE = 8
-"""Of the search, on a GPU."""
+# Share of that memory which the process still holds when the result is loaded.
 UNRETURNED_SHARE = 0.5
-"""Of those, which the process holds still when the result is loaded."""
+# Quantizing on a GPU: seconds per decoder layer, and additional weights per second.
 AWQ_LAYER_S, AWQ_WEIGHTS_PER_S = 1.1, 50e6
-"""On a GPU: of a decoder layer, and what its weights add to that."""
+# Seconds per column: GPTQ rounds columns one after the other.
 GPTQ_COLUMN_S = {"cpu": 2.5e-4, "gpu": 1.7e-4}
-"""Columns are rounded one after the other."""
+# Packing and writing: seconds per linear layer, and per weight.
 GPTQ_LINEAR_S, GPTQ_PACKED_S = {"cpu": 0.0, "gpu": 0.14}, {"cpu": 0.0, "gpu": 5.7e-8}
-"""Of a layer of weights and of each of them, to be packed and written."""
+# Calibration rows at once, and bytes per logit: gptqmodel computes the logits and discards them.
 ROWS_AT_ONCE, LOGIT_BYTES = 8, 4
-"""Of calibration, whose predictions gptqmodel makes before it leaves them alone."""
 CONVERTED_BYTES_PER_S = 0.25e9
+# Weights per second that one core quantizes to llama.cpp's K types.
 K_WEIGHTS_PER_S = 12e6
-"""Of one core, llama.cpp's K types."""
+# Overhead of llama.cpp per token, in seconds (its threads wait for each other, and a PC with GPUs
+# has more of them), and of handing over each of the 1,000 likeliest tokens.
 LLAMA_TOKEN_S, LLAMA_WORD_S, LLAMA_WORDS = {"cpu": 0.002, "gpu": 0.01}, 4e-6, 1000
-"""To ask llama.cpp for a token (its threads wait for each other, and a PC with GPUs has more of
-them), and to hand over each of a thousand likely words."""
+# Weights that llama.cpp reads per token, in bytes per second: one core, and all cores of a PC.
 LLAMA_BYTES_PER_S, LLAMA_MOST_BYTES_PER_S = 7.5e9, 55e9
-"""Of weights that llama.cpp reads for a token: by one core, and by all that a PC has."""
+# RAM per weight of the largest matrix during its conversion, in bytes.
 CONVERT_WEIGHT_BYTES = {"cpu": 12, "gpu": 5}
-"""Of one weight of the largest matrix, while it is converted."""
+# RAM of Python, PyTorch and Transformers; on a GPU with CUDA's libraries.
 BASE_RAM_BYTES = {"cpu": 281_000_000, "gpu": 1_250_000_000}
-"""Python, PyTorch and Transformers, on a GPU with CUDA's libraries."""
+# GPU memory per weight while it is rounded for the baseline, in bytes.
 ROUND_BYTES = 10
-"""Of a weight, while a GPU rounds it for the control."""
+# GPU memory that cuBLAS takes at the first product.
 WORKSPACE_BYTES = 34_000_000
-"""That cuBLAS takes of a GPU at the first product."""
+# RAM of PEFT.
 MERGE_RAM_BYTES = 180_000_000
-"""PEFT."""
+# RAM of Python, PyTorch (the build of the device) and Transformers while no GPU is used.
 LOADED_RAM_BYTES = {"cpu": 281_000_000, "gpu": 572_000_000}
-"""Python, PyTorch as it is built for either, and Transformers, while no GPU is used."""
+# RAM of either package with its imports.
 PACK_RAM_BYTES = {
     "gptqmodel": {"cpu": 310_000_000, "gpu": 1_150_000_000},
     "autoawq": {"cpu": 310_000_000, "gpu": 560_000_000},
 }
-"""Either with what it imports."""
+# Share of the model that it holds in its own memory.
 PACKED_SHARE = {"cpu": 1.0, "gpu": 0.26}
-"""Of the model, that it has in memory of its own."""
+# Maximum size of one file of a model; results are written from GPU memory file by file.
 SHARD_BYTES = 5_000_000_000
-"""Of one file of a model; those of a result come from the GPU to be written."""
+# GPU memory of gptqmodel besides the layer and its activations.
 PACK_VRAM_BYTES = 130_000_000
-"""That gptqmodel takes of a GPU beside the layer and what goes through it."""
+# RAM of gptqmodel's AWQ search, independent of the amount of text.
 AWQ_RAM_BYTES = {"cpu": 0, "gpu": 620_000_000}
-"""Of its search, however little the text."""
+# RAM to load the result in the process that made it.
 UNPACK_RAM_BYTES = {"gptqmodel": 390_000_000, "autoawq": 100_000_000}
-"""To load the result in the process that made it."""
+# RAM of llama.cpp, without the file, which it maps.
 LLAMA_RAM_BYTES = 55_000_000
-"""llama.cpp, which maps the file."""
+# Memory per vocabulary entry and token: to predict it, and to compare it with the reference.
 PREDICT_BYTES, COMPARE_BYTES = 12, 36
-"""Of one word of one token: to predict it, and to hold it against what was remembered."""
+# Must match agents/quantizers/inference/models.py, which decides whether the original is measured
+# on the GPU.
 GPU_SPARE, GPU_SPARE_BYTES = 1.1, 1 << 30
-"""As agents/quantizers/inference/models.py decides whether the original is measured on the GPU."""
+# Must match the same module: GPU memory left free when weights are streamed, and the minimum that
+# must stay resident.
 STREAM_SPARE_BYTES, LEAST_RESIDENT_BYTES = 5 << 29, 1 << 30
-"""The same: left of a GPU to which weights come for each pass, and what has to stay there."""
+# Transfer rate from pageable RAM to a GPU.
 STREAMED_BYTES_PER_S = 6e9
-"""From ordinary memory of the PC to a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatRates:
-    """What a result that Transformers loads takes; the last four only while it is made by loading.
+    """Costs of a result that Transformers loads; the last three apply if loading also quantizes.
 
     Formats that are made by loading, such as NF4, are quantized by Transformers itself, weight by
     weight; those of gptqmodel have formulas of their own in `cost`.

@@ -1,4 +1,4 @@
-"""On which of a node's GPUs an export is made. Pure."""
+"""Choose the GPU of a node that makes an export. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from app.text import show_list
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportDevice:
-    """What computes."""
+    """Device that makes an export."""
 
     gpu: GpuFacts | None
-    """None: the CPU."""
+    """GPU; None: the CPU."""
     note: str = ""
     """Why it is the CPU of a PC that has GPUs; empty: it has none, or one is free."""
 
     @property
     def device(self) -> str:
-        """As torch names it on the node."""
+        """Device name in torch on the node."""
         return "cpu" if self.gpu is None else f"cuda:{self.gpu.index}"
 
     @property
     def device_id(self) -> str:
-        """What it is leased by."""
+        """Id of the device's lease."""
         return "cpu" if self.gpu is None else self.gpu.uuid
 
 

@@ -1,4 +1,4 @@
-"""Gather what is known of a run's model and of the nodes, and foretell an export from it."""
+"""Forecast an export from the known facts of a run's model and of the nodes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def plan_export(
 
 
 def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
-    """Return what past exports measured beside what the formulas had said.
+    """Return the measurements of past exports beside their forecasts.
 
     Phases count that were both foretold and done: what was there from an export before is not.
     """
@@ -111,7 +111,7 @@ def read_outcomes(artifacts: Sequence[ArtifactSnapshot]) -> list[ExportOutcome]:
 
 
 def keep_forecast(place: PlacePlan, maker: str) -> dict[str, Any]:
-    """Return what is kept of a forecast beside what is measured then."""
+    """Return the part of a forecast that is stored beside later measurements."""
     phases = [asdict(phase) for phase in place.plain]
     return {"node": place.node, "maker": maker, "forecast": phases}
 
