@@ -62,14 +62,11 @@ def test_a_home_with_blanks_and_stars_in_its_name(tmp_path: Path) -> None:
     assert start_local(home).hello.agent_home.startswith(str(home))
 
 
-def test_the_agents_home_can_be_chosen(tmp_path: Path) -> None:
-    async def run() -> None:
-        environ = {"HOME": "/nonexistent", "PATH": os.environ["PATH"]}
-        connection = LocalConnection({**environ, "RACKLESS_AGENT_HOME": str(tmp_path / "own")})
-        agent = await start(connection, fake_archive())
-        assert agent.hello.agent_home == str(tmp_path / "own")
-
-    asyncio.run(run())
+async def test_the_agents_home_can_be_chosen(tmp_path: Path) -> None:
+    environ = {"HOME": "/nonexistent", "PATH": os.environ["PATH"]}
+    connection = LocalConnection({**environ, "RACKLESS_AGENT_HOME": str(tmp_path / "own")})
+    agent = await start(connection, fake_archive())
+    assert agent.hello.agent_home == str(tmp_path / "own")
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100])
@@ -91,51 +88,38 @@ def test_the_script_needs_no_quotes_in_any_shell() -> None:
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "fish", "csh", "tcsh"])
-def test_the_script_passes_through_login_shells(tmp_path: Path, shell: str) -> None:
+async def test_the_script_passes_through_login_shells(tmp_path: Path, shell: str) -> None:
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"{shell} is not installed here")
-
-    async def run() -> None:
-        async with loopback_node(tmp_path, "pc", "--shell", program) as server:
-            connection = await connect(server, tmp_path / "master")
-            agent = await start_agent(connection, fake_archive(), "pc")
-            assert agent.hello.hostname == "fake"
-            await connection.close()
-
-    asyncio.run(run())
+    async with loopback_node(tmp_path, "pc", "--shell", program) as server:
+        connection = await connect(server, tmp_path / "master")
+        agent = await start_agent(connection, fake_archive(), "pc")
+        assert agent.hello.hostname == "fake"
+        await connection.close()
 
 
-def test_noise_of_login_scripts_is_skipped(tmp_path: Path) -> None:
+async def test_noise_of_login_scripts_is_skipped(tmp_path: Path) -> None:
     """A real .bashrc, read by bash as under sshd, with no newline at the end of its noise."""
-
-    async def run() -> None:
-        async with loopback_node(tmp_path, "pc", "--shell", "/bin/bash") as server:
-            noise = (
-                'echo "Welcome!"; echo "{\\"type\\":\\"event\\"}"; printf "RACKLESS "; echo e >&2'
-            )
-            (server.home / ".bashrc").write_text(noise + "\n")
-            for _ in range(2):
-                connection = await connect(server, tmp_path / "master")
-                process = await connection.open(["true"])
-                if not await process.read():
-                    pytest.skip("this bash does not read .bashrc for remote commands")
-                agent = await start_agent(connection, real_archive(), "pc")
-                assert agent.hello.archive_sha256 == real_archive().sha256
-                await connection.close()
-
-    asyncio.run(run())
-
-
-def test_endless_noise_is_not_read_for_ever(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path, "pc", "--shell", write_shell(tmp_path, "yes")) as server:
+    async with loopback_node(tmp_path, "pc", "--shell", "/bin/bash") as server:
+        noise = 'echo "Welcome!"; echo "{\\"type\\":\\"event\\"}"; printf "RACKLESS "; echo e >&2'
+        (server.home / ".bashrc").write_text(noise + "\n")
+        for _ in range(2):
             connection = await connect(server, tmp_path / "master")
-            with pytest.raises(NodeNotReady, match="print more than 256 KiB"):
-                await start_agent(connection, fake_archive(), "pc")
+            process = await connection.open(["true"])
+            if not await process.read():
+                pytest.skip("this bash does not read .bashrc for remote commands")
+            agent = await start_agent(connection, real_archive(), "pc")
+            assert agent.hello.archive_sha256 == real_archive().sha256
             await connection.close()
 
-    asyncio.run(run())
+
+async def test_endless_noise_is_not_read_for_ever(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path, "pc", "--shell", write_shell(tmp_path, "yes")) as server:
+        connection = await connect(server, tmp_path / "master")
+        with pytest.raises(NodeNotReady, match="print more than 256 KiB"):
+            await start_agent(connection, fake_archive(), "pc")
+        await connection.close()
 
 
 def write_shell(folder: Path, text: str) -> str:
@@ -154,33 +138,26 @@ def write_shell(folder: Path, text: str) -> str:
         ("echo broken >&2; exit 126", "broken"),
     ],
 )
-def test_a_login_shell_that_runs_nothing(tmp_path: Path, text: str, message: str) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path, "pc", "--shell", write_shell(tmp_path, text)) as server:
-            connection = await connect(server, tmp_path / "master")
-            with pytest.raises(NodeNotReady, match=message) as caught:
-                await start_agent(connection, fake_archive(), "pc")
-            assert "login shell must not be nologin" in caught.value.hint
-            await connection.close()
-
-    asyncio.run(run())
+async def test_a_login_shell_that_runs_nothing(tmp_path: Path, text: str, message: str) -> None:
+    async with loopback_node(tmp_path, "pc", "--shell", write_shell(tmp_path, text)) as server:
+        connection = await connect(server, tmp_path / "master")
+        with pytest.raises(NodeNotReady, match=message) as caught:
+            await start_agent(connection, fake_archive(), "pc")
+        assert "login shell must not be nologin" in caught.value.hint
+        await connection.close()
 
 
-def test_a_login_shell_that_hangs(tmp_path: Path, monkeypatch) -> None:
+async def test_a_login_shell_that_hangs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(bootstrap, "STEP_TIMEOUT_S", 0.5)
-
-    async def run() -> None:
-        shell = write_shell(tmp_path, "read answer_that_never_comes")
-        async with loopback_node(tmp_path, "pc", "--shell", shell) as server:
-            connection = await connect(server, tmp_path / "master")
-            began_s = time.monotonic()
-            with pytest.raises(NodeNotReady, match="did not get to our command") as caught:
-                await start_agent(connection, fake_archive(), "pc")
-            assert time.monotonic() - began_s < 5
-            assert ".bashrc" in caught.value.hint
-            await connection.close()
-
-    asyncio.run(run())
+    shell = write_shell(tmp_path, "read answer_that_never_comes")
+    async with loopback_node(tmp_path, "pc", "--shell", shell) as server:
+        connection = await connect(server, tmp_path / "master")
+        began_s = time.monotonic()
+        with pytest.raises(NodeNotReady, match="did not get to our command") as caught:
+            await start_agent(connection, fake_archive(), "pc")
+        assert time.monotonic() - began_s < 5
+        assert ".bashrc" in caught.value.hint
+        await connection.close()
 
 
 @pytest.mark.parametrize("tool", ["python3", "sha256sum", "head"])
@@ -193,16 +170,13 @@ def test_a_missing_tool_is_named(tmp_path: Path, tool: str) -> None:
     assert os.listdir(tmp_path / "home") == []
 
 
-def test_no_python3_behind_ssh(tmp_path: Path) -> None:
-    async def run() -> None:
-        path = tools_without(tmp_path / "bin", "python3")
-        async with loopback_node(tmp_path, "pc", "--path", path) as server:
-            connection = await connect(server, tmp_path / "master")
-            with pytest.raises(NodeNotReady, match="There is no python3 on pc"):
-                await start_agent(connection, real_archive(), "pc")
-            await connection.close()
-
-    asyncio.run(run())
+async def test_no_python3_behind_ssh(tmp_path: Path) -> None:
+    path = tools_without(tmp_path / "bin", "python3")
+    async with loopback_node(tmp_path, "pc", "--path", path) as server:
+        connection = await connect(server, tmp_path / "master")
+        with pytest.raises(NodeNotReady, match="There is no python3 on pc"):
+            await start_agent(connection, real_archive(), "pc")
+        await connection.close()
 
 
 def test_python3_that_is_too_old(tmp_path: Path) -> None:
@@ -302,36 +276,29 @@ def test_a_first_line_that_is_no_hello(tmp_path: Path, first: str) -> None:
         start_local(tmp_path, fake_archive(source))
 
 
-def test_cancelling_leaves_no_process(tmp_path: Path) -> None:
+async def test_cancelling_leaves_no_process(tmp_path: Path) -> None:
     source = f"import os, time; open('{tmp_path}/pid', 'w').write(str(os.getpid())); time.sleep(99)"
+    connection = local(tmp_path / "home")
+    task = asyncio.create_task(start_agent(connection, fake_archive(source), "pc"))
+    await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    pid = int((tmp_path / "pid").read_text())
+    await until(lambda: not Path(f"/proc/{pid}").exists(), 5)
+    await connection.close()
 
-    async def run() -> None:
-        connection = local(tmp_path / "home")
+
+async def test_a_connection_lost_on_the_way_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        connection = await connect(server, tmp_path / "master")
+        source = "import time; time.sleep(99)"
         task = asyncio.create_task(start_agent(connection, fake_archive(source), "pc"))
-        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        pid = int((tmp_path / "pid").read_text())
-        await until(lambda: not Path(f"/proc/{pid}").exists(), 5)
+        await asyncio.sleep(0.2)
+        server.process.send_signal(signal.SIGKILL)
+        with pytest.raises(NodeUnreachable) as caught:
+            await task
+        assert not isinstance(caught.value, NodeNotReady)
         await connection.close()
-
-    asyncio.run(run())
-
-
-def test_a_connection_lost_on_the_way_is_no_fault_of_the_node(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            connection = await connect(server, tmp_path / "master")
-            source = "import time; time.sleep(99)"
-            task = asyncio.create_task(start_agent(connection, fake_archive(source), "pc"))
-            await asyncio.sleep(0.2)
-            server.process.send_signal(signal.SIGKILL)
-            with pytest.raises(NodeUnreachable) as caught:
-                await task
-            assert not isinstance(caught.value, NodeNotReady)
-            await connection.close()
-
-    asyncio.run(run())
 
 
 def versions(count: int) -> Sequence[AgentArchive]:

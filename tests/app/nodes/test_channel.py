@@ -182,17 +182,14 @@ def test_a_callback_that_fails_loses_the_channel_and_is_logged(tmp_path: Path, c
     with_channel(tmp_path, work)
 
 
-def test_closing_ends_the_agent_even_when_it_is_stopped(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with link_to_fake(tmp_path) as link:
-            os.kill(link.hello.pid, signal.SIGSTOP)
-            began_s = time.monotonic()
-            await link.channel.close(grace_s=0.2)
-        assert time.monotonic() - began_s < 4
-        with pytest.raises(ProcessLookupError):
-            os.kill(link.hello.pid, 0)
-
-    asyncio.run(run())
+async def test_closing_ends_the_agent_even_when_it_is_stopped(tmp_path: Path) -> None:
+    async with link_to_fake(tmp_path) as link:
+        os.kill(link.hello.pid, signal.SIGSTOP)
+        began_s = time.monotonic()
+        await link.channel.close(grace_s=0.2)
+    assert time.monotonic() - began_s < 4
+    with pytest.raises(ProcessLookupError):
+        os.kill(link.hello.pid, 0)
 
 
 def test_many_small_events_pass_quickly(tmp_path: Path) -> None:
@@ -208,29 +205,23 @@ def test_many_small_events_pass_quickly(tmp_path: Path) -> None:
     with_channel(tmp_path, work)
 
 
-def test_streams_are_followed_and_let_go(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with link_to_fake(tmp_path) as link:
-            stream = client_of(link).follow_streams("r", 1, {"rank-0.log": 0})
-            offsets = [(await anext(stream)).offset for _ in range(3)]
-            assert offsets == [0, 3, 6]
-            await stream.aclose()
-            assert not link.channel._callbacks
-
-    asyncio.run(run())
+async def test_streams_are_followed_and_let_go(tmp_path: Path) -> None:
+    async with link_to_fake(tmp_path) as link:
+        stream = client_of(link).follow_streams("r", 1, {"rank-0.log": 0})
+        offsets = [(await anext(stream)).offset for _ in range(3)]
+        assert offsets == [0, 3, 6]
+        await stream.aclose()
+        assert not link.channel._callbacks
 
 
-def test_a_lost_link_ends_following(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with link_to_fake(tmp_path) as link:
-            stream = client_of(link).follow_streams("r", 1, {})
-            for _ in range(3):
-                await anext(stream)
-            os.kill(link.hello.pid, signal.SIGKILL)
-            with pytest.raises(NodeUnreachable):
-                await asyncio.wait_for(anext(stream), 5)
-
-    asyncio.run(run())
+async def test_a_lost_link_ends_following(tmp_path: Path) -> None:
+    async with link_to_fake(tmp_path) as link:
+        stream = client_of(link).follow_streams("r", 1, {})
+        for _ in range(3):
+            await anext(stream)
+        os.kill(link.hello.pid, signal.SIGKILL)
+        with pytest.raises(NodeUnreachable):
+            await asyncio.wait_for(anext(stream), 5)
 
 
 def test_a_reader_who_falls_behind_asks_again_where_it_stopped(tmp_path: Path, monkeypatch) -> None:
@@ -256,14 +247,11 @@ def test_a_reader_who_falls_behind_asks_again_where_it_stopped(tmp_path: Path, m
     assert asked[1] == {"rank-0.log": 3}
 
 
-def test_an_answer_in_a_wrong_form_is_a_bug_that_names_the_field(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with link_to_fake(tmp_path) as link:
-            link.channel.request = _answer_with({"wall_s": "late"})  # type: ignore[method-assign]
-            with pytest.raises(AgentBug, match=r"pc answered ping in a wrong form: Clock\.wall_s"):
-                await client_of(link).ping()
-
-    asyncio.run(run())
+async def test_an_answer_in_a_wrong_form_is_a_bug_that_names_the_field(tmp_path: Path) -> None:
+    async with link_to_fake(tmp_path) as link:
+        link.channel.request = _answer_with({"wall_s": "late"})  # type: ignore[method-assign]
+        with pytest.raises(AgentBug, match=r"pc answered ping in a wrong form: Clock\.wall_s"):
+            await client_of(link).ping()
 
 
 def _answer_with(result: dict[str, object]) -> Callable[..., Awaitable[dict[str, object]]]:

@@ -146,21 +146,17 @@ def test_a_lost_node_is_not_taken_for_one_without_environment() -> None:
         set_up(FakeNode(set(), remembered="/cut"))
 
 
-def test_a_real_node_adopts_this_interpreter_and_remembers_it(tmp_path: Path) -> None:
+async def test_a_real_node_adopts_this_interpreter_and_remembers_it(tmp_path: Path) -> None:
     lock = parse_lock(f"asyncssh=={importlib.metadata.version('asyncssh')}\n")
     other = parse_lock("asyncssh==0.1\n")
-
-    async def run() -> None:
-        async with nodes(tmp_path, 1) as (pc,):
-            assert not (await find_environment(pc, lock)).fits
-            report = await setup_environment(pc, lock=lock)
-            assert report.fits
-            assert report.python == sys.executable
-            assert (await find_environment(pc, lock)).python == sys.executable
-            misfit = await find_environment(pc, other)
-            assert not misfit.fits
-            assert "asyncssh" in misfit.different[0]
-            with pytest.raises(UserError, match="no interpreter"):
-                await setup_environment(pc, "/no/such/python", lock=lock)
-
-    asyncio.run(run())
+    async with nodes(tmp_path, 1) as (pc,):
+        assert not (await find_environment(pc, lock)).fits
+        report = await setup_environment(pc, lock=lock)
+        assert report.fits
+        assert report.python == sys.executable
+        assert (await find_environment(pc, lock)).python == sys.executable
+        misfit = await find_environment(pc, other)
+        assert not misfit.fits
+        assert "asyncssh" in misfit.different[0]
+        with pytest.raises(UserError, match="no interpreter"):
+            await setup_environment(pc, "/no/such/python", lock=lock)

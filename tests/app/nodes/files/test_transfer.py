@@ -47,133 +47,111 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_folder_is_pushed_once(tmp_path: Path) -> None:
-    async def run() -> None:
-        root = tmp_path / "model"
-        files = make_files(root, config=100, sub__weights=5 << 20, empty=0)
-        async with nodes(tmp_path, 1) as (pc,):
-            told: list[tuple[int, int]] = []
-            place = await transfer.push(pc, "models/m-1", root, files, lambda *n: told.append(n))
-            assert Path(place) == tmp_path / "pc-0" / HOME / "models" / "m-1"
-            assert content(Path(place)) == content(root)
-            assert told[-1] == (sum(f.size_bytes for f in files),) * 2
-            assert [done for done, _ in told] == sorted(done for done, _ in told)
-            told.clear()
-            assert await transfer.push(pc, "models/m-1", root, files, lambda *n: told.append(n))
-            assert told == []
-
-    asyncio.run(run())
+async def test_a_folder_is_pushed_once(tmp_path: Path) -> None:
+    root = tmp_path / "model"
+    files = make_files(root, config=100, sub__weights=5 << 20, empty=0)
+    async with nodes(tmp_path, 1) as (pc,):
+        told: list[tuple[int, int]] = []
+        place = await transfer.push(pc, "models/m-1", root, files, lambda *n: told.append(n))
+        assert Path(place) == tmp_path / "pc-0" / HOME / "models" / "m-1"
+        assert content(Path(place)) == content(root)
+        assert told[-1] == (sum(f.size_bytes for f in files),) * 2
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        told.clear()
+        assert await transfer.push(pc, "models/m-1", root, files, lambda *n: told.append(n))
+        assert told == []
 
 
-def test_only_what_is_missing_travels(tmp_path: Path) -> None:
-    async def run() -> None:
-        root = tmp_path / "model"
-        files = make_files(root, a=3000, b=4000)
-        async with nodes(tmp_path, 1) as (pc,):
-            (root / "b").rename(root / "gone")
-            with pytest.raises(UserError, match="b cannot be read"):
-                await transfer.push(pc, "models/m", root, files)
-            (root / "gone").rename(root / "b")
-            assert (await pc.bundle_status("models/m", files)).missing == ("b",)
-            told: list[tuple[int, int]] = []
-            await transfer.push(pc, "models/m", root, files, lambda *n: told.append(n))
-            assert told == [(4000, 4000)]
-
-    asyncio.run(run())
+async def test_only_what_is_missing_travels(tmp_path: Path) -> None:
+    root = tmp_path / "model"
+    files = make_files(root, a=3000, b=4000)
+    async with nodes(tmp_path, 1) as (pc,):
+        (root / "b").rename(root / "gone")
+        with pytest.raises(UserError, match="b cannot be read"):
+            await transfer.push(pc, "models/m", root, files)
+        (root / "gone").rename(root / "b")
+        assert (await pc.bundle_status("models/m", files)).missing == ("b",)
+        told: list[tuple[int, int]] = []
+        await transfer.push(pc, "models/m", root, files, lambda *n: told.append(n))
+        assert told == [(4000, 4000)]
 
 
-def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
-    async def run() -> None:
-        root = tmp_path / "data"
-        files = make_files(root, rows=3000)
-        async with nodes(tmp_path, 1) as (pc,):
-            (root / "rows").write_bytes(b"x" * 3000)
-            with pytest.raises(UserError, match=r"pc-0: rows arrived damaged"):
-                await transfer.push(pc, "data/d", root, files)
-            (root / "rows").write_bytes(b"x" * 10)
-            with pytest.raises(UserError, match="rows became shorter while it was sent"):
-                await transfer.push(pc, "data/d", root, files)
-            assert not (tmp_path / "pc-0" / HOME / "data" / "d").exists()
-
-    asyncio.run(run())
+async def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    files = make_files(root, rows=3000)
+    async with nodes(tmp_path, 1) as (pc,):
+        (root / "rows").write_bytes(b"x" * 3000)
+        with pytest.raises(UserError, match=r"pc-0: rows arrived damaged"):
+            await transfer.push(pc, "data/d", root, files)
+        (root / "rows").write_bytes(b"x" * 10)
+        with pytest.raises(UserError, match="rows became shorter while it was sent"):
+            await transfer.push(pc, "data/d", root, files)
+        assert not (tmp_path / "pc-0" / HOME / "data" / "d").exists()
 
 
 @pytest.mark.parametrize("destination", ["../x", "/etc/x", "secrets/x", "models"])
-def test_a_place_outside_of_the_agents_home_is_refused(tmp_path: Path, destination: str) -> None:
-    async def run() -> None:
-        root = tmp_path / "data"
-        files = make_files(root, rows=10)
-        async with nodes(tmp_path, 1) as (pc,):
-            with pytest.raises(UserError, match="not allowed"):
-                await transfer.push(pc, destination, root, files)
-            with pytest.raises(UserError, match="not allowed"):
-                await transfer.fetch(pc, destination, tmp_path / "fetched")
+async def test_a_place_outside_of_the_agents_home_is_refused(
+    tmp_path: Path, destination: str
+) -> None:
+    root = tmp_path / "data"
+    files = make_files(root, rows=10)
+    async with nodes(tmp_path, 1) as (pc,):
+        with pytest.raises(UserError, match="not allowed"):
+            await transfer.push(pc, destination, root, files)
+        with pytest.raises(UserError, match="not allowed"):
+            await transfer.fetch(pc, destination, tmp_path / "fetched")
 
-    asyncio.run(run())
 
-
-def test_a_file_in_the_way_of_a_folder_is_reported(tmp_path: Path) -> None:
-    async def run() -> None:
-        root = tmp_path / "data"
-        files = make_files(root, rows=10)
-        async with nodes(tmp_path, 1) as (pc,):
-            (tmp_path / "pc-0" / HOME / "data").write_text("a file in the way")
-            with pytest.raises(UserError):
-                await transfer.push(pc, "data/d", root, files)
-
-    asyncio.run(run())
+async def test_a_file_in_the_way_of_a_folder_is_reported(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    files = make_files(root, rows=10)
+    async with nodes(tmp_path, 1) as (pc,):
+        (tmp_path / "pc-0" / HOME / "data").write_text("a file in the way")
+        with pytest.raises(UserError):
+            await transfer.push(pc, "data/d", root, files)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can only be mounted by root")
-def test_a_disk_that_fills_up_on_the_node(tmp_path: Path) -> None:
-    async def run() -> None:
-        root = tmp_path / "model"
-        files = make_files(root, small=1000, weights=3 << 20)
-        async with nodes(tmp_path, 1) as (pc,):
-            place = tmp_path / "pc-0" / HOME / "models"
-            place.mkdir()
-            mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
-            if (await asyncio.to_thread(subprocess.run, mount)).returncode != 0:
-                pytest.skip("this container may not mount")
-            try:
-                with pytest.raises(UserError, match=r"pc-0: The disk .*full") as caught:
-                    await transfer.push(pc, "models/m", root, files)
-                assert "Free some space" in caught.value.hint
-                assert not [name for name in content(place) if "half" in name]
-            finally:
-                await asyncio.to_thread(subprocess.run, ["umount", "-l", str(place)])
-
-    asyncio.run(run())
+async def test_a_disk_that_fills_up_on_the_node(tmp_path: Path) -> None:
+    root = tmp_path / "model"
+    files = make_files(root, small=1000, weights=3 << 20)
+    async with nodes(tmp_path, 1) as (pc,):
+        place = tmp_path / "pc-0" / HOME / "models"
+        place.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
+        if (await asyncio.to_thread(subprocess.run, mount)).returncode != 0:
+            pytest.skip("this container may not mount")
+        try:
+            with pytest.raises(UserError, match=r"pc-0: The disk .*full") as caught:
+                await transfer.push(pc, "models/m", root, files)
+            assert "Free some space" in caught.value.hint
+            assert not [name for name in content(place) if "half" in name]
+        finally:
+            await asyncio.to_thread(subprocess.run, ["umount", "-l", str(place)])
 
 
-def test_a_folder_is_fetched_whole(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with nodes(tmp_path, 1) as (pc,):
-            there = tmp_path / "pc-0" / HOME / "runs" / "r" / "exports" / "merged"
-            files = make_files(there, config=10, sub__weights=3 << 20, empty=0)
-            told: list[tuple[int, int]] = []
-            target = tmp_path / "out" / "merged"
-            await transfer.fetch(pc, "runs/r/exports/merged", target, lambda *n: told.append(n))
-            assert content(target) == content(there)
-            assert told[-1] == (sum(f.size_bytes for f in files),) * 2
-            assert os.listdir(target.parent) == ["merged"]
-            with pytest.raises(UserError, match="exists already"):
-                await transfer.fetch(pc, "runs/r/exports/merged", target)
-            with pytest.raises(UserError, match="nothing to send"):
-                await transfer.fetch(pc, "runs/other", tmp_path / "other")
-
-    asyncio.run(run())
+async def test_a_folder_is_fetched_whole(tmp_path: Path) -> None:
+    async with nodes(tmp_path, 1) as (pc,):
+        there = tmp_path / "pc-0" / HOME / "runs" / "r" / "exports" / "merged"
+        files = make_files(there, config=10, sub__weights=3 << 20, empty=0)
+        told: list[tuple[int, int]] = []
+        target = tmp_path / "out" / "merged"
+        await transfer.fetch(pc, "runs/r/exports/merged", target, lambda *n: told.append(n))
+        assert content(target) == content(there)
+        assert told[-1] == (sum(f.size_bytes for f in files),) * 2
+        assert os.listdir(target.parent) == ["merged"]
+        with pytest.raises(UserError, match="exists already"):
+            await transfer.fetch(pc, "runs/r/exports/merged", target)
+        with pytest.raises(UserError, match="nothing to send"):
+            await transfer.fetch(pc, "runs/other", tmp_path / "other")
 
 
-def test_a_target_that_cannot_be_written(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with nodes(tmp_path, 1) as (pc,):
-            make_files(tmp_path / "pc-0" / HOME / "runs" / "r", log=10)
-            (tmp_path / "file").write_text("")
-            with pytest.raises(UserError, match="cannot be written: Not a directory"):
-                await transfer.fetch(pc, "runs/r", tmp_path / "file" / "out")
-
-    asyncio.run(run())
+async def test_a_target_that_cannot_be_written(tmp_path: Path) -> None:
+    async with nodes(tmp_path, 1) as (pc,):
+        make_files(tmp_path / "pc-0" / HOME / "runs" / "r", log=10)
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match="cannot be written: Not a directory"):
+            await transfer.fetch(pc, "runs/r", tmp_path / "file" / "out")
 
 
 def sending(entries: Sequence[dict[str, object]], data: str = "", noise: str = "") -> str:
@@ -209,15 +187,12 @@ async def hostile(folder: Path, source: str) -> AsyncIterator[NodeClient]:
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil", "a\\b", "c:evil", ""])
-def test_a_node_cannot_write_outside_of_the_target(tmp_path: Path, name: str) -> None:
-    async def run() -> None:
-        entry = {"path": name, "size_bytes": 4, "sha256": "0" * 64}
-        async with hostile(tmp_path, sending([entry], "evil")) as pc:
-            with pytest.raises(UserError, match="offers a file with the name"):
-                await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r")
-            assert not (tmp_path / "out").exists()
-
-    asyncio.run(run())
+async def test_a_node_cannot_write_outside_of_the_target(tmp_path: Path, name: str) -> None:
+    entry = {"path": name, "size_bytes": 4, "sha256": "0" * 64}
+    async with hostile(tmp_path, sending([entry], "evil")) as pc:
+        with pytest.raises(UserError, match="offers a file with the name"):
+            await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r")
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -229,112 +204,96 @@ def test_a_node_cannot_write_outside_of_the_target(tmp_path: Path, name: str) ->
         ({"path": "a"}, "", "in the list of files"),
     ],
 )
-def test_what_arrives_damaged_is_not_kept(
+async def test_what_arrives_damaged_is_not_kept(
     tmp_path: Path, entry: dict[str, object], data: str, message: str
 ) -> None:
-    async def run() -> None:
-        async with hostile(tmp_path, sending([entry], data)) as pc:
-            with pytest.raises(UserError, match=message):
-                await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r")
-            assert not (tmp_path / "out").exists() or os.listdir(tmp_path / "out") == []
-
-    asyncio.run(run())
+    async with hostile(tmp_path, sending([entry], data)) as pc:
+        with pytest.raises(UserError, match=message):
+            await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r")
+        assert not (tmp_path / "out").exists() or os.listdir(tmp_path / "out") == []
 
 
-def test_noise_of_login_scripts_before_the_files_is_skipped(tmp_path: Path) -> None:
-    async def run() -> None:
-        entry = {"path": "a", "size_bytes": 4, "sha256": hashlib.sha256(b"good").hexdigest()}
-        async with hostile(tmp_path, sending([entry], "good", "Welcome!\n[1]\n")) as pc:
-            await transfer.fetch(pc, "runs/r", tmp_path / "r")
-            assert content(tmp_path / "r") == {"a": b"good"}
-
-    asyncio.run(run())
+async def test_noise_of_login_scripts_before_the_files_is_skipped(tmp_path: Path) -> None:
+    entry = {"path": "a", "size_bytes": 4, "sha256": hashlib.sha256(b"good").hexdigest()}
+    async with hostile(tmp_path, sending([entry], "good", "Welcome!\n[1]\n")) as pc:
+        await transfer.fetch(pc, "runs/r", tmp_path / "r")
+        assert content(tmp_path / "r") == {"a": b"good"}
 
 
-def test_a_checkpoint_is_copied_from_node_to_nodes(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with nodes(tmp_path, 3) as (one, two, three):
-            path = "runs/r/checkpoints/step-00000100"
-            there = tmp_path / "pc-0" / HOME / path
-            files = make_files(there, adapter=3 << 20, state=10)
-            # The second node has one of the files from an earlier, broken-off copy.
-            root = tmp_path / "part"
-            for entry in files[:1]:
-                (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
-                (root / entry.path).write_bytes((there / entry.path).read_bytes())
-            with pytest.raises(UserError):
-                await transfer.push(two, path, root, files)
-            await transfer.copy(one, [two, three], path)
-            for number in (1, 2):
-                assert content(tmp_path / f"pc-{number}" / HOME / path) == content(there)
-            await transfer.copy(one, [two, three], path)  # all there: nothing to do
-
-    asyncio.run(run())
+async def test_a_checkpoint_is_copied_from_node_to_nodes(tmp_path: Path) -> None:
+    async with nodes(tmp_path, 3) as (one, two, three):
+        path = "runs/r/checkpoints/step-00000100"
+        there = tmp_path / "pc-0" / HOME / path
+        files = make_files(there, adapter=3 << 20, state=10)
+        # The second node has one of the files from an earlier, broken-off copy.
+        root = tmp_path / "part"
+        for entry in files[:1]:
+            (root / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            (root / entry.path).write_bytes((there / entry.path).read_bytes())
+        with pytest.raises(UserError):
+            await transfer.push(two, path, root, files)
+        await transfer.copy(one, [two, three], path)
+        for number in (1, 2):
+            assert content(tmp_path / f"pc-{number}" / HOME / path) == content(there)
+        await transfer.copy(one, [two, three], path)  # all there: nothing to do
 
 
-def test_a_target_that_fails_does_not_keep_others_from_being_served(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with nodes(tmp_path, 3) as (one, two, three):
-            make_files(tmp_path / "pc-0" / HOME / "runs" / "r", log=5 << 20)
-            models = tmp_path / "pc-1" / HOME / "runs" / "r"
-            models.write_text("a file in the way")
-            with pytest.raises(UserError, match=r"pc-1: .* is not a folder"):
-                await transfer.copy(one, [two, three], "runs/r")
-            assert content(tmp_path / "pc-2" / HOME / "runs" / "r")
-
-    asyncio.run(run())
+async def test_a_target_that_fails_does_not_keep_others_from_being_served(tmp_path: Path) -> None:
+    async with nodes(tmp_path, 3) as (one, two, three):
+        make_files(tmp_path / "pc-0" / HOME / "runs" / "r", log=5 << 20)
+        models = tmp_path / "pc-1" / HOME / "runs" / "r"
+        models.write_text("a file in the way")
+        with pytest.raises(UserError, match=r"pc-1: .* is not a folder"):
+            await transfer.copy(one, [two, three], "runs/r")
+        assert content(tmp_path / "pc-2" / HOME / "runs" / "r")
 
 
-def test_a_node_lost_in_the_middle_leaves_nothing_half_done(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with nodes(tmp_path, 1) as (pc,):
-            make_files(tmp_path / "pc-0" / HOME / "runs" / "r", log=64 << 20)
-            cut: list[asyncio.Task[int]] = []
+async def test_a_node_lost_in_the_middle_leaves_nothing_half_done(tmp_path: Path) -> None:
+    async with nodes(tmp_path, 1) as (pc,):
+        make_files(tmp_path / "pc-0" / HOME / "runs" / "r", log=64 << 20)
+        cut: list[asyncio.Task[int]] = []
 
-            def pull_the_plug(done: int, total: int) -> None:
-                if not cut:
-                    home = tmp_path / "pc-0"
-                    cut.append(asyncio.create_task(asyncio.to_thread(power_cut, home)))
+        def pull_the_plug(done: int, total: int) -> None:
+            if not cut:
+                home = tmp_path / "pc-0"
+                cut.append(asyncio.create_task(asyncio.to_thread(power_cut, home)))
 
-            with pytest.raises(NodeUnreachable):
-                await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r", pull_the_plug)
-            assert os.listdir(tmp_path / "out") == []
-            await cut[0]
-
-    asyncio.run(run())
+        with pytest.raises(NodeUnreachable):
+            await transfer.fetch(pc, "runs/r", tmp_path / "out" / "r", pull_the_plug)
+        assert os.listdir(tmp_path / "out") == []
+        await cut[0]
 
 
 @pytest.mark.parametrize("verb", ["push", "fetch"])
-def test_cancelling_leaves_nothing_half_done_and_can_be_repeated(tmp_path: Path, verb: str) -> None:
-    async def run() -> None:
-        async with nodes(tmp_path, 1) as (pc,):
-            begun = asyncio.Event()
+async def test_cancelling_leaves_nothing_half_done_and_can_be_repeated(
+    tmp_path: Path, verb: str
+) -> None:
+    async with nodes(tmp_path, 1) as (pc,):
+        begun = asyncio.Event()
 
-            def note(done: int, total: int) -> None:
-                begun.set()
+        def note(done: int, total: int) -> None:
+            begun.set()
 
-            root = tmp_path / "model"
-            files = make_files(root, weights=64 << 20)
-            there = tmp_path / "pc-0" / HOME / "runs" / "r"
-            target = tmp_path / "out" / "r"
-            make_files(there, log=64 << 20)
-            work = {
-                "push": lambda told: transfer.push(pc, "models/m", root, files, told),
-                "fetch": lambda told: transfer.fetch(pc, "runs/r", target, told),
-            }[verb]
-            task = asyncio.create_task(work(note))
-            await begun.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            if verb == "fetch":
-                assert os.listdir(target.parent) == []
-            models = tmp_path / "pc-0" / HOME / "models"
-            await until(lambda: not [name for name in content(models) if "half" in name], 5)
-            await work(None)
-            assert content(target if verb == "fetch" else models / "m")
-
-    asyncio.run(run())
+        root = tmp_path / "model"
+        files = make_files(root, weights=64 << 20)
+        there = tmp_path / "pc-0" / HOME / "runs" / "r"
+        target = tmp_path / "out" / "r"
+        make_files(there, log=64 << 20)
+        work = {
+            "push": lambda told: transfer.push(pc, "models/m", root, files, told),
+            "fetch": lambda told: transfer.fetch(pc, "runs/r", target, told),
+        }[verb]
+        task = asyncio.create_task(work(note))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if verb == "fetch":
+            assert os.listdir(target.parent) == []
+        models = tmp_path / "pc-0" / HOME / "models"
+        await until(lambda: not [name for name in content(models) if "half" in name], 5)
+        await work(None)
+        assert content(target if verb == "fetch" else models / "m")
 
 
 def test_names_that_are_safe_on_every_system() -> None:

@@ -39,84 +39,63 @@ async def read_all(process: Process) -> bytes:
     return b"".join(blocks)
 
 
-def test_bytes_go_in_and_come_out_unchanged() -> None:
-    async def run() -> None:
-        data = os.urandom(3 << 20)
-        async with running("cat") as process:
+async def test_bytes_go_in_and_come_out_unchanged() -> None:
+    data = os.urandom(3 << 20)
+    async with running("cat") as process:
 
-            async def feed() -> None:
-                await process.write(data)
-                process.write_eof()
-
-            feeding = asyncio.create_task(feed())
-            assert hashlib.sha256(await read_all(process)).digest() == hashlib.sha256(data).digest()
-            await feeding
-            assert await process.wait() == 0
-
-    asyncio.run(run())
-
-
-def test_exit_codes_signals_and_the_end_of_the_error_output() -> None:
-    async def run() -> None:
-        async with running("sh", "-c", "echo first >&2; echo last >&2; exit 3") as process:
-            assert await read_all(process) == b""
-            assert await process.wait() == 3
-            assert process.stderr_text() == "first\nlast"
-        async with running("sh", "-c", "kill -9 $$") as process:
-            assert await process.wait() == -9
-
-    asyncio.run(run())
-
-
-def test_the_error_output_is_bounded() -> None:
-    async def run() -> None:
-        noise = "import sys; sys.stderr.write('x' * 1000000 + 'end')"
-        async with running(*PYTHON, noise) as process:
-            await process.wait()
-            assert process.stderr_text().endswith("end")
-            assert len(process.stderr_text()) < 20_000
-
-    asyncio.run(run())
-
-
-def test_a_reader_who_does_not_read_holds_the_writer_back() -> None:
-    async def run() -> None:
-        async with running("sh", "-c", "exec head -c 100000000 /dev/zero") as process:
-            await asyncio.sleep(0.4)
-            assert process._unread_bytes < READ_AHEAD_BYTES + (1 << 20)
-            assert len(await read_all(process)) == 100_000_000
-
-    asyncio.run(run())
-
-
-def test_writing_to_a_command_that_has_ended_is_a_broken_pipe() -> None:
-    async def run() -> None:
-        async with running("true") as process:
-            await process.wait()
-            with pytest.raises(BrokenPipeError):
-                await process.write(b"x")
+        async def feed() -> None:
+            await process.write(data)
             process.write_eof()
 
-    asyncio.run(run())
+        feeding = asyncio.create_task(feed())
+        assert hashlib.sha256(await read_all(process)).digest() == hashlib.sha256(data).digest()
+        await feeding
+        assert await process.wait() == 0
 
 
-def test_a_command_that_is_not_there_is_named() -> None:
-    async def run() -> None:
-        with pytest.raises(NodeNotReady, match="no-such-tool cannot be started on this PC"):
-            await LocalConnection().open(["no-such-tool"])
+async def test_exit_codes_signals_and_the_end_of_the_error_output() -> None:
+    async with running("sh", "-c", "echo first >&2; echo last >&2; exit 3") as process:
+        assert await read_all(process) == b""
+        assert await process.wait() == 3
+        assert process.stderr_text() == "first\nlast"
+    async with running("sh", "-c", "kill -9 $$") as process:
+        assert await process.wait() == -9
 
-    asyncio.run(run())
+
+async def test_the_error_output_is_bounded() -> None:
+    noise = "import sys; sys.stderr.write('x' * 1000000 + 'end')"
+    async with running(*PYTHON, noise) as process:
+        await process.wait()
+        assert process.stderr_text().endswith("end")
+        assert len(process.stderr_text()) < 20_000
 
 
-def test_closing_ends_a_command_that_ignores_its_input() -> None:
-    async def run() -> None:
-        connection = LocalConnection()
-        process = await connection.open(["sleep", "1000"])
-        await process.close()
-        assert await asyncio.wait_for(process.wait(), 5) == -9
-        await connection.close()
+async def test_a_reader_who_does_not_read_holds_the_writer_back() -> None:
+    async with running("sh", "-c", "exec head -c 100000000 /dev/zero") as process:
+        await asyncio.sleep(0.4)
+        assert process._unread_bytes < READ_AHEAD_BYTES + (1 << 20)
+        assert len(await read_all(process)) == 100_000_000
 
-    asyncio.run(run())
+
+async def test_writing_to_a_command_that_has_ended_is_a_broken_pipe() -> None:
+    async with running("true") as process:
+        await process.wait()
+        with pytest.raises(BrokenPipeError):
+            await process.write(b"x")
+        process.write_eof()
+
+
+async def test_a_command_that_is_not_there_is_named() -> None:
+    with pytest.raises(NodeNotReady, match="no-such-tool cannot be started on this PC"):
+        await LocalConnection().open(["no-such-tool"])
+
+
+async def test_closing_ends_a_command_that_ignores_its_input() -> None:
+    connection = LocalConnection()
+    process = await connection.open(["sleep", "1000"])
+    await process.close()
+    assert await asyncio.wait_for(process.wait(), 5) == -9
+    await connection.close()
 
 
 def write_tool(path: Path, text: str) -> Path:
@@ -141,28 +120,22 @@ def wsl(folder: Path, distro: str) -> WslConnection:
     return WslConnection(WslAddress(distro=distro), environ)
 
 
-def test_the_agent_starts_in_a_wsl_distro(tmp_path: Path) -> None:
-    async def run() -> None:
-        connection = wsl(tmp_path, "My Ubuntu")
-        try:
-            agent = await start_agent(connection, fake_archive(), "pc (My Ubuntu)")
-            assert agent.hello.hostname == "fake"
-        finally:
-            await connection.close()
-
-    asyncio.run(run())
-
-
-def test_a_distro_that_is_not_there_is_named(tmp_path: Path) -> None:
-    async def run() -> None:
-        connection = wsl(tmp_path, "Debian")
-        with pytest.raises(NodeNotReady) as caught:
-            await start_agent(connection, fake_archive(), "pc (Debian)")
+async def test_the_agent_starts_in_a_wsl_distro(tmp_path: Path) -> None:
+    connection = wsl(tmp_path, "My Ubuntu")
+    try:
+        agent = await start_agent(connection, fake_archive(), "pc (My Ubuntu)")
+        assert agent.hello.hostname == "fake"
+    finally:
         await connection.close()
-        assert caught.value.message == "pc (Debian): this PC has no WSL distro of that name"
-        assert "wsl --list" in caught.value.hint
 
-    asyncio.run(run())
+
+async def test_a_distro_that_is_not_there_is_named(tmp_path: Path) -> None:
+    connection = wsl(tmp_path, "Debian")
+    with pytest.raises(NodeNotReady) as caught:
+        await start_agent(connection, fake_archive(), "pc (Debian)")
+    await connection.close()
+    assert caught.value.message == "pc (Debian): this PC has no WSL distro of that name"
+    assert "wsl --list" in caught.value.hint
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
@@ -197,11 +170,8 @@ def test_the_msi_build_of_wsl_comes_before_the_one_on_path(tmp_path: Path) -> No
     assert find_wsl(environ) == str(real)
 
 
-def test_the_kind_of_address_chooses_the_way(tmp_path: Path) -> None:
-    async def run() -> None:
-        local = await connect(LocalAddress(), home=tmp_path)
-        assert type(local) is LocalConnection
-        other = await connect(WslAddress(distro="x"), home=tmp_path)
-        assert type(other) is WslConnection
-
-    asyncio.run(run())
+async def test_the_kind_of_address_chooses_the_way(tmp_path: Path) -> None:
+    local = await connect(LocalAddress(), home=tmp_path)
+    assert type(local) is LocalConnection
+    other = await connect(WslAddress(distro="x"), home=tmp_path)
+    assert type(other) is WslConnection

@@ -76,105 +76,83 @@ def test_first_contact_shows_the_fingerprint_and_leaves_nothing(tmp_path: Path) 
     assert shown.stdout.split()[1] in told
 
 
-def test_a_confirmed_key_is_remembered_and_asked_for_no_more(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            for accepted in (server.fingerprint, None):
-                connection = await log_in(address_of(server), tmp_path / "master", accepted)
-                process = await connection.open(["echo", 'it\'s; $HOME "quoted" \\ !'])
-                assert await process.read() == b'it\'s; $HOME "quoted" \\ !\n'
-                await connection.close()
-
-    asyncio.run(run())
+async def test_a_confirmed_key_is_remembered_and_asked_for_no_more(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        for accepted in (server.fingerprint, None):
+            connection = await log_in(address_of(server), tmp_path / "master", accepted)
+            process = await connection.open(["echo", 'it\'s; $HOME "quoted" \\ !'])
+            assert await process.read() == b'it\'s; $HOME "quoted" \\ !\n'
+            await connection.close()
 
 
 @pytest.mark.parametrize("cut", [lambda f: f[:-1], str.lower, lambda f: f.removeprefix("SHA256:")])
-def test_another_fingerprint_than_the_shown_one_is_a_hard_error(tmp_path: Path, cut) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            wrong = cut(server.fingerprint)
-            with pytest.raises(UserError, match="but the key to accept is") as caught:
-                await log_in(address_of(server), tmp_path / "master", wrong)
-            assert not isinstance(caught.value, HostKeyUnknown)
-            assert server.fingerprint in caught.value.message
-            assert not (tmp_path / "master").exists()
-
-    asyncio.run(run())
+async def test_another_fingerprint_than_the_shown_one_is_a_hard_error(tmp_path: Path, cut) -> None:
+    async with loopback_node(tmp_path) as server:
+        wrong = cut(server.fingerprint)
+        with pytest.raises(UserError, match="but the key to accept is") as caught:
+            await log_in(address_of(server), tmp_path / "master", wrong)
+        assert not isinstance(caught.value, HostKeyUnknown)
+        assert server.fingerprint in caught.value.message
+        assert not (tmp_path / "master").exists()
 
 
 @pytest.mark.parametrize("new_type", ["ssh-ed25519", "ecdsa-sha2-nistp256"])
-def test_a_changed_host_key_is_a_hard_stop(tmp_path: Path, new_type: str) -> None:
+async def test_a_changed_host_key_is_a_hard_stop(tmp_path: Path, new_type: str) -> None:
     """Also when the host has no key of the old type any more, and whatever is accepted."""
-
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            address = address_of(server)
-            await (await log_in(address, tmp_path / "master", server.fingerprint)).close()
-            expected = server.fingerprint
-        (server.home / ".loopback_host_key").unlink()
-        asyncssh.generate_private_key(new_type).write_private_key(
-            server.home / ".loopback_host_key"
-        )
-        before = (tmp_path / "master" / "known_hosts").read_bytes()
-        async with loopback_node(tmp_path, port=address.port) as server:
-            for accepted in (None, server.fingerprint):
-                with pytest.raises(HostKeyChanged) as caught:
-                    await log_in(address, tmp_path / "master", accepted)
-                assert caught.value.expected == expected
-                assert caught.value.shown == server.fingerprint
-        assert (tmp_path / "master" / "known_hosts").read_bytes() == before
-
-    asyncio.run(run())
+    async with loopback_node(tmp_path) as server:
+        address = address_of(server)
+        await (await log_in(address, tmp_path / "master", server.fingerprint)).close()
+        expected = server.fingerprint
+    (server.home / ".loopback_host_key").unlink()
+    asyncssh.generate_private_key(new_type).write_private_key(server.home / ".loopback_host_key")
+    before = (tmp_path / "master" / "known_hosts").read_bytes()
+    async with loopback_node(tmp_path, port=address.port) as server:
+        for accepted in (None, server.fingerprint):
+            with pytest.raises(HostKeyChanged) as caught:
+                await log_in(address, tmp_path / "master", accepted)
+            assert caught.value.expected == expected
+            assert caught.value.shown == server.fingerprint
+    assert (tmp_path / "master" / "known_hosts").read_bytes() == before
 
 
-def test_the_users_own_known_hosts_is_not_trusted(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            await (await log_in(address_of(server), tmp_path / "one", server.fingerprint)).close()
-            folder = tmp_path / "user" / ".ssh"
-            folder.mkdir()
-            (folder / "known_hosts").write_bytes((tmp_path / "one" / "known_hosts").read_bytes())
-            with pytest.raises(HostKeyUnknown):
-                await log_in(address_of(server), tmp_path / "master")
-
-    asyncio.run(run())
+async def test_the_users_own_known_hosts_is_not_trusted(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        await (await log_in(address_of(server), tmp_path / "one", server.fingerprint)).close()
+        folder = tmp_path / "user" / ".ssh"
+        folder.mkdir()
+        (folder / "known_hosts").write_bytes((tmp_path / "one" / "known_hosts").read_bytes())
+        with pytest.raises(HostKeyUnknown):
+            await log_in(address_of(server), tmp_path / "master")
 
 
-def test_a_refused_login_names_the_keys_and_the_command_that_installs_one(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            key = make_key(tmp_path, "other")
-            with pytest.raises(LoginRefused) as caught:
-                await log_in(address_of(server, key), tmp_path / "master", server.fingerprint)
-            assert str(key) in caught.value.message
-            command = f"ssh-copy-id -i {key} -p {server.port} {server.user}@127.0.0.1"
-            assert command in caught.value.hint
-            assert HostKeys(tmp_path / "master").find(address_of(server)) is None
-
-    asyncio.run(run())
-
-
-def test_without_any_key_the_message_says_how_to_make_one(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            address = SshAddress(host="127.0.0.1", port=server.port, user=server.user)
-            with pytest.raises(LoginRefused, match="no key to log in") as caught:
-                await log_in(address, tmp_path / "master", server.fingerprint)
-            assert "ssh-keygen -t ed25519" in caught.value.hint
-            assert "ssh-copy-id" in caught.value.hint
-
-    asyncio.run(run())
+async def test_a_refused_login_names_the_keys_and_the_command_that_installs_one(
+    tmp_path: Path,
+) -> None:
+    async with loopback_node(tmp_path) as server:
+        key = make_key(tmp_path, "other")
+        with pytest.raises(LoginRefused) as caught:
+            await log_in(address_of(server, key), tmp_path / "master", server.fingerprint)
+        assert str(key) in caught.value.message
+        command = f"ssh-copy-id -i {key} -p {server.port} {server.user}@127.0.0.1"
+        assert command in caught.value.hint
+        assert HostKeys(tmp_path / "master").find(address_of(server)) is None
 
 
-def test_a_default_key_is_found(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            (tmp_path / "user" / ".ssh").mkdir()
-            (tmp_path / "key").rename(tmp_path / "user" / ".ssh" / "id_ed25519")
-            address = SshAddress(host="127.0.0.1", port=server.port, user=server.user)
-            await (await log_in(address, tmp_path / "master", server.fingerprint)).close()
+async def test_without_any_key_the_message_says_how_to_make_one(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        address = SshAddress(host="127.0.0.1", port=server.port, user=server.user)
+        with pytest.raises(LoginRefused, match="no key to log in") as caught:
+            await log_in(address, tmp_path / "master", server.fingerprint)
+        assert "ssh-keygen -t ed25519" in caught.value.hint
+        assert "ssh-copy-id" in caught.value.hint
 
-    asyncio.run(run())
+
+async def test_a_default_key_is_found(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        (tmp_path / "user" / ".ssh").mkdir()
+        (tmp_path / "key").rename(tmp_path / "user" / ".ssh" / "id_ed25519")
+        address = SshAddress(host="127.0.0.1", port=server.port, user=server.user)
+        await (await log_in(address, tmp_path / "master", server.fingerprint)).close()
 
 
 @contextlib.contextmanager
@@ -200,37 +178,28 @@ def agent_holding(key: Path, folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_key_with_a_passphrase_needs_the_agent(tmp_path: Path, named: bool) -> None:
+async def test_a_key_with_a_passphrase_needs_the_agent(tmp_path: Path, named: bool) -> None:
     folder = tmp_path / "user" / ".ssh"
     key = make_key(folder, "id_ed25519", passphrase="secret")
-
-    async def run() -> None:
-        make_key(tmp_path).with_name("key.pub").write_bytes(
-            key.with_name("id_ed25519.pub").read_bytes()
+    make_key(tmp_path).with_name("key.pub").write_bytes(
+        key.with_name("id_ed25519.pub").read_bytes()
+    )
+    async with loopback_node(tmp_path) as server:
+        address = SshAddress(
+            host="127.0.0.1", port=server.port, user=server.user, key=key if named else None
         )
-        async with loopback_node(tmp_path) as server:
-            address = SshAddress(
-                host="127.0.0.1", port=server.port, user=server.user, key=key if named else None
-            )
-            with pytest.raises(LoginRefused, match=str(key)) as caught:
-                await log_in(address, tmp_path / "master", server.fingerprint)
-            assert f"ssh-add {key}" in caught.value.hint
-            with agent_holding(key, tmp_path):
-                await (await log_in(address, tmp_path / "master", server.fingerprint)).close()
-
-    asyncio.run(run())
+        with pytest.raises(LoginRefused, match=str(key)) as caught:
+            await log_in(address, tmp_path / "master", server.fingerprint)
+        assert f"ssh-add {key}" in caught.value.hint
+        with agent_holding(key, tmp_path):
+            await (await log_in(address, tmp_path / "master", server.fingerprint)).close()
 
 
-def test_an_agent_that_does_not_answer_is_passed_over(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            with environment(SSH_AUTH_SOCK=str(tmp_path / "nothing-here")):
-                connection = await log_in(
-                    address_of(server), tmp_path / "master", server.fingerprint
-                )
-                await connection.close()
-
-    asyncio.run(run())
+async def test_an_agent_that_does_not_answer_is_passed_over(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        with environment(SSH_AUTH_SOCK=str(tmp_path / "nothing-here")):
+            connection = await log_in(address_of(server), tmp_path / "master", server.fingerprint)
+            await connection.close()
 
 
 def key_problem(tmp_path: Path, kind: str) -> Path:
@@ -279,22 +248,19 @@ def test_a_key_file_that_cannot_be_used(tmp_path: Path, kind: str, message: str,
         ),
     ],
 )
-def test_a_server_without_any_common_algorithm(
+async def test_a_server_without_any_common_algorithm(
     tmp_path: Path, key_type: str, options: dict[str, list[str]], what: str, next_step: str
 ) -> None:
-    async def run() -> None:
-        key = asyncssh.generate_private_key(key_type)
-        server = await asyncssh.listen("127.0.0.1", 0, server_host_keys=[key], **options)
-        port = server.sockets[0].getsockname()[1]
-        address = SshAddress(host="127.0.0.1", port=port, user="anna", key=make_key(tmp_path))
-        with pytest.raises(NodeUnreachable, match=f"127.0.0.1:{port}") as caught:
-            await log_in(address, tmp_path / "master")
-        assert what in caught.value.message
-        assert next_step in caught.value.hint
-        server.close()
-        await server.wait_closed()
-
-    asyncio.run(run())
+    key = asyncssh.generate_private_key(key_type)
+    server = await asyncssh.listen("127.0.0.1", 0, server_host_keys=[key], **options)
+    port = server.sockets[0].getsockname()[1]
+    address = SshAddress(host="127.0.0.1", port=port, user="anna", key=make_key(tmp_path))
+    with pytest.raises(NodeUnreachable, match=f"127.0.0.1:{port}") as caught:
+        await log_in(address, tmp_path / "master")
+    assert what in caught.value.message
+    assert next_step in caught.value.hint
+    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400\r\n\r\n", b"SSH-2.0-x\r\n\0\0\0\1", None])
@@ -349,57 +315,44 @@ def test_a_host_that_does_not_answer(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 100_000, b""])
-def test_a_port_where_something_else_answers(tmp_path: Path, answer: bytes) -> None:
-    async def run() -> None:
-        async with listening(answer) as port:
-            with pytest.raises(NodeUnreachable, match=f"127.0.0.1:{port}") as caught:
-                await log_in(SshAddress(host="127.0.0.1", port=port, user="anna"), tmp_path)
-            assert caught.value.hint
-
-    asyncio.run(run())
+async def test_a_port_where_something_else_answers(tmp_path: Path, answer: bytes) -> None:
+    async with listening(answer) as port:
+        with pytest.raises(NodeUnreachable, match=f"127.0.0.1:{port}") as caught:
+            await log_in(SshAddress(host="127.0.0.1", port=port, user="anna"), tmp_path)
+        assert caught.value.hint
 
 
-def test_a_port_that_never_says_a_word(tmp_path: Path, monkeypatch) -> None:
+async def test_a_port_that_never_says_a_word(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(ssh_module, "LOGIN_TIMEOUT_S", 0.3)
-
-    async def run() -> None:
-        async with listening(None) as port:
-            with pytest.raises(NodeUnreachable, match="no SSH login was possible in time"):
-                await log_in(SshAddress(host="127.0.0.1", port=port, user="anna"), tmp_path)
-
-    asyncio.run(run())
+    async with listening(None) as port:
+        with pytest.raises(NodeUnreachable, match="no SSH login was possible in time"):
+            await log_in(SshAddress(host="127.0.0.1", port=port, user="anna"), tmp_path)
 
 
-def test_a_connection_that_breaks_tells_everyone_who_waits(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            connection = await log_in(address_of(server), tmp_path / "master", server.fingerprint)
-            process = await connection.open(["sleep", "1000"])
-            reading = asyncio.create_task(process.read())
-            await asyncio.sleep(0)
-            server.process.kill()
-            with pytest.raises(NodeUnreachable, match="was lost"):
-                await asyncio.wait_for(reading, 5)
-            with pytest.raises(NodeUnreachable):
-                await process.write(b"x")
-            with pytest.raises(NodeUnreachable):
-                await connection.open(["true"])
-            assert await process.wait() is None
-            await connection.close()
-
-    asyncio.run(run())
+async def test_a_connection_that_breaks_tells_everyone_who_waits(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        connection = await log_in(address_of(server), tmp_path / "master", server.fingerprint)
+        process = await connection.open(["sleep", "1000"])
+        reading = asyncio.create_task(process.read())
+        await asyncio.sleep(0)
+        server.process.kill()
+        with pytest.raises(NodeUnreachable, match="was lost"):
+            await asyncio.wait_for(reading, 5)
+        with pytest.raises(NodeUnreachable):
+            await process.write(b"x")
+        with pytest.raises(NodeUnreachable):
+            await connection.open(["true"])
+        assert await process.wait() is None
+        await connection.close()
 
 
-def test_the_fast_cipher_is_chosen(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with loopback_node(tmp_path) as server:
-            connection = await log_in(address_of(server), tmp_path / "master", server.fingerprint)
-            assert isinstance(connection, SshConnection)
-            chosen = connection._connection.get_extra_info("send_cipher")
-            assert chosen == "aes128-gcm@openssh.com"
-            await connection.close()
-
-    asyncio.run(run())
+async def test_the_fast_cipher_is_chosen(tmp_path: Path) -> None:
+    async with loopback_node(tmp_path) as server:
+        connection = await log_in(address_of(server), tmp_path / "master", server.fingerprint)
+        assert isinstance(connection, SshConnection)
+        chosen = connection._connection.get_extra_info("send_cipher")
+        assert chosen == "aes128-gcm@openssh.com"
+        await connection.close()
 
 
 def test_known_hosts_checking_is_switched_off_nowhere() -> None:
