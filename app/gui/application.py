@@ -113,12 +113,14 @@ def _make_tray(context: Context, window: MainWindow) -> None:
 
 
 def _connect_life(application: QApplication, bridge: Bridge, window: MainWindow) -> None:
+    # A window in the tray is closed for Qt, while the application goes on.
     application.setQuitOnLastWindowClosed(False)
     application.setWindowIcon(window.windowIcon())
     window.painted.connect(bridge.start)
     window.finished.connect(bridge.stop)
     application.commitDataRequest.connect(lambda session: window.expect_end())
     bridge.closed.connect(lambda: application.quit() if window.is_over else None)
+    # Python allows signal handlers in the main thread only; tests may run elsewhere.
     if threading.current_thread() is threading.main_thread():
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, lambda number, frame: window.close_quietly())

@@ -66,6 +66,7 @@ class Plot(QWidget):
         self.lines = [LineSeries(title, color)]
         self._view: Limits | None = None
         self._hover: float | None = None
+        # Where a drag began: x in pixels, and the view at that time.
         self._drag: tuple[float, Limits] | None = None
         self.setMinimumHeight(MIN_HEIGHT_PX)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -180,6 +181,7 @@ class Plot(QWidget):
         area, view, scale = frame.area, frame.view, frame.scale
         color = "chart_muted" if piece.is_lost else line.color
         px = area.left() + (piece.x - view.low) / view.span * area.width()
+        # Values beyond the scale end just outside the clip area, not at pixel 10^6.
         share = np.clip((piece.y - scale.low) / scale.span, -0.02, 1.02)
         py = area.bottom() - share * area.height()
         is_fine = len(px) > FINE_POINTS
@@ -239,7 +241,7 @@ class Plot(QWidget):
         if turns:
             around = self._step_at(event.position().x())
             self.show_range(self.visible().zoomed(0.8**turns, around))
-        event.accept()
+        event.accept()  # or the page around the chart would scroll
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton:

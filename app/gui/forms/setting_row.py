@@ -34,6 +34,7 @@ class SettingRow(QWidget):
 
     def show_value(self, value: Value) -> None:
         """Set the control without emitting `chosen`."""
+        # Setting a value programmatically emits the same signals as a person's choice.
         self.control.blockSignals(True)
         if isinstance(self.control, QComboBox):
             self.control.setCurrentIndex(self.control.findData(value))

@@ -104,6 +104,7 @@ class Actions:
         if texts.shortcut:
             action.setShortcut(QKeySequence(texts.shortcut))
             action.setShortcutVisibleInContextMenu(True)
+        # The lambda drops the `checked` argument of the signal.
         action.triggered.connect(lambda: triggered())
         self._window.addAction(action)  # a shortcut works only for actions a widget owns
         self._actions[name] = action

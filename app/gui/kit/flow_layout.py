@@ -55,6 +55,7 @@ class FlowLayout(QLayout):
         height = max((size.height() for size in shown), default=0)
         return QSize(sum(size.width() for size in shown) + gaps, height)
 
+    # One widget per line is the narrowest layout, so the widest widget decides.
     def minimumSize(self) -> QSize:
         shown = [item for item in self._items if not item.isEmpty()]
         width = max((self._min_width(item) for item in shown), default=0)

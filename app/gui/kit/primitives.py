@@ -76,18 +76,21 @@ class WrappedLabel(QLabel):
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction("Copy", self._copy).setEnabled(self.hasSelectedText())
+        # The selection counts the break characters that are shown, not those of `text`.
         whole = len(let_break(self._text))
         menu.addAction("Select all", lambda: self.setSelection(0, whole))
         menu.popup(event.globalPos())
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         super().mouseReleaseEvent(event)
+        # X11 and Wayland paste the selection with the middle button.
         if self.hasSelectedText() and QGuiApplication.clipboard().supportsSelection():
             self._copy(QClipboard.Mode.Selection)
 
     def _copy(self, mode: QClipboard.Mode = QClipboard.Mode.Clipboard) -> None:
         QGuiApplication.clipboard().setText(self.selectedText(), mode)
 
+    # For a label of fixed width, QLabel's own hint belongs to a width of its choosing.
     def sizeHint(self) -> QSize:
         is_fixed = self.minimumWidth() == self.maximumWidth()
         width = self.minimumWidth()
@@ -109,6 +112,7 @@ class WrappedLabel(QLabel):
 def make_label(text: str = "", role: str = "", *, wraps: bool = False) -> QLabel:
     """Return a plain-text label; `role` is a name in window.qss such as `title` or `caption`."""
     label = WrappedLabel(text) if wraps else QLabel(text)
+    # Names and messages of others may look like HTML; Qt would guess.
     label.setTextFormat(Qt.TextFormat.PlainText)
     label.setObjectName(role)
     label.setWordWrap(wraps)
@@ -131,6 +135,7 @@ class ElidedLabel(QLabel):
         super().__init__(text)
         self.setObjectName(role)
         self.setTextFormat(Qt.TextFormat.PlainText)
+        # Ignored: the full width of the text must not widen the layout.
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -249,6 +254,7 @@ class IconButton(QToolButton):
         super().__init__()
         self.setToolTip(name)
         self.setAccessibleName(name)
+        # A click leaves the focus where the person is typing.
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setIconSize(QSize(16, 16))
         self.clicked.connect(lambda: pressed())

@@ -41,6 +41,7 @@ class StatusPill(QWidget):
         self.show_status(status)
 
     def show_status(self, status: Status) -> None:
+        # The name is empty on the first call only, which has to set it.
         if status == self._status and self.accessibleName():
             return
         self._status = status

@@ -122,6 +122,7 @@ class Theme(QObject):
         self._cache: dict[tuple[object, ...], QPixmap] = {}
         self._pixmaps: dict[tuple[str, str, int, float], QPixmap] = {}
         self.palette = self._palettes["light"]
+        # The only style that follows palette and style sheet alike on every platform.
         application.setStyle("Fusion")
         application.setFont(self.font(13))
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._follow)
@@ -196,6 +197,7 @@ class Theme(QObject):
         """Return an icon in a colour of the palette, greyed out when disabled."""
         icon = QIcon()
         for mode, shade in ((QIcon.Mode.Normal, color), (QIcon.Mode.Disabled, "border_strong")):
+            # Both densities: a window may be dragged to another screen.
             for scale in (1, 2):
                 icon.addPixmap(self.pixmap(name, shade, size_px, scale), mode)
         return icon
@@ -212,6 +214,7 @@ class Theme(QObject):
         pixmap = QPixmap(QSize(round(size_px * scale), round(size_px * scale)))
         pixmap.fill(Qt.GlobalColor.transparent)
         painter = QPainter(pixmap)
+        # Nothing around the icon sets a colour, so Qt would paint currentColor black.
         text = self._icons[name].replace("currentColor", shade)
         QSvgRenderer(QByteArray(text.encode("ascii"))).render(painter, QRectF(pixmap.rect()))
         painter.end()

@@ -49,6 +49,7 @@ def make_block(data: bytes) -> Block:
     """Index the lines of `data`."""
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
     starts = np.concatenate((np.zeros(1, np.int64), newlines))
+    # The last newline ends a line and starts none.
     if len(starts) > 1 and starts[-1] == len(data):
         starts = starts[:-1]
     return Block(data, starts)
@@ -129,6 +130,7 @@ class LogDocument:
             yield None
 
     def _trim(self) -> None:
+        # The last block stays whatever its size: it is what a person watches.
         while self.size_bytes > self._max_bytes and len(self._blocks) > 1:
             gone = self._blocks.pop(0)
             self._firsts.pop(0)

@@ -113,6 +113,7 @@ class LogView(QAbstractScrollArea):
     def _grow(self) -> None:
         bar = self.verticalScrollBar()
         visible = self.visible_lines()
+        # Our own changes of the scroll bar must not count as a person's scrolling.
         self._is_moving = True
         bar.setPageStep(visible)
         bar.setRange(0, max(len(self.shown) - visible, 0))
@@ -158,7 +159,7 @@ class LogView(QAbstractScrollArea):
             elif start < self.document.first_line:
                 start = self.document.end_line - 1
         self._search = self.document.search(words, start, backward=backward)
-        self._timer.start()
+        self._timer.start()  # in slices: a search through 256 MB would freeze the window
 
     def _search_on(self) -> None:
         for _ in range(SEARCH_BLOCKS_PER_TURN):

@@ -42,6 +42,7 @@ def run_in_banner(
         op.cancel()
         banner.show_message("calm", f"{title}: cancelled", cancelled)
 
+    # The closures find `op` when they run: no button can be pressed before it is assigned.
     show(hint)
     op = bridge.run(work, success, banner.show_error, show)
 

@@ -110,6 +110,7 @@ class Bridge(QObject):
         self._garbage: MainThreadCollector | None = None
         self._frame = QTimer(self, interval=FRAME_MS, singleShot=True)
         self._frame.timeout.connect(self._drain_samples)
+        # Queued: an automatic connection would call `_drain` within a post from this thread.
         self._wake.connect(self._drain, Qt.ConnectionType.QueuedConnection)
 
     # ------------------------------------------------------------ Qt thread
@@ -118,6 +119,7 @@ class Bridge(QObject):
         """Start the core's thread; `opened` or `open_failed` follows."""
         if self._garbage is None:
             self._garbage = MainThreadCollector(self)
+        # A daemon: a core that hangs while closing must not keep the process alive.
         self._thread = threading.Thread(target=self._run_loop, name="rackless-core", daemon=True)
         self._thread.start()
 
@@ -261,15 +263,16 @@ class Bridge(QObject):
     async def _run_op(self, op: Op, work: Work[T]) -> None:
         if op.is_done or self._core is None:
             return
+        # Shielded: cancelling this operation must not cancel the future that all of them await.
         core = await asyncio.shield(self._core)
         try:
             value = await work(core, lambda item: self._post(lambda: self._progress(op, item)))
         except asyncio.CancelledError:
-            raise
+            raise  # no callback: `cancel` has promised none
         except Exception as error:  # noqa: BLE001 - every operation ends in one callback
             if not isinstance(error, UserError):
                 _log.exception("an operation failed")
-            failure = error
+            failure = error  # `error` is unbound once the except block ends
             self._post(lambda: self._finish(op, None, failure))
         else:
             self._post(lambda: self._finish(op, value, None))

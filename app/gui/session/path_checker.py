@@ -45,6 +45,7 @@ class PathChecker(QObject):
         )
 
     def _finish(self, missing: dict[str, str]) -> None:
+        # A running timer means that the names have changed since: a newer check is on its way.
         if not self._debounce.isActive() and missing != self.missing:
             self.missing = missing
             self.checked.emit()

@@ -47,6 +47,7 @@ def _pages(window: Shell) -> Iterator[Command]:
 
 def _actions(window: Shell) -> Iterator[Command]:
     for name, texts in TEXTS.items():
+        # Pages have rows of their own; the palette is already open.
         if name in PLACES or name == "palette" or not window.actions_.has(name):
             continue
         action = window.actions_[name]
@@ -105,6 +106,6 @@ def _run_actions(
                 icon=icon,
                 note=describe_run(run.state, run.phase).text,
                 words=run.run_id,
-                is_common=False,
+                is_common=False,  # found by typing, not listed in an empty search
             )
             yield Command(entry, partial(act, run))

@@ -58,6 +58,7 @@ class CrashDialog(QDialog):
 class CrashHook(QObject):
     """Catches unhandled exceptions of every thread, and shows one dialog at a time."""
 
+    # A signal, since exceptions come from any thread while widgets belong to one.
     crashed = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
@@ -77,7 +78,7 @@ class CrashHook(QObject):
     def _caught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        sys.__excepthook__(kind, error, trace)
+        sys.__excepthook__(kind, error, trace)  # the terminal gets it in any case
         if not issubclass(kind, KeyboardInterrupt):
             self.crashed.emit("".join(traceback.format_exception(kind, error, trace)))
 

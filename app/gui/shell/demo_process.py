@@ -28,6 +28,7 @@ async def run_demo_apart(core: CoreApi, report: Report) -> None:
     Raises:
         UserError: the demo could not be started, or one of its steps failed.
     """
+    # A file and not a pipe, which would fill up, or break once this window has closed.
     with tempfile.TemporaryFile() as errors:
         process = _start(errors)
         report(DemoProgress(((_TITLE, "now"),), "It opens in a few seconds."))
@@ -55,7 +56,7 @@ def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            start_new_session=True,
+            start_new_session=True,  # so that Ctrl+C in our terminal does not reach it
         )
     except OSError as error:
         raise UserError(

@@ -109,6 +109,7 @@ class MainWindow(Shell):
         bridge.failed.connect(self.show_error)
         bridge.open_failed.connect(self.show_error)
         bridge.opened.connect(self._keep_connected)
+        # Not among the actions: Escape means other things in dialogs and in the palette.
         QShortcut(QKeySequence(Qt.Key.Key_Escape), self, self._leave_run)
 
     # ------------------------------------------------------------ places
@@ -199,6 +200,7 @@ class MainWindow(Shell):
     def run_demo(self) -> None:
         if self.demo is None:
             return
+        # One at a time: each starts three nodes.
         self.actions_["run_demo"].setEnabled(False)
         self.go_to("overview")
         self._context.bridge.run(

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 from app.flows.palette import Entry
 from app.gui.kit.theme import Theme
 
+# UserRole + 1 is the default role of QStandardItem.setData, which holds the index of the command.
 ENTRY, PLACES = int(Qt.ItemDataRole.UserRole) + 2, int(Qt.ItemDataRole.UserRole) + 3
 ROW_PX = 40
 PAD_PX, GAP_PX, ICON_PX, KEY_PX = 12, 12, 16, 22
@@ -54,6 +55,7 @@ class PaletteRows(QStyledItemDelegate):
         """Paint the title with the matched letters highlighted; return its width in pixels."""
         font = self._theme.font(13, 500)
         shown = QFontMetricsF(font).elidedText(title, Qt.TextElideMode.ElideRight, row.width())
+        # drawText knows one format per call; a layout takes ranges.
         layout = QTextLayout(shown, font)
         match = QTextCharFormat()
         match.setFontWeight(700)

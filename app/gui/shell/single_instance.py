@@ -37,7 +37,7 @@ class SingleInstance(QObject):
     def __init__(self, home: Path) -> None:
         super().__init__()
         self._home = home
-        private_folder(home)
+        private_folder(home)  # before the lock, which needs the folder
         self._lock = QLockFile(str(home / LOCK_NAME))
         self._lock.setStaleLockTime(0)  # stale when its process is gone, at any age
         self.is_first = self._lock.tryLock(0)

@@ -52,6 +52,7 @@ class Tray(QObject):
         self.icon.messageClicked.connect(lambda: self._opens())
         self._timer = QTimer(self, interval=REFRESH_MS, singleShot=True)
         self._timer.timeout.connect(self.refresh)
+        # What ended before the window opened is not news.
         for run in self._cluster.run_list():
             self._notices.take_run(run, self._cluster.now_s())
         self._connect()
@@ -141,12 +142,14 @@ class Tray(QObject):
     # ------------------------------------------------------------ clicks
 
     def _clicked(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+        # The context click opens the menu.
         if reason != QSystemTrayIcon.ActivationReason.Context:
             self._window.come_forward()
 
     def _open_run(self, run_id: str) -> None:
         self._window.banner.hide()
         self._window.come_forward()
+        # It may have been deleted since the notification.
         if run_id in self._cluster.runs:
             self._window.open_run(run_id)
 

@@ -47,6 +47,7 @@ def draw_tray_icon(theme: Theme, whole: Whole) -> QIcon:
         pen = QPen(_DONE, RING_PX)
         pen.setCapStyle(Qt.PenCapStyle.FlatCap)
         painter.setPen(pen)
+        # Qt counts in sixteenths of a degree, anticlockwise from three o'clock.
         painter.drawArc(ring, 90 * 16, -round(360 * 16 * max(step, 1) / STEPS))
     if badge:
         corner = QRectF(SIZE_PX - BADGE_PX, SIZE_PX - BADGE_PX, BADGE_PX, BADGE_PX)

@@ -26,6 +26,7 @@ def describe_hardware(node: NodeSnapshot) -> str:
         cpu = node.facts.cpu or "CPU"
         return f"{cpu}, {count_of(node.facts.num_cores, 'core')}" if node.facts.num_cores else cpu
     names = [short_name(gpu.name) for gpu in node.facts.gpus]
+    # A dict keeps the order of the slots, a set would not.
     kinds = {name: names.count(name) for name in names}
     return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in kinds.items())
 
@@ -97,6 +98,7 @@ def check_columns() -> list[Column[Any]]:
             text=lambda r: r.status,
             status=lambda r: Status(tones.get(r.status, "calm"), r.status),
             width_px=96,
+            # What needs action first.
             sort=lambda r: ("fail", "warn", "unknown", "pass").index(r.status),
         ),
         Column(title="Check", text=lambda r: r.check, width_px=120),

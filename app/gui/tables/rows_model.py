@@ -109,7 +109,7 @@ class RowsModel(QAbstractTableModel, Generic[T]):
             self._places[self._key(row)] = len(self._rows)
             self._rows.append(row)
             self.endInsertRows()
-        elif self._rows[place] != row:
+        elif self._rows[place] != row:  # an equal row repaints nothing
             self._rows[place] = row
             self.touch(place)
 

@@ -65,7 +65,7 @@ def run_columns(now_s: Clock) -> list[Column[RunSnapshot]]:
         Column(
             title="Started",
             text=lambda r: show_moment(r.started_s or r.created_s, now_s()),
-            sort=lambda r: r.created_s,
+            sort=lambda r: r.created_s,  # a run that waits has no start
             width_px=110,
         ),
     ]

@@ -52,7 +52,7 @@ class CellDelegate(QStyledItemDelegate):
         split = index.data(SPLIT_ROLE)
         style: Any = option  # the type stubs lack the fields of the C++ struct
         is_plain = status is None and share is None and split is None
-        if is_plain:
+        if is_plain:  # the style draws text, selection and focus better than we could
             super().paint(painter, option, index)
         painter.save()
         if split is not None:
@@ -125,6 +125,7 @@ class TableView(QTableView, Generic[T]):
     def __init__(self, theme: Theme, model: RowsModel[T], name: str) -> None:
         super().__init__()
         self._rows = model
+        # Rows of the proxy are those on screen; every index is mapped before it meets the model.
         self._proxy = QSortFilterProxyModel(self)
         self._proxy.setSortRole(SORT_ROLE)
         self._proxy.setFilterRole(WORDS_ROLE)
@@ -138,6 +139,7 @@ class TableView(QTableView, Generic[T]):
         self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
         self.setShowGrid(False)
         self.setWordWrap(False)
+        # Tab leaves the table; by default it would visit every cell.
         self.setTabKeyNavigation(False)
         self.setMouseTracking(True)
         self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT_PX)
