@@ -46,6 +46,7 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
         probe.world_size,
         is_master=probe.rank == 0,
         timeout=timedelta(seconds=probe.timeout_s),
+        # Or the constructor would wait, and could not name the ranks that are missing.
         wait_for_workers=False,
     )
     missing = gather(store, probe, deadline)
@@ -58,6 +59,7 @@ def reduce_once(probe: AllReduceProbe) -> dict[str, Any]:
     began_s = time.monotonic()
     group.allreduce([values]).wait()
     seconds = time.monotonic() - began_s
+    # Rank r sends r + 1: a rank that was counted twice or not at all shows.
     expected = probe.world_size * (probe.world_size + 1) / 2
     sum_ok = bool((values == expected).all())
     leave(store, probe)

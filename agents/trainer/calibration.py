@@ -83,6 +83,7 @@ def measure_pace(device: torch.device, seconds: float, work: Callable[[], object
             work()
         _wait(device)
         paces.append((time.perf_counter() - started) / at_once)
+    # The first half heats the card up; clocks fall in it.
     warm = paces[len(paces) // 2 :]
     return sum(warm) / len(warm)
 
@@ -93,6 +94,7 @@ def measure_matrix(device: torch.device, seconds: float) -> float:
     dtype = _training_dtype(device)
     x_MI = torch.randn(m, i, device=device, dtype=dtype)
     weight_OI = torch.randn(o, i, device=device, dtype=dtype)
+    # Into memory of its own, so that no allocation is timed.
     y_MO = torch.empty(m, o, device=device, dtype=dtype)
     pace_s = measure_pace(device, seconds, lambda: torch.mm(x_MI, weight_OI.T, out=y_MO))
     return 2.0 * m * o * i / pace_s

@@ -61,6 +61,7 @@ def is_due(spec: RunSpec, step: int, num_rows: int, *, last: bool) -> bool:
     every = spec.evaluate_every_steps
     if every is not None:
         return step % every == 0
+    # An epoch ends within this step, or right after it.
     size = spec.batch_sequences
     return step * size // num_rows > (step - 1) * size // num_rows
 

@@ -94,8 +94,10 @@ class ResumeVerifier:
             return
         # Hexadecimal, since decimals would round the last bit that promise A is about.
         then = float.fromhex(logged.loss_hex)
+        # `tiny` in case that a loss of 0 was logged.
         difference = abs(loss - then) / max(abs(then), torch.finfo(torch.float64).tiny)
         self._compared.append((step, difference, samples == logged.samples))
+        # Also when the run ends early: what was compared by then is worth knowing.
         if ends or len(self._compared) == len(self._steps):
             self._journal.write("certificate", **asdict(self._summarize()))
             self._steps.clear()

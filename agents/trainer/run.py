@@ -63,6 +63,7 @@ def run_rank(
     ranks = Ranks.from_environment()
     refuse_unsupported(spec, ranks.world_size)
     device = choose_device(attempt.placement.device)
+    # Before anything is allocated there: under WSL2 the limit is what is free now.
     limit_memory(device, spec.memory_gib)
     _fix_numerics(attempt, ranks, device)
     group = Group(ranks, attempt.rank_names)
@@ -129,6 +130,7 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
         tokenizer, plain_template = state.model.tokenizer, state.model.plain_template
         preview = describe(state.train, tokenizer, spec, plain_template=plain_template)
         context.journal.write("preview", **to_wire(preview))
+    # Gradients of different scales cannot be summed.
     scales_loss = any(report["scales_loss"] for report in reports)
     schedule = _make_schedule(context, state, solo_tokens_per_s, scales_loss=scales_loss)
     report_start(context, state, schedule, strategy.shares)
@@ -136,6 +138,8 @@ def _train(context: RankContext, state: TrainingState, strategy: Strategy) -> No
     with contextlib.closing(_make_saver(context, state, strategy)) as saver:
         verifier = _make_verifier(context, state)
         loop = Loop(context, state, schedule, executor, strategy, saver, verifier)
+        # A stop may come while ranks load. Only what all of them have exchanged may decide, or some
+        # would wait in a collective for ranks that have left.
         if not any(report["stop"] for report in reports):
             step, reason = loop.run()
     context.journal.write("finished", step=step, reason=reason)

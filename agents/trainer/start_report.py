@@ -59,6 +59,7 @@ def _warn_of_few_examples(journal: RankJournal, spec: RunSpec, count: int, world
     noun = "pack" if spec.packing else "row"
     of_rows = " of rows" if spec.packing else ""
     if world_size <= count < size:
+        # Not an error: choose_rows goes around the data as often as a batch needs.
         rows = f"only {noun}{of_rows}" if count == 1 else f"{count} {noun}s{of_rows}"
         journal.write(
             "warning",

@@ -19,6 +19,7 @@ from agents.errors import ExpectedError
 from agents.trainer.data.file_hashes import hash_cached
 
 _MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+# Files that change without the model; a manifest is that of a bundle or of a checkpoint.
 _NOT_THE_MODEL = ("README", "LICENSE", MANIFEST_FILE, "generation_config.json")
 # Keys of the spec that may differ between the attempts of a run: they change no number, or only
 # its last bits.
@@ -38,6 +39,7 @@ def hash_model(folder: Path, memory: Path | None) -> str:
     Raises:
         ExpectedError: a file cannot be read, or there is none.
     """
+    # Only the folder itself: Transformers loads nothing from its subfolders.
     names = sorted(
         path.name
         for path in folder.iterdir()

@@ -156,6 +156,7 @@ class CheckpointFolder:
             self._failpoints.reach("manifest-written")
             self._check_fence()
             self._appear(partial, step)
+        # Also an interrupt: nothing of the checkpoint may stay, whatever ends it.
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             explained = _explain(error, self.path)
@@ -188,6 +189,8 @@ class CheckpointFolder:
         newest = 0
         with contextlib.suppress(FileNotFoundError, ValueError):
             newest = int(self._fence.read_text(encoding="ascii"))
+        # The agent raises the fence before it starts an attempt: a rank that was cut off from the
+        # master, and trains on, must not overwrite what the newer attempt saves.
         if newest > self._attempt:
             raise ExpectedError(
                 f"Attempt {newest} of run {self._run_id} has begun on this node, so attempt "
@@ -213,6 +216,7 @@ class CheckpointFolder:
         """
         checkpoints = self.find_all()
         newest_step = checkpoints[-1].manifest.step if checkpoints else 0
+        # Later steps of an abandoned attempt: this one has resumed from before them.
         ahead = [c for c in checkpoints if c.manifest.step > newest_step]
         behind = [c for c in checkpoints if c.manifest.step <= newest_step]
         for checkpoint in [*ahead, *behind[:-keep]]:

@@ -33,6 +33,7 @@ def write_shards(
     names = name_files(stem, len(groups))
     for name, group in zip(names, groups, strict=True):
         part = {key: tensors[key] for key in group}
+        # Transformers refuses a file whose metadata has no format.
         save_file(part, folder / name, metadata={"format": "pt"})
     if len(groups) > 1:
         index = {
@@ -106,6 +107,7 @@ def cut_long(tensors: Mapping[str, Tensor], piece_bytes: int | None = None) -> d
         if tensor.dim() != 1 or tensor.nbytes <= limit:
             cut[name] = tensor
             continue
+        # The flat moments of the optimizer are one tensor, which no file bound could hold.
         for number, piece in enumerate(tensor.split(max(1, limit // tensor.element_size()))):
             cut[f"{name}{_PIECE}{number:05d}"] = piece
     return cut

@@ -108,6 +108,7 @@ class HostCopy:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = self._buffers[name] = _allocate(tensor)
+        # Only queued; `take` waits once for all copies.
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
 
@@ -187,6 +188,7 @@ def load_state(checkpoint: Checkpoint, parameters: FlatParameters, strategy: Str
     shapes = {name: tuple(view.shape) for name, view in parameters.views.items()}
     found = read_shapes(files)
     if shapes != found:
+        # One example is enough: with another adapter all of them differ.
         odd = sorted(set(shapes.items()) ^ set(found.items()))[0]
         raise ExpectedError(
             f"{checkpoint.path} holds other parameters than this run trains, such as {odd[0]}.",

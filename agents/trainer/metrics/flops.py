@@ -75,6 +75,7 @@ def read_flops(module: nn.Module) -> ModelFlops:
     Experts of a mixture count by the share of them that a token is routed to.
     """
     head_module = _head_of(module)
+    # Adapters on the head count as part of it.
     inside_head = {id(part) for part in head_module.modules()} if head_module else set()
     config: Any = getattr(module, "config", None)
     if hasattr(config, "get_text_config"):
@@ -116,6 +117,7 @@ def _matrix(part: nn.Module) -> tuple[int, bool]:
     """
     width_in, width_out = getattr(part, "in_features", None), getattr(part, "out_features", None)
     weight = getattr(part, "weight", None)
+    # PEFT wraps a layer in one of the same shape; only the innermost one has the weights.
     is_leaf = isinstance(weight, nn.Parameter) and not hasattr(part, "base_layer")
     if not (is_leaf and isinstance(width_in, int) and isinstance(width_out, int)):
         return 0, False

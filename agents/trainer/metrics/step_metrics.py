@@ -49,9 +49,11 @@ def describe_speed(
     second over the sum of what its ranks do alone. `memory_bytes` is the peak that the training
     needed: memory that is only used because it was free is a field of its own.
     """
+    # The FLOPs of this rank alone: unlike GPUs have different peaks.
     num_tokens = sum(work.lengths)
     model_flops = speeds.flops.count(work.lengths, work.num_targets)
     recomputed = speeds.flops.count_recomputed(work.lengths) * work.recomputed_share
+    # Over the whole step, so that time spent waiting lowers MFU as well.
     possible = speeds.peak.flops_per_s * times.step_s if speeds.peak else None
     solo = speeds.solo_tokens_per_s
     rate = work.global_tokens / times.step_s

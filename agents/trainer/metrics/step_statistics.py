@@ -70,5 +70,6 @@ class StatsLayout:
         for name in self._per_rank:
             per_rank[name] = tuple(numbers[start : start + self._world_size])
             start += self._world_size
+        # Not strict: the per-rank numbers follow.
         sums = dict(zip(self._sums, numbers, strict=False))
         return Stats(sums, per_rank, tuple(numbers[start:]))

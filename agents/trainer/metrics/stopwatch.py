@@ -31,6 +31,7 @@ class Stopwatch:
         self._started_s = time.perf_counter()
         self._events: list[torch.cuda.Event] = []
         self._marks_s: list[float] = [self._started_s]
+        # The host runs ahead of the GPU: its own clock would show the time of queueing.
         if self._cuda:
             self._mark_event()
 
@@ -48,6 +49,7 @@ class Stopwatch:
         step_s = time.perf_counter() - self._started_s
         if self._cuda:
             pairs = zip(self._events, self._events[1:], strict=False)
+            # elapsed_time counts in milliseconds.
             parts = [start.elapsed_time(end) / 1e3 for start, end in pairs]
         else:
             marks = zip(self._marks_s, self._marks_s[1:], strict=False)

@@ -35,6 +35,7 @@ class Preference:
         reward_P2 = self._beta * (policy_P2 - reference_P2.to(policy_P2))
         margin_P = reward_P2[:, 0] - reward_P2[:, 1]
         loss = -F.logsigmoid(margin_P).sum()
+        # In float64: the sums must not depend on how a batch is cut into micro-batches.
         found = margin_P.detach().double()
         sums = torch.stack([loss.detach().double(), found.sum(), (found > 0).double().sum()])
         return loss * gradient_scale, sums
@@ -51,4 +52,5 @@ def sum_log_probabilities(forward: Forward, batch: MicroBatch) -> Tensor:
     features = forward.features(batch)
     token_N = forward.head.log_probabilities(features, batch.label_N)
     sums_S = torch.zeros(batch.num_segments, dtype=token_N.dtype, device=token_N.device)
+    # Segments come in pairs: chosen, then rejected.
     return sums_S.index_add(0, batch.segment_N, token_N).unflatten(0, (-1, 2))

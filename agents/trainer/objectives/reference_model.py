@@ -87,10 +87,12 @@ class ReferenceTable:
         """
         key = self._make_key(model_sha256)
         found = self._read(key)
+        # Caches of nodes may differ: another run may have pruned one of them.
         reports = group.agree("reference found", lambda: {"found": found is not None})
         holders = [rank for rank, report in enumerate(reports) if report["found"]]
         if not holders:
             group.agree("reference", lambda: self._compute(group.rank, group.world_size, report))
+        # One rank gives the table and the others zeros, so that the sum below is the table.
         elif found is not None and group.rank == holders[0]:
             self.table_P2.copy_(found)
         whole_P2 = self.table_P2.to(self._device)
@@ -125,6 +127,7 @@ class ReferenceTable:
 
     def _keep(self, key: str) -> None:
         """Write the table; on a full disk the next start has to compute it again."""
+        # Hidden until it is complete, so that no other process reads half of a table.
         unfinished = self._cache / f".{key}-{os.getpid()}"
         try:
             with contextlib.suppress(OSError):
@@ -169,6 +172,7 @@ def compute_reference(
     train, evaluation = sets
     num_train = len(train)
     table_P2 = torch.zeros(num_train + len(evaluation or ()), 2, dtype=torch.float64)
+    # Every n-th pair, so that long and short ones are spread over the ranks.
     wanted = _find_used(spec, num_train)[rank::world_size]
     evaluated = range(rank, len(evaluation or ()), world_size)
     total = len(wanted) + len(evaluated)

@@ -24,4 +24,5 @@ class Supervised:
         """Return the loss and the sums; see `Objective`."""
         features = self._forward.features(batch)
         loss = self._forward.head.sum_loss(features, batch.label_N, gradient_scale)
+        # The slots of preference data stay zero.
         return loss, F.pad(loss.detach().double().reshape(1), (0, NUM_SUMS - 1))

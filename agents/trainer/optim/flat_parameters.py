@@ -65,12 +65,14 @@ class FlatParameters:
             stop = start + parameter.numel()
             view = self.values[start:stop].view_as(parameter)
             view.copy_(parameter.data)
+            # The parameter stays the same object, which PEFT and hooks hold; its storage moves.
             parameter.data = view
             parameter.grad = self.gradients[start:stop].view_as(parameter)
             self.views[name] = view
             self.num_decayed = stop if parameter.dim() >= 2 else self.num_decayed
             start = stop
         sizes = {name: view.numel() for name, view in self.views.items()}
+        # Rounded up, so that there are at most 8 buckets.
         minimum = max(1, min_bucket_bytes // dtype.itemsize, -(-num_values // _MAX_BUCKETS))
         self.buckets = cut_buckets(sizes, minimum)
 
@@ -79,6 +81,7 @@ class FlatParameters:
         pairs = zip(self.parameters.values(), gradients, strict=True)
         found = [(parameter.grad, new) for parameter, new in pairs if new is not None]
         if found:
+            # A few kernels for hundreds of small tensors.
             torch._foreach_add_([into for into, _ in found], [new for _, new in found])
 
     def groups(self, weight_decay: float) -> list[dict[str, object]]:
@@ -86,6 +89,7 @@ class FlatParameters:
         cuts = ((slice(0, self.num_decayed), weight_decay), (slice(self.num_decayed, None), 0.0))
         groups: list[dict[str, object]] = []
         for cut, decay in cuts:
+            # A view: a step of the optimizer changes the parameters of the model.
             parameter = nn.Parameter(self.values[cut])
             if parameter.numel():
                 parameter.grad = self.gradients[cut]

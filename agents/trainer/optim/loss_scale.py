@@ -37,6 +37,7 @@ class LossScale:
         """
         if not math.isfinite(norm):
             return LossScale(factor=self.factor / 2, num_skipped=self.num_skipped + 1)
+        # good_steps begins at 0 again.
         if self.good_steps + 1 == _GROWTH_STEPS:
             return LossScale(factor=self.factor * 2, num_skipped=self.num_skipped)
         return replace(self, good_steps=self.good_steps + 1)

@@ -13,6 +13,7 @@ def learning_rate_at(spec: RunSpec, step: int, total_steps: int) -> float:
     It rises linearly over the warm-up steps and then decays towards 0, which it would reach one
     step after the last: no step has a learning rate of 0.
     """
+    # From 1 to num_warmup, so that even the first step has a learning rate.
     num_warmup = round(spec.warmup_share * total_steps)
     if step <= num_warmup:
         return spec.learning_rate * step / num_warmup

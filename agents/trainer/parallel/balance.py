@@ -43,9 +43,11 @@ class Balancer:
         if not self._active:
             return False
         for known, needed_s, count in zip(self._token_s, seconds, tokens, strict=True):
+            # 0 s: a rank has no time yet in its first step.
             if count > 0 and needed_s > 0:
                 known.append(needed_s / count)
         self._num_steps += 1
+        # The first steps are slower on every rank: caches fill, kernels are loaded.
         if self._num_steps < _WINDOW or not any(self._token_s):
             return False
         token_s = self._estimate_token_s()
@@ -62,6 +64,7 @@ class Balancer:
         """Return the seconds per token of each rank; one that never had work fits its share."""
         found = [statistics.median(known) if known else None for known in self._token_s]
         pairs = list(zip(found, self.shares, strict=True))
+        # Seconds per token at a share of 1, of the ranks that were timed.
         usual = statistics.median(one * share for one, share in pairs if one is not None)
         return [usual / share if one is None else one for one, share in pairs]
 

@@ -55,6 +55,7 @@ def choose_batch(
         mine=Part(
             examples=[examples[place] for place in mine],
             places=[chosen[place] for place in mine],
+            # Number of the example in the whole run: dropout is a hash of it, whoever computes.
             positions=[(step - 1) * size + place for place in mine],
         ),
         my_tokens=sum(lengths[place] for place in mine),

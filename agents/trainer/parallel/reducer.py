@@ -96,6 +96,7 @@ class Reducer:
         self._saved: list[Tensor] = []
         self.divisor = 1.0
         """Number that the sums of this step will be divided by."""
+        # With one rank no hook is registered: nothing would be sent, and each costs time.
         for index, bucket in enumerate(flat.buckets if self._shared else ()):
             for name in bucket.names:
                 hook = partial(self._count_down, index)
@@ -107,6 +108,7 @@ class Reducer:
         What an earlier attempt has sent is waited for and saved; its place in the buffer is free.
         """
         self._armed = False
+        # The other ranks wait for these sums, so they are finished, though not needed now.
         for finish in self._in_flight:
             finish()
             self._saved.append(self._part(len(self._saved)).to("cpu", copy=True))

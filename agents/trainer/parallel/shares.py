@@ -29,6 +29,7 @@ def split_batch(num_tokens: Sequence[int], shares: Sequence[float]) -> list[rang
     scale = ends[-1] / sum(shares)
     cuts = [0]
     for weight in list(accumulate(shares))[:-1]:
+        # A long sequence may swallow the budget of several ranks: cuts never go back.
         cuts.append(max(cuts[-1], _nearest(ends, weight * scale)))
     cuts.append(len(num_tokens))
     return [range(start, stop) for start, stop in pairwise(cuts)]
@@ -49,5 +50,6 @@ def shares_from_speeds(tokens_per_s: Sequence[float]) -> tuple[float, ...]:
     >>> shares_from_speeds([100.0, 50.0, 50.0])
     (0.5, 0.25, 0.25)
     """
+    # Never 0: a rank without work would not be timed again, and would stay without.
     total = sum(tokens_per_s)
     return tuple(max(round(speed / total, _DIGITS), 10**-_DIGITS) for speed in tokens_per_s)

@@ -46,6 +46,7 @@ def _digest_one(tensor: Tensor) -> Tensor:
     whole_RB = flat_N[: num_whole * _ROW].view(num_whole, _ROW)
     for first in range(0, num_whole, step):
         last = min(first + step, num_whole)
+        # Products and sums wrap modulo 2^64, which torch does for integers on all devices.
         rows_RB = whole_RB[first:last].to(torch.int64)
         sum_R[first:last] = rows_RB.mul_(factor_B).sum(dim=1)
     rest_B = flat_N[num_whole * _ROW :].to(torch.int64)

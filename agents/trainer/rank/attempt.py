@@ -35,6 +35,7 @@ class RankAttempt:
     def hashes_folder(self) -> Path | None:
         """Folder that remembers hashes of big files; None outside an agent's home."""
         runs = self.run_folder.parent
+        # `torchrun -m agents.trainer` by hand has any folder; nothing is kept outside of it.
         return runs.parent / "hashes" if runs.name == RUNS else None
 
     @property
@@ -85,6 +86,7 @@ def redirect_output(path: Path) -> None:
 
     Of the descriptors, not of sys.stdout: NCCL and the CUDA driver write from C.
     """
+    # Appended to: the supervisor may cut a hole into a long log, see `logcap`.
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -24,6 +24,7 @@ def read_memory_bytes(device: torch.device, held_bytes: int = 0) -> int | None:
         return max(torch.cuda.max_memory_allocated(device), at_rest_bytes + held_bytes)
     try:
         with open("/proc/self/statm", "rb") as file:
+            # The second field: resident pages.
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return None
@@ -48,6 +49,7 @@ def read_available_bytes() -> int:
             found = next(line for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 0
+    # In kB, by which the kernel means 1,024 bytes.
     return int(found.split()[1]) * 1024
 
 
@@ -101,6 +103,7 @@ def choose_device(name: str) -> torch.device:
             f"torch {torch.__version__} does not see {name} (it sees {count} GPUs).",
             "Check nvidia-smi on that PC and that torch was built for its CUDA version",
         )
+    # Triton and bitsandbytes launch kernels on the current device, not on that of a tensor.
     torch.cuda.set_device(device)
     return device
 

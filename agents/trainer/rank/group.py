@@ -87,6 +87,7 @@ class Group:
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+                # Connects NCCL now, so that a failure is not one of the first sum.
                 device_id=device if backend == "nccl" else None,
             )
         except (RuntimeError, ValueError) as error:
@@ -133,6 +134,7 @@ class Group:
         self._guard(lambda store: store.set(f"{topic}/{self.rank}", json.dumps(value)))
         values: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout_s
+        # Polled: a blocking get of one key would miss the failure of another rank.
         while len(values) < self.world_size:
             for rank in range(self.world_size):
                 if rank not in values and self._has_sent(topic, rank):
@@ -160,6 +162,7 @@ class Group:
             self.exchange(topic, {"failure": {"message": error.message, "hint": error.hint}})
             raise
         except Exception as error:
+            # A bug: the other ranks still have to learn of it before this one goes.
             words = f"{type(error).__name__}: {error}"
             failure = {"message": words, "hint": "Read the log of that rank"}
             with contextlib.suppress(ExpectedError):  # the crash itself is raised
@@ -200,6 +203,7 @@ class Group:
             PeerLost: rank 0, which hosts the store, has gone.
         """
         if self._store is not None:
+            # A counter: a value that stays the same would be no sign of life.
             self._num_signs += 1
             self._guard(lambda store: store.set(f"alive/{self.rank}", str(self._num_signs)))
 

@@ -81,12 +81,14 @@ class RankJournal:
     def _append(self, line: bytes) -> None:
         while line:
             try:
+                # A write to a disk that fills up may take only a part of the line.
                 line = line[os.write(self._file, line) :]
             except OSError:  # the disk is full: the record waits, the training does not
                 time.sleep(_RETRY_S)
 
 
 def _finite(value: Any) -> Any:
+    # JSON has no infinity and no NaN, and other readers refuse what Python writes.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -143,6 +145,7 @@ class Heartbeat:
         }
         line = json.dumps(record).ljust(self._WIDTH - 1) + "\n"
         with contextlib.suppress(OSError):  # a full disk must not end a training
+            # One write in place: readers find a whole record, and a full disk has room for it.
             os.pwrite(self._file, line.encode("ascii"), 0)
 
     def _run(self) -> None:
