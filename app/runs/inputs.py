@@ -1,4 +1,4 @@
-"""A run's model and data: found on this PC, brought to the nodes, remembered for a resume."""
+"""Find a run's model and data on this PC, send them to the nodes, and recall them for a resume."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from app.runs.services import Services
 from app.storage.hashes import HashStore
 from app.storage.runs import RunRecord
 
-TOLD_BYTES = 64 * 1024**2
-"""From this size on it is told how far the sending is."""
+REPORTED_BYTES = 64 * 1024**2
+"""Minimum size of a source whose transfer reports its progress, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """Where the nodes get model and data from."""
+    """Sources of a run's model and data."""
 
     model: Source
     train: Source
@@ -48,7 +48,7 @@ def find_inputs(services: Services, spec: RunSpec) -> Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInputs:
-    """Paths on one node."""
+    """Paths of a run's model and data on one node."""
 
     model: str
     train: str
@@ -58,8 +58,8 @@ class NodeInputs:
 def recall_inputs(services: Services, run: RunRecord) -> Inputs:
     """Return the model and data of the run's first launch, else find them again.
 
-    A resume must train on what the run began with: files edited since then are another data set.
-    What nodes hold already is not needed here any more.
+    A resume must train on what the run started with: a file edited since then is another data set.
+    Files that the nodes hold already need not exist here any more.
     """
     for attempt in services.runs.store.attempts(run.run_id):
         if attempt.inputs:
@@ -68,17 +68,17 @@ def recall_inputs(services: Services, run: RunRecord) -> Inputs:
 
 
 async def send_inputs(
-    services: Services, nodes: Sequence[str], inputs: Inputs, tell: OnMessage = lambda line: None
+    services: Services, nodes: Sequence[str], inputs: Inputs, report: OnMessage = lambda line: None
 ) -> dict[str, NodeInputs]:
-    """Bring model and data to all nodes at once; return the paths there.
+    """Send model and data to all nodes at once; return the paths there.
 
-    `tell` hears how far it is where that takes long.
+    `report` is called with the progress of large transfers.
 
     Raises:
         UserError: a disk is full, or a node was lost.
     """
     answers = await asyncio.gather(
-        *(_send_to(services, node, inputs, tell) for node in nodes), return_exceptions=True
+        *(_send_to(services, node, inputs, report) for node in nodes), return_exceptions=True
     )
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -86,12 +86,12 @@ async def send_inputs(
     return {n: a for n, a in zip(nodes, answers, strict=True) if isinstance(a, NodeInputs)}
 
 
-async def _send_to(services: Services, node: str, inputs: Inputs, tell: OnMessage) -> NodeInputs:
+async def _send_to(services: Services, node: str, inputs: Inputs, report: OnMessage) -> NodeInputs:
     return NodeInputs(
-        model=await send(services, node, inputs.model, tell, "the model"),
-        train=await send(services, node, inputs.train, tell, "the training data"),
+        model=await send(services, node, inputs.model, report, "the model"),
+        train=await send(services, node, inputs.train, report, "the training data"),
         eval=(
-            await send(services, node, inputs.eval, tell, "the evaluation data")
+            await send(services, node, inputs.eval, report, "the evaluation data")
             if inputs.eval
             else None
         ),
@@ -102,40 +102,46 @@ async def send(
     services: Services,
     node: str,
     source: Source,
-    tell: OnMessage = lambda line: None,
+    report: OnMessage = lambda line: None,
     what: str = "files",
 ) -> str:
-    """Bring one source to a node and return the path that the trainer gets.
+    """Send one source to a node; return the path that the trainer gets.
 
     Args:
-        tell: hears how far it is, if it is large.
-        what: the source, in words for people.
+        services: stores and nodes.
+        node: node to send to.
+        source: model or data.
+        report: called with the progress, when the source is large.
+        what: name of the source in those sentences.
+
+    Raises:
+        UserError: a disk is full, or a file has changed and the node has no earlier copy.
     """
     if source.destination is None:
         return source.value
-    is_large = sum(file.size_bytes for file in source.files) >= TOLD_BYTES
-    progress = say_bytes(tell, f"sending {what} to {node}") if is_large else None
+    is_large = sum(file.size_bytes for file in source.files) >= REPORTED_BYTES
+    progress = say_bytes(report, f"sending {what} to {node}") if is_large else None
     try:
         return source.path_on_node(await services.pool.push(node, source, progress))
     except NodeUnreachable:
-        raise  # what it has was not learned
+        raise  # which files it has is unknown
     except UserError as error:
         changed = await asyncio.to_thread(_find_changed, services.hashes, source)
         if changed is None:
             raise
         raise UserError(
-            f"{changed} has changed since the run began, and {node} has no copy of what it was",
-            "Put it back as it was, or start a new run.",
+            f"{changed} has changed since the run started, and {node} has no earlier copy",
+            "Restore the file, or start a new run.",
         ) from error
 
 
 def _find_changed(hashes: HashStore, source: Source) -> Path | None:
-    """Return the first file here that is no longer what the source names; None: all are."""
+    """Return the first file that no longer has the hash in the source; None when all have."""
     for entry in source.files:
         path = Path(source.root or "", entry.path)
         try:
             if hashes.sha256(path) != entry.sha256:
                 return path
         except OSError:
-            continue  # that it is gone was said already
+            continue  # the push has reported that it is missing
     return None

@@ -1,6 +1,7 @@
-"""Whether the chosen nodes can take part in an attempt, and who would do what.
+"""Check that the chosen nodes can take part in an attempt, and plan its ranks.
 
-Nothing here changes anything anywhere: it asks, and refuses with what, where and what to do next.
+Nothing here changes anything anywhere: it only queries the nodes, and refuses with a reason and a
+hint.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from app.text import show_list
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchPlan:
-    """All that an attempt's launch needs, once every node was looked at."""
+    """Everything that launching an attempt needs, once every node has been checked."""
 
     ranks: tuple[RankPlacement, ...]
     endpoints: dict[str, Endpoint]
@@ -38,10 +39,10 @@ class LaunchPlan:
 
 
 def choose_nodes(spec: RunSpec, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that a spec asks for, in its order.
+    """Return the nodes that a spec requests, in its order.
 
     Raises:
-        UserError: there are no nodes, or a name is not among them, or stands twice.
+        UserError: there are no nodes, or a name is unknown or listed twice.
     """
     if not known:
         raise UserError("there are no nodes yet", "Add one: rackless nodes add NAME --local")
@@ -54,28 +55,28 @@ def choose_nodes(spec: RunSpec, known: Sequence[str]) -> tuple[str, ...]:
             "Correct nodes in the run file, or add the node: rackless nodes add",
         )
     if len(set(spec.nodes)) < len(spec.nodes):
-        raise UserError("a node stands twice in nodes", "Name each node once.")
+        raise UserError("nodes lists a node twice", "List each node once.")
     return tuple(spec.nodes)
 
 
 def require_supported(spec: RunSpec) -> None:
-    """Refuse what this version cannot train yet.
+    """Check that this version can train what a spec requests.
 
     Raises:
-        NotAvailableYet: naming the key and what can be used instead.
+        NotAvailableYet: it cannot; the message names the key and what can be used instead.
     """
     if refusal := refuse_parallel(spec.parallel):
         raise NotAvailableYet(refusal[0], f"{refusal[1]}.")
 
 
 async def plan_launch(services: Services, spec: RunSpec, nodes: Sequence[str]) -> LaunchPlan:
-    """Ask every node whether it can take part, and decide who does what.
+    """Check every node, and place the ranks.
 
     Raises:
-        UserError: a node cannot be reached, is busy, or has no fitting environment.
+        UserError: a node cannot be reached, is busy, or has no suitable environment.
     """
     answers = await asyncio.gather(
-        *(_look_at(services, node) for node in nodes), return_exceptions=True
+        *(_check_node(services, node) for node in nodes), return_exceptions=True
     )
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -88,7 +89,7 @@ async def plan_launch(services: Services, spec: RunSpec, nodes: Sequence[str]) -
     if spec.shares is not None and len(spec.shares) != len(ranks):
         raise UserError(
             f"shares has {len(spec.shares)} values, but the run has {len(ranks)} ranks",
-            "Give one share per rank, or leave shares out: they are then measured.",
+            "Give one share per rank, or leave shares out to have them measured.",
         )
     return LaunchPlan(
         ranks=ranks,
@@ -103,20 +104,20 @@ async def add_forecast(services: Services, spec: RunSpec, plan: LaunchPlan) -> L
     return replace(plan, forecast=await services.hooks.forecast(spec, plan.facts, plan.ranks))
 
 
-async def _look_at(services: Services, node: str) -> NodeFacts:
+async def _check_node(services: Services, node: str) -> NodeFacts:
     agent = services.pool.agent(node)
     facts, attempts = await asyncio.gather(agent.facts(), agent.attempt_list())
     for status in active_attempts(attempts):
         raise UserError(
             f"node {node} is already busy: run {status.run_id} is {status.state} there",
-            f"Wait for it, stop it with: rackless runs stop {status.run_id}, or name other nodes "
-            "in the run file.",
+            f"Wait until it ends, stop it: rackless runs stop {status.run_id}, or choose other "
+            "nodes in the run file.",
         )
     for use in facts.gpu_uses:
         if use.run_id is None:
             raise UserError(
                 f"node {node} is already busy: {use.name} uses its GPU",
-                "Wait for it, cancel it where it was started, or name other nodes in the run file.",
+                "Wait until it ends, cancel it where it began, or choose other nodes.",
             )
     python_of(node, facts)
     return facts

@@ -1,10 +1,10 @@
-"""Look a run's data over before it is started: what is recognised, counted, left out, and learned.
+"""Preview a run's data before it starts: the format, the counts, and what is skipped or trained on.
 
 It needs the model's tokenizer and the packages of the training environment, but neither weights nor
-a GPU. With the model's folder on this PC and the packages in our own Python the work is done here;
-else on the first node of the run file that can train, which gets the data (the run needs it there
-anyway) and the tokenizer alone. All rows are tokenized into the place where a run on that node
-looks for tokens, so the time is not lost.
+a GPU. With the model's folder on this PC and the packages in our own Python it runs here; otherwise
+on the first node of the run file that can train, which gets the data (the run needs it there
+anyway) and the tokenizer alone. The tokens are stored where a run on that node looks for them, so
+the time is not lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from app.runs.services import Services
 
 OnMessage = Callable[[str], None]
 Part = Literal["train", "eval"]
-"""Which data of a run file."""
+"""Data set of a run file."""
+# fcntl: the trainer's data cache takes file locks that Windows does not have.
 _NEEDED = ("transformers", "tokenizers", "jinja2", "numpy", "fcntl")
 
 
@@ -49,18 +50,20 @@ async def preview_data(
     whole: bool = True,
     progress: OnMessage | None = None,
 ) -> DataPreview:
-    """Return what a run of this spec would learn from `data.train`.
+    """Return a preview of what a run of this spec would train on.
 
     Args:
-        part: `eval`: look at `data.eval` instead, which has to be given.
-        node: do it on this node; None: on this PC where that is possible, else on a node.
-        whole: tokenize all rows; False: look at the first rows only, which takes seconds.
-        progress: hears how far it is.
+        services: stores and nodes.
+        spec: run to preview.
+        part: data set to read; `eval` requires `data.eval`.
+        node: node to use; None for this PC where possible, else the first suitable node.
+        whole: tokenize all rows; False reads only the first rows, which takes seconds.
+        progress: called with a sentence on each stage.
 
     Raises:
-        UserError: the data is of no use (with file, row and reason), or no place can look at it.
+        UserError: the data is unusable (with file, row and reason), or no place can read it.
     """
-    tell = progress or (lambda text: None)
+    report = progress or (lambda text: None)
     name = spec.data.train if part == "train" else spec.data.eval or ""
     held_out_from = None if part == "train" else spec.data.train
     data = await asyncio.to_thread(find_data, name, f"data.{part}", services.hashes)
@@ -74,11 +77,13 @@ async def preview_data(
             held_out_from=held_out_from,
             whole=whole,
         )
-        tell(f"looking {name} over on this PC")
-        return await _run_here(job, services.paths.home, tell)
+        report(f"reading {name} on this PC")
+        return await _run_here(job, services.paths.home, report)
     chosen, python = await _choose_node(services, spec, node)
-    tell(f"looking {name} over on {chosen}")
-    return await _run_there(services, chosen, python, spec, model, data, held_out_from, whole, tell)
+    report(f"reading {name} on {chosen}")
+    return await _run_there(
+        services, chosen, python, spec, model, data, held_out_from, whole, report
+    )
 
 
 def _can_run_here() -> bool:
@@ -89,7 +94,7 @@ async def _choose_node(services: Services, spec: RunSpec, named: str | None) -> 
     """Return the first node that can train, and its interpreter.
 
     Raises:
-        UserError: none can; it tells why the first one cannot.
+        UserError: none can; the message is the first node's.
     """
     names = (named,) if named else choose_nodes(spec, services.pool.names())
     problem: UserError | None = None
@@ -110,47 +115,47 @@ async def _run_there(
     data: Source,
     held_out_from: str | None,
     whole: bool,
-    tell: OnMessage,
+    report: OnMessage,
 ) -> DataPreview:
     job = PreviewJob(
         python=python,
         spec=spec,
-        model_path=await send(services, node, model, tell, "the model's files"),
-        train_path=await send(services, node, data, tell, "the data"),
+        model_path=await send(services, node, model, report, "the model's files"),
+        train_path=await send(services, node, data, report, "the data"),
         held_out_from=held_out_from,
         whole=whole,
     )
-    return await services.pool.agent(node).preview_data(job, tell)
+    return await services.pool.agent(node).preview_data(job, report)
 
 
-async def _run_here(job: PreviewJob, home: Path, tell: OnMessage) -> DataPreview:
+async def _run_here(job: PreviewJob, home: Path, report: OnMessage) -> DataPreview:
     with tempfile.TemporaryDirectory(prefix="rackless-preview-") as name:
         folder = Path(name)
         await asyncio.to_thread((folder / "job.json").write_text, json.dumps(to_wire(job)), "ascii")
-        said: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
         async with _started(folder, home) as process:
             assert process.stdout is not None
             async for line in process.stdout:
-                said.append(read_said(line))
-                if said[-1].get("kind") == "progress":
-                    tell(str(said[-1].get("message", "")))
+                lines.append(read_said(line))
+                if lines[-1].get("kind") == "progress":
+                    report(str(lines[-1].get("message", "")))
             code = await process.wait()
         if code == 0:
-            report = await asyncio.to_thread((folder / "report.json").read_bytes)
-            return from_wire(DataPreview, json.loads(report))
+            found = await asyncio.to_thread((folder / "report.json").read_bytes)
+            return from_wire(DataPreview, json.loads(found))
         errors = (folder / "stderr").read_text("utf-8", "replace").strip()
-    failed = next((one for one in reversed(said) if one.get("kind") == "failed"), None)
+    failed = next((one for one in reversed(lines) if one.get("kind") == "failed"), None)
     if failed is None:
-        last = errors.rpartition("\n")[2][:400] or "it said nothing"
-        raise RacklessError(f"the preview of the data ended with {code}: {last}")
+        last = errors.rpartition("\n")[2][:400] or "it lines nothing"
+        raise RacklessError(f"the data preview exited with code {code}: {last}")
     raise UserError(str(failed.get("message", "")), str(failed.get("hint", "")))
 
 
 @contextlib.asynccontextmanager
 async def _started(folder: Path, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the trainer's own reader in a process of its own; it is killed when nobody waits.
+    """Run the trainer's data reader in a process of its own; kill it when the block ends.
 
-    What libraries log goes to a file, so that it never stands in the middle of a line of ours.
+    Libraries log to stderr, which goes to a file so that it never breaks one of our lines.
     """
     root = str(Path(messages.__file__).parents[2])
     environ = {**os.environ, "PYTHONPATH": root, "RACKLESS_AGENT_HOME": str(home)}

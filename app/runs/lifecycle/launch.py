@@ -1,8 +1,8 @@
-"""Start a run: look everything over, send what is missing, then launch on all nodes at once.
+"""Start a run: check the nodes, send what is missing, then launch on all nodes at once.
 
-Until the first node is asked to launch, nothing of the run exists anywhere: a problem found before
-leaves no trace. From then on the intent is in the store, so that a master that dies half-way leaves
-a run that the next one can judge. When one node cannot launch, the others are stopped again.
+Until the first node is asked to launch, nothing of the run exists anywhere, so a problem found
+before leaves no trace. From then on the intent is in the store, so that a master that dies half-way
+leaves a run that the next one can judge. When one node cannot launch, the others are stopped again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from app.runs.services import LaunchForecast, Services
 from app.storage.runs import AttemptRecord, RunRecord
 from app.text import show_list
 
+# Without 0, 1, i, l and o, which are misread when a person types an id.
 _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
 
 
 def make_run_id() -> str:
-    """Return an id that sorts by time and is never the same twice, such as
-    `20261121-141502-k3f`."""
+    """Return a unique id that sorts by time, such as `20261121-141502-k3f`."""
     tail = "".join(secrets.choice(_ID_LETTERS) for _ in range(3))
     return time.strftime("%Y%m%d-%H%M%S-") + tail
 
@@ -47,16 +47,18 @@ async def start_run(
     services: Services,
     spec: RunSpec,
     announced: OnMessage = lambda line: None,
-    tell: OnMessage = lambda line: None,
+    report: OnMessage = lambda line: None,
 ) -> str:
     """Launch a new run and return its id.
 
     Args:
-        announced: gets the id before any node is asked.
-        tell: hears what it is at.
+        services: stores and nodes.
+        spec: run to start.
+        announced: called with the id before any node is asked.
+        report: called with a sentence on each stage.
 
     Raises:
-        UserError: it cannot be started; nothing was left behind on any node.
+        UserError: it cannot be started; nothing is left behind on any node.
     """
     nodes = choose_nodes(spec, services.pool.names())
     require_supported(spec)
@@ -75,15 +77,15 @@ async def start_run(
         services.runs.add(run)
         announced(run_id)
         try:
-            tell(f"looking at {show_list(nodes)}")
+            report(f"checking {show_list(nodes)}")
             plan = await plan_launch(services, spec, nodes)
             plan = await add_forecast(services, spec, plan)
-            folders = await send_inputs(services, plan.nodes, inputs, tell)
+            folders = await send_inputs(services, plan.nodes, inputs, report)
         except BaseException:
             services.runs.discard(run_id)
             services.remove_folder(run_id)
             raise
-        tell(f"launching on {show_list(plan.nodes)}")
+        report(f"launching on {show_list(plan.nodes)}")
         await launch(services, run, plan, inputs, folders, resume_step=None)
     return run_id
 
@@ -117,10 +119,11 @@ async def launch(
         ]
         await _launch_everywhere(services, intents)
     except BaseException as error:
-        await asyncio.shield(_give_up(services, run, plan.nodes, error))
+        # Shielded: a cancelled launch must still stop the parts that did start.
+        await asyncio.shield(_abort(services, run, plan.nodes, error))
         raise
     runs.move(run.run_id, run.attempt, "running", "", "")
-    if runs.get(run.run_id).stop_asked:  # somebody pressed Stop in the meantime
+    if runs.get(run.run_id).stop_asked:  # a person pressed Stop in the meantime
         grace_s = services.settings.number("stop_grace_s")
         await stop_parts(services.pool, plan.nodes, run.run_id, run.attempt, grace_s)
 
@@ -128,7 +131,7 @@ async def launch(
 def record_intent(
     services: Services, run: RunRecord, plan: LaunchPlan, inputs: Inputs, resume_step: int | None
 ) -> None:
-    """Write down what is about to be launched, before any node hears of it."""
+    """Store what is about to be launched, before any node is asked."""
     services.runs.change(
         run.run_id, lambda old: replace(old, attempt=run.attempt, nodes=plan.nodes, ended_s=None)
     )
@@ -145,16 +148,16 @@ def record_intent(
     services.runs.move(run.run_id, run.attempt, "launching", "", "")
     at = f" from step {resume_step}" if resume_step else ""
     services.runs.add_event(
-        run.run_id, "launched", f"attempt {run.attempt} is launched on {show_list(plan.nodes)}{at}"
+        run.run_id, "launched", f"launching attempt {run.attempt} on {show_list(plan.nodes)}{at}"
     )
     for advice in advise(run.spec, [place.device for place in plan.ranks]):
         services.runs.add_event(run.run_id, "advice", f"{advice.key}: {advice.text}")
 
 
 def _store_forecast(services: Services, run: RunRecord, found: LaunchForecast) -> None:
-    """Keep the forecast of this attempt, to be compared with what it measures.
+    """Store the forecast of this attempt, to compare it with what the attempt measures.
 
-    A start takes every node that the run file allows. Where fewer would be faster, it says so.
+    A start uses every node that the run file allows; where fewer would be faster, an event says so.
     """
     if found.forecast is not None:
         services.planning.save_forecast(run.run_id, run.attempt, to_wire(found.forecast))
@@ -194,8 +197,9 @@ def _intent(
 def _environ(ranks: Sequence[RankPlacement]) -> dict[str, str]:
     if all(place.device == "cpu" for place in ranks):
         return {}
-    # Without the order CUDA counts the fastest card first, and NVML by slot.
+    # By default CUDA numbers the fastest card first, NVML by slot: `cuda:0` must mean one card.
     environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    # NCCL has no CPU tensors and refuses two ranks on one GPU; Gloo does both, more slowly.
     mixed = any(place.device == "cpu" for place in ranks)
     return {**environ, "RACKLESS_BACKEND": "gloo"} if mixed or shares_a_gpu(ranks) else environ
 
@@ -210,16 +214,17 @@ async def _launch_everywhere(services: Services, intents: Sequence[AttemptIntent
             raise answer
 
 
-async def _give_up(
+async def _abort(
     services: Services, run: RunRecord, nodes: Sequence[str], error: BaseException
 ) -> None:
     left = await stop_parts(services.pool, nodes, run.run_id, run.attempt, grace_s=0.0)
     if isinstance(error, UserError):
         message, hint = f"could not be launched: {error.message}", error.hint
     elif isinstance(error, RacklessError):
-        message, hint = f"could not be launched: {error}", "Look at the log of the agent."
+        message, hint = f"could not be launched: {error}", "See the agent's log on that node."
     else:
-        message, hint = "the launch was cancelled", f"rackless runs resume {run.run_id}"
+        message = "the launch was cancelled"
+        hint = f"Resume it: rackless runs resume {run.run_id}"
     services.runs.move(run.run_id, run.attempt, "failed", message, hint)
     services.runs.add_event(run.run_id, "failed", message)
     silent = [node for node, problem in left.items() if isinstance(problem, NodeUnreachable)]

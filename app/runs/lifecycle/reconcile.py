@@ -1,7 +1,7 @@
-"""Bring the book in line with what the nodes say: once per call, for one run or for all.
+"""Reconcile the stored runs with what the nodes report, once per call.
 
-This is how a run is found again after its master was killed, how a run of a lost database comes
-back, and how a zombie (an old attempt on a node that returns) is ended.
+This is how a run is found again after its master was killed, how the runs of a lost database come
+back, and how a zombie (an old attempt on a node that returns) is stopped.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from app.runs.run import RunPart, Situation, StateJudgement, judge, may_move
 from app.runs.services import Services
 from app.storage.runs import AttemptRecord, RunRecord
 
+# A zombie has nothing worth saving: the run has continued elsewhere.
 ZOMBIE_GRACE_S = 5.0
+# Time for the request to arrive; the node then stops its part without us.
 STOP_REQUEST_S = 2.0
 _EVENT_KINDS: dict[RunState, RunEventKind] = {"failed": "failed", "interrupted": "interrupted"}
 
 
 async def reconcile_run(services: Services, run_id: str) -> None:
-    """Ask the run's nodes, fetch what is new in their journals, judge, and act on the verdict."""
+    """Query the run's nodes, fetch their journals, judge the run, and act on the judgement."""
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
@@ -38,8 +40,8 @@ async def reconcile_run(services: Services, run_id: str) -> None:
             run_id,
             run.attempt,
             "failed",
-            "the start broke off before any node was asked",
-            f"Start it with: rackless runs resume {run_id}",
+            "the start was interrupted before any node was asked",
+            f"Start it: rackless runs resume {run_id}",
         )
         return
     parts = await ask_parts(services.pool, run.nodes, run_id, run.attempt)
@@ -47,8 +49,8 @@ async def reconcile_run(services: Services, run_id: str) -> None:
     services.runs.refresh(run_id)
     services.runs.save_progress(run_id)
     lost_after_s = services.settings.number("lost_after_s")
-    # One look cannot tell for how long a node has been silent, but the others' heartbeats tell for
-    # how long they have waited for somebody.
+    # A single query does not show for how long a node has been silent, but the others' heartbeats
+    # show for how long they have waited for it.
     patient = tuple(p if p.answers else replace(p, silent_s=lost_after_s) for p in parts)
     await apply_judgement(services, run, patient, idle_s(parts))
 
@@ -56,10 +58,10 @@ async def reconcile_run(services: Services, run_id: str) -> None:
 async def apply_judgement(
     services: Services, run: RunRecord, parts: tuple[RunPart, ...], idle: float
 ) -> StateJudgement:
-    """Judge the parts of a run and do what the verdict asks for."""
+    """Judge a run by its parts, then stop parts and store the new state as judged."""
     verdict = judge(make_situation(services, run, parts, idle))
     if run.stop_asked:
-        await _ask_again_to_stop(services, run, parts)
+        await _repeat_stop(services, run, parts)
     if verdict.stop:
         await stop_parts(
             services.pool, verdict.stop, run.run_id, run.attempt, grace_s=ZOMBIE_GRACE_S
@@ -91,25 +93,25 @@ def make_situation(
 async def sync_run(
     services: Services, run: RunRecord, nodes: Sequence[str]
 ) -> dict[str, RacklessError]:
-    """Fetch the newest bytes of the run's newest attempt; return what went wrong, by node."""
+    """Fetch the new bytes of the run's newest attempt; return the errors by node."""
     mirrors = {node: services.runs.mirror(run.run_id, run.attempt, node) for node in nodes}
     return await sync_parts(services.pool, mirrors, run.run_id, run.attempt)
 
 
-async def _ask_again_to_stop(services: Services, run: RunRecord, parts: Sequence[RunPart]) -> None:
-    """The master that was asked to stop the run may have died before it told every node."""
-    deaf = [p.node for p in parts if p.active and p.status and p.status.state != "stopping"]
+async def _repeat_stop(services: Services, run: RunRecord, parts: Sequence[RunPart]) -> None:
+    """Repeat a stop request: the master that got it may have died before it reached all nodes."""
+    unaware = [p.node for p in parts if p.active and p.status and p.status.state != "stopping"]
     grace_s = services.settings.number("stop_grace_s")
-    # The node goes on stopping after it has read the request; nobody needs to wait for the answer.
+    # The node keeps stopping once it has read the request, so nobody has to wait for its answer.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STOP_REQUEST_S):
-            await stop_parts(services.pool, deaf, run.run_id, run.attempt, grace_s)
+            await stop_parts(services.pool, unaware, run.run_id, run.attempt, grace_s)
 
 
 async def _close(
     services: Services, run: RunRecord, parts: Sequence[RunPart], verdict: StateJudgement
 ) -> None:
-    """The attempt is over: fetch the last bytes of its journals, then say so."""
+    """Store the end of an attempt, after its journals have been fetched to the last byte."""
     await sync_run(services, run, [part.node for part in parts if part.answers])
     services.runs.refresh(run.run_id)
     moved = services.runs.move(
@@ -122,19 +124,19 @@ async def _close(
         services.runs.add_event(run.run_id, kind, verdict.message)
 
 
-# ---------------------------------------------------------------- runs that this book lost
+# ---------------------------------------------------------------- runs that the store has lost
 
 
 async def search_nodes(services: Services, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Ask nodes for all their attempts: enter unknown runs, end zombies; return who was silent."""
+    """Ask nodes for all their attempts, add unknown runs, stop zombies; return silent nodes."""
     answers = await asyncio.gather(*(_attempts_on(services, node) for node in nodes))
     found: dict[str, list[AttemptStatus]] = {}
     for node, attempts in zip(nodes, answers, strict=True):
         for status in attempts or ():
-            # What a node calls itself in an old intent may differ from its name here.
+            # The node's name in an old intent may differ from its name here.
             found.setdefault(status.run_id, []).append(replace(status, node=node))
     for run_id, statuses in found.items():
-        await _take_in(services, run_id, statuses)
+        await _adopt(services, run_id, statuses)
     return tuple(n for n, answer in zip(nodes, answers, strict=True) if answer is None)
 
 
@@ -145,7 +147,7 @@ async def _attempts_on(services: Services, node: str) -> tuple[AttemptStatus, ..
         return None
 
 
-async def _take_in(services: Services, run_id: str, statuses: list[AttemptStatus]) -> None:
+async def _adopt(services: Services, run_id: str, statuses: list[AttemptStatus]) -> None:
     runs = services.runs
     if runs.store.is_deleted(run_id):
         await _end_deleted(services, run_id, statuses)
@@ -153,9 +155,9 @@ async def _take_in(services: Services, run_id: str, statuses: list[AttemptStatus
     newest = max(status.attempt for status in statuses)
     run = runs.store.get(run_id)
     if run is None:
-        run = _enter(services, run_id, [s for s in statuses if s.attempt == newest])
+        run = _add_found(services, run_id, [s for s in statuses if s.attempt == newest])
     elif newest > run.attempt and not services.is_launching(run_id):
-        _move_on(services, run, [s for s in statuses if s.attempt == newest])
+        _adopt_attempt(services, run, [s for s in statuses if s.attempt == newest])
         run = runs.get(run_id)
     if run is None:
         return
@@ -164,8 +166,8 @@ async def _take_in(services: Services, run_id: str, statuses: list[AttemptStatus
     await reconcile_run(services, run_id)
 
 
-def _enter(services: Services, run_id: str, newest: list[AttemptStatus]) -> RunRecord | None:
-    """Enter a run that only the nodes remember."""
+def _add_found(services: Services, run_id: str, newest: list[AttemptStatus]) -> RunRecord | None:
+    """Add a run that only the nodes remember."""
     spec = next((status.spec for status in newest if status.spec is not None), None)
     if spec is None:
         return None
@@ -188,8 +190,8 @@ def _enter(services: Services, run_id: str, newest: list[AttemptStatus]) -> RunR
     return run
 
 
-def _move_on(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
-    """Another master has launched a newer attempt than this book knows."""
+def _adopt_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus]) -> None:
+    """Store a newer attempt, which another master has launched."""
     ranks = next((status.all_ranks for status in newest if status.all_ranks), ())
     nodes = tuple(dict.fromkeys(place.node for place in ranks)) or run.nodes
     state: RunState = "running"
@@ -216,7 +218,7 @@ def _save_attempt(services: Services, run: RunRecord, newest: list[AttemptStatus
 async def _mirror_all(
     services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
 ) -> None:
-    """Fetch the journals of every attempt that a node still has, ended ones too."""
+    """Fetch the journals of every attempt that the nodes still have, ended ones too."""
     for status in statuses:
         mirror = services.runs.mirror(run.run_id, status.attempt, status.node)
         agent = services.pool.agent(status.node)
@@ -228,7 +230,7 @@ async def _mirror_all(
 async def _end_zombies(
     services: Services, run: RunRecord, statuses: Sequence[AttemptStatus]
 ) -> None:
-    """Stop what still runs of a run that is over, or of an older attempt."""
+    """Stop attempts that still run although the run has ended or a newer attempt exists."""
     if services.is_launching(run.run_id):
         return
     for status in active_attempts(statuses):

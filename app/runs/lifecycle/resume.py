@@ -1,8 +1,8 @@
-"""Go on from the newest whole checkpoint, on the same nodes or on others.
+"""Resume a run from its newest intact checkpoint, on the same nodes or on others.
 
-The order matters: first the new attempt number is raised as a fence on every node that answers, so
-that nothing of an old attempt can commit any more; then leftovers are stopped; then a checkpoint is
-chosen and brought where it is missing; only then is anything launched.
+The order matters. First the new attempt number is raised as a fence on every node that answers, so
+that an old attempt can no longer commit a checkpoint; then leftovers are stopped; then a checkpoint
+is chosen and copied where it is missing; only then is anything launched.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from app.runs.services import Services
 from app.storage.runs import RunRecord
 from app.text import show_list
 
+# Fenced ranks cannot commit a checkpoint any more, so there is nothing to wait for.
 LEFTOVER_GRACE_S = 5.0
 
 
@@ -35,55 +36,57 @@ async def resume_run(
     checkpoint: int | None = None,
     nodes: tuple[str, ...] | None = None,
     verify_steps: int | None = None,
-    tell: OnMessage = lambda line: None,
+    report: OnMessage = lambda line: None,
 ) -> None:
     """Launch the next attempt of a run.
 
     Args:
-        checkpoint: the step to go on from; None: the newest that is whole.
-        nodes: where; None: the nodes of the last attempt that answer.
-        verify_steps: go on from a checkpoint that has so many logged steps after it, and compare
-            them with what the new attempt computes; None: compare nothing.
-        tell: hears what it is at.
+        services: stores and nodes.
+        run_id: run to resume.
+        checkpoint: step to resume from; None for the newest intact one.
+        nodes: nodes to use; None for those of the last attempt that answer.
+        verify_steps: resume from a checkpoint with this many logged steps after it, and compare
+            them with what the new attempt computes; None to compare nothing.
+        report: called with a sentence on each stage.
 
     Raises:
-        UserError: the run is active or done, no node answers, the checkpoint is not there, too few
-            steps are logged after it, or checkpoints were saved and cannot be had.
+        UserError: the run is active or done, no node answers, the checkpoint is missing, too few
+            steps are logged after it, or saved checkpoints cannot be reached.
     """
     if verify_steps is not None:
         require_replayable(verify_steps)
     await reconcile_run(services, run_id)
     run = services.runs.get(run_id)
-    _expect_resumable(run)
+    _require_resumable(run)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
     with services.launching(run_id):
         answering = await _find_answering(services)
-        chosen = _choose(services, run, nodes, answering)
-        tell(f"looking at {show_list(chosen)}")
+        chosen = _choose_nodes(services, run, nodes, answering)
+        report(f"checking {show_list(chosen)}")
         attempt = await _raise_fence(services, run, answering)
         await _stop_leftovers(services, run_id, answering)
         plan = await plan_launch(services, replace(run.spec, shares=None), chosen)
         shares = run.spec.shares if len(run.spec.shares or ()) == len(plan.ranks) else None
         spec = replace(run.spec, shares=shares)
         plan = await add_forecast(services, spec, plan)
-        tell("reading the checkpoints, and bringing one to every node")
+        report("choosing a checkpoint and copying it to every node")
         step, void = await _prepare_checkpoint(
             services, run_id, checkpoint, plan.nodes, answering, verify_steps
         )
         replay = None
         if step is not None and verify_steps is not None:
             replay = await asyncio.to_thread(read_replay, services, run_id, step, verify_steps)
-        folders = await send_inputs(services, plan.nodes, inputs, tell)
-        await _delete_all(services, void)  # not before everything else that can fail has gone well
-        tell(f"launching on {show_list(plan.nodes)}")
+        folders = await send_inputs(services, plan.nodes, inputs, report)
+        await _delete_all(services, void)  # last: everything else that can fail has succeeded
+        report(f"launching on {show_list(plan.nodes)}")
         next_run = replace(run, attempt=attempt, spec=spec)
         await launch(services, next_run, plan, inputs, folders, step, replay)
 
 
-def _expect_resumable(run: RunRecord) -> None:
+def _require_resumable(run: RunRecord) -> None:
     if run.state == "done":
         raise UserError(
-            f"run {run.run_id} is done: there is nothing to resume",
+            f"run {run.run_id} is done; there is nothing to resume",
             "To train longer, start a new run with more epochs.",
         )
     if run.state not in RESUMABLE_STATES:
@@ -110,7 +113,7 @@ async def _answers(services: Services, name: str) -> bool:
     return True
 
 
-def _choose(
+def _choose_nodes(
     services: Services, run: RunRecord, wanted: tuple[str, ...] | None, answering: Sequence[str]
 ) -> tuple[str, ...]:
     if wanted is not None:
@@ -125,7 +128,7 @@ def _choose(
 
 
 async def _raise_fence(services: Services, run: RunRecord, nodes: Sequence[str]) -> int:
-    """Agree on the next attempt number with all `nodes`; nothing older can commit there now."""
+    """Agree on the next attempt number with all `nodes`; older attempts can no longer commit."""
     attempt = run.attempt + 1
     while True:
         newest = await asyncio.gather(
@@ -155,10 +158,11 @@ async def _prepare_checkpoint(
     answering: Sequence[str],
     verify_steps: int | None,
 ) -> tuple[int | None, list[Copy]]:
-    """Choose the step to go on from and bring it to all `nodes`; None: none was ever saved.
+    """Choose the step to resume from and copy its checkpoint to all `nodes`.
 
     Returns:
-        The step, and the copies of later ones, which the next attempt makes void.
+        The step (None when no checkpoint was ever saved), and the copies of later steps, which the
+        next attempt makes void.
     """
     copies = await find_copies(services, run_id, answering)
     fitting = copies
@@ -171,7 +175,7 @@ async def _prepare_checkpoint(
     if not good:
         require_no_checkpoint(services, run_id, fitting, answering, verify_steps)
         services.runs.add_event(
-            run_id, "warning", "there is no checkpoint yet: it starts from the beginning"
+            run_id, "warning", "there is no checkpoint yet: the run starts from the beginning"
         )
         return None, []
     step = good[0].info.step
@@ -185,7 +189,7 @@ async def _prepare_checkpoint(
             services.runs.add_event(
                 run_id,
                 "checkpoint_copied",
-                f"checkpoint of step {step} is copied from {good[0].node} to {node}",
+                f"copying the checkpoint of step {step} from {good[0].node} to {node}",
             )
             await services.pool.copy(good[0].node, node, good[0].info.path)
     return step, [copy for copy in copies if copy.info.step > step]
@@ -194,17 +198,17 @@ async def _prepare_checkpoint(
 async def choose_checkpoint(
     services: Services, run_id: str, copies: Sequence[Copy], wanted: int | None
 ) -> tuple[Copy, ...]:
-    """Return the whole copies of step `wanted`, or of the newest step that has any.
+    """Return the intact copies of step `wanted`, or of the newest step that has any.
 
     Raises:
-        UserError: step `wanted` is not there, or none of its copies is whole.
+        UserError: there is no checkpoint of step `wanted`, or none of its copies is intact.
     """
     steps = sorted({copy.info.step for copy in copies}, reverse=True)
     if wanted is not None:
         if wanted not in steps:
             raise UserError(
                 f"there is no checkpoint of step {wanted} of run {run_id} on the nodes that answer",
-                f"The steps are: {', '.join(map(str, steps)) or 'none'}",
+                f"Available steps: {', '.join(map(str, steps)) or 'none'}",
             )
         steps = [wanted]
     for step in steps:
@@ -214,17 +218,18 @@ async def choose_checkpoint(
                 services.runs.add_event(
                     run_id,
                     "checkpoint_damaged",
-                    f"the checkpoint of step {step} on {copy.node} is not whole: "
+                    f"the checkpoint of step {step} on {copy.node} is damaged: "
                     f"{copy.info.problem or 'its files do not match their hashes'}",
                 )
         good = [copy for copy in checked if copy.info.verified]
         if good:
+            # Intact copies may still differ when a fenced attempt has written the same step.
             newest = max(good, key=_age)
             return tuple(c for c in good if c.info.manifest_sha256 == newest.info.manifest_sha256)
     if wanted is not None:
         raise UserError(
-            f"no copy of the checkpoint of step {wanted} is whole",
-            f"Leave out --checkpoint to take the newest whole one: rackless runs resume {run_id}",
+            f"every copy of the checkpoint of step {wanted} is damaged",
+            f"Leave out --checkpoint to use the newest intact one: rackless runs resume {run_id}",
         )
     return ()
 

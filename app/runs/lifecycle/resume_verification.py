@@ -1,7 +1,8 @@
-"""Find a checkpoint whose next steps are logged already, so that a resume can be held against them.
+"""Find a checkpoint whose next steps are logged already, so that a resume can be compared with
+them.
 
-A step counts when it belongs to the run's history as it stands: what a later attempt went back
-behind is void. What the journals say of it is read from the mirrors.
+Only valid steps count: a resume from an earlier checkpoint makes the steps after it void. They are
+read from the mirrored journals.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from app.errors import UsageError, UserError
 from app.runs.journals.journal import JournalTail, Line, text_of, whole_of
 from app.runs.services import Services
 
+# A replay repeats training that is already paid for; a wrong state shows in its first step.
 MAX_REPLAYED_STEPS = 1000
 
 
 def require_replayable(num_steps: int) -> None:
-    """Raises: UsageError when nobody can replay so many steps."""
+    """Check the number of steps to replay.
+
+    Raises:
+        UsageError: it is out of range.
+    """
     if not 1 <= num_steps <= MAX_REPLAYED_STEPS:
         raise UsageError(
-            f"{num_steps} steps cannot be replayed: it is 1 to {MAX_REPLAYED_STEPS}",
-            "A few steps show as much as many: a wrong state shows in the first one.",
+            f"{num_steps} steps cannot be replayed: choose 1 to {MAX_REPLAYED_STEPS}",
+            "A few steps are enough: a wrong state shows in the first one.",
         )
 
 
@@ -39,10 +45,14 @@ def choose_starts(
     """Return the steps of those checkpoints that have `num_steps` logged steps after them.
 
     Args:
-        is_wanted: `checkpoints` is one that a person named; there may be others.
+        services: stores and nodes.
+        run_id: run to resume.
+        checkpoints: steps of the available checkpoints.
+        num_steps: logged steps that are needed after one.
+        is_wanted: whether `checkpoints` is the one that a person named; there may be others.
 
     Raises:
-        UserError: there is none.
+        UserError: no checkpoint has that many.
     """
     logged = {record.step for record in services.runs.history(run_id).steps()}
     following = {start: _count_following(start, logged) for start in checkpoints}
@@ -54,9 +64,9 @@ def choose_starts(
     if is_wanted:
         (step,) = checkpoints
         raise UserError(
-            f"the checkpoint of step {step} of run {run_id} has {most} logged steps after it, and "
+            f"the checkpoint of step {step} of run {run_id} has {most} logged steps after it, but "
             f"{num_steps} are to be verified",
-            f"{hint.rstrip('.')}, or leave out --checkpoint to begin at an older one.",
+            f"{hint.rstrip('.')}, or leave out --checkpoint to start from an older one.",
         )
     raise UserError(
         f"no checkpoint of run {run_id} has {num_steps} logged steps after it; "
@@ -73,7 +83,7 @@ def _count_following(start: int, logged: Collection[int]) -> int:
 
 
 def read_replay(services: Services, run_id: str, start: int, num_steps: int) -> Replay:
-    """Return what was logged of the `num_steps` after `start`. Reads whole journals."""
+    """Return what was logged for the `num_steps` after `start`. Reads whole journals."""
     attempt_of = {
         record.step: record.attempt
         for record in services.runs.history(run_id).steps()
@@ -90,7 +100,7 @@ def read_replay(services: Services, run_id: str, start: int, num_steps: int) -> 
 
 
 def read_logged(folder: Path, wanted: Collection[int]) -> list[LoggedStep]:
-    """Return what the mirrored journals of an attempt tell of some steps."""
+    """Return what the mirrored journals of an attempt logged for some steps."""
     found: dict[int, LoggedStep] = {}
     saved: set[int] = set()
     for path in sorted(folder.glob("*/*")):
@@ -123,7 +133,7 @@ def _read_step(line: Line, step: int) -> LoggedStep:
 def _find_devices(
     services: Services, run_id: str, attempts: Collection[int]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the devices that all these attempts had in common; empty when they differ."""
+    """Return the devices of these attempts; empty when the attempts ran on different ones."""
     known = [
         tuple((place.node, place.device_id) for place in record.placements)
         for record in services.runs.store.attempts(run_id)

@@ -1,9 +1,9 @@
-"""Whether a run may go back behind a checkpoint that was saved and cannot be had now.
+"""Guard against a resume that discards saved checkpoints which are merely out of reach.
 
-Nodes that are off, or copies that are damaged, are no reason to train again what was trained: a new
-attempt makes all checkpoints behind its start void. So a run starts from its beginning only while
-none was ever saved, and goes back by one at most unless it is told to. What was saved is known from
-the mirrored journals and the stored attempts, so it is known while the nodes that hold it are off.
+Nodes that are off, or damaged copies, are no reason to repeat training: a new attempt makes all
+checkpoints after its start void. So a run starts from the beginning only while no checkpoint was
+ever saved, and skips at most one unless a person names the step. The mirrored journals and the
+stored attempts show what was saved, also while the nodes that hold it are off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from app.text import capitalize, show_list
 class _Saved:
     step: int
     nodes: frozenset[str]
-    """That saved it, or that it was copied to."""
+    """Nodes that saved it or received a copy."""
 
 
 def require_no_checkpoint(
@@ -32,21 +32,23 @@ def require_no_checkpoint(
     answering: Collection[str],
     verify_steps: int | None = None,
 ) -> None:
-    """Refuse to start a run from its beginning when it has, or may have, a checkpoint.
+    """Refuse to start a run from the beginning when it has, or may have, a checkpoint.
 
     Args:
-        copies: those that were found; none is whole.
-        answering: the nodes that answer.
-        verify_steps: `copies` are only those with so many logged steps after them.
+        services: stores and nodes.
+        run_id: run to resume.
+        copies: copies that were found, none of them intact.
+        answering: nodes that answer.
+        verify_steps: number of logged steps after each of `copies`, when they were chosen by it.
 
     Raises:
-        UserError: naming the newest step known and its nodes, or the damaged copies.
+        UserError: the message names the newest known step and its nodes, or the damaged copies.
     """
     if verify_steps is not None and copies:
         raise UserError(
-            f"run {run_id} has no whole checkpoint with {verify_steps} logged steps after it: "
+            f"run {run_id} has no intact checkpoint with {verify_steps} logged steps after it: "
             f"{_show_copies(copies)} cannot be used",
-            "Resume without verifying: the newest whole checkpoint is then taken.",
+            "Resume without verification: the newest intact checkpoint is then used.",
         )
     saved = _find_newest(services, run_id)
     holders = sorted(saved.nodes) if saved and saved.nodes else _find_writers(services, run_id)
@@ -55,22 +57,25 @@ def require_no_checkpoint(
     if not reasons:
         return
     ways = _list_ways(services, silent)
-    ways += [f"see what is wrong with the copies: rackless runs show {run_id}"] if copies else []
+    ways += [f"see the problems of the copies: rackless runs show {run_id}"] if copies else []
     ways.append("start a new run with the same settings")
     raise UserError(
-        f"run {run_id} cannot go on: {'; '.join(reasons)}",
+        f"run {run_id} cannot be resumed: {'; '.join(reasons)}",
         f"{capitalize(', or '.join(ways))}. No checkpoint was touched.",
     )
 
 
 def require_newest(services: Services, run_id: str, step: int, answering: Collection[str]) -> None:
-    """Warn of a newer checkpoint that is out of reach, and refuse to go back behind several.
+    """Warn about a newer checkpoint that is out of reach, and refuse to discard several.
 
     Args:
-        step: the newest with a whole copy on `answering`, the nodes that answer.
+        services: stores and nodes.
+        run_id: run to resume.
+        step: newest step with an intact copy on `answering`.
+        answering: nodes that answer.
 
     Raises:
-        UserError: naming the newest step known and its nodes.
+        UserError: the message names the newest known step and its nodes.
     """
     saved = _find_saved(services, run_id)
     away = {
@@ -86,15 +91,15 @@ def require_newest(services: Services, run_id: str, step: int, answering: Collec
         services.runs.add_event(
             run_id,
             "warning",
-            f"it goes on from step {step}: the checkpoint of step {newest} is on "
+            f"resuming from step {step}: the checkpoint of step {newest} is on "
             f"{show_list(silent)}, which cannot be reached",
         )
         return
     ways = _list_ways(services, silent)
-    ways.append(f"lose them: rackless runs resume {run_id} --checkpoint {step}")
+    ways.append(f"discard them: rackless runs resume {run_id} --checkpoint {step}")
     raise UserError(
-        f"run {run_id} would go back to step {step}: {len(away)} newer checkpoints, up to step "
-        f"{newest}, are on nodes that cannot be reached ({show_list(silent)})",
+        f"resuming run {run_id} from step {step} discards {len(away)} newer checkpoints, up to "
+        f"step {newest}: they are on nodes that cannot be reached ({show_list(silent)})",
         f"{capitalize(', or '.join(ways))}. No checkpoint was touched.",
     )
 
@@ -102,7 +107,7 @@ def require_newest(services: Services, run_id: str, step: int, answering: Collec
 def _list_reasons(
     saved: _Saved | None, holders: Sequence[str], silent: Sequence[str], copies: Sequence[Copy]
 ) -> list[str]:
-    """Return why the run must not start again; empty: no checkpoint was ever saved."""
+    """Return why the run must not start over; empty when no checkpoint was ever saved."""
     reasons = []
     newest = f"the newest checkpoint known, of step {saved.step}, is" if saved else ""
     if saved and silent:
@@ -110,7 +115,7 @@ def _list_reasons(
     elif saved and saved.step not in {copy.info.step for copy in copies}:
         reasons.append(f"{newest} no longer on {show_list(holders)}")
     elif silent and len(silent) == len(holders):
-        # They write the same steps, so one that answers and has none speaks for the others.
+        # All of them write the same steps, so one that answers and has none speaks for all.
         away = show_list(silent)
         reasons.append(f"the nodes that may hold its checkpoints cannot be reached ({away})")
     if copies:
@@ -120,7 +125,7 @@ def _list_reasons(
 
 
 def _find_newest(services: Services, run_id: str) -> _Saved | None:
-    """Return the newest checkpoint that was ever saved and that still counts."""
+    """Return the newest current checkpoint that was ever saved."""
     found = _find_saved(services, run_id)
     if found:
         return _Saved(max(found), frozenset(found[max(found)]))
@@ -131,7 +136,7 @@ def _find_newest(services: Services, run_id: str) -> _Saved | None:
 
 
 def _find_saved(services: Services, run_id: str) -> dict[int, set[str]]:
-    """Return the nodes of each checkpoint that was ever saved and that still counts, by step."""
+    """Return the nodes of every current checkpoint that was ever saved, by step."""
     services.runs.refresh(run_id)
     starts = resume_steps(services, run_id)
     told = services.runs.history(run_id).attempts
@@ -148,7 +153,7 @@ def _find_saved(services: Services, run_id: str) -> dict[int, set[str]]:
 
 
 def _find_writers(services: Services, run_id: str) -> list[str]:
-    """Return the nodes that the newest attempt's checkpoints were to be written on."""
+    """Return the nodes on which the newest attempt was to write its checkpoints."""
     run = services.runs.get(run_id)
     ranks = services.runs.placements(run)
     chosen = choose_checkpoint_ranks(ranks, run.spec.checkpoint.copies)

@@ -1,4 +1,4 @@
-"""Stop a run, and delete one: nothing of it may be left behind on any node that answers."""
+"""Stop and delete runs, so that nothing is left behind on any node that answers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from app.runs.lifecycle.reconcile import reconcile_run
 from app.runs.services import Services
 from app.text import show_list
 
-LAUNCH_PATIENCE_S = 180.0
-LOOK_EVERY_S = 0.1
+# A launch starts an interpreter on every node, which takes a minute on a slow disk.
+LAUNCH_TIMEOUT_S = 180.0
+POLL_INTERVAL_S = 0.1
 
 
 async def stop_run(services: Services, run_id: str) -> None:
-    """Stop a run: the first time it saves a checkpoint, a second time it ends at once.
+    """Stop a run: the first call saves a checkpoint, a second call stops at once.
 
-    Returns when no process of the run is left on any node that answers. When none answers, the
-    second time gives the run up: what may still run is stopped when its node is seen again.
+    Returns when no process of the run is left on any node that answers. When no node answers, the
+    second call gives the run up: what still runs is stopped when its node comes back.
 
     Raises:
         UserError: the run is not active, or no node of it can be reached.
     """
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
-        raise UserError(
-            f"run {run_id} is not active: it is {run.state}", "There is nothing to stop."
-        )
+        raise UserError(f"run {run_id} is {run.state}, not active", "There is nothing to stop.")
     again = run.stop_asked
     services.runs.change(run_id, lambda old: replace(old, stop_asked=True))
     services.runs.add_event(
-        run_id, "requested", "stopped at once" if again else "asked to stop and save"
+        run_id,
+        "requested",
+        "stop at once requested" if again else "stop requested, with a checkpoint",
     )
-    await _launch_ended(services, run_id)
+    await _wait_for_launch(services, run_id)
     run = services.runs.get(run_id)
     services.runs.move(run_id, run.attempt, "stopping", "", "")
     grace_s = 0.0 if again else services.settings.number("stop_grace_s")
@@ -50,42 +51,42 @@ async def stop_run(services: Services, run_id: str) -> None:
         raise refused[0]
 
 
-async def _launch_ended(services: Services, run_id: str) -> None:
-    """Wait for the launch that is under way: until then some parts are not there to be stopped."""
-    for _ in range(int(LAUNCH_PATIENCE_S / LOOK_EVERY_S)):
+async def _wait_for_launch(services: Services, run_id: str) -> None:
+    """Wait for a launch that is under way: until then some parts do not exist yet."""
+    for _ in range(int(LAUNCH_TIMEOUT_S / POLL_INTERVAL_S)):
         if not services.is_launching(run_id):
             return
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _handle_unreachable(
     services: Services, run_id: str, silent: list[str], *, give_up: bool
 ) -> None:
-    """When every node is silent, nothing is known: say so instead of calling it stopped."""
+    """Report that nothing is known while every node is silent, or give the run up."""
     run = services.runs.get(run_id)
     if run.state not in ACTIVE_STATES:
         return
     if not give_up:
         raise UserError(
-            f"{show_list(silent)} cannot be reached, so run {run_id} may go on there",
-            "It is stopped as soon as a node answers again. To give it up now, stop it once more: "
+            f"{show_list(silent)} cannot be reached, so run {run_id} may still be training there",
+            "It is stopped as soon as a node answers again. To give it up now, stop it again: "
             f"rackless runs stop {run_id}",
         )
     services.runs.move(
         run_id,
         run.attempt,
         "stopped",
-        f"given up: {show_list(silent)} could not be reached; what may still run there is stopped "
-        "when it answers again",
+        f"given up: {show_list(silent)} could not be reached; whatever still runs there is stopped "
+        "once it answers again",
         "",
     )
 
 
 def require_unused(services: Services, node: str) -> None:
-    """Refuse to let go of a node that an active run needs.
+    """Check that no active run needs a node.
 
     Raises:
-        UserError: naming the run.
+        UserError: a run does; the message names it.
     """
     for run in services.runs.store.all():
         if run.state in ACTIVE_STATES and node in run.nodes:
@@ -96,9 +97,9 @@ def require_unused(services: Services, node: str) -> None:
 
 
 async def delete_run(services: Services, run_id: str) -> tuple[str, ...]:
-    """Delete a run with its checkpoints everywhere; return the nodes that were not reached.
+    """Delete a run with its checkpoints everywhere; return the nodes that cannot be reached.
 
-    On those it is deleted when they are seen the next time.
+    They delete it when they come back.
 
     Raises:
         UserError: the run is still active, or is being exported.

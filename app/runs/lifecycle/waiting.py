@@ -1,4 +1,4 @@
-"""Wait until the journals of a running attempt tell what somebody wants to know."""
+"""Wait for an entry in the journals of a running attempt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from app.runs.lifecycle.reconcile import reconcile_run, sync_run
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 
-LOOK_EVERY_S = 0.3
-JUDGE_EVERY_S = 5.0
+POLL_INTERVAL_S = 0.3
+# Judging asks every node; the journals alone show most ends of a run.
+JUDGE_INTERVAL_S = 5.0
 T = TypeVar("T")
 
 
@@ -23,17 +24,24 @@ async def wait_for_journal(
     services: Services,
     run: RunRecord,
     find: Callable[[AttemptHistory], T | None],
-    patience_s: float,
+    timeout_s: float,
 ) -> T | None:
-    """Return what `find` sees in the attempt's journals; None after `patience_s` without a step.
+    """Return the first result of `find` on the attempt's journals that is not None.
+
+    Args:
+        services: stores and nodes.
+        run: run whose newest attempt is watched.
+        find: returns the result, or None to wait on.
+        timeout_s: maximum time without a new step, after which None is returned.
 
     Raises:
-        UserError: the run ended before, or `find` raised it.
+        UserError: the run ended first, or `find` raised it.
     """
     judged_s = moved_s = time.monotonic()
     newest: StepRecord | None = None
     while True:
         now = services.runs.get(run.run_id)
+        # Before the journals are fetched: the last entries of a run that has ended then count.
         is_over = now.attempt != run.attempt or now.state not in ACTIVE_STATES
         await sync_run(services, run, run.nodes)
         services.runs.refresh(run.run_id)
@@ -46,11 +54,11 @@ async def wait_for_journal(
         if is_over:
             raise UserError(
                 f"run {run.run_id} ended before it could do that: it is {now.state}",
-                f"Look at it with: rackless runs show {run.run_id}",
+                f"See the details: rackless runs show {run.run_id}",
             )
-        if time.monotonic() - moved_s > patience_s:
+        if time.monotonic() - moved_s > timeout_s:
             return None
-        if time.monotonic() - judged_s > JUDGE_EVERY_S:
+        if time.monotonic() - judged_s > JUDGE_INTERVAL_S:
             judged_s = time.monotonic()
             await reconcile_run(services, run.run_id)
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_INTERVAL_S)

@@ -1,7 +1,7 @@
-"""Follow a run until it ends: mirror its journals as they grow, tell the listeners, judge.
+"""Watch a run until it ends: mirror its journals as they grow, publish changes, judge it.
 
-One task per node streams; one loop looks at the whole about once a second. Several processes may
-watch the same run: mirrors only grow, and every verdict comes out the same for all of them.
+One task per node streams its journals; one loop judges the run about once a second. Several
+processes may watch the same run: mirrors only grow, and all processes reach the same judgement.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from app.runs.run import RunPart
 from app.runs.services import Services
 from app.storage.runs import RunRecord
 
-TELL_EVERY_S = 0.1
-"""Shortest time between two tellings of one run."""
-JUDGE_EVERY_S = 1.0
-SAVE_EVERY_S = 10.0
+# Bounds the load on listeners: a small model makes hundreds of steps a second.
+PUBLISH_INTERVAL_S = 0.1
+JUDGE_INTERVAL_S = 1.0
+# Progress is stored only for lists of runs that are not watched; each save is an fsync.
+SAVE_INTERVAL_S = 10.0
 RETRY_S = 1.0
 
 
 class RunWatch:
-    """Follows the newest attempt of one run."""
+    """Watches the newest attempt of one run."""
 
     def __init__(self, services: Services, run: RunRecord, events: EventHub) -> None:
         self._services = services
@@ -41,10 +42,10 @@ class RunWatch:
         self._silent_since_s: dict[str, float] = {}
 
     async def run_until_end(self) -> None:
-        """Return when the attempt is over, or when a newer one took its place."""
+        """Return when the attempt is over or a newer one has replaced it."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._follow(node)) for node in self._nodes]
-            tasks.append(group.create_task(self._tell()))
+            tasks.append(group.create_task(self._publish_news()))
             try:
                 await self._judge_until_end()
             finally:
@@ -68,16 +69,16 @@ class RunWatch:
                 await follow_part(agent, mirror, self._run_id, self._attempt, written)
             await asyncio.sleep(RETRY_S)
 
-    async def _tell(self) -> None:
+    async def _publish_news(self) -> None:
         saved_s = time.monotonic()
         while True:
             await self._news.wait()
             self._news.clear()
             self._services.runs.refresh(self._run_id)
-            if time.monotonic() - saved_s > SAVE_EVERY_S:
+            if time.monotonic() - saved_s > SAVE_INTERVAL_S:
                 saved_s = time.monotonic()
                 self._services.runs.save_progress(self._run_id)
-            await asyncio.sleep(TELL_EVERY_S)
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
 
     # ------------------------------------------------------------ the whole
 
@@ -91,15 +92,15 @@ class RunWatch:
                 verdict = await apply_judgement(self._services, run, parts, idle_s(parts))
                 if verdict.state not in ACTIVE_STATES:
                     return
-            await asyncio.sleep(JUDGE_EVERY_S)
+            await asyncio.sleep(JUDGE_INTERVAL_S)
 
     async def _ask_all(self) -> tuple[RunPart, ...]:
         return tuple(await asyncio.gather(*(self._ask(node) for node in self._nodes)))
 
     async def _ask(self, node: str) -> RunPart:
-        """Ask one node, but never wait long: a silent node must not delay the verdict."""
+        """Query one node, with a short timeout: a silent node must not delay the judgement."""
         try:
-            async with asyncio.timeout(JUDGE_EVERY_S * 3):
+            async with asyncio.timeout(JUDGE_INTERVAL_S * 3):
                 part = await ask_part(self._services.pool, node, self._run_id, self._attempt)
         except (TimeoutError, NodeUnreachable):
             part = RunPart(node=node, silent_s=0.0)

@@ -32,7 +32,7 @@ def test_data_that_was_edited_and_is_on_no_node_is_named(
     with pytest.raises(UserError) as refused:
         asyncio.run(send(services, "alpha", source))
     assert refused.value.message == (
-        f"{path} has changed since the run began, and alpha has no copy of what it was"
+        f"{path} has changed since the run started, and alpha has no earlier copy"
     )
     path.unlink()
     with pytest.raises(UserError, match="arrived damaged"):

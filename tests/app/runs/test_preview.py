@@ -40,7 +40,7 @@ def test_a_model_that_lies_here_is_looked_at_here(tmp_path: Path, services: Serv
     assert (found.format, found.num_rows, found.num_skipped) == ("alpaca", 3001, 1)
     assert found.fill is not None
     assert found.fill > 0.8
-    assert said[0] == f"looking {path} over on this PC"
+    assert said[0] == f"reading {path} on this PC"
     assert list((services.paths.home / "cache" / "tokens").glob("*/about.json"))
     first = asyncio.run(preview_data(services, make_spec(path), whole=False))
     assert (first.whole, first.fill) == (False, None)

@@ -21,7 +21,7 @@ from tests.fakes.cluster import FakeCluster
 
 @pytest.fixture
 def run_id(services: Services, spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(waiting, "POLL_INTERVAL_S", 0.01)
     return asyncio.run(start_run(services, spec))
 
 
@@ -46,7 +46,7 @@ def test_a_checkpoint_that_is_asked_for_is_told_with_its_stall(
     assert [wish.kind for wish in cluster["alpha"].wishes] == ["save"]
     assert not cluster["beta"].wishes
     texts = [event.text for event in services.runs.events(run_id)]
-    assert "asked to save a checkpoint now" in texts
+    assert "checkpoint requested" in texts
     assert any("training paused for 30 ms" in text for text in texts)
 
 
@@ -62,7 +62,7 @@ def test_a_refusing_disk_is_told(services: Services, cluster: FakeCluster, run_i
 def test_patience_ends_with_what_is_known(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_requests, "ANSWER_S", 0.05)
+    monkeypatch.setattr(control_requests, "ANSWER_TIMEOUT_S", 0.05)
     assert asyncio.run(control_requests.save_now(services, run_id)) == SaveResult(step=None)
     answer(cluster)
     assert asyncio.run(control_requests.save_now(services, run_id)) == SaveResult(step=7)
@@ -71,7 +71,7 @@ def test_patience_ends_with_what_is_known(
 def test_a_run_that_ends_meanwhile_is_told(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "JUDGE_EVERY_S", 0.0)
+    monkeypatch.setattr(waiting, "JUDGE_INTERVAL_S", 0.0)
 
     def end(run_id: str, attempt: int, wish: ControlRequest) -> None:
         for node in cluster.nodes.values():
@@ -147,7 +147,7 @@ def test_traces_of_all_ranks_are_fetched_with_what_took_longest(
 def test_a_trace_that_is_still_recorded_when_patience_ends_is_told(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_requests, "ANSWER_S", 0.05)
+    monkeypatch.setattr(control_requests, "ANSWER_TIMEOUT_S", 0.05)
     answer(cluster)
     made = asyncio.run(control_requests.record_trace(services, run_id, 3))
     assert (made.first_step, made.ranks, made.is_complete) == (8, (), False)
@@ -155,5 +155,5 @@ def test_a_trace_that_is_still_recorded_when_patience_ends_is_told(
 
 @pytest.mark.parametrize("num_steps", [0, 21])
 def test_too_many_steps_are_refused(services: Services, run_id: str, num_steps: int) -> None:
-    with pytest.raises(UsageError, match="it is 1 to 20"):
+    with pytest.raises(UsageError, match="choose 1 to 20"):
         asyncio.run(control_requests.record_trace(services, run_id, num_steps))

@@ -111,7 +111,7 @@ def test_no_nodes(tmp_path: Path, services: Services, spec: RunSpec) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "message"),
-    [(("alpha", "delta"), "there is no node delta"), (("beta", "beta"), "stands twice")],
+    [(("alpha", "delta"), "there is no node delta"), (("beta", "beta"), "lists a node twice")],
 )
 def test_names_that_are_not_right(
     services: Services, spec: RunSpec, nodes: tuple[str, ...], message: str
@@ -242,11 +242,11 @@ def test_launch_that_is_cancelled_stops_all(
 def test_what_takes_long_is_told(
     services: Services, cluster: FakeCluster, spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runs.inputs.TOLD_BYTES", 1)
+    monkeypatch.setattr("app.runs.inputs.REPORTED_BYTES", 1)
     told: list[str] = []
-    asyncio.run(start_run(services, spec, tell=told.append))
+    asyncio.run(start_run(services, spec, report=told.append))
     assert (told[0], told[-1]) == (
-        "looking at alpha, beta and gamma",
+        "checking alpha, beta and gamma",
         "launching on alpha, beta and gamma",
     )
     sent = [line for line in told if line.startswith("sending")]

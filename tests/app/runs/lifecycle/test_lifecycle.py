@@ -261,7 +261,7 @@ def test_stop_of_a_run_that_is_over_is_refused(
     services: Services, cluster: FakeCluster, run_id: str
 ) -> None:
     asyncio.run(stop_run(services, run_id))
-    with pytest.raises(UserError, match="not active: it is stopped"):
+    with pytest.raises(UserError, match="is stopped, not active"):
         asyncio.run(stop_run(services, run_id))
 
 
@@ -280,7 +280,7 @@ def test_stop_without_any_node_tells_and_the_second_gives_up(
 ) -> None:
     for node in cluster.nodes.values():
         node.reachable = False
-    with pytest.raises(UserError, match="may go on there"):
+    with pytest.raises(UserError, match="may still be training there"):
         asyncio.run(stop_run(services, run_id))
     assert state(services, run_id) == "stopping"
     asyncio.run(stop_run(services, run_id))
@@ -334,7 +334,7 @@ def test_damaged_copies_are_passed_over_and_removed(
     assert cluster["alpha"].intents[-1].resume_step == 5
     assert (interrupted, 10) not in cluster["alpha"].checkpoints
     texts = [event.text for event in services.runs.events(interrupted)]
-    assert sum("is not whole: state.json was changed" in text for text in texts) == 2
+    assert sum("is damaged: state.json was changed" in text for text in texts) == 2
 
 
 def test_checkpoint_whose_manifest_is_damaged_is_told_and_passed_over(
@@ -357,7 +357,7 @@ def test_checkpoint_whose_manifest_is_damaged_is_told_and_passed_over(
     assert cluster["alpha"].intents[-1].resume_step == 10
     assert (interrupted, 15) not in cluster["alpha"].checkpoints
     texts = [event.text for event in services.runs.events(interrupted)]
-    assert sum("checkpoint of step 15 on" in text and "not whole" in text for text in texts) == 2
+    assert sum("checkpoint of step 15 on" in text and "is damaged" in text for text in texts) == 2
 
 
 def test_one_damaged_copy_is_replaced_by_the_whole_one(
@@ -471,7 +471,7 @@ def test_resume_that_costs_one_checkpoint_says_so(
     asyncio.run(resume_run(services, interrupted))
     assert cluster["alpha"].intents[-1].resume_step == 10
     texts = [event.text for event in services.runs.events(interrupted)]
-    told = "it goes on from step 10: the checkpoint of step 15 is on gamma, which cannot be reached"
+    told = "resuming from step 10: the checkpoint of step 15 is on gamma, which cannot be reached"
     assert told in texts
 
 
@@ -483,11 +483,11 @@ def test_resume_that_costs_several_checkpoints_is_refused_until_it_is_asked_for(
     with pytest.raises(UserError) as refused:
         asyncio.run(resume_run(services, interrupted))
     assert refused.value.message == (
-        f"run {interrupted} would go back to step 10: 3 newer checkpoints, up to step 25, are on "
-        "nodes that cannot be reached (gamma)"
+        f"resuming run {interrupted} from step 10 discards 3 newer checkpoints, up to step 25: "
+        "they are on nodes that cannot be reached (gamma)"
     )
     assert refused.value.hint == (
-        "Turn on gamma and resume again, or lose them: rackless runs resume "
+        "Turn on gamma and resume again, or discard them: rackless runs resume "
         f"{interrupted} --checkpoint 10. No checkpoint was touched."
     )
     assert services.runs.get(interrupted) == before
@@ -779,7 +779,7 @@ async def watch(services: Services, run_id: str, hub: EventHub) -> None:
 def test_watch_publishes_steps_and_log_bytes_until_the_end(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_EVERY_S", 0.05)
+    monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_INTERVAL_S", 0.05)
     seen: list[Event] = []
     hub = services.runs._events
 
@@ -809,7 +809,7 @@ def test_watch_publishes_steps_and_log_bytes_until_the_end(
 def test_watch_names_the_node_that_fell_silent_for_good(
     services: Services, cluster: FakeCluster, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_EVERY_S", 0.05)
+    monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_INTERVAL_S", 0.05)
     services.settings.set("lost_after_s", 3.0)
     for name in ("alpha", "beta"):
         cluster[name].set_rank(run_id, 1, phase="training", step=8, heartbeat_age_s=99.0)
@@ -822,7 +822,7 @@ def test_watch_names_the_node_that_fell_silent_for_good(
 def test_watch_ends_when_a_newer_attempt_took_over(
     services: Services, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_EVERY_S", 0.05)
+    monkeypatch.setattr("app.runs.lifecycle.watch.JUDGE_INTERVAL_S", 0.05)
     services.runs.change(run_id, lambda run: replace(run, attempt=2))
     run = replace(services.runs.get(run_id), attempt=1)
     asyncio.run(asyncio.wait_for(RunWatch(services, run, EventHub()).run_until_end(), 10))

@@ -70,7 +70,7 @@ def test_too_few_logged_steps_are_told_before_anything_is_deleted(
     assert refused.value.hint.startswith("Verify fewer: --verify 2, or leave out --checkpoint")
     with pytest.raises(UserError, match="no checkpoint of step 7 of") as refused:
         asyncio.run(resume_run(services, stopped, checkpoint=7, verify_steps=2))
-    assert refused.value.hint == "The steps are: 10, 5"
+    assert refused.value.hint == "Available steps: 10, 5"
     with pytest.raises(UsageError, match="0 steps cannot be replayed"):
         asyncio.run(resume_run(services, stopped, verify_steps=0))
     assert {step for _, step in cluster["alpha"].checkpoints} == {5, 10}
@@ -83,7 +83,7 @@ def test_damaged_checkpoint_that_alone_can_be_verified_is_no_reason_to_start_aga
     cluster["alpha"].damaged.add(5)
     with pytest.raises(UserError, match="with 7 logged steps after it: step 5 on alpha") as refused:
         asyncio.run(resume_run(services, stopped, verify_steps=7))
-    assert refused.value.hint.startswith("Resume without verifying")
+    assert refused.value.hint.startswith("Resume without verification")
     assert {step for _, step in cluster["alpha"].checkpoints} == {5, 10}
     assert services.runs.get(stopped).state == "stopped"
 
