@@ -1,13 +1,13 @@
 """The archive's commands: `python3 -I ARCHIVE COMMAND ...`; also `python3 -m agents COMMAND ...`.
 
     serve NONCE            speak the protocol on stdin and stdout
-    record                 sample the sensors until nobody wants them any more
+    record                 sample the sensors until the lease expires
     supervise ATTEMPT_DIR  own the ranks of one attempt
     receive DESTINATION    store the files that come on stdin
     send PATH              write files to stdout
 
 The archive's own `__main__.py` is a copy of this file. Python 3.6 must be able to run it, so that a
-node with an old python3 is told so in a sentence and not in a traceback: quoted annotations, no
+node with an old python3 gets a sentence and not a traceback: quoted annotations, no
 `from __future__ import annotations`.
 """
 
@@ -28,7 +28,7 @@ def main(argv: "list[str]") -> int:
 
 
 def refuse_python(argv: "list[str]", found: str) -> int:
-    """Say that this node's python3 is too old, as a message if a master listens."""
+    """Report that this node's python3 is too old, as an event if a master listens."""
     message = f"python3 on this node is {found}; Rackless needs 3.10 or newer"
     hint = "Install a newer one: sudo apt-get install python3.10 (or upgrade this PC's system)"
     if argv[:1] != ["serve"]:

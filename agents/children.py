@@ -1,7 +1,7 @@
-"""Run a program on behalf of a request: its lines as they come, a deadline, no orphan left behind.
+"""Run programs for a request: yield their lines as they come, and never leave an orphan behind.
 
-Each child has a session of its own, so that its whole group can be ended when the deadline passes
-or the master goes away. Ranks are not started here: they outlive the connection (supervisor/).
+Each child has its own session, so that its whole process group can be killed at the deadline or
+when the master disconnects. Ranks are not started here: they outlive the connection (supervisor/).
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from agents.errors import ExpectedError, explain_os_error
 
 KEPT_LINES = 200
 
-# How often a reader that hears nothing looks whether it should go.
+# Interval at which a reader without input checks whether it should end, in seconds.
 _LOOK_S = 0.5
 
-# How long the end waits until the readers have reaped what was killed.
+# Maximum wait for the readers to reap killed children, in seconds.
 _REAP_S = 5.0
 
 
 class Children:
-    """The programs that run now for a request."""
+    """Running programs of one request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._closed = False
         self.is_cancelled = False
-        """Somebody does not want what they do any more."""
+        """Whether the request was cancelled."""
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether one of them runs."""
+        """Whether a program runs."""
         return bool(self._running)
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether nothing can be started any more."""
+        """Whether no program can be started any more."""
         return self._closed
 
     def run(
@@ -57,7 +57,7 @@ class Children:
         on_line: Callable[[str], None] | None = None,
         stdin: int = subprocess.DEVNULL,
     ) -> tuple[int, list[str]]:
-        """Return the exit code and the last lines of stdout and stderr, each whole, as they came.
+        """Run a program; return its exit code and the last whole lines of stdout and stderr.
 
         Raises:
             ExpectedError: the program could not be started.
@@ -70,6 +70,7 @@ class Children:
                 kept.append(line)
                 if on_line is not None:
                     on_line(line)
+            # Wait without reaping: the pid stays taken until the whole group is killed.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             end_group(process)
             return process.returncode, list(kept)
@@ -79,15 +80,15 @@ class Children:
                 self._running.discard(process)
 
     def cancel(self) -> None:
-        """Kill what still runs, because nobody wants it any more."""
+        """Kill all programs, because the user cancelled the request."""
         self.is_cancelled = True
         self.end_all()
 
     def end_all(self) -> None:
-        """Kill what still runs; nothing can be started afterwards.
+        """Kill all programs; none can be started afterwards.
 
-        The thread in `run` alone reaps its child and closes the pipe: another's hand on either
-        would pull the descriptor or the process id from under it.
+        Only the thread in `run` reaps its child and closes its pipes: if another thread did, the
+        descriptor or the pid could be reused while `run` still uses it.
         """
         with self._lock:
             self._closed = True
@@ -103,7 +104,7 @@ class Children:
     ) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
-                raise ExpectedError(f"The agent is ending and starts nothing more: {argv[0]}.")
+                raise ExpectedError(f"The agent is shutting down and did not start {argv[0]}.")
             try:
                 process = subprocess.Popen(
                     argv,
@@ -122,10 +123,10 @@ class Children:
     def _read_text(
         self, process: subprocess.Popen[bytes], timeout_s: float | None
     ) -> Iterator[str]:
-        """Yield the lines until all who hold the pipes have ended, or `end_all` was called.
+        """Yield lines until every process that holds the pipes has ended, or `end_all` was called.
 
-        Each stream has a pipe of its own, because libraries log in threads: in one pipe half a
-        line of theirs on stderr would stand before a line on stdout, which nobody understands.
+        Each stream has its own pipe, because libraries log in threads: in a shared pipe, half a
+        line on stderr would spoil the JSON line on stdout that follows it.
         """
         rests = {pipe.fileno(): b"" for pipe in _pipes(process)}
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -151,7 +152,8 @@ def _pipes(process: subprocess.Popen[bytes]) -> list[IO[bytes]]:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the child's whole group, then reap the child (in this order: its id stays taken)."""
+    """Kill the child's process group, then reap the child."""
+    # In this order: the group's id cannot be reused until its leader is reaped.
     if process.returncode is not None:
         return
     _kill_group(process)

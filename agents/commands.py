@@ -1,6 +1,6 @@
-"""The commands of the archive, each in its own module, imported only when it is asked for.
+"""Dispatch the commands of the archive; each is imported only when it runs.
 
-Python's start is most of the time between a connection and `hello`, so nothing is imported early.
+The start of Python is most of the time between a connection and `hello`, so imports are lazy.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ USAGE = "usage: serve NONCE | record | supervise ATTEMPT_DIR | receive DESTINATI
 
 
 def run_command(argv: list[str]) -> int:
-    """Run one command line and return its exit code: 0 done, 1 could not, 2 wrong usage."""
-    os.umask(0o077)
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage."""
+    os.umask(0o077)  # logs and data of users are private, whatever the login shell sets
     command, arguments = (argv[0] if argv else ""), argv[1:]
     if command == "serve" and len(arguments) == 1:
         return _serve(arguments[0])

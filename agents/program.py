@@ -1,11 +1,11 @@
 """Start a program that imports torch: `python -m agents.program MODULE ARGUMENT...`.
 
-MODULE has a `main` that takes the arguments and returns the exit code. All that its imports make
-stays until the process ends, so Python does not look through it for garbage: not again and again
-while it grows, which takes a fifth of the time of the imports, nor later.
+MODULE has a `main` that takes the arguments and returns the exit code. Objects made by its imports
+live until the process ends, so the garbage collector skips them, during the imports (which saves a
+fifth of their time) and afterwards.
 
-These programs can be started again, and a run on the same PC may be days old: where memory runs
-out, the kernel is to end them first.
+These programs can simply be restarted, while a run on the same PC may be days old: when memory runs
+out, the kernel should kill them first.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OOM_SCORE = 500
-"""Of 1,000; see proc_pid_oom_score_adj(5). Ranks and what a user starts have 0 or little more."""
+"""Likelihood of being killed when memory runs out, of 1,000; see proc_pid_oom_score_adj(5). Ranks
+and a user's own programs have 0 or little more."""
 
 
 def command(python: str, module: str, *arguments: str) -> list[str]:
-    """Return what starts a program with another Python."""
+    """Return the argv that runs a program with another Python."""
     return [python, "-m", "agents.program", module, *arguments]
 
 
 @contextlib.contextmanager
 def imports_that_stay() -> Iterator[None]:
-    """Leave what is imported inside the block out of every search for garbage."""
+    """Exclude objects that imports in the block create from garbage collection."""
     gc.disable()
     try:
         yield
@@ -39,6 +40,7 @@ def imports_that_stay() -> Iterator[None]:
 
 def main(argv: list[str]) -> int:
     """Import the module and run it."""
+    # Not fatal: some containers mount /proc read-only.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
     name, *arguments = argv

@@ -1,8 +1,8 @@
-"""The agent's home folder: where everything lies, durable JSON files, and who a process is.
+"""The agent's home folder, durable JSON files, file locks, and identities of processes.
 
-A JSON file of ours is either the old one or the new one, never half of one: it is written under a
-temporary name, fsynced, renamed, and its folder fsynced. A process is known by pid, start time and
-boot id together, because a pid alone is used again.
+A reader of a JSON file sees the old content or the new one, never a part: it is written under a
+temporary name, fsynced, renamed, and its folder fsynced. A process is identified by pid, start time
+and boot id together, because pids are reused.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def archive_path() -> str:
-    """Return what has to be on PYTHONPATH for `import agents`: the pushed archive, or a folder."""
+    """Return the entry of PYTHONPATH for `import agents`: the pushed archive, or a folder."""
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def agent_command() -> list[str]:
-    """Return how to start another command of this same agent: the argv before the command."""
+    """Return the argv that starts this same agent, to be followed by a command."""
     archive = archive_path()
     if os.path.isfile(archive):
         return [sys.executable, "-I", archive]
@@ -41,22 +41,22 @@ def agent_command() -> list[str]:
 
 
 def require_name(value: str, what: str) -> str:
-    """Return `value` when it may be one part of a path.
+    """Return `value` if it is safe as one part of a path.
 
     Raises:
-        ExpectedError: it holds anything but letters, digits, `.`, `_` and `-`, or is too long.
+        ExpectedError: it contains anything but letters, digits, `.`, `_` and `-`, or is too long.
     """
     if not SAFE_NAME.match(value):
         raise ExpectedError(
             f"{what} {value[:80]!r} is not allowed.",
-            "Use 1 to 128 letters, digits, dots, underscores and dashes, first a letter or digit",
+            "Use 1 to 128 letters, digits, dots, underscores and dashes; start with letter or digit",
         )
     return value
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folders and files of one agent home. Nothing is created by asking for a path."""
+    """Paths of the folders and files of an agent's home; creates nothing."""
 
     path: Path
 
@@ -91,10 +91,10 @@ class Home:
 
 
 def open_home() -> Home:
-    """Make the agent's home folder where it is missing, and try that it can be written.
+    """Create the agent's home folder if it is missing, and test that it is writable.
 
     Raises:
-        ExpectedError: it cannot.
+        ExpectedError: it cannot be created or written.
     """
     named = os.environ.get("RACKLESS_AGENT_HOME")
     path = Path(named) if named else Path.home() / ".local" / "share" / "rackless-agent"
@@ -109,11 +109,12 @@ def open_home() -> Home:
 
 
 def _try_to_write(trial: Path) -> None:
-    """Make and remove a file; a full disk is let pass, since who looks at the node must see it."""
+    """Create and remove a file."""
     try:
         trial.touch(mode=0o600)
         trial.unlink()
     except OSError as error:
+        # With a full disk the agent starts all the same, or the master could not show it.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
 
@@ -125,8 +126,7 @@ def write_json(path: Path, value: Any) -> None:
     """Replace the file by `value`, durably.
 
     Raises:
-        ExpectedError: the disk is full or may not be written; the old file stays, nothing is left
-            over.
+        ExpectedError: the disk is full or cannot be written; the old file stays as it was.
     """
     write_bytes(path, json.dumps(value, separators=(",", ":")).encode("ascii"))
 
@@ -134,6 +134,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the file by `data`, durably. Raises ExpectedError like `write_json`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    # Two threads may write the same file: the clock keeps their temporary names apart.
     try:
         try:
             with open(temporary, "xb", opener=_private) as file:
@@ -155,7 +156,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def fsync_folder(path: Path) -> None:
-    """Make the names in this folder durable."""
+    """Make creations and renames in this folder durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -164,7 +165,7 @@ def fsync_folder(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in the file; None when there is none that can be read."""
+    """Return the JSON object in the file; None if it is missing or unreadable."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -174,10 +175,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float, busy: str) -> Iterator[None]:
-    """Hold an exclusive lock on the file inside the block; the kernel frees it on death.
+    """Hold an exclusive lock on the file inside the block; the kernel frees it if we die.
 
     Raises:
-        ExpectedError: with the message `busy`, when another process holds it for `timeout_s`.
+        ExpectedError: another process held it for `timeout_s`; its message is `busy`.
     """
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -185,14 +186,15 @@ def locked(path: Path, timeout_s: float, busy: str) -> Iterator[None]:
         raise explain_os_error(error, f"opening {path}") from error
     try:
         if not take_lock(lock, timeout_s):
-            raise ExpectedError(busy, "Wait until that has ended, then try again")
+            raise ExpectedError(busy, "Wait until that has finished, then try again")
         yield
     finally:
         os.close(lock)
 
 
 def take_lock(lock: int, timeout_s: float) -> bool:
-    """Lock an open file exclusively; return False when another holds it for `timeout_s`."""
+    """Lock an open file exclusively; return False if another process holds it for `timeout_s`."""
+    # Polled, because a blocking flock has no timeout and a signal would hit the whole process.
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -204,12 +206,12 @@ def take_lock(lock: int, timeout_s: float) -> bool:
             time.sleep(0.02)
 
 
-# ---------------------------------------------------------------- who a process is
+# ---------------------------------------------------------------- identities of processes
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One process, never confused with a later one of the same pid."""
+    """Identity of a process, which no later process with the same pid shares."""
 
     pid: int
     start_ticks: int
@@ -224,7 +226,7 @@ class Identity:
 
 
 def identity_from(value: dict[str, Any] | None) -> Identity | None:
-    """Read an identity back from a file of ours; None when it holds none."""
+    """Return the identity in a JSON object of ours; None: it has none."""
     try:
         value = value or {}
         return Identity(int(value["pid"]), int(value["start_ticks"]), str(value["boot_id"]))
@@ -233,15 +235,16 @@ def identity_from(value: dict[str, Any] | None) -> Identity | None:
 
 
 def identify(pid: int) -> Identity | None:
-    """Return the identity of a living process, None when there is none."""
+    """Return the identity of a living process; None: there is none with this pid."""
     ticks = read_start_ticks(pid)
     return None if ticks is None else Identity(pid, ticks, boot_id())
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Return when the process started, None when it is gone or a zombie."""
+    """Return the start time of a process in clock ticks since boot; None: it ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in parentheses may itself hold spaces and parentheses.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -249,7 +252,7 @@ def read_start_ticks(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Return the kernel's name of this boot, empty when it tells none."""
+    """Return the kernel's id of this boot; empty: it has none."""
     try:
         with open(_BOOT_ID, "rb") as file:
             return file.read().decode("ascii").strip()
@@ -267,6 +270,7 @@ def sync_file(path: Path) -> None:
 
 
 def tells_full_disk(error: BaseException) -> bool:
-    """Tell whether an error of the system, or of safetensors, means that the disk is full."""
+    """Return whether an error of the system or of safetensors means that the disk is full."""
+    # safetensors raises its own class, with the system's message as part of the text.
     number = error.errno if isinstance(error, OSError) else None
     return number in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)

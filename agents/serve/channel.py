@@ -1,4 +1,4 @@
-"""What a handler holds: the way out to the master, and the request that it works on."""
+"""Carry messages to the master, and hand a handler its request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_MESSAGE = 2000
 
 
 class AgentChannel:
-    """The way out: whole messages, one at a time, from any thread."""
+    """Writes whole messages to the master, one at a time, from any thread."""
 
     def __init__(self, out: int) -> None:
         self._out = out
@@ -29,7 +29,7 @@ class AgentChannel:
         self.broken = threading.Event()
 
     def send(self, message: Message) -> None:
-        """Write one message; when nobody reads any more, say so in `broken` and go on.
+        """Write one message; set `broken` if the master is gone.
 
         Raises:
             WireError: the message is too long to be sent.
@@ -55,18 +55,18 @@ class Call:
     channel: AgentChannel
     children: Children
     follows: dict[int, threading.Event]
-    """What streams events now, by the id of the request that asked; the Event ends it."""
+    """Running streams by the id of their request; setting the Event ends one."""
     chats: dict[str, Chat]
-    """Models that are loaded for a conversation, by their names."""
+    """Loaded models by the id of their conversation."""
     afterwards: list[Callable[[], None]] = field(default_factory=list)
-    """Run on the same thread once the response is out."""
+    """Functions to call on the same thread after the response is sent."""
 
     @property
     def args(self) -> dict[str, Any]:
         return self.request.args
 
     def emit(self, kind: str, data: dict[str, Any]) -> None:
-        """Send an event that belongs to this request."""
+        """Send an event of this request."""
         self.channel.send(Event(kind=kind, data=data, request_id=self.request.id))
 
     def progress(self, message: str, phase: str = "") -> None:

@@ -1,8 +1,8 @@
-"""A model that stays loaded for a conversation: its program, its words, and why it ended.
+"""Keep a model loaded for a conversation: its program, its output, and why it ended.
 
-The program is a child of this connection: it ends with it. It also ends by itself when nothing was
-asked for long, and is ended here when a run or an export wants its GPU. A chat leases nothing, so
-that these can start at once; it looks who has leased the GPU instead.
+The program is a child of this connection and ends with it. It also ends by itself when idle, and is
+ended here when a run or an export leases its GPU. A chat takes no lease, so that those can start at
+once; it polls the lease instead.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from agents.children import Children
 from agents.errors import ExpectedError
 
 LOOK_S = 0.5
-"""How often it looks whether somebody has taken the GPU."""
+"""Interval of checks whether other work has leased the GPU, in seconds."""
 Said = dict[str, Any]
 Reader = Callable[[str], Said]
 
 
 class Chat:
-    """One loaded model. Whoever asks reads its words from `listen`; one at a time."""
+    """One loaded model. Only one thread at a time may ask and read from `listen`."""
 
     def __init__(self, find_taker: Callable[[], str | None]) -> None:
-        """Make it; `find_taker` returns the name of what has taken its GPU, or None."""
+        """Prepare it; `find_taker` returns the name of the work that leased its GPU, or None."""
         self.asking = threading.Lock()
         self.ended = ""
-        """Why it has ended; empty: it has not."""
+        """Reason of its end; empty: it has not ended."""
         self._find_taker = find_taker
         self._said: queue.Queue[Said | None] = queue.Queue()
         self._over = threading.Event()
@@ -40,19 +40,19 @@ class Chat:
     def start(
         self, children: Children, argv: Sequence[str], environ: dict[str, str], read: Reader
     ) -> None:
-        """Start the program; `read` turns one of its lines into what it says."""
+        """Start the program; `read` parses one line of its output."""
         run = (children, argv, environ, read)
         threading.Thread(target=self._run, args=run, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def listen(self) -> Iterator[Said]:
-        """Yield what the program says, until it has ended."""
+        """Yield messages of the program until it ends."""
         while (said := self._said.get()) is not None:
             yield said
-        self._said.put(None)  # whoever listens next is to know it too
+        self._said.put(None)  # for the next listener
 
-    def tell(self, said: Said) -> None:
-        """Say something to the program; one that has ended hears nothing."""
+    def send(self, said: Said) -> None:
+        """Send a message to the program; does nothing if it has ended."""
         with self._writing:
             if self._output >= 0:
                 try:
@@ -61,7 +61,7 @@ class Chat:
                     self._hang_up("the model's program has ended")
 
     def end(self, why: str) -> None:
-        """Let the model go; its program ends as soon as it hears that nobody talks any more."""
+        """Unload the model; its program ends when its stdin closes."""
         with self._writing:
             self._hang_up(why)
 

@@ -1,7 +1,7 @@
-"""The first two lines of a served agent: the nonce, then `hello`.
+"""Write the first two lines of a served agent: the nonce, then `hello`.
 
-They are written before the messages are imported, which is a third of the start: the master reads
-hello and sends its first request meanwhile.
+They are written before the messages are imported, which takes a third of the start: meanwhile the
+master reads `hello` and sends its first request.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from agents.state import Home, archive_path, boot_id, open_home
 
 
 def greet(nonce: str) -> tuple[Home, int] | None:
-    """Write nonce and hello to the real stdout; return the home and the file to go on with.
+    """Write nonce and hello to the real stdout; return the home and a duplicate of that stdout.
 
-    From then on `sys.stdout` and file 1 lead to stderr. Returns None after an event `fatal`.
+    From then on `sys.stdout` and descriptor 1 point to stderr. None: `fatal` was sent instead.
     """
     out = os.dup(1)
     os.dup2(2, 1)
@@ -49,7 +49,7 @@ def describe_agent(home: Home) -> dict[str, Any]:
 
 
 def read_archive_sha256() -> str:
-    """Return the archive's hash from its own name, where the master put it; else empty."""
+    """Return the archive's hash, which the master put into its name; empty: it has none."""
     name = os.path.basename(archive_path())[: -len(".zip")]
     is_hash = len(name) == 64 and all(letter in "0123456789abcdef" for letter in name)
     return name if is_hash else ""

@@ -2,9 +2,9 @@
 
 The main thread only reads lines and answers `ping`; every other request has a thread of its own, so
 that nothing slow holds up the next line. One lock guards the real stdout, which is duplicated at
-the start; `sys.stdout` then points to stderr, so that no stray print can break a message. A reader
-who does not read blocks the writers: that is the back-pressure for logs. Between lines the main
-thread renews the telemetry lease. The process ends when stdin does.
+the start; `sys.stdout` then points to stderr, so that no stray print can break a message. A master
+that reads slowly blocks the writers: that is the back-pressure for logs. Between lines the main
+thread renews the telemetry lease. The process ends when stdin closes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from agents.serve.chats import Chat
 
 MAX_REQUESTS = 64
-"""Requests worked on at the same time; one more is refused."""
+"""Maximum number of concurrent requests; further ones are refused."""
 READ_BYTES = 1 << 16
 LEASE_RENEWAL_S = 60.0
 
-# How long the end waits for handlers whose programs it has ended to remove what those left.
+# Maximum wait at the end for handlers to remove files of killed programs, in seconds.
 _CLEAN_UP_S = 5.0
 
 
@@ -54,9 +54,9 @@ class Server:
         self._home = home
         self._channel = channel
         self._children: dict[int, Children] = {}
-        """Programs by the request that started them; those of a chat outlast it."""
+        """Programs by the id of their request; those of a chat outlive it."""
         self._workers: dict[int, threading.Thread] = {}
-        """By the request that they work on."""
+        """Threads by the id of the request that they handle."""
         self._follows: dict[int, threading.Event] = {}
         self._chats: dict[str, Chat] = {}
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
@@ -75,7 +75,7 @@ class Server:
             self._end_programs()
 
     def _end_programs(self) -> None:
-        """Kill all programs, and let those who waited for one tidy up behind it."""
+        """Kill all programs, and let their handlers clean up."""
         working = []
         for number, children in tuple(self._children.items()):
             worker = self._workers.get(number)  # none where a program outlasts its request
@@ -88,20 +88,20 @@ class Server:
 
     def _take(self, line: bytes | None) -> None:
         if line is None:
-            self._complain(f"a line of more than {MAX_LINE_BYTES} bytes was skipped")
+            self._report_bad_line(f"a line of more than {MAX_LINE_BYTES} bytes was skipped")
             return
         if not line.strip():
             return
         try:
             message = decode(line)
         except WireError as error:
-            self._complain(str(error))
+            self._report_bad_line(str(error))
             return
         if isinstance(message, Request):
             self._start(message)
 
-    def _complain(self, message: str) -> None:
-        """Tell of a line that belongs to no request, hence has no response."""
+    def _report_bad_line(self, message: str) -> None:
+        """Send an event about a line that is no request, and so gets no response."""
         error = RemoteError(kind="bad_request", message=message)
         self._channel.send(Event(kind="bad_line", data=to_wire(error)))
 
@@ -116,13 +116,14 @@ class Server:
             self._channel.send(Response(id=request.id, result={}))
             children = self._children.get(request.args.get("request", -1))
             if children is not None:
+                # It waits for killed programs; the next line must not.
                 threading.Thread(target=children.cancel, daemon=True).start()
         elif self._slots.acquire(blocking=False):
             worker = threading.Thread(target=self._work, args=(request,), daemon=True)
             self._workers[request.id] = worker
             worker.start()
         else:
-            message = f"this node already works on {MAX_REQUESTS} requests"
+            message = f"this node is already handling {MAX_REQUESTS} requests"
             error = RemoteError(kind="user", message=message, hint="Try again in a moment")
             self._channel.send(Response(id=request.id, error=error))
 
@@ -152,7 +153,7 @@ class Server:
                 error = RemoteError(kind="unknown_request", message=message)
             else:
                 response = Response(id=request.id, result=to_wire(handler(call)))
-                encode(response)
+                encode(response)  # a result that is too long must become an error here
                 return response
         except ExpectedError as known:
             error = RemoteError(kind="user", message=known.message, hint=known.hint)
@@ -165,7 +166,7 @@ class Server:
 
 
 def describe_bug(kind: str, bug: BaseException) -> RemoteError:
-    """Return the answer to a request whose handler failed by our fault."""
+    """Return the answer to a request whose handler has a bug."""
     text = "".join(traceback.format_exception(type(bug), bug, bug.__traceback__))
     message = f"{kind}: {type(bug).__name__}: {bug}"
     return RemoteError(kind="bug", message=message[:4000], traceback=text[-16000:])
@@ -217,14 +218,14 @@ def serve(home: Home, out: int) -> None:
 
 
 class Recording:
-    """Sees to it that the telemetry is recorded while this server lives."""
+    """Keeps the telemetry recorder running while this server lives."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._is_first = True
 
     def keep(self) -> None:
-        """Do it on another thread: starting a process would hold up the first request."""
+        """Renew the lease on another thread: starting a process would delay the first request."""
         args = (self._home, archive_path(), self._is_first)
         self._is_first = False
         threading.Thread(target=_keep_recorder, args=args, daemon=True).start()
@@ -237,5 +238,5 @@ def _keep_recorder(home: Home, archive: str, replace: bool) -> None:
 
 
 def _remove_half_made(home: Home) -> None:
-    with contextlib.suppress(OSError):  # somebody else removes a run meanwhile
+    with contextlib.suppress(OSError):  # another request may delete a run at the same time
         remove_half_made(home)

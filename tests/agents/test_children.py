@@ -83,7 +83,7 @@ def test_end_all_ends_what_runs_and_starts_nothing_more() -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert comes_to_an_end(int(lines[0]))
-    with pytest.raises(ExpectedError, match="starts nothing more"):
+    with pytest.raises(ExpectedError, match="is shutting down"):
         children.run(["/bin/true"])
 
 

@@ -47,7 +47,7 @@ ROUTES = {
     "gpu.calibrate": "jobs.calibrate",
     "logs.tail": "logs.read_tails",
     "model.config": "node.read_model_config",
-    "hub.token": "node.see_to_token",
+    "hub.token": "node.update_token",
 }
 """Request kind -> `module.function` in this package."""
 

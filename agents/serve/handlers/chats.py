@@ -26,7 +26,7 @@ _CPU = ChatDevice(device="cpu", device_id="cpu")
 
 
 def open_chat(call: Call) -> ChatOpened:
-    """Load a model; it stays until it is closed, idle for long, or other work takes its GPU."""
+    """Load a model; it stays until it is closed, is idle, or other work leases its GPU."""
     job = from_wire(ChatJob, call.args, "job")
     place, note = _choose_device(call.home, job)
     packages = [str(call.home.path / job.packages)] if job.packages else []
@@ -49,17 +49,17 @@ def open_chat(call: Call) -> ChatOpened:
 
 
 def ask(call: Call) -> ChatReply:
-    """Let a loaded model go on with a conversation."""
+    """Let a loaded model continue a conversation."""
     turn = from_wire(ChatTurn, call.args.get("turn"), "turn")
     chat = call.chats.get(str(call.args.get("chat")))
     if chat is None:
-        return ChatReply(answer=None, ended="the connection was lost since")
+        return ChatReply(answer=None, ended="the connection was lost in the meantime")
     if not chat.asking.acquire(blocking=False):
         raise ExpectedError(
-            "The model still answers the question before.", "Stop that answer first"
+            "The model is still answering the previous question.", "Stop that answer first"
         )
     try:
-        chat.tell({"kind": "ask", "turn": to_wire(turn)})
+        chat.send({"kind": "ask", "turn": to_wire(turn)})
         said = _wait_for(chat, call, "answer")
     finally:
         chat.asking.release()
@@ -69,15 +69,15 @@ def ask(call: Call) -> ChatReply:
 
 
 def stop(call: Call) -> dict[str, Any]:
-    """End the present answer where it is."""
+    """Cut the current answer short."""
     chat = call.chats.get(str(call.args.get("chat")))
     if chat is not None:
-        chat.tell({"kind": "stop"})
+        chat.send({"kind": "stop"})
     return {}
 
 
 def close(call: Call) -> dict[str, Any]:
-    """Let a model go."""
+    """Unload a model."""
     chat = call.chats.pop(str(call.args.get("chat")), None)
     if chat is not None:
         chat.end("it was closed")
@@ -85,7 +85,7 @@ def close(call: Call) -> dict[str, Any]:
 
 
 def _wait_for(chat: Chat, call: Call, kind: str) -> dict[str, Any] | None:
-    """Return what the program says of this kind; None: it has ended."""
+    """Return the next message of this kind from the program; None: it has ended."""
     for said in chat.listen():
         if said.get("kind") == kind:
             return said
@@ -97,7 +97,7 @@ def _wait_for(chat: Chat, call: Call, kind: str) -> dict[str, Any] | None:
 
 
 def _choose_device(home: Home, job: ChatJob) -> tuple[ChatDevice, str]:
-    """Return where the model is loaded, and why that is the CPU where GPUs were wanted."""
+    """Return the device for the model, and why it is the CPU although GPUs were requested."""
     holders = {place: find_holder(home, place.device_id) for place in job.devices}
     free = [place for place, holder in holders.items() if holder is None]
     if free:

@@ -1,8 +1,7 @@
-"""Requests for long work on a node outside a run: merge an adapter into its model, quantize the
-result, look data over, measure a GPU.
+"""Handle requests for long work outside a run: merge, quantize, preview data, measure a GPU.
 
-The work runs in the training environment, as `PYTHON -m MODULE JOB.json`. Of the JSON lines that it
-prints, those of kind `progress` become events, and one of kind `failed` is its reason to fail.
+The work runs in the training environment, as `PYTHON -m MODULE JOB.json`. It prints JSON lines:
+those of kind `progress` become events, and one of kind `failed` is the error of the request.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from agents.serve.channel import Call
 from agents.state import Home, archive_path, require_name, write_json
 from agents.supervisor.leases import borrow_device
 
-# Begins the line of a traceback that says what was wrong; libraries print more after it.
+# Start of the last line of a traceback; libraries may print more lines after it.
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)\b")
 
 
@@ -65,7 +64,7 @@ def export_merged(call: Call) -> dict[str, Any]:
 def export_made(call: Call) -> dict[str, Any]:
     """Quantize a merged model and prove the result; return the folder and its files.
 
-    It has its GPU to itself: it waits behind other exports, and never joins a run.
+    It needs the GPU for itself: it waits for other exports, and is refused beside a run.
     """
     job = from_wire(MakeJob, call.args, "job")
     destination = call.home.path.joinpath(*split_destination(job.destination))
@@ -88,14 +87,14 @@ def export_made(call: Call) -> dict[str, Any]:
 
 
 def preview_data(call: Call) -> dict[str, Any]:
-    """Tokenize data as a run would; return what there is to say about it."""
+    """Tokenize data as a run would; return the preview."""
     job = from_wire(PreviewJob, call.args, "job")
     module = "agents.trainer.data.preview"
     return _report(call, job.python, module, to_wire(job), "The preview of the data")
 
 
 def calibrate(call: Call) -> dict[str, Any]:
-    """Measure a GPU that nobody uses meanwhile."""
+    """Measure the speed of a free GPU."""
     job = from_wire(CalibrationJob, call.args, "job")
     node = socket.gethostname()
     with borrow_device(call.home, job.device_id, "a measurement", node, lambda name: False):
@@ -105,7 +104,7 @@ def calibrate(call: Call) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _borrow_in_turn(call: Call, device_id: str, work: str) -> Iterator[None]:
-    """Have a GPU inside the block, after whoever borrows it now; the CPU is everybody's."""
+    """Hold the lease of a GPU inside the block, after other jobs; the CPU needs none."""
     if device_id == "cpu":
         yield
         return
@@ -141,13 +140,13 @@ def _report(
 def job_environ(
     home: Home, packages: Sequence[str] = (), device: str | None = None
 ) -> dict[str, str]:
-    """Return what a program needs to run our modules.
+    """Return the environment variables for a program of ours.
 
     Args:
         home: of the agent.
         packages: folders beside our modules.
-        device: the only one that the program sees, such as `cuda:1` (it then calls it `cuda:0`) or
-            `cpu`: a library that only looks at a GPU takes half a GB of it. None: all of them.
+        device: the only device that the program sees, such as `cuda:1` (which becomes its `cuda:0`)
+            or `cpu`: merely initializing CUDA takes half a GB of a GPU. None: all of them.
     """
     environ = {
         "PYTHONPATH": os.pathsep.join((archive_path(), *packages)),
@@ -181,7 +180,7 @@ def _run(
 
 
 def explain_end(what: str, code: int, lines: Sequence[str]) -> dict[str, str]:
-    """Return what to say of a program that ended without a reason.
+    """Return the error of a program that ended without a `failed` line.
 
     >>> explain_end("Making awq", 1, ["ValueError: no such head", "INFO: closing"])["message"]
     'Making awq failed: ValueError: no such head'

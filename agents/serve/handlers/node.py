@@ -1,4 +1,4 @@
-"""The requests about what the node is and holds."""
+"""Handle requests about hardware, the hub token and model configs of a node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_facts(call: Call) -> NodeFacts:
     )
 
 
-def see_to_token(call: Call) -> dict[str, Any]:
+def update_token(call: Call) -> dict[str, Any]:
     """Find, keep or forget the hub's token on this node."""
     wish = from_wire(TokenWish, call.args, "args")
     if wish.deed == "keep":

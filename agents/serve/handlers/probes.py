@@ -1,4 +1,4 @@
-"""Requests that measure: a free port, the way to another node, an all-reduce over all."""
+"""Handle requests that probe the network: free port, link to a node, all-reduce over all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agents.serve.channel import Call
 from agents.state import archive_path
 
 START_S = 60.0
-"""What importing torch may take, on top of the probe's own deadline."""
+"""Time for importing torch, on top of the probe's own deadline, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def listen(call: Call) -> dict[str, Any]:
 
 
 def connect(call: Call) -> LinkProbe:
-    """Measure the way to a listening node."""
+    """Measure the link to a listening node."""
     args = from_wire(ConnectArgs, call.args, "args")
     return probe_link(args.address, args.port, args.num_bytes)
 
@@ -69,8 +69,8 @@ def allreduce(call: Call) -> dict[str, Any]:
         _, lines = call.children.run(argv, environ=environ, timeout_s=probe.timeout_s + START_S)
     except TimeoutError as error:
         raise ExpectedError(
-            f"Rank {probe.rank} saw no end of the all-reduce within {probe.timeout_s:g} s.",
-            "One of the ranks hangs; check the way between the nodes: rackless check",
+            f"The all-reduce of rank {probe.rank} did not finish within {probe.timeout_s:g} s.",
+            "One of the ranks hangs; check the links between the nodes: rackless check",
         ) from error
     return _read_answer(probe, lines)
 

@@ -1,4 +1,4 @@
-"""Requests about what runs leave on the node: checkpoints, fences, bundles, artifacts."""
+"""Handle requests about checkpoints, fences, bundles and artifacts of a node."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def fence(call: Call) -> dict[str, Any]:
 
 
 def delete(call: Call) -> dict[str, Any]:
-    """Delete all that this node has of a run that is over."""
+    """Delete all files of a finished run on this node."""
     args = from_wire(RunArgs, call.args, "args")
     folder = call.home.run(args.run_id)
     for attempt in find_attempts(call.home):
@@ -93,7 +93,7 @@ def delete(call: Call) -> dict[str, Any]:
 
 
 def _remove(folder: Path) -> int:
-    """Delete a folder, which is gone at once; return the bytes freed."""
+    """Delete a folder, which disappears at once by a rename; return the bytes freed."""
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
     try:
         os.rename(folder, doomed)
@@ -114,7 +114,7 @@ def _measure(folder: Path) -> int:
 
 
 def bundle_status(call: Call) -> BundleStatus:
-    """Say which files of a bundle are still missing here."""
+    """Return which files of a bundle are missing on this node."""
     args = from_wire(BundleArgs, call.args, "args")
     return read_bundle_status(call.home, args.destination, args.files)
 
@@ -127,7 +127,7 @@ def hash_artifact(call: Call) -> dict[str, Any]:
 
 
 def delete_artifact(call: Call) -> dict[str, Any]:
-    """Delete an artifact's copy, or what an export has made; one that is gone frees nothing."""
+    """Delete an artifact's copy or an export; one that is already gone frees 0 bytes."""
     folder = _find_artifact(call, or_export=True)
     return {"freed_bytes": _remove(folder) if folder.is_dir() else 0}
 
@@ -138,5 +138,7 @@ def _find_artifact(call: Call, *, or_export: bool = False) -> Path:
     is_artifact = parts[0] == "artifacts" and len(parts) == 2
     is_export = or_export and len(parts) == 4 and (parts[0], parts[2]) == ("runs", "exports")
     if not (is_artifact or is_export) or folder.is_symlink():
-        raise ExpectedError(f"{'/'.join(parts)} is no artifact.", "Artifacts lie below artifacts/")
+        raise ExpectedError(
+            f"{'/'.join(parts)} is not an artifact.", "Artifacts are below artifacts/"
+        )
     return folder

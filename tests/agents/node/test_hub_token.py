@@ -78,6 +78,6 @@ def test_a_request_does_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
         Call(deed="find", digest=digest),
         Call(deed="forget", digest=digest),
     )
-    answers = [node.see_to_token(wish)["place"] for wish in wishes]  # type: ignore[arg-type]
+    answers = [node.update_token(wish)["place"] for wish in wishes]  # type: ignore[arg-type]
     assert answers == ["none", "same", "same", "none"]
     assert OURS not in repr(TokenWish(deed="keep", token=OURS))

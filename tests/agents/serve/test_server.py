@@ -298,7 +298,7 @@ def test_more_requests_than_slots_are_refused(loop: Loop, monkeypatch: pytest.Mo
     assert sorted(answer.id for answer in answers) == [0, 1, 2, 3, 4]
     refused = [answer for answer in answers if answer.error is not None]
     assert len(refused) == 3
-    assert refused[0].error.message == "this node already works on 2 requests"
+    assert refused[0].error.message == "this node is already handling 2 requests"
 
 
 def test_work_after_the_answer_is_dropped_when_the_answer_is_an_error(

@@ -70,7 +70,7 @@ def test_several_turns_and_then_it_is_closed(agent: Agent) -> None:
     assert ask(agent, "chat.ask", chat="c", turn=make_turn())[0]["answer"]["text"]
     assert ask(agent, "chat.close", chat="c")[0] == {}
     reply, _ = ask(agent, "chat.ask", chat="c", turn=make_turn())
-    assert (reply["answer"], reply["ended"]) == (None, "the connection was lost since")
+    assert (reply["answer"], reply["ended"]) == (None, "the connection was lost in the meantime")
 
 
 def test_a_run_that_wants_the_gpu_gets_it(agent: Agent, tmp_path: Path) -> None:

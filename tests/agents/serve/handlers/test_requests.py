@@ -482,7 +482,7 @@ def test_artifacts_are_hashed_and_deleted_and_nothing_else_is(agent: Agent, node
     assert (listed["path"], listed["size_bytes"]) == ("adapter/a.json", 2)
     for path in ("models/m", "artifacts/poems-1/adapter", "artifacts/../runs"):
         error = agent.ask("artifact.delete", path=path)["error"]
-        assert "is no artifact" in error["message"] or "is not allowed" in error["message"]
+        assert "is not an artifact" in error["message"] or "is not allowed" in error["message"]
     assert ask(agent, "artifact.delete", path="artifacts/poems-1") == {"freed_bytes": 2}
     assert not folder.exists()
     assert ask(agent, "artifact.delete", path="artifacts/poems-1") == {"freed_bytes": 0}
@@ -496,9 +496,9 @@ def test_what_an_export_made_is_deleted_and_nothing_else_of_a_run(agent: Agent, 
         (run / name / "a").write_bytes(b"12")
     assert ask(agent, "artifact.delete", path="runs/r1/exports/awq-8") == {"freed_bytes": 2}
     error = agent.ask("artifact.delete", path="runs/r1/checkpoints/step-00000008")["error"]
-    assert "is no artifact" in error["message"]
+    assert "is not an artifact" in error["message"]
     assert (
-        "is no artifact"
+        "is not an artifact"
         in agent.ask("artifact.hash", path="runs/r1/exports/awq-8")["error"]["message"]
     )
     assert [path.name for path in run.rglob("a")] == ["a"]
