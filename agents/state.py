@@ -49,7 +49,7 @@ def require_name(value: str, what: str) -> str:
     if not SAFE_NAME.match(value):
         raise ExpectedError(
             f"{what} {value[:80]!r} is not allowed.",
-            "Use 1 to 128 letters, digits, dots, underscores and dashes; start with letter or digit",
+            "Use 1 to 128 letters, digits, dots, underscores and dashes; begin with no sign",
         )
     return value
 
