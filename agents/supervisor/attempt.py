@@ -1,8 +1,8 @@
-"""The folder of one attempt: its files, and what they say about its state.
+"""Read the folder of an attempt: its intent, its state and its ranks.
 
-The files are the truth, not a process: intent.json is written before anything is forked,
-started.json by the supervisor, stop.json by whoever wants an end, exit.json when it is over.
-No exit.json and no living supervisor means `lost` (power cut, reboot, kill).
+Files decide the state, not processes: intent.json is written before anything is forked,
+started.json by the supervisor, stop.json by a stop request, exit.json at the end. Without exit.json
+and without a living supervisor the attempt is `lost` (power cut, reboot, kill).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AttemptFolder:
         return self.folder / name
 
     def read_intent(self) -> AttemptIntent | None:
-        """Return what the attempt was launched with; None when there is none."""
+        """Return the intent of the attempt; None: it is missing or unreadable."""
         value = read_json(self.file(INTENT_FILE))
         try:
             return None if value is None else from_wire(AttemptIntent, value)
@@ -65,7 +65,7 @@ class AttemptFolder:
         return identity_from(read_json(self.file(STARTED_FILE)))
 
     def require(self) -> None:
-        """Raises: ExpectedError when this node has never heard of the attempt."""
+        """Raise ExpectedError if this node does not know the attempt."""
         if not self.file(INTENT_FILE).exists():
             raise ExpectedError(f"This node has no attempt {self.number} of run {self.run_id}.")
 
@@ -81,9 +81,11 @@ def find_attempts(home: Home) -> list[AttemptFolder]:
 
 
 def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> AttemptStatus:
-    """Return the attempt as its files and processes tell it now.
+    """Return the status of an attempt from its files and processes.
 
-    `tagged` is a look at all tagged processes, for who asks about many attempts.
+    Args:
+        attempt: its folder.
+        tagged: tagged processes of this PC, read once when asking about many attempts.
 
     Raises:
         ExpectedError: there is no such attempt on this node.
@@ -94,7 +96,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
     ended = read_json(attempt.file(EXIT_FILE))
     supervisor = identity_from(started)
     if ended is None and not (supervisor and supervisor.is_alive()):
-        ended = read_json(attempt.file(EXIT_FILE))  # it may have ended between the two looks
+        ended = read_json(attempt.file(EXIT_FILE))  # it may have ended between the two reads
     state, message, hint = _judge(attempt, supervisor, ended)
     status = AttemptStatus(
         run_id=attempt.run_id,
@@ -114,7 +116,7 @@ def read_status(attempt: AttemptFolder, tagged: Tagged | None = None) -> Attempt
 
 
 def is_over(attempt: AttemptFolder) -> bool:
-    """Tell whether the attempt has ended or was lost, reading as little as possible."""
+    """Return whether the attempt has ended or was lost; reads as little as possible."""
     if attempt.file(EXIT_FILE).exists():
         return True
     supervisor = attempt.read_supervisor()
@@ -139,12 +141,12 @@ def _judge(
         "lost",
         f"Attempt {attempt.number} of run {attempt.run_id} left no record of an end: this PC lost "
         "power or was restarted, or the run's supervisor was killed.",
-        f"Go on from the newest checkpoint: rackless runs resume {attempt.run_id}",
+        f"Resume from the newest checkpoint: rackless runs resume {attempt.run_id}",
     )
 
 
 def _is_launching(attempt: AttemptFolder) -> bool:
-    """Tell whether a server is between writing the intent and seeing the supervisor start."""
+    """Return whether a server has written the intent and the supervisor has not started yet."""
     try:
         lock = os.open(attempt.home.run(attempt.run_id) / "launch.lock", os.O_RDONLY)
     except OSError:
@@ -195,7 +197,7 @@ def _read_exit_codes(journal: Path) -> dict[int, int]:
 
 
 def read_journal(path: Path, tail_bytes: int = 1 << 18) -> list[dict[str, Any]]:
-    """Return the whole lines at the end of a journal; none when it cannot be read."""
+    """Return the last whole lines of a journal; none: it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

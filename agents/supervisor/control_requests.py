@@ -1,8 +1,7 @@
-"""What is asked of an attempt while it trains, as files in its folder: the agent leaves them there,
-rank 0 takes them, once each.
+"""Pass control requests to a training attempt as files: the agent writes them, rank 0 takes them.
 
-A wish of an older attempt lies in a folder that nobody looks into any more. The folder is made by
-the first wish, so that looking for one costs the trainer a system call per step.
+A request to an older attempt stays in a folder that nobody reads any more. The first request makes
+the folder, so that a check for requests costs the trainer one system call per step.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ from agents.contract.wire import WireError, from_wire, to_wire
 from agents.errors import explain_os_error
 from agents.state import read_json, require_name, write_json
 
+# The name on disk is older than the word "control request", and stays.
 _FOLDER = "wishes"
 _SUFFIX = ".json"
 
 
-def leave_wish(attempt: Path, wish: ControlRequest) -> None:
-    """Write a wish into the folder of an attempt.
+def write_request(attempt: Path, request: ControlRequest) -> None:
+    """Write a control request into the folder of an attempt.
 
     Raises:
         ExpectedError: the disk is full or may not be written.
@@ -30,15 +30,18 @@ def leave_wish(attempt: Path, wish: ControlRequest) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, f"making the folder {folder}") from error
-    write_json(folder / f"{require_name(wish.wish_id, 'The wish')}{_SUFFIX}", to_wire(wish))
+    write_json(
+        folder / f"{require_name(request.wish_id, 'The control request')}{_SUFFIX}",
+        to_wire(request),
+    )
 
 
-def take_wishes(attempt: Path) -> list[ControlRequest]:
-    """Return the wishes that were left since the last time; what is no wish is removed unread."""
+def take_requests(attempt: Path) -> list[ControlRequest]:
+    """Return the requests since the last call; files that are no request are removed."""
     try:
         names = sorted(path.name for path in (attempt / _FOLDER).iterdir())
     except OSError:
-        return []  # nobody has asked for anything
+        return []  # there was no request yet
     found = []
     for name in names:
         path = attempt / _FOLDER / name

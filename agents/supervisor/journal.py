@@ -1,4 +1,4 @@
-"""Append JSON lines to a journal; a full disk costs lines, never the run."""
+"""Append JSON lines to a journal; a full disk loses lines, never the run."""
 
 from __future__ import annotations
 

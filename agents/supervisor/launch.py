@@ -2,8 +2,8 @@
 
 In this order, under the run's launch lock: fence, devices leased, intent durable, supervisor
 started. What fails before the intent leaves nothing behind. A second request for the same attempt
-finds the intent and answers with the state; when the first died between intent and start, it
-starts the supervisor that was meant.
+finds the intent and answers with the state; if the first one died between intent and start, the
+second starts the supervisor.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def _launch_locked(attempt: AttemptFolder, intent: AttemptIntent) -> None:
             _write_intent(attempt, intent)
             _start_supervisor(attempt, held)
         finally:
-            release(held)
+            release(held)  # the supervisor has inherited the locks
         _wait_for_start(attempt)
 
 
 def _check(home: Home, intent: AttemptIntent) -> None:
-    """Refuse what cannot work, before anything is written."""
+    """Refuse an intent that cannot work, before anything is written."""
     node = intent.node
     if intent.attempt < 1:
         raise ExpectedError(f"Attempt {intent.attempt} cannot be launched: attempts count from 1.")
@@ -108,8 +108,7 @@ def _refuse_older(attempt: AttemptFolder, intent: AttemptIntent) -> None:
         raise ExpectedError(
             f"Attempt {intent.attempt} of run {intent.run_id} is out of date: node {intent.node} "
             f"already knows attempt {newest}.",
-            "Another master may have resumed the run; look at it with: "
-            f"rackless runs show {intent.run_id}",
+            f"Another master may have resumed the run; see: rackless runs show {intent.run_id}",
         )
 
 
@@ -144,7 +143,7 @@ def _start_supervisor(attempt: AttemptFolder, held: list[int]) -> None:
             )
     except OSError as error:
         raise explain_os_error(error, f"starting the supervisor of {attempt.folder}") from error
-    process.wait()
+    process.wait()  # its first process ends at once; without a wait it would stay a zombie
 
 
 def supervisor_environ(attempt: AttemptFolder) -> dict[str, str]:
@@ -158,7 +157,7 @@ def supervisor_environ(attempt: AttemptFolder) -> dict[str, str]:
 
 
 def _wait_for_start(attempt: AttemptFolder) -> None:
-    """Wait until the supervisor has told about itself or has ended."""
+    """Wait until the supervisor has written started.json or has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if any(attempt.file(name).exists() for name in (STARTED_FILE, EXIT_FILE)):
@@ -174,6 +173,6 @@ def _wait_for_start(attempt: AttemptFolder) -> None:
 
 
 def _remove_empty(run: Path) -> None:
-    """Take away the folder of a run that was never launched here."""
+    """Remove the folder of a run that was never launched here."""
     if not (run / ATTEMPTS).exists() and not (run / CHECKPOINTS).exists():
         shutil.rmtree(run, ignore_errors=True)

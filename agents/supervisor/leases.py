@@ -1,9 +1,9 @@
-"""Who uses which device: one lock file per device, locked for as long as the supervisor lives.
+"""Lease devices: one lock file per device, locked as long as the supervisor lives.
 
 The launching server takes the locks and the supervisor inherits them as open files, so that "busy"
 is answered before anything is written, and the kernel frees a lock with the last process that holds
-it. The file's content names the attempt, for the message and for whoever only wants to look. Other
-work on a GPU, as an export, borrows it the same way for as long as its request takes.
+it. The file's content names the attempt, for messages and for readers that take no lock. Other work
+on a GPU, such as an export, borrows it in the same way for the duration of its request.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from agents.state import Home, identify, identity_from, read_json, take_lock
 from agents.supervisor.sweep import Tag, describe_unkillable, find_processes, sweep
 
 PATIENCE_S = 1.0
-"""How long a device may still be held by a supervisor that is just ending."""
+"""Wait for a supervisor that is just ending to free a device, in seconds."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who uses a device."""
+    """Work that uses a device."""
 
     name: str
-    """Such as `run r-1` or `the export of run r-1`."""
+    """Name of the work, such as `run r-1` or `the export of run r-1`."""
     run_id: str | None
-    """None: it is no run, or one that has not told yet."""
+    """Id of the run; None: it is no run, or one that has not signed the lock yet."""
 
 
 class BorrowedError(ExpectedError):
-    """What uses the device is no run, or has not told yet what it is."""
+    """Raised when the work on a device is no run, or has not signed the lock yet."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message, "Wait for it, or cancel it where it was started")
@@ -61,7 +61,7 @@ def lease_devices(home: Home, tag: Tag, device_ids: list[str], node: str) -> lis
 
 
 def release(held: list[int]) -> None:
-    """Give the locks back."""
+    """Close the locks."""
     for lock in held:
         os.close(lock)
 
@@ -75,12 +75,12 @@ def borrow_device(
     Args:
         home: of the agent.
         device_id: the uuid of a GPU.
-        work: what the others are told, such as `the export of run r-1`.
+        work: name of the work, such as `the export of run r-1`.
         node: its name, for the message.
-        wait: is told what uses it while that is no run, and returns False to give up.
+        wait: called with the name of other work, unless it is a run; returns False to give up.
 
     Raises:
-        ExpectedError: a run uses the device, or nobody waits any more.
+        ExpectedError: a run uses the device, or `wait` gave up.
     """
     identity = identify(os.getpid())
     while True:
@@ -96,12 +96,12 @@ def borrow_device(
         yield
     finally:
         with contextlib.suppress(OSError):
-            _write(lock, {})  # this process lives on
+            _write(lock, {})  # this process lives on, so its identity would look like a holder
         os.close(lock)
 
 
 def sign(held: list[int], tag: Tag, identity: dict[str, Any]) -> None:
-    """Write into each locked file who holds it."""
+    """Write the holder into each locked file."""
     for lock in held:
         _write(lock, {"run_id": tag.run_id, "attempt": tag.attempt, **identity})
 
@@ -113,7 +113,7 @@ def _write(lock: int, content: dict[str, Any]) -> None:
 
 
 def is_any_held(home: Home) -> bool:
-    """Tell whether somebody uses a device of this node, without touching a lock."""
+    """Return whether any device of this node is in use; takes no lock."""
     for path in home.leases.glob("*.lock"):
         holder = identity_from(read_json(path))
         if holder is not None and holder.is_alive():
@@ -122,7 +122,7 @@ def is_any_held(home: Home) -> bool:
 
 
 def find_holder(home: Home, device_id: str) -> Holder | None:
-    """Return who uses a device now, without touching its lock; None: nobody."""
+    """Return the work that uses a device; takes no lock; None: it is free."""
     return _read_holder(_lock_file(home, device_id))
 
 
@@ -158,7 +158,7 @@ def _lease(home: Home, tag: Tag | None, device_id: str, node: str) -> int:
 
 
 def _busy(path: Path, device_id: str, node: str) -> ExpectedError:
-    holder = _read_holder(path) or Holder("what is just starting", None)
+    holder = _read_holder(path) or Holder("a run that is just starting", None)
     message = f"Node {node} is already busy: {holder.name} uses {_name(device_id)}."
     if holder.run_id is None:
         return BorrowedError(message, holder.name)
@@ -170,7 +170,7 @@ def _require_no_leftovers(
 ) -> None:
     """Refuse a device whose last supervisor was killed while its ranks still run.
 
-    Those of an older attempt of this same run are ended: the new attempt takes their place.
+    Leftovers of an older attempt of the same run are ended: the new attempt replaces it.
     """
     last = read_json(path) or {}
     run_id, attempt = last.get("run_id"), last.get("attempt")

@@ -1,9 +1,9 @@
-"""Notice a rank that stands still, and tell who most likely holds up the others.
+"""Detect a rank that hangs, and name the one that most likely blocks the others.
 
-A rank writes its heartbeat itself, from the training loop, so a hang cannot be hidden by a thread.
-When one hangs, all wait for it in the next collective; the culprit is the one that is stopped or
-stuck in the kernel, else the one furthest behind. The clock is the kernel's monotonic one, which
-all processes share and which stands while the PC sleeps.
+A rank writes its heartbeat from the training loop itself, so that no thread can hide a hang. When
+one hangs, all others wait for it in the next collective; the culprit is the one that is stopped or
+stuck in the kernel, else the one furthest behind. Times are of the kernel's monotonic clock, which
+all processes share and which pauses while the PC sleeps.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from agents.supervisor.ranks import RankProcess
 
 TRAINING_LIMIT_S = 60.0
 OTHER_LIMIT_S = 600.0
-"""For loading, warm-up, saving and evaluation, and before the first heartbeat."""
+"""Limit for loading, warm-up, saving and evaluation, and before the first heartbeat, in seconds."""
 STEPS_ALLOWED = 10
-"""A rank may say nothing for this many times its usual silence, or the step that it foresees."""
+"""Maximum silence of a rank, as a multiple of its usual silence or of its forecast step time."""
 ABSENCE_S = 10.0
-"""A gap between two looks that means that this process was held up itself."""
+"""Gap between two checks that shows that this process itself was paused, in seconds."""
 REMOTE_PATIENCE_S = 5.0
-"""How much longer a rank that merely waits is spared, when ranks run on other nodes too."""
+"""Extra time for a rank that merely waits, when other nodes have ranks too, in seconds."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A rank that stood still for longer than its phase allows."""
+    """A rank that was silent for longer than its phase allows."""
 
     rank: RankProcess
     phase: str
     step: int | None
     age_s: float
     process_state: str
-    """Letter of /proc/PID/stat: T stopped, D stuck in the kernel, R busy, S waiting."""
+    """State in /proc/PID/stat: T stopped, D stuck in the kernel, R busy, S waiting."""
     maybe_remote: bool
-    """The cause may be a rank on another node that this one waits for."""
+    """Whether the cause may be a rank on another node."""
 
 
 @dataclass
@@ -49,11 +49,11 @@ class _Track:
     step: int | None = None
     phase: str = "loading"
     silences_s: deque[float] = field(default_factory=lambda: deque(maxlen=50))
-    """The longest of each of the last steps: a rank speaks between micro-batches, too."""
+    """Longest silence in each of the last steps; a rank also beats between micro-batches."""
     silence_s: float = 0.0
-    """The longest of the step that is being done."""
+    """Longest silence in the current step, in seconds."""
     foreseen_step_s: float = 0.0
-    """What the rank takes a step for by its warm-up, as long as there was none."""
+    """Step time that the rank forecast from its warm-up, until it has done a step, in seconds."""
 
 
 class StallWatch:
@@ -66,8 +66,8 @@ class StallWatch:
         named = intent.environ.get("RACKLESS_STALL_S", "")
         self._training_limit_s = float(named) if named else TRAINING_LIMIT_S
 
-    def look(self, now_s: float) -> Stall | None:
-        """Read the heartbeats; return the stall, if there is one now."""
+    def check(self, now_s: float) -> Stall | None:
+        """Read the heartbeats; return the current stall, if any."""
         self._forgive_absence(now_s)
         late = []
         for track in self._tracks:
@@ -85,16 +85,17 @@ class StallWatch:
         return first if overdue_s >= patience_s else None
 
     def _forgive_absence(self, now_s: float) -> None:
-        """Start to count anew when this process did not run either (a paused PC)."""
+        """Restart all timers if this process did not run either (a paused PC)."""
         if now_s - self._looked_s > ABSENCE_S:
             for track in self._tracks:
                 track.beat_s = max(track.beat_s, now_s)
         self._looked_s = now_s
 
     def dump_stacks(self) -> None:
-        """Let every rank write the Python stacks of its threads into its log; this ends them."""
+        """Make every rank dump its Python stacks to its log, which ends it."""
         for track in self._tracks:
             with contextlib.suppress(OSError):
+                # faulthandler dumps on SIGABRT; a stopped process needs SIGCONT to receive it.
                 track.rank.send_signal(signal.SIGABRT)
                 track.rank.send_signal(signal.SIGCONT)
 

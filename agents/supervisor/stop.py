@@ -1,7 +1,7 @@
-"""End an attempt on this node so that no process of it is left, supervisor or none.
+"""End an attempt on this node so that none of its processes is left, even without a supervisor.
 
-The supervisor does it when it lives. When it was killed, hangs, or takes too long, the server
-sweeps by tag itself and writes the record of the end.
+Normally the supervisor does it. If that was killed, hangs, or takes too long, the server itself
+kills all tagged processes and writes the record of the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agents.supervisor.sweep import (
 )
 
 SUPERVISOR_EXTRA_S = SETTLE_S + 10.0
-"""What the supervisor may need beyond the grace of its ranks: sweep, records."""
+"""Time of the supervisor beyond the grace of its ranks, for sweep and records, in seconds."""
 MAX_GRACE_S = 3600.0
 
 

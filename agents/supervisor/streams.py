@@ -1,8 +1,8 @@
-"""Read and follow the append-only files of an attempt by offset, so that no byte comes twice.
+"""Read and follow the append-only files of an attempt by offset, so that no byte is sent twice.
 
-A follower sends what is there, then looks five times a second, discovers new files, and ends after
-the attempt has ended and its last byte was sent. The pace is bounded, so that a talkative rank
-cannot hold up the answers to other requests.
+A follower sends the present content, then polls five times a second, finds new files, and ends
+after the attempt has ended and its last byte is sent. The rate is limited, so that a rank with much
+output cannot delay the answers to other requests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def list_streams(attempt: AttemptFolder) -> dict[str, int]:
 def read_chunk(attempt: AttemptFolder, stream: str, offset: int, max_bytes: int) -> StreamChunk:
     """Return bytes of a stream from `offset` on; no bytes at its end.
 
-    What was cut out of an endless log is passed over and counted.
+    The hole in the middle of a huge log is skipped and counted.
 
     Raises:
         ExpectedError: no such stream, or it is shorter than `offset`.

@@ -2,8 +2,8 @@
 
 It forks once more at the start, so that neither the server nor an SSH session is its parent, and is
 a child subreaper, so that whatever its ranks leave behind comes back to it. It sleeps until a
-child ends, a signal comes (SIGTERM = stop), or half a second has passed; then it looks whether a
-rank stands still. All its waits use the monotonic clock. It writes exit.json last, when no process
+child ends, a signal comes (SIGTERM = stop), or half a second has passed; then it checks whether a
+rank hangs. All its waits use the monotonic clock. It writes exit.json last, when no process
 of the attempt is left.
 """
 
@@ -44,13 +44,13 @@ from agents.supervisor.verdict import AttemptOutcome, judge_end, judge_failure, 
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.5
 GRACE_S = 30.0
-"""Time for a rank to finish its step and save, when a stop names none."""
+"""Default time for a rank to finish its step and save after a stop, in seconds."""
 FAILURE_GRACE_S = 5.0
-"""Time for the other ranks after one failed; they can hardly do more than hang."""
+"""Time for the other ranks to end after one failed, in seconds; most hang in a collective."""
 GATHER_S = 1.0
-"""After a first bad exit, how long to wait for others, to tell the cause from the effect."""
+"""Wait for more exits after the first bad one, to tell cause from effect, in seconds."""
 RESERVED_BYTES = 16384
-"""Kept free for exit.json, so that a full disk cannot make an ended attempt look lost."""
+"""Disk space reserved for exit.json, so that a full disk cannot make the attempt look lost."""
 
 
 def supervise(folder: str, lease_fds: str = "") -> int:
@@ -81,7 +81,7 @@ def become_subreaper() -> None:
 
 
 class Supervisor:
-    """Starts the ranks, watches them, ends them, and writes down how it ended."""
+    """Starts the ranks, watches them, ends them, and records the outcome."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Supervisor:
         self._wake = _listen_to_signals(self._ask_stop)
 
     def run(self) -> None:
-        """Do it all; afterwards no process of the attempt is left and exit.json tells the end."""
+        """Run the attempt; afterwards none of its processes is left and exit.json is written."""
         become_subreaper()
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         reserve = self._attempt.file(".reserve")
@@ -136,7 +136,7 @@ class Supervisor:
         write_json(self._attempt.file(STARTED_FILE), started)
 
     def _start_ranks(self) -> AttemptOutcome | None:
-        """Start this node's ranks; return why not when that fails."""
+        """Start this node's ranks; return the outcome if one cannot be started."""
         for placement in self._intent.ranks:
             if placement.node != self._intent.node:
                 continue
@@ -157,7 +157,7 @@ class Supervisor:
     # ------------------------------------------------------------ watch
 
     def _watch(self) -> AttemptOutcome:
-        """Wait for the end of all ranks, a bad end of one, a stall, or the wish to stop."""
+        """Wait for the end of all ranks, the failure of one, a stall, or a stop request."""
         stalls = StallWatch(self._ranks, self._intent)
         while any(rank.exit_code is None for rank in self._ranks):
             self._wait(TICK_S)
@@ -165,7 +165,7 @@ class Supervisor:
                 return self._gather_failure()
             if self._is_stop_asked():
                 return self._stop()
-            stall = stalls.look(time.monotonic())
+            stall = stalls.check(time.monotonic())
             if stall is not None:
                 self._journal.write("stalled", rank=stall.rank.rank, phase=stall.phase)
                 stalls.dump_stacks()
@@ -174,25 +174,25 @@ class Supervisor:
         return judge_end(self._ranks, self._intent)
 
     def _gather_failure(self) -> AttemptOutcome:
-        """Give the other ranks a moment to fail too, then name the cause among them."""
+        """Let the other ranks fail too for a moment, then find the cause among them."""
         self._wait_for_all(GATHER_S)
         if self._is_stop_asked():
             return self._stop()
         return judge_failure(self._ranks, self._intent)
 
     def _stop(self) -> AttemptOutcome:
-        """Ask each rank to finish its step and save; what does not is ended by the sweep."""
+        """Ask each rank to finish its step and save; the sweep ends those that do not."""
         grace_s = self._read_grace_s()
         self._journal.write("stopping", grace_s=grace_s)
         for rank in self._ranks:
             rank.send_signal(signal.SIGTERM)
         began_s = time.monotonic()
-        # Read again and again: a second stop that gives no more time shall not wait for the first.
+        # Read the grace each time: a second stop with less must not wait for the first.
         while (left_s := began_s + grace_s - time.monotonic()) > 0 and self._is_any_alive():
             self._wait(min(left_s, TICK_S))
             grace_s = self._read_grace_s()
         late = [rank.rank for rank in self._ranks if rank.exit_code is None]
-        verdict = judge_end(self._ranks, self._intent, wished=True)
+        verdict = judge_end(self._ranks, self._intent, is_stop=True)
         if not late:
             return verdict
         text = ", ".join(map(str, late))
@@ -213,7 +213,7 @@ class Supervisor:
         return any(rank.exit_code is None for rank in self._ranks)
 
     def _wait_for_all(self, patience_s: float) -> None:
-        """Wait until every rank has ended, at most so long."""
+        """Wait until every rank has ended, at most `patience_s` seconds."""
         deadline = time.monotonic() + patience_s
         while self._is_any_alive():
             left_s = deadline - time.monotonic()
@@ -222,13 +222,14 @@ class Supervisor:
             self._wait(min(left_s, TICK_S))
 
     def _wait(self, timeout_s: float) -> None:
-        """Sleep until a signal comes or the time is over, then take leave of ended children."""
+        """Sleep until a signal or the timeout, then reap ended children."""
         if select.select([self._wake], [], [], timeout_s)[0]:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
         self._cap_logs()
         while True:
             try:
+                # Any child: as a subreaper we also get orphans that ranks leave behind.
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
@@ -243,7 +244,7 @@ class Supervisor:
                 if cap_log(rank.log_path):
                     self._journal.write("log_cut", rank=rank.rank)
             except FileNotFoundError:
-                continue  # somebody deleted it
+                continue  # the user deleted it
             except OSError as error:
                 self._can_cap_logs = False
                 self._journal.write("log_not_cut", rank=rank.rank, message=str(error))
@@ -258,7 +259,7 @@ class Supervisor:
     # ------------------------------------------------------------ end
 
     def _end_rest(self, verdict: AttemptOutcome) -> AttemptOutcome:
-        """End every process of the attempt but this one; say so when one cannot be ended."""
+        """End every other process of the attempt; report those that cannot be ended."""
         if verdict.state == "failed":
             for rank in self._ranks:
                 rank.send_signal(signal.SIGTERM)
@@ -274,12 +275,13 @@ class Supervisor:
         return AttemptOutcome(state="failed", message=message, hint="Restart that PC")
 
     def _has_others(self, own: int) -> bool:
+        # Twice: during one scan of /proc a parent may end just after it forked a child.
         return bool(
             find_processes(self._attempt.tag, own) or find_processes(self._attempt.tag, own)
         )
 
     def _write_exit(self, verdict: AttemptOutcome) -> None:
-        """Write exit.json, with patience for a full disk."""
+        """Write exit.json; retry while the disk is full."""
         value = {
             "state": verdict.state,
             "message": verdict.message,
@@ -309,7 +311,7 @@ def _reserve(path: Path) -> None:
 
 
 def _listen_to_signals(on_stop: Any) -> int:
-    """Return a file that becomes readable at each signal; SIGTERM, SIGINT also call `on_stop`."""
+    """Return a descriptor that is readable after a signal; SIGTERM and SIGINT call `on_stop`."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

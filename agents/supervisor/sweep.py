@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Tagged = Sequence[tuple[int, dict[bytes, bytes]]]
-"""Pids of tagged processes with their environments."""
+"""Tagged processes: pid and environment of each."""
 SETTLE_S = 10.0
-"""How long a process may outlive SIGKILL before it is called unkillable."""
+"""Maximum time for a process to end after SIGKILL, in seconds; later it counts as unkillable."""
 
 
 @dataclass(frozen=True)
 class Tag:
-    """What the processes of one attempt on one node have in their environment."""
+    """Variables in the environment of every process of one attempt on one node."""
 
     run_id: str
     attempt: int
@@ -44,11 +44,11 @@ class Tag:
         }
 
     def is_on(self, pid: int) -> bool:
-        """Tell whether this living process is ours."""
+        """Return whether this living process belongs to the attempt."""
         return self.fits(read_environ(pid))
 
     def fits(self, environ: dict[bytes, bytes]) -> bool:
-        """Tell whether a process with this environment is ours."""
+        """Return whether a process with this environment belongs to the attempt."""
         if environ.get(b"RACKLESS_TAG") != os.fsencode(self.text):
             return False
         folder = os.fsencode(self.folder)
@@ -56,7 +56,7 @@ class Tag:
 
 
 def read_environ(pid: int) -> dict[bytes, bytes]:
-    """Return the environment a process was started with; empty when it may not be read."""
+    """Return the initial environment of a process; empty: untagged, or not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             data = file.read()
@@ -78,8 +78,8 @@ def read_tagged() -> Iterator[tuple[int, dict[bytes, bytes]]]:
 
 def find_processes(tag: Tag, without: int | None = None, among: Tagged | None = None) -> list[int]:
     """Return the living processes of the attempt, save `without`."""
-    looked = read_tagged() if among is None else among
-    return sorted(pid for pid, env in looked if pid != without and tag.fits(env))
+    tagged = read_tagged() if among is None else among
+    return sorted(pid for pid, env in tagged if pid != without and tag.fits(env))
 
 
 def send_signal(tag: Tag, pid: int, number: int) -> None:
@@ -114,15 +114,15 @@ def sweep(tag: Tag, grace_s: float, without: int | None = None) -> list[int]:
 def _end(tag: Tag, number: int, patience_s: float, without: int | None) -> list[int]:
     """Signal each process (SIGTERM once, SIGKILL whenever seen) and wait until all are gone.
 
-    Two empty looks are needed: during one, a parent may end just after it forked a child.
+    Two empty scans are needed: during one, a parent may end just after it forked a child.
     """
     deadline = time.monotonic() + patience_s
     signalled: set[int] = set()
-    empty_looks = 0
+    empty_scans = 0
     while True:
         left = find_processes(tag, without)
-        empty_looks = 0 if left else empty_looks + 1
-        if empty_looks == 2:
+        empty_scans = 0 if left else empty_scans + 1
+        if empty_scans == 2:
             return []
         for pid in left:
             if number == signal.SIGKILL or pid not in signalled:

@@ -1,8 +1,8 @@
-"""Say in one sentence how an attempt ended on this node, and which rank was the cause.
+"""Decide how an attempt ended on this node, and which rank was the cause.
 
-A rank that lost its connection to another is a consequence; so a rank that died of a signal, or
-failed with words of its own, comes before it. When all that failed here merely lost a peer, the
-cause is on another node, and `peer_lost` says so to the master.
+A lost connection to another rank is a consequence, so a rank that died of a signal, or that
+recorded a failure of its own, takes precedence. If every failed rank merely lost a peer, the cause
+is on another node, and `peer_lost` tells the master so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agents.supervisor.stalls import Stall
 
 EXIT_USER_ERROR = 3
 PEER_LOST_WORDS = ("lost its connection to", "timed out waiting for")
-"""How the trainer itself says that another rank is gone."""
+"""Phrases in the trainer's own messages about a lost rank."""
 PEER_LOST_SIGNS = (
     "connection reset by peer",
     "connection closed by peer",
@@ -34,7 +34,7 @@ PEER_LOST_SIGNS = (
     "peer closed",
     *PEER_LOST_WORDS,
 )
-"""What Gloo, NCCL and the TCP store say when another rank is gone."""
+"""Phrases of Gloo, NCCL and the TCP store about a lost rank, in lower case."""
 SIGNAL_CAUSES = {
     signal.SIGKILL: "killed, most often because the PC ran out of memory",
     signal.SIGSEGV: "a crash inside a library or a driver",
@@ -52,14 +52,14 @@ class AttemptOutcome:
 
 
 def judge_end(
-    ranks: list[RankProcess], intent: AttemptIntent, wished: bool = False
+    ranks: list[RankProcess], intent: AttemptIntent, is_stop: bool = False
 ) -> AttemptOutcome:
-    """Return the end of ranks that ended well, or (`wished`) were asked to stop."""
+    """Return the outcome of ranks that ended normally, or after a stop request (`is_stop`)."""
     failed = [rank for rank in ranks if rank.exit_code]
-    if failed and not wished:
+    if failed and not is_stop:
         return judge_failure(ranks, intent)
     reasons = {rank.read_last("finished").get("reason") for rank in ranks}
-    if "stopped" in reasons or (wished and reasons != {"completed"}):
+    if "stopped" in reasons or (is_stop and reasons != {"completed"}):
         return AttemptOutcome(state="stopped", message=_describe_late(failed, intent))
     return AttemptOutcome(state="done")
 
@@ -80,7 +80,7 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOut
     if peer_lost and PEER_LOST_WORDS[0] not in message:
         message += " It lost its connection to another rank."
     if peer_lost:
-        message += " Possibly another node failed: look there first."
+        message += " Another node may have failed: check it first."
     return AttemptOutcome(
         state="failed",
         message=message,
@@ -91,7 +91,7 @@ def judge_failure(ranks: list[RankProcess], intent: AttemptIntent) -> AttemptOut
 
 
 def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
-    """Return the failure of a rank that stood still."""
+    """Return the outcome of a rank that hangs."""
     place = "" if stall.step is None else f" after step {stall.step}"
     cause = {
         "T": " The process was stopped (SIGSTOP).",
@@ -99,20 +99,20 @@ def judge_stall(stall: Stall, intent: AttemptIntent) -> AttemptOutcome:
         "D": " The process is stuck in the kernel: the disk or the GPU driver does not answer.",
     }.get(stall.process_state, "")
     if stall.maybe_remote:
-        cause = " It may be waiting for a rank on another node: look there too."
+        cause = " It may be waiting for a rank on another node: check that one too."
     return AttemptOutcome(
         state="failed",
         message=(
             f"Rank {stall.rank.rank} on node {intent.node} ({stall.rank.device}) stood still for "
             f"{stall.age_s:.0f} s in phase {stall.phase}{place}.{cause}"
         ),
-        hint=f"Go on from the newest checkpoint: rackless runs resume {intent.run_id}",
+        hint=f"Resume from the newest checkpoint: rackless runs resume {intent.run_id}",
         peer_lost=stall.maybe_remote,
     )
 
 
 def is_peer_lost(rank: RankProcess) -> bool:
-    """Tell whether a rank failed because another one was gone."""
+    """Return whether a rank failed because it lost another rank."""
     if rank.exit_code is None or rank.exit_code in (-signal.SIGKILL, -signal.SIGSEGV):
         return False
     told = str(_read_failure(rank).get("message", "")).lower()
@@ -123,7 +123,7 @@ def is_peer_lost(rank: RankProcess) -> bool:
 
 
 def _read_failure(rank: RankProcess) -> dict[str, Any]:
-    """Return what the rank wrote down as the reason of its end; empty: it could not."""
+    """Return the failure that the rank recorded; empty: it recorded none."""
     return rank.read_last("failed") if rank.exit_code and rank.exit_code > 0 else {}
 
 

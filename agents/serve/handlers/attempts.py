@@ -12,7 +12,7 @@ from agents.contract.wire import from_wire, to_wire
 from agents.errors import ExpectedError
 from agents.serve.channel import Call
 from agents.supervisor.attempt import AttemptFolder, find_attempts, is_over, read_status
-from agents.supervisor.control_requests import leave_wish
+from agents.supervisor.control_requests import write_request
 from agents.supervisor.launch import launch as launch_attempt
 from agents.supervisor.stop import stop as stop_attempt
 from agents.supervisor.sweep import read_tagged
@@ -94,5 +94,5 @@ def wish(call: Call) -> dict[str, Any]:
     attempt.require()
     if is_over(attempt):
         raise ExpectedError(f"Attempt {args.attempt} of run {args.run_id} has ended on this node.")
-    leave_wish(attempt.folder, args.wish)
+    write_request(attempt.folder, args.wish)
     return {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from agents.contract.run import ControlRequest
-from agents.supervisor.control_requests import take_wishes
+from agents.supervisor.control_requests import take_requests
 from agents.trainer.rank.journal import RankJournal
 
 SLOTS = ("stop", "save", "trace")
@@ -57,7 +57,7 @@ class RankControl:
     def poll(self) -> dict[str, float]:
         """Read new requests; return this rank's values of `SLOTS`. Once per step."""
         if self.rank == 0:
-            self._pending += take_wishes(self.folder)
+            self._pending += take_requests(self.folder)
         return {
             "stop": self.stop_requested,
             "save": any(request.kind == "save" for request in self._pending),

@@ -109,5 +109,5 @@ def test_a_lock_that_says_nothing_yet_is_not_taken_for_the_run_of_before(node: N
     stop(AttemptFolder(node.home, "old", 1), 5.0)
     with borrow_device(node.home, GPU, "x", "a", never):
         (node.home.leases / f"{GPU}.lock").write_text('{"run_id": "old", "attempt": 1}')
-        with pytest.raises(BorrowedError, match="what is just starting uses"):
+        with pytest.raises(BorrowedError, match="a run that is just starting uses"):
             launch(node.home, intend(node, "new"))

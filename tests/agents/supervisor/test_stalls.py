@@ -51,7 +51,7 @@ def look_on(watch: StallWatch, begin_s: float, end_s: float) -> float | None:
     """Look twice a second; return when a stall was first seen."""
     now_s = begin_s
     while now_s < end_s:
-        if watch.look(now_s) is not None:
+        if watch.check(now_s) is not None:
             return now_s
         now_s += 0.5
     return None
@@ -112,7 +112,7 @@ def test_rank_furthest_behind_is_the_culprit(node: Node, ranks: Ranks) -> None:
     watch = StallWatch(ranks.all, intent)
     ranks.beat(1010.0, (8, 7))
     look_on(watch, 1010.0, 1069.0)
-    stall = watch.look(1075.0)
+    stall = watch.check(1075.0)
     assert stall is not None
     assert (stall.rank.rank, stall.step, stall.phase) == (1, 7, "training")
     verdict = judge_stall(stall, intent)
@@ -127,18 +127,20 @@ def test_ranks_elsewhere_get_the_benefit_of_the_doubt(node: Node, ranks: Ranks) 
     watch = StallWatch(ranks.all, intent)
     ranks.beat(1010.0, (5, 5))
     assert look_on(watch, 1010.0, 1300.0) == 1075.0
-    stall = watch.look(1076.0)
+    stall = watch.check(1076.0)
     assert stall is not None
     verdict = judge_stall(stall, intent)
     assert verdict.peer_lost
-    assert verdict.message.endswith("It may be waiting for a rank on another node: look there too.")
+    assert verdict.message.endswith(
+        "It may be waiting for a rank on another node: check that one too."
+    )
 
 
 def test_paused_pc_is_no_stall(node: Node, ranks: Ranks) -> None:
     watch = StallWatch(ranks.all, node.intent("train", "train"))
     ranks.beat(1010.0, (5, 5))
     assert look_on(watch, 1010.0, 1020.0) is None
-    assert watch.look(2000.0) is None  # this process was held up as well
+    assert watch.check(2000.0) is None  # this process was held up as well
     assert look_on(watch, 2000.5, 2300.0) == 2060.5
 
 

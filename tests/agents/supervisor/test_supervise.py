@@ -187,7 +187,7 @@ def test_lost_peer_alone_points_to_another_node(node: Node) -> None:
     status = node.wait_end(attempt)
     assert status.peer_lost
     assert status.message.endswith(
-        "It lost its connection to another rank. Possibly another node failed: look there first."
+        "It lost its connection to another rank. Another node may have failed: check it first."
     )
 
 
@@ -196,7 +196,7 @@ def test_rank_that_was_left_alone_is_a_consequence(node: Node) -> None:
     assert status.peer_lost
     assert status.message == (
         "Rank 0 on node a (cpu) failed in phase training: rank 0 (node a, cpu) lost its connection "
-        "to another rank: reset. Possibly another node failed: look there first."
+        "to another rank: reset. Another node may have failed: check it first."
     )
 
 

@@ -22,7 +22,7 @@ from agents.contract.spec import DataSpec, RunSpec
 from agents.contract.wire import to_wire
 from agents.serve.handlers import ROUTES, find_handler
 from agents.state import Home
-from agents.supervisor.control_requests import take_wishes
+from agents.supervisor.control_requests import take_requests
 from agents.supervisor.launch import launch
 from agents.supervisor.leases import borrow_device
 from tests.agents.node.test_checkpoints import make
@@ -62,7 +62,9 @@ def test_run_from_launch_to_deletion(agent: Agent, node: Node) -> None:
     assert error["message"] == "Run run-1 is still running on this node."
     wish = {"wish_id": "w1", "kind": "save"}
     assert ask(agent, "attempt.wish", run_id="run-1", attempt=1, wish=wish) == {}
-    assert take_wishes(node.home.attempt("run-1", 1)) == [ControlRequest(wish_id="w1", kind="save")]
+    assert take_requests(node.home.attempt("run-1", 1)) == [
+        ControlRequest(wish_id="w1", kind="save")
+    ]
     error = agent.ask("attempt.wish", run_id="run-1", attempt=1, wish={**wish, "kind": "fly"})
     assert "kind" in error["error"]["message"]
     status = ask(agent, "attempt.stop", run_id="run-1", attempt=1, grace_s=5)

@@ -7,7 +7,7 @@ import json
 
 from agents.contract.run import ControlRequest
 from agents.contract.spec import CheckpointSpec
-from agents.supervisor.control_requests import leave_wish
+from agents.supervisor.control_requests import write_request
 from agents.trainer.checkpoint.folder import read_checkpoint
 from tests.agents.small_disk import fill, small_disk
 from tests.agents.trainer.ranks import Run, finish, make_spec, start_rank, terminate, wait_until
@@ -19,7 +19,7 @@ def test_a_wish_to_save_is_a_checkpoint_while_training_goes_on(tmp_path, tiny_mo
     run = Run(tmp_path / "run", tiny_model, make_spec(max_steps=3000, checkpoint=NEVER), 2)
     ranks = run.start()
     wait_until(lambda: len(run.steps()) >= 2)
-    leave_wish(run.attempt_folder, ControlRequest(wish_id="now", kind="save"))
+    write_request(run.attempt_folder, ControlRequest(wish_id="now", kind="save"))
 
     def saved() -> list[dict]:
         return [line for line in run.journal() if line["kind"] == "checkpoint"]
@@ -44,11 +44,11 @@ def test_the_steps_after_a_wish_are_recorded_on_every_rank(tmp_path, tiny_model)
     run = Run(tmp_path / "run", tiny_model, make_spec(max_steps=3000, checkpoint=NEVER), 2)
     ranks = run.start()
     wait_until(lambda: len(run.steps()) >= 2)
-    leave_wish(run.attempt_folder, ControlRequest(wish_id="look", kind="trace", num_steps=2))
+    write_request(run.attempt_folder, ControlRequest(wish_id="look", kind="trace", num_steps=2))
     wait_until(lambda: all(lines_of(run, rank, "trace") for rank in (0, 1)))
     told = [lines_of(run, rank, "trace")[0] for rank in (0, 1)]
     wait_until(lambda: max(run.steps()) > told[0]["last_step"] + 1)
-    leave_wish(run.attempt_folder, ControlRequest(wish_id="more", kind="trace", num_steps=1))
+    write_request(run.attempt_folder, ControlRequest(wish_id="more", kind="trace", num_steps=1))
     wait_until(lambda: len(lines_of(run, 0, "trace")) == 2)
     terminate(ranks)
     assert finish(ranks) == [0, 0]
@@ -76,7 +76,7 @@ def test_a_disk_that_is_full_costs_the_trace_and_not_the_run(tmp_path, tiny_mode
         run = Run(disk / "run", tiny_model, make_spec(max_steps=4000, checkpoint=NEVER))
         ranks = run.start()
         wait_until(lambda: len(run.steps()) >= 2)
-        leave_wish(run.attempt_folder, ControlRequest(wish_id="look", kind="trace", num_steps=3))
+        write_request(run.attempt_folder, ControlRequest(wish_id="look", kind="trace", num_steps=3))
         filler = fill(disk, leave_bytes=100_000)
         wait_until(lambda: bool(lines_of(run, 0, "trace_failed")))
         reached = max(run.steps())
@@ -116,7 +116,7 @@ def test_a_profiler_that_fails_costs_the_trace_and_not_the_run(tmp_path):
 def test_a_run_that_ends_before_its_first_recorded_step_says_so(tmp_path, tiny_model):
     run = Run(tmp_path / "run", tiny_model, make_spec(max_steps=1, checkpoint=NEVER))
     intent = run.intend()
-    leave_wish(run.attempt_folder, ControlRequest(wish_id="late", kind="trace", num_steps=3))
+    write_request(run.attempt_folder, ControlRequest(wish_id="late", kind="trace", num_steps=3))
     assert finish([start_rank(intent, 0, run.attempt_folder, {})]) == [0]
     (failed,) = lines_of(run, 0, "trace_failed")
     assert "ended before a step could be recorded" in failed["message"]
