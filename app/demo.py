@@ -45,7 +45,7 @@ StepState = Literal["todo", "now", "done", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """How far the story is: the title and state of each step, and what happens now."""
+    """Progress of the demo: title and state of each step, and a note on the current one."""
 
     steps: tuple[tuple[str, StepState], ...]
     note: str = ""

@@ -1,4 +1,4 @@
-"""What a person may set once for all runs: each entry declared once, with type, default and words.
+"""Lasting settings: each entry is declared once, with type, default and texts.
 
 The window draws its settings page, and the documentation its table, from `SETTINGS`. The file is
 JSON with only the entries that differ from their default, so that a better default of a later
@@ -28,7 +28,7 @@ class Setting:
     section: str
     choices: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    """What a person reads for each choice."""
+    """Label of each choice."""
     unit: str = ""
     minimum: float | None = None
     maximum: float | None = None

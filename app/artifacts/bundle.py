@@ -1,4 +1,4 @@
-"""Artifacts as folders on this PC: what they are, and how they get to a node."""
+"""Artifacts as folders on this PC: recognise them, and bundle them for a node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Artifact:
     method: str
     """`merged`, or one of `agents.contract.formats.METHODS`."""
     types: tuple[str, ...] = ()
-    """Of GGUF: those whose files are there; of GPTQ what its proof says."""
+    """Types: for GGUF those with files, for GPTQ the one in its proof."""
 
     def file_of(self, kind: str | None) -> Path:
         """Return the GGUF file of a type, or the first one.
@@ -47,7 +47,7 @@ class Artifact:
 
 
 def read_artifact(folder: Path) -> Artifact:
-    """Return what a folder is.
+    """Return the artifact in a folder.
 
     Raises:
         UserError: it is neither of an export nor of any other maker of models.
@@ -69,7 +69,7 @@ def read_artifact(folder: Path) -> Artifact:
 
 
 def _recognise(folder: Path) -> Artifact:
-    """Return what a folder without a proof is.
+    """Return the artifact in a folder without a proof.
 
     Raises:
         OSError: it is nothing that is known.

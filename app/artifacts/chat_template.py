@@ -1,4 +1,4 @@
-"""Say a model's chat template (Jinja) in the form that Ollama reads (Go), where that is possible.
+"""Translate a model's chat template (Jinja) to the form of Ollama (Go), where possible.
 
 It is possible where every turn is the same text before and after what was said. That is found out
 by rendering conversations with marks in them, and held against further conversations; a template
@@ -28,17 +28,17 @@ _TRIALS: tuple[tuple[Turn, ...], ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainTemplate:
-    """What stands before and after each turn."""
+    """Text before and after each turn of a role."""
 
     system: tuple[str, str] | None
-    """None: the model's template takes no system prompt."""
+    """Text before and after the system prompt; None: the template takes none."""
     user: tuple[str, str]
     assistant: tuple[str, str]
     generation: str
-    """Before the answer, beside what follows the user's turn."""
+    """Text before the answer, in addition to that after the user's turn."""
 
     def render(self, turns: Sequence[Turn]) -> str:
-        """Return a conversation as Ollama will put it."""
+        """Render a conversation as Ollama will."""
         around = {"system": self.system or ("", ""), "user": self.user}
         around["assistant"] = self.assistant
         said = [around[role][0] + text + around[role][1] for role, text in turns]
@@ -57,7 +57,7 @@ class PlainTemplate:
 
     @property
     def stop(self) -> str:
-        """The mark that ends an answer; empty: only the model's own end token does."""
+        """Stop string that ends an answer; empty: only the model's own end token does."""
         return self.assistant[1].strip().partition("\n")[0]
 
 
@@ -112,7 +112,7 @@ def _probe_system(render: Render, first: str, marks: tuple[str, str]) -> tuple[s
 
 
 def _common_start(one: str, two: str) -> str:
-    """Return what two texts begin with alike.
+    """Return the common prefix of two texts.
 
     >>> _common_start("assistant:\\n", "assistant: think")
     'assistant:'

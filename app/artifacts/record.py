@@ -1,4 +1,4 @@
-"""Enter artifacts into the registry: what an export made, and folders from elsewhere. Look them up.
+"""Register artifacts, from exports and from folders made elsewhere, and look them up.
 
 Reads and hashes files: not for the event loop.
 """
@@ -27,11 +27,11 @@ from app.text import show_list
 
 CARD_FILE = "README.md"
 LINEAGE_FILE = "rackless.json"
-"""In a merged model: hashes of what it comes from."""
+"""File in a merged model with the hashes of its base and data."""
 # Of a name, as `safe_name` has it.
 _MOST_LETTERS = 60
 MODELFILES = "Modelfile-*"
-"""What Ollama is given; they are written when somebody asks how to serve the artifact."""
+"""Files for Ollama; written on request for serving, so they are not part of the artifact."""
 
 
 def folder_here(artifact: ArtifactSnapshot) -> Path:
@@ -93,7 +93,7 @@ def record_export(
     origin: Origin,
     measured: Mapping[str, Any] | None = None,
 ) -> ArtifactSnapshot:
-    """Enter what an export has put into `folder`, with all that its files say of it.
+    """Register the result of an export in `folder`, with the figures in its files.
 
     Args:
         types: that were asked for; its proof says what it has.
@@ -137,7 +137,7 @@ def _name(origin: Origin, to: str) -> str:
 
 
 def add_folder(services: Services, folder: Path, name: str | None = None) -> ArtifactSnapshot:
-    """Enter a folder that was made elsewhere, or moved: then it is a copy of what is known.
+    """Register a folder that was made elsewhere, or moved: then it is a copy of a known one.
 
     Args:
         folder: that an export made, on this PC or another.
@@ -199,7 +199,7 @@ def _enter(services: Services, found: ArtifactSnapshot, folder: Path) -> Artifac
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    """Return what the proof in a folder says, as fields of a snapshot."""
+    """Return the proof in a folder as fields of a snapshot."""
     about = _read_json(folder / PROOF_FILE)
     try:
         origin = from_wire(Origin, about["origin"]) if about else None
@@ -255,7 +255,7 @@ def missing_files(folder: Path, files: Sequence[FileEntry]) -> list[str]:
 def look_at_folders(
     artifact: ArtifactSnapshot, nodes: Collection[str] | None = None
 ) -> ArtifactSnapshot:
-    """Return it with the state of its folders on this PC as they stand, by names and sizes.
+    """Return it with the current state of its folders on this PC, by file names and sizes.
 
     Args:
         artifact: as it is remembered.

@@ -36,7 +36,7 @@ class ServeCommand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedFolder:
-    """A copy on this PC, as far as serving goes."""
+    """Facts about a copy on this PC that serving needs."""
 
     path: str
     config: Mapping[str, Any]
@@ -44,9 +44,9 @@ class ServedFolder:
     files: tuple[tuple[str, str], ...] = ()
     """(type, file name) of GGUF."""
     templates: Mapping[str, str]
-    """Of GGUF: type -> Ollama's template with its stops, as lines of a Modelfile."""
+    """GGUF type -> Ollama's template with its stops, as lines of a Modelfile."""
     template_problems: Mapping[str, str]
-    """Of GGUF: type -> why the model's template cannot be said in a Modelfile."""
+    """GGUF type -> why the model's template cannot be written in a Modelfile."""
 
 
 def serve_commands(artifact: ArtifactSnapshot, folder: ServedFolder) -> tuple[ServeCommand, ...]:

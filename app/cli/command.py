@@ -1,4 +1,4 @@
-"""How a command is declared and run: parsers with our error form, and a core for its handler."""
+"""Declare and run commands: parsers that raise UsageError, and a core for each handler."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from app.events import SampleArrived
 
 _HEAD = ["NODE", "DEVICE", "BUSY", "MEMORY", "TEMP", "POWER", "CLOCK", "FAN"]
+# Cursor home, then erase below: without the flicker of erasing the whole screen first.
 _CLEAR = "\x1b[H\x1b[J"
 
 

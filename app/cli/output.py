@@ -1,4 +1,4 @@
-"""What a command prints: human text, or with `--json` one document and nothing else on stdout.
+"""Output of a command: human text, or with `--json` one document and nothing else on stdout.
 
 Progress and notes go to stderr, so that stdout is always the answer alone. Streams are JSON lines.
 """
@@ -15,6 +15,7 @@ from dataclasses import is_dataclass
 from typing import Any, TextIO
 
 _GAP = "  "
+# To the start of the line, then erase to its end (ECMA-48).
 _WIPE = "\r\x1b[K"
 
 
@@ -89,6 +90,7 @@ def confirm(question: str) -> bool:
     """Ask on the terminal; without one the answer is no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
+    # On stderr: stdout is the answer alone, and may be piped away.
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -120,6 +122,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    # JSON has no NaN or infinity; Python would write words that other parsers refuse.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -1,1 +1,1 @@
-"""What a person can do with Rackless: one method per action, grouped by noun."""
+"""Every action of Rackless as one method, grouped by noun."""

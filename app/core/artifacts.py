@@ -1,4 +1,4 @@
-"""What a person does with artifacts: export, copy, push, verify, serve and delete them."""
+"""Actions on artifacts: export, copy, push, verify, serve and delete them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class CoreArtifacts:
         Raises:
             UserError: `out` is in use, no whole checkpoint is there, or it could not be made.
         """
+        # Imported on use, here and below: commands that do not need it start sooner.
         from app.artifacts.exports import export
 
         run_id = self._services.runs.get(request.run_id).run_id

@@ -1,4 +1,4 @@
-"""What a person does with a loaded model: talk with it, and compare its answers with others'."""
+"""Actions on loaded models: chat, and compare their answers."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ class CoreChats:
         Raises:
             UserError: there is no such run or artifact.
         """
+        # Imported on use, here and below: commands that do not need it start sooner.
         from app.chats.chat import find_project
 
         return find_project(self._services, what)

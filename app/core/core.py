@@ -107,7 +107,7 @@ def _refill(paths: Paths, database: Database) -> None:
 
 
 def _assemble(paths: Paths, database: Database, fleet: Fleet, hub: EventHub) -> Core:
-    private_folder(paths.runs)
+    private_folder(paths.runs)  # journals and logs quote training data
     node_store = NodeStore(database, paths.nodes_file)
     for known in node_store.all():
         fleet.add(Node(name=known.name, address=address_from_json(known.address)))

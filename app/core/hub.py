@@ -1,4 +1,4 @@
-"""What a person does with the token of the Hugging Face hub, on this PC and on nodes."""
+"""Actions on the Hugging Face token, on this PC and on nodes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class CoreHub:
 
     async def find_token(self) -> TokenPlace:
         """Return where this PC's token of the hub comes from, without asking the hub."""
+        # Imported on use, here and below: commands that do not need it start sooner.
         from app.hub.hub_token import find_token
 
         return await asyncio.to_thread(find_token)

@@ -1,4 +1,4 @@
-"""What a person does with files that a run begins from: data, recipes and run files."""
+"""Actions on the files a run starts from: data, recipes and run files."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class CoreLibrary:
             UserError: the data cannot be used (naming file, row and reason), or there is neither
                 a node that can train nor the training packages on this PC.
         """
+        # Imported on use, here and below: commands that do not need it start sooner.
         from app.forecasts.learning import store_counted
         from app.runs.preview import preview_data
 

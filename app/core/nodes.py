@@ -1,4 +1,4 @@
-"""What a person does with nodes: add, check, measure and watch them."""
+"""Actions on nodes: add, check, measure and watch them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class CoreNodes:
 
     async def wsl_distros(self) -> tuple[str, ...]:
         """Return the names of the WSL distros of this PC; none where there is no WSL."""
+        # Imported on use, here and below: commands that do not need it start sooner.
         from app.nodes.transport.local import list_distros
 
         return await list_distros()

@@ -1,4 +1,4 @@
-"""What a person does with runs: plan, start, follow, stop and resume them."""
+"""Actions on runs: plan, start, follow, stop and resume them."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class CoreRuns:
             UserError: the model's sizes are not known, there are no nodes, or the file is not
                 valid.
         """
+        # Imported on use, here and below: commands that do not need it start sooner.
         from app.forecasts.planner import describe_nodes
 
         planner = self._find_planner()

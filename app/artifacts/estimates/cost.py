@@ -1,4 +1,4 @@
-"""How long each phase of an export takes on a node, and the memory it needs. Pure.
+"""Forecast the time and memory of each phase of an export on a node. Pure.
 
 The phases are those that the job itself measures (agents/quantizers): merging checks, loads, merges
 and writes; making reads the texts, measures the original and the control, quantizes and proves.
@@ -20,29 +20,29 @@ from app.planning.model_shape import ModelShape, choose_targets
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """What a node works with."""
+    """Capabilities of the node that makes an export."""
 
     is_gpu: bool
     num_cores: int = 4
     flops_per_s: float = 50e9
-    """Products of matrices on the device."""
+    """Rate of matrix products on the device, in FLOP/s."""
     memory_bytes_per_s: float = 20e9
-    """Of the device."""
+    """Memory bandwidth of the device, in bytes/s."""
     vram_bytes: int | None = None
-    """Of its GPU; None: not known, or there is none."""
+    """Free memory of its GPU; None: not known, or no GPU."""
     ram_bytes: int | None = None
-    """That an export can have; None: not known."""
+    """RAM available to an export; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseForecast:
-    """What one part of an export takes."""
+    """Forecast of one phase of an export."""
 
     name: str
     seconds: float
     ram_bytes: int
     vram_bytes: int | None
-    """None: no GPU is used."""
+    """Peak GPU memory; None: no GPU is used."""
 
 
 def forecast_phases(
@@ -132,7 +132,7 @@ class _Work:
 
     @property
     def _resident_bytes(self) -> int | None:
-        """Of an original whose other weights come to the GPU for each pass; None: it is no such."""
+        """Resident GPU memory of an original that is otherwise streamed; None: not streamed."""
         vram, ram, whole = self.bench.vram_bytes, self.bench.ram_bytes, self.made.merged_bytes
         if vram is None or self._original_on_gpu or not self.bench.is_gpu:
             return None

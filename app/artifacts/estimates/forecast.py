@@ -1,4 +1,4 @@
-"""How large an artifact will be, and what making it takes on the node's disk. Pure.
+"""Forecast the size of an artifact and the disk its making needs on the node. Pure.
 
 Every tensor is counted in the form that its format stores it in. Bits per weight of GGUF are those
 of llama.cpp's blocks, and which tensor gets which type is its rule (`llama_tensor_get_type` in
@@ -33,23 +33,23 @@ _SLACK = 1.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtifactForecast:
-    """What an export takes."""
+    """Forecast sizes of an export."""
 
     merged_bytes: int
-    """Of the merged model, which stays on the node."""
+    """Size of the merged model, which stays on the node."""
     files: tuple[tuple[str, int], ...]
     """(name, bytes) of what is made: types of GGUF, else the format itself."""
     temporary_bytes: int
-    """On the node while it is made, beside all of the above."""
+    """Temporary files on the node, in addition to the above."""
 
     @property
     def final_bytes(self) -> int:
-        """What comes to this PC."""
+        """Size of the result on this PC."""
         return sum(size for _, size in self.files)
 
     @property
     def node_bytes(self) -> int:
-        """What has to be free on the node, with a little to spare."""
+        """Disk space needed on the node, with a small reserve."""
         made = 0 if self.files[0][0] == "merged" else self.final_bytes
         return int((self.merged_bytes + made + self.temporary_bytes) * _SLACK)
 
@@ -62,7 +62,7 @@ def forecast_artifact(
     texts: TextSizes = MOST_TEXTS,
     engine: Engine = "gptqmodel",
 ) -> ArtifactForecast:
-    """Return what an export takes.
+    """Forecast the sizes of an export.
 
     Args:
         shape: of the model.
@@ -121,7 +121,7 @@ def _offload(shape: ModelShape, packed_bytes: int, texts: TextSizes) -> int:
 
 
 def count_judged_rows(method: str, merged_bytes: int, texts: TextSizes) -> int:
-    """Return how many rows judge, as agents/quantizers/make.py counts them.
+    """Return the number of rows of the proof, as agents/quantizers/make.py counts them.
 
     llama.cpp is asked for one token after the other, hence for fewer of large models.
 
@@ -135,7 +135,7 @@ def count_judged_rows(method: str, merged_bytes: int, texts: TextSizes) -> int:
 
 
 def describe_forecast(forecast: ArtifactForecast) -> str:
-    """Return it in words."""
+    """Describe a forecast in words."""
     files = ", ".join(f"{name} {show_bytes(size)}" for name, size in forecast.files)
     return f"{files}; {show_bytes(forecast.node_bytes)} on the node while it is made"
 

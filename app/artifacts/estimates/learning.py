@@ -1,4 +1,4 @@
-"""What past exports of a node teach the next forecast: measured over forecast, by node and method.
+"""Correction of forecasts by past exports: measured over forecast, by node and method.
 
 Ratios are against what the formulas alone say, so that learning converges; their median is pulled
 towards 1 while few exports are known, and bounded, as for runs (app/planning/learning.py).
@@ -22,7 +22,7 @@ class ExportOutcome:
 
     node: str
     method: str
-    """As `maker_of` names it."""
+    """Method, as `maker_of` names it."""
     ended_s: float
     seconds_ratio: float
     ram_ratio: float | None = None
@@ -30,7 +30,7 @@ class ExportOutcome:
 
 
 def maker_of(to: str, engine: Engine) -> str:
-    """Return under what name exports teach each other: the format, or the engine where it has two.
+    """Return the key under which exports are compared: the format, or its engine if it has two.
 
     >>> maker_of("awq", "gptqmodel"), maker_of("awq", "autoawq")
     ('awq', 'autoawq')
@@ -40,7 +40,7 @@ def maker_of(to: str, engine: Engine) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportFactors:
-    """What the formulas' figures are multiplied by."""
+    """Factors for the figures of the formulas."""
 
     seconds: Factor
     ram: Factor

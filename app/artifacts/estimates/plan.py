@@ -1,4 +1,4 @@
-"""Where an export can be made, what it takes there, and why not elsewhere. Pure."""
+"""Plan an export: the nodes that can make it, its costs there, and why others cannot. Pure."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class ExportNode:
     problem: str = ""
     """Why it is out of the question before anything is counted; empty: it is not."""
     note: str = ""
-    """What is to be known of it; empty: nothing."""
+    """Remark about the node; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacePlan:
-    """What an export takes on one node, learned corrections included."""
+    """Costs of an export on one node, with learned corrections."""
 
     node: str
     phases: tuple[PhaseForecast, ...] = ()
-    """Empty: nothing can be said of this model, or of this node."""
+    """Forecast phases; empty: the model or the node is not known well enough."""
     node_bytes: int | None = None
-    """Of its disk, while it is made."""
+    """Peak disk use on the node while it is made, in bytes."""
     problems: tuple[str, ...] = ()
     """Why it cannot be made there; empty: it can."""
     note: str = ""
-    """What is to be known of the node now; empty: nothing."""
+    """Remark about the node's current state; empty: none."""
     learned: str = ""
-    """What the figures were corrected by; empty: nothing."""
+    """Source of the learned corrections; empty: not corrected."""
     plain: tuple[PhaseForecast, ...] = ()
-    """The same as the formulas alone say it; the next forecasts learn from these."""
+    """Phases by the formulas alone, stored so that later forecasts learn from them."""
 
     @property
     def seconds(self) -> float | None:
-        """Of all phases; None: not known."""
+        """Total time of all phases; None: not known."""
         return sum(one.seconds for one in self.phases) if self.phases else None
 
     @property
@@ -64,20 +64,20 @@ class PlacePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportPlan:
-    """What an export will make, and where."""
+    """Plan of an export over all nodes."""
 
     to: str
     types: tuple[str, ...]
     step: int | None
-    """Of the checkpoint; None: there is none."""
+    """Step of the checkpoint; None: there is none."""
     made: ArtifactForecast | None
-    """None: the model's sizes are not known here."""
+    """Forecast sizes; None: the model's sizes are not known here."""
     places: tuple[PlacePlan, ...]
-    """The best first."""
+    """Nodes, the best first."""
 
     @property
     def best(self) -> PlacePlan | None:
-        """Where it would be made; None: nowhere."""
+        """Best node; None: no node can make it."""
         return next((one for one in self.places if not one.problems), None)
 
 
@@ -87,7 +87,7 @@ def plan_place(
     plain: Sequence[PhaseForecast],
     factors: ExportFactors,
 ) -> PlacePlan:
-    """Return what an export takes on a node, and what speaks against it."""
+    """Return the costs of an export on a node, and the obstacles there."""
     if place.problem:
         return PlacePlan(node=place.node, problems=(place.problem,))
     phases = tuple(_correct(one, factors) for one in plain)
@@ -103,7 +103,7 @@ def plan_place(
 
 
 def describe_place(place: PlacePlan) -> str:
-    """Return where it is made and what it takes there, in words.
+    """Describe a node and the costs there in words.
 
     >>> phase = PhaseForecast(name="merge", seconds=95, ram_bytes=3 << 30, vram_bytes=None)
     >>> describe_place(PlacePlan(node="beta", phases=(phase,)))
@@ -120,7 +120,7 @@ def describe_place(place: PlacePlan) -> str:
 
 
 def describe_plan(plan: ExportPlan) -> list[str]:
-    """Return a plan in lines: what is made, where and how long each phase takes, where not."""
+    """Describe a plan in lines: the result, the phases on each able node, and the obstacles."""
     best = plan.best
     lines = [describe_forecast(plan.made) if plan.made else "the model's sizes are not known here"]
     if best is not None:

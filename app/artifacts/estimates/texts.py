@@ -1,24 +1,24 @@
-"""How much text an export works on, as agents/quantizers/job/texts.py takes its rows. Pure."""
+"""Amount of text an export works on, as agents/quantizers/job/texts.py selects it. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MOST_TOKENS = 512
-"""Of a row; the rest is left out."""
+"""Maximum tokens of a row; the rest is cut."""
 CALIBRATION_ROWS, HELD_OUT_ROWS = 128, 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextSizes:
-    """Of the rows that a model is calibrated with and judged by."""
+    """Sizes of the rows for calibration and for the proof."""
 
     calibration_rows: int = CALIBRATION_ROWS
     held_out_rows: int = HELD_OUT_ROWS
     mean_tokens: float = MOST_TOKENS
-    """Of a row."""
+    """Mean tokens of a row."""
     longest_tokens: int = MOST_TOKENS
-    """Of any row, which decides the memory."""
+    """Tokens of the longest row, which decides the memory."""
 
     @property
     def calibration_tokens(self) -> float:
@@ -26,7 +26,7 @@ class TextSizes:
 
     @property
     def block_tokens(self) -> float:
-        """Of calibration, joined and cut into whole blocks, as AWQ takes it."""
+        """Calibration tokens after joining and cutting into whole blocks, as AWQ does."""
         tokens = self.calibration_tokens
         return tokens - tokens % MOST_TOKENS if tokens > MOST_TOKENS else tokens
 
@@ -36,7 +36,7 @@ class TextSizes:
 
 
 MOST_TEXTS = TextSizes()
-"""Where nothing is known of the data."""
+"""Sizes assumed for unknown data."""
 
 
 def size_texts(

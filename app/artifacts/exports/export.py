@@ -1,4 +1,4 @@
-"""Turn a checkpoint into a model folder on this PC.
+"""Export a checkpoint as a model folder on this PC.
 
 The work runs on a node that holds the checkpoint, because the weights and torch are there: the
 adapter is merged into its base, and what is to be smaller is quantized and proved there. The result
@@ -51,6 +51,7 @@ async def export_run(
             checkpoint to export, or the node could not make it.
     """
     request = check_request(request)
+    # Before any node works: an hour of quantizing must not end at a folder that cannot be written.
     out = await asyncio.to_thread(free_place, out)
     with claim_place(services, out):
         return await _export(services, request, out, progress or (lambda said: None))
@@ -63,6 +64,7 @@ async def _export(
     tell = _in_phase(progress, "find")
     run = services.runs.get(run_id)
     inputs = await asyncio.to_thread(recall_inputs, services, run)
+    # Checked even where it is sent much later: a bad file should fail in the first second.
     own = await asyncio.to_thread(_find_calibration, services, request)
     tell("looking for the newest whole checkpoint")
     names = services.pool.names() if request.node is None else (request.node,)
@@ -146,7 +148,7 @@ def _expect_nodes(services: Services, names: Sequence[str]) -> None:
 
 
 def origin_of(run: RunRecord, step: int) -> Origin:
-    """Return where the model of a checkpoint comes from. Reads the base's card."""
+    """Return the origin of a checkpoint's model. Reads the base model's card."""
     spec = run.spec
     return Origin(
         base=spec.model,
@@ -212,7 +214,7 @@ async def _make(
 
 
 async def _expect_device(services: Services, node: str, planned: ExportDevice) -> ExportDevice:
-    """Return what makes the export after all; the merge has taken its time.
+    """Return the device that makes the export, chosen again as GPUs may be taken since the merge.
 
     Raises:
         UserError: runs have taken every GPU since it was planned for one.
@@ -229,7 +231,7 @@ async def _expect_device(services: Services, node: str, planned: ExportDevice) -
 async def bring_packages(
     agent: NodeAgent, python: str, to: str, tell: OnMessage, engine: Engine = "gptqmodel"
 ) -> str | None:
-    """Return the folder on the node with what a method needs; None: the environment has it all."""
+    """Return the folder on the node with a method's packages; None: the environment has them."""
     name = EXPORTS[to].lock
     if name is None:
         return None
@@ -247,7 +249,7 @@ async def bring_packages(
 
 
 def _choose_place(plan: ExportPlan, whole: Sequence[Copy], tell: OnMessage) -> Copy:
-    """Return the copy on the node where the export is made the soonest.
+    """Return the copy on the node that finishes the export first.
 
     Raises:
         UserError: it can be made on none of them.
@@ -277,7 +279,7 @@ def _find_calibration(services: Services, request: ExportRequest) -> Source | No
 async def find_whole(
     services: Services, run_id: str, nodes: Sequence[str], checkpoint: int | None = None
 ) -> tuple[Copy, ...]:
-    """Return the copies of the newest whole checkpoint, or of one that is named, on some nodes.
+    """Return the copies of the newest complete checkpoint, or of a given one, on some nodes.
 
     Raises:
         UserError: there is none, or no such node.

@@ -1,5 +1,6 @@
-"""Where an export is made on a node, and where it comes to on this PC: nobody else's folder, with
-room, and known to take it before any node works.
+"""Claim the folder on this PC that an export writes: unused, writable and with room.
+
+All of it is checked before any node works.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NEW = "Name a new or empty folder."
 
 
 def expect_free(out: Path) -> Path:
-    """Expect nothing to be at a place, as far as can be seen without a trace; return it absolute.
+    """Check that nothing is at a place, without creating anything; return its absolute path.
 
     Raises:
         UserError: it is in use, or nothing can be written there.
@@ -53,7 +54,7 @@ def expect_free(out: Path) -> Path:
 
 
 def free_place(out: Path) -> Path:
-    """Return the absolute place of a new folder; an empty one that stands there is taken away.
+    """Return the absolute place of a new folder; an empty one is removed first.
 
     Raises:
         UserError: it is in use, or nothing can be written there.
@@ -74,7 +75,7 @@ def free_place(out: Path) -> Path:
 
 
 def expect_room(plan: ExportPlan, out: Path) -> None:
-    """Expect the disk of `out` to have room for what is made, where its size is known.
+    """Check that the disk of `out` has room for the result, if its size is known.
 
     Raises:
         UserError: it has not.
@@ -90,7 +91,7 @@ def expect_room(plan: ExportPlan, out: Path) -> None:
 
 @contextmanager
 def claim_place(services: Services, out: Path) -> Iterator[None]:
-    """Keep other exports of this master from coming to `out` until the block ends.
+    """Keep other exports of this master from writing to `out` until the block ends.
 
     The second one would find the folder there when its work is done, and lose that.
 

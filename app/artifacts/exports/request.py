@@ -1,4 +1,4 @@
-"""What a person asks of an export, as the window, the command line and the core pass it on."""
+"""Request for an export, as the window, the command line and the core pass it on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ExportRequest:
     types: tuple[str, ...] = ()
     """Types of the format, such as Q4_K_M; none: the usual one."""
     checkpoint: int | None = None
-    """Step of the checkpoint; None: the newest whole one."""
+    """Step of the checkpoint; None: the newest complete one."""
     node: str | None = None
     """Node that does the work; None: the quickest with the checkpoint and the room."""
     calibration: str | None = None
