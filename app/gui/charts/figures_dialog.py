@@ -120,9 +120,9 @@ class FiguresDialog(QDialog):
         column.setContentsMargins(24, 20, 24, 20)
         column.setSpacing(12)
         column.addWidget(make_label(title, "heading"))
-        steps = f"Steps {view.low:,.0f} to {view.high:,.0f}"
+        steps = f"steps {view.low:,.0f} to {view.high:,.0f}"
         many = count_of(self.model.rowCount(), "value")
-        column.addWidget(make_label(f"{steps}, when this was opened: {many}.", "muted"))
+        column.addWidget(make_label(f"Snapshot of {steps}: {many}.", "muted"))
         column.addWidget(self.table, 1)
         column.addLayout(foot)
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from PySide6.QtWidgets import QWidget
 
+from app.gui.kit.confirm import confirm
 from app.gui.session.context import Context
 from app.gui.shell.window_state import WindowState
 from app.text import count_of
@@ -55,8 +56,6 @@ class ClosePolicy:
         active = self._context.cluster.active_runs()
         if not active or self._state.was_told_closing:
             return True
-        from app.gui.kit.confirm import confirm
-
         keeps = "keeps" if len(active) == 1 else "keep"
         self._state.was_told_closing = confirm(
             self._window,
@@ -71,8 +70,6 @@ class ClosePolicy:
     def _may_end_exports(self) -> bool:
         if not self._context.exports.is_busy():
             return True
-        from app.gui.kit.confirm import confirm
-
         return confirm(
             self._window,
             self._context.theme,
