@@ -161,7 +161,7 @@ def _check_parquet(path: Path) -> None:
         starts = file.read(4) == b"PAR1"
         whole = starts and path.stat().st_size >= 12 and file.seek(-4, 2) and file.read() == b"PAR1"
     if not whole:
-        raise UserError(f"{path} is no whole Parquet file", "Write or copy it again.")
+        raise UserError(f"{path} is not a complete Parquet file", "Write or copy it again.")
 
 
 class _RowCount:

@@ -213,7 +213,7 @@ def _expect_end(path: Path, number: int, text: str, file: io.TextIOWrapper) -> N
 def _broken(path: Path, number: int, reason: str) -> ExpectedError:
     return ExpectedError(
         f"{path}, row {number}: not valid JSON: {reason}.",
-        "Correct it there; what follows cannot be told apart. Nothing was trained",
+        "Correct it: the rows after it cannot be separated. Nothing was trained",
     )
 
 
@@ -240,7 +240,7 @@ def _read_csv(path: Path, reading: FileReading) -> Iterator[Raw]:
         except csv.Error as error:
             raise ExpectedError(
                 f"{path}, line {start}: not valid CSV: {error}.",
-                f"Correct line {start}: what follows cannot be told apart. Nothing was trained",
+                f"Correct line {start}: the rows after it cannot be separated. Nothing was trained",
             ) from error
 
 
@@ -286,7 +286,9 @@ def _read_parquet(path: Path, reading: FileReading) -> Iterator[Raw]:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the operating system; Arrow's own have no errno
         words = str(error).strip().splitlines()[0]
-        raise ExpectedError(f"{path} is no whole Parquet file: {words}", "Write it anew") from error
+        raise ExpectedError(
+            f"{path} is not a complete Parquet file: {words}", "Write it again"
+        ) from error
 
 
 def _list_values(batch: Any) -> list[Any]:

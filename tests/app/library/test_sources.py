@@ -167,7 +167,7 @@ BAD = [
     ("a.csv", 'a,b\n"1,2\n', "line 2: not valid CSV"),
     ("a.csv", "a,b\n", "is empty"),
     ("a.txt", " \n", "is empty"),
-    ("a.parquet", "PAR1", "is no whole Parquet file"),
+    ("a.parquet", "PAR1", "is not a complete Parquet file"),
     ("a", "x", "'' is not a kind of data file"),
 ]
 

@@ -77,7 +77,7 @@ def test_text_files_lose_their_mark_and_line_ends(tmp_path, tokenizer, ends):
 def test_an_empty_file_is_refused_by_its_name(tmp_path, tokenizer, name):
     path = tmp_path / name
     path.write_bytes(b"")
-    with pytest.raises(ExpectedError, match=r"is empty|no whole Parquet") as caught:
+    with pytest.raises(ExpectedError, match=r"is empty|not a complete Parquet") as caught:
         load(path, tokenizer, tmp_path)
     assert str(path) in caught.value.message
     assert not list((tmp_path / "cache").glob("*/about.json"))

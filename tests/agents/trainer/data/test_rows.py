@@ -404,7 +404,7 @@ def test_text_that_only_looks_like_json_is_learned(tmp_path):
 
 def test_files_that_cannot_be_read_are_refused(tmp_path):
     assert "does not exist" in refuse(tmp_path / "none.jsonl")
-    assert "no whole Parquet file" in refuse(write(tmp_path, "a.parquet", b"PAR1"))
+    assert "not a complete Parquet file" in refuse(write(tmp_path, "a.parquet", b"PAR1"))
     assert "'.xlsx' is not a kind" in refuse(write(tmp_path, "a.xlsx", b"PK"))
 
 
@@ -574,10 +574,10 @@ def test_a_damaged_page_of_parquet_is_said(tmp_path):
     content = bytearray(path.read_bytes())
     content[10:40] = bytes(30)
     path.write_bytes(content)
-    assert f"{path} is no whole Parquet file: " in refuse(path)
+    assert f"{path} is not a complete Parquet file: " in refuse(path)
     pq.write_table(pa.table({"text": ["one"], "other": ["two"]}), path, store_schema=False)
     path.write_bytes(path.read_bytes().replace(b"other", b"oth\xab\xff"))
-    assert f"{path} is no whole Parquet file: " in refuse(path)
+    assert f"{path} is not a complete Parquet file: " in refuse(path)
 
 
 def test_parquet_without_a_known_column_is_refused(tmp_path):

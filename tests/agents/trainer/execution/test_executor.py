@@ -184,7 +184,7 @@ def test_a_single_row_that_does_not_fit_is_recomputed_then_refused(make_executor
 
 
 class Spare:
-    """Layers with weights that are kept unpacked."""
+    """Layers with weights that are kept dequantized."""
 
     dequantized_bytes = 100
 

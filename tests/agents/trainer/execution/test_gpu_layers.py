@@ -1,4 +1,4 @@
-"""On a GPU: compiled layers, moved activations and unpacked weights change no number that matters.
+"""On a GPU: compiled layers, offloading and dequantized weights change no number that matters.
 
 The model is small and its sequences are long enough for several blocks of FlashAttention, whose
 ordinary backward pass adds up in an order that changes from run to run.
@@ -80,7 +80,7 @@ def make_executor(wide_model):
             count = nf4.register(model.module)
             assert count == (7 * NUM_LAYERS if kind == "qlora" else 0)
             forward.fuse_linear()
-            assert sum(hasattr(m, "joined") for m in model.module.modules()) == 7 * NUM_LAYERS
+            assert sum(hasattr(m, "fused_set") for m in model.module.modules()) == 7 * NUM_LAYERS
         flat = FlatParameters(model.named_parameters(), device)
         draw = torch.Generator().manual_seed(3)
         flat.values.add_(0.02 * torch.randn(len(flat.values), generator=draw).to(device))
@@ -156,7 +156,7 @@ def test_gradients_are_the_same_every_time(make_executor, plan):
         assert all(torch.equal(gradients(executor, part), first) for _ in range(5))
 
 
-def test_weights_are_unpacked_to_the_same_bits(make_executor):
+def test_weights_are_dequantized_bit_equal(make_executor):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     executor = make_executor("qlora", LayerPlan())
     layers = [m for m in executor._model.module.modules() if hasattr(m, "nf4_packed")]
@@ -167,7 +167,7 @@ def test_weights_are_unpacked_to_the_same_bits(make_executor):
         assert torch.equal(nf4.dequantize(layer), weight)
 
 
-def test_weights_that_stay_unpacked_give_the_same_bits(make_executor):
+def test_weights_kept_dequantized_give_equal_bits(make_executor):
     executor = make_executor("qlora", PLANS["mixed"])
     expected = gradients(executor, EQUAL)
     layers = [m for m in executor._model.module.modules() if nf4.is_registered(m)]

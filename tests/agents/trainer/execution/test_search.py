@@ -27,7 +27,7 @@ MISSING_BYTES = 0.2 * GIB
 
 
 class Card:
-    """A GPU with a computer on it, as far as the search sees them."""
+    """A GPU with an executor, as far as the search uses them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Card:
         self.layers = self
         self.num_layers, self.can_dequantize = LAYERS, True
 
-    # What the search asks of the layers and the computer.
+    # What the search uses of the layers and the executor.
     def set(self, plan):
         self.plan = plan
 

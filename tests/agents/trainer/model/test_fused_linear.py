@@ -1,4 +1,4 @@
-"""Joined layers compute what their classes do, adapters and gradients included."""
+"""Fused layers compute what their classes do, adapters and gradients included."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def check_same(found, expected):
 @pytest.mark.parametrize(
     ("rank", "dropout", "dora"), [(4, 0.0, False), (3, 0.2, False), (4, 0.2, True)]
 )
-def test_joined_layers_compute_the_same(tiny, targets, rank, dropout, dora):
+def test_fused_layers_compute_the_same(tiny, targets, rank, dropout, dora):
     adapter = AdapterSpec(rank=rank, alpha=6, dropout=dropout, targets=targets, dora=dora)
     model, forward = make_forward(tiny, adapter)
     expected, bare = (differentiate(model, forward, adapter_on=on) for on in (True, False))
@@ -101,7 +101,7 @@ def test_joined_layers_compute_the_same(tiny, targets, rank, dropout, dora):
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "mistral", "phi3", "qwen2", "qwen3"])
-def test_every_family_is_joined_where_its_layers_read_the_same(tmp_path, kind):
+def test_every_family_is_fused_where_its_layers_read_the_same(tmp_path, kind):
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES)).save_pretrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -151,7 +151,7 @@ class Packed(nn.Module):
 
 
 def pretend_packed(model):
-    """Let linear layers of the decoder look like 4-bit ones that are kept unpacked."""
+    """Let linear layers of the decoder look like 4-bit ones that are kept dequantized."""
     found = []
     for name, module in model.module.named_modules():
         if ".layers." in name and type(module) is nn.Linear and "lora_" not in name:
@@ -180,7 +180,7 @@ def test_packed_weights_have_one_reader_unless_an_adapter_looks_at_them(tiny, do
     assert not any(layer.nf4_has_sole_reader for layer in layers)
 
 
-def test_weights_are_kept_unpacked_where_they_are_needed_most_often(tiny, monkeypatch):
+def test_weights_are_kept_dequantized_where_they_are_needed_most_often(tiny, monkeypatch):
     model, _ = make_forward(tiny, AdapterSpec(rank=4))
     layers = LayerStack(model)
     assert not layers.can_dequantize
@@ -205,7 +205,7 @@ def test_weights_are_kept_unpacked_where_they_are_needed_most_often(tiny, monkey
     assert kept == []
 
 
-def test_weights_stay_unpacked_as_far_as_memory_goes(tiny, monkeypatch):
+def test_weights_stay_dequantized_as_far_as_memory_goes(tiny, monkeypatch):
     model, _ = make_forward(tiny, AdapterSpec(rank=4))
     layers = LayerStack(model)
     layers._layers[0].packed = nn.ModuleList([Packed(), Packed(), Packed()])
