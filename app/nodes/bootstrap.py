@@ -237,7 +237,7 @@ def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
     if "No space left" in detail or "quota" in detail.lower():
         return NodeNotReady(
             f"The disk on {where} is full: the agent could not be stored in {AGENT_FOLDER}",
-            "Free some room there; this shows what is full: df -h ~",
+            "Free some space there; this shows what is full: df -h ~",
         )
     if "Read-only" in detail or "Permission denied" in detail:
         return NodeNotReady(
@@ -247,7 +247,7 @@ def explain_failure(step: str, detail: str, where: str) -> NodeNotReady:
         )
     return NodeNotReady(
         f"The agent could not be stored in {AGENT_FOLDER} on {where}: {detail}",
-        f"Look at that folder there: ls -la {AGENT_FOLDER}",
+        f"Check that folder there: ls -la {AGENT_FOLDER}",
     )
 
 

@@ -45,6 +45,7 @@ class MasterChannel:
         self._callbacks: dict[int, EventCallback] = {}
         self._lost: NodeUnreachable | None = None
         self._ended = asyncio.Event()
+        # A line is written in portions when the node is slow; two must not mix.
         self._writing = asyncio.Lock()
         self._reader = asyncio.create_task(self._read(agent.rest), name=f"channel to {where}")
 
@@ -133,6 +134,7 @@ class MasterChannel:
         on_event: EventCallback | None,
     ) -> dict[str, Any]:
         if self._lost is not None:
+            # A new exception each time: a shared one would collect the tracebacks of all callers.
             raise NodeUnreachable(self._lost.message, self._lost.hint)
         line = encode(Request(id=request_id, kind=kind, args=args or {}))
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -144,20 +146,20 @@ class MasterChannel:
                 await self._send(line)
                 return await answer
         except asyncio.CancelledError:
-            if (
-                timeout_s is None or on_event is not None
-            ):  # long work: its result is not needed any more
+            # Only long work is worth cancelling on the node; a short request has ended by then.
+            if timeout_s is None or on_event is not None:
                 self.post("cancel", {"request": request_id})
             raise
         except TimeoutError as error:
             raise NodeUnreachable(
                 f"{self._where} did not answer '{kind}' within {timeout_s:.0f} s",
-                "The PC may be overloaded; look at its load and memory, then try again",
+                "The PC may be overloaded; check its load and memory, then try again",
             ) from error
         finally:
             self._pending.pop(request_id, None)
+            # If writing failed, nobody awaits the answer; asyncio would log its exception as lost.
             if answer.done() and not answer.cancelled():
-                answer.exception()  # retrieved, or asyncio would log it as lost
+                answer.exception()
 
     async def _send(self, line: bytes) -> None:
         try:
@@ -167,13 +169,14 @@ class MasterChannel:
             self._lose(error)
             raise
         except OSError as error:
-            lost = self._why(f"the agent reads no more: {error}")
+            lost = self._why(f"the agent stopped reading: {error}")
             self._lose(lost)
             raise lost from error
 
     async def _read(self, rest: bytes) -> None:
         try:
             await self._read_lines(rest)
+            # The last line of a Python traceback is the one that names the error.
             reason = self._process.stderr_text().rpartition("\n")[2] or "the agent ended"
             self._lose(self._why(reason))
         except NodeUnreachable as error:
@@ -214,6 +217,7 @@ class MasterChannel:
             _log.error("%s could not read a line of ours: %s", self._where, event.data)
 
     def _answer(self, response: Response) -> None:
+        # The request may have timed out or been cancelled meanwhile.
         waiting = self._pending.get(response.id)
         if waiting is None or waiting.done():
             return

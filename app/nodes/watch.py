@@ -102,6 +102,7 @@ class NodeWatch:
             started_s = time.monotonic()
             error = await self._live_once()
             failures = 1 if time.monotonic() - started_s > STEADY_AFTER_S else failures + 1
+            # None waits without end: only a request of the user tries a refused login again.
             refused = isinstance(error, REFUSALS)
             pause_s = None if refused else pause_before(failures, random.random())
             with contextlib.suppress(TimeoutError):
@@ -117,6 +118,7 @@ class NodeWatch:
         """
         if self._link is None:
             self._rest()
+            # Wait for the next outcome, not for the next change: a try may already be running.
             before = self._num_tries
             self.retry()
             async with self._tried:
@@ -158,6 +160,7 @@ class NodeWatch:
             return error
         finally:
             self._link = None
+            # Shielded: when the task is cancelled at exit, the agent still gets its shutdown.
             await asyncio.shield(self._close(link))
 
     async def _serve(self, link: Link) -> NodeUnreachable:
@@ -198,6 +201,7 @@ class NodeWatch:
             return
         rest_s = REFUSED_REST_S if isinstance(self._failure, REFUSALS) else REST_S
         if time.monotonic() - self._failed_s < rest_s:
+            # The same exception is raised for many callers; its traceback would grow each time.
             raise self._failure.with_traceback(None)
 
     def _fail(self, error: UserError) -> None:
@@ -228,6 +232,7 @@ class NodeWatch:
             sent_s = time.monotonic()
             answer = asyncio.ensure_future(link.channel.request("ping"))
             try:
+                # `wait` instead of a timeout: the answer may still arrive after the node is stale.
                 if not await _is_done(answer, STALE_AFTER_S):
                     self._mark_stale()
                     if not await _is_done(answer, GIVE_UP_AFTER_S - STALE_AFTER_S):
@@ -247,7 +252,7 @@ class NodeWatch:
         self._publish(
             state="unreachable",
             problem=f"{self.node.name} has not answered for {STALE_AFTER_S:.1f} s",
-            hint="It may be overloaded or cut off; runs on it go on",
+            hint="It may be overloaded or disconnected; runs on it go on",
             round_trip_s=None,
         )
 
@@ -257,6 +262,7 @@ class NodeWatch:
         """Follow the samples that are missing here, once they are requested."""
         await self._samples_wanted.wait()
         try:
+            # The clock of the node, since samples carry it: older ones are replayed history.
             clock = await link.channel.request("ping", timeout_s=GIVE_UP_AFTER_S)
             wall_s = float(clock.get("wall_s", 0.0))
 
@@ -278,8 +284,8 @@ class NodeWatch:
             _log.warning("%s sent a sample in a wrong form: %s", self.node.name, error)
             return
         newest = self._newest
-        # A duplicate has neither a newer time nor a newer number: clocks step back, numbers
-        # restart.
+        # A duplicate is newer neither by time nor by number. Both count, since a clock may step
+        # back and numbers restart with the recorder.
         if newest and sample.time_s <= newest.time_s and sample.seq <= newest.seq:
             return
         self._newest = sample

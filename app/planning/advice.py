@@ -74,7 +74,7 @@ def _make_fit(
         if len(able) >= num_needed:
             where = tuple(dict.fromkeys(worker.node.name for worker in able))
             yield Advice(text=f"{words}: it then fits on {name_nodes(where)}", change=change)
-            return
+            return  # the first change that suffices is the cheapest one
     if chosen is None:
         yield from _nothing_fits(case, found)
 
@@ -181,6 +181,7 @@ def _fill_batch(case: Case, chosen: Candidate, together: Candidate | None) -> It
     lost = {
         more: _lost(more, speeds) for more in range(rows, min(2 * rows, rows + _MAX_EXTRA_ROWS) + 1)
     }
+    # Rounded, so that a slightly better but much larger batch does not win.
     best = min(lost, key=lambda more: (round(lost[more], 2), more))
     gain = lost[rows] / lost[best]
     is_fastest = together.tokens_per_s * gain > _MIN_GAIN * chosen.tokens_per_s

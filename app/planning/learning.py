@@ -147,6 +147,7 @@ def make_factor(ratios: list[float], limits: tuple[float, float], words: str) ->
     if not ratios:
         return UNKNOWN
     num = len(ratios)
+    # A prior of weight 0.5: the first run counts two thirds, nine count 95 %.
     value = (median(ratios) * num + _WEIGHT_OF_NONE) / (num + _WEIGHT_OF_NONE)
     bounded = min(max(value, limits[0]), limits[1])
     reason = f"{num} past run{'' if num == 1 else 's'} {words}"

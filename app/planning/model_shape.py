@@ -239,6 +239,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     )
     said = text.get("num_experts") or text.get("num_local_experts")  # both names are in use
     num_experts = int(said or known.get("num_experts") or known.get("num_local_experts") or 0)
+    # A listed dense family has no experts, whatever else its config has.
     if not (family in _MOE or family not in _DEFAULTS):
         num_experts = 0
     dense, sparse = _layer(sizes), _layer(sizes, num_experts)

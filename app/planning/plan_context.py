@@ -132,8 +132,10 @@ class Case:
 
     def ring(self, workers: tuple[Worker, ...]) -> LinkSpeed:
         """Return the slowest link between neighbours in the ring of these GPUs."""
+        # Ranks of one node are neighbours in the ring, so each pair of nodes counts once.
         names = list(dict.fromkeys(worker.node.name for worker in workers))
         if len(names) == 1:
+            # GPUs of one PC exchange through host memory, so each byte crosses the bus twice.
             bus = min(worker.rates.from_host_bytes_per_s for worker in workers)
             return LinkSpeed(bytes_per_s=bus / 2, latency_s=_LOCAL_LATENCY_S, source="nominal")
         pairs = zip(names, [*names[1:], names[0]], strict=True)

@@ -33,6 +33,7 @@ class _Prospect:
 def choose_subsets(case: Case, num: int) -> list[tuple[str, ...]]:
     """Return up to `num` subsets of the nodes in which every GPU fits, the best first."""
     prospects = [found for node in case.cluster.nodes if (found := _prospect(case, node.name))]
+    # Looked up once: 1,023 subsets would ask for each link hundreds of times.
     links = {
         (a.name, b.name): case.cluster.link(a.name, b.name)
         for a in prospects

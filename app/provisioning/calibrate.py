@@ -28,6 +28,7 @@ async def calibrate_node(
         job = CalibrationJob(python=python, device="cpu", device_id="cpu", seconds=CPU_S)
         jobs = [("CPU", job)]
     found: dict[str, Calibration] = {}
+    # One GPU after the other: together they would share power, cooling and the bus.
     for name, job in jobs:
 
         def report(text: str, name: str = name) -> None:

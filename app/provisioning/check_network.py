@@ -96,6 +96,7 @@ def judge_reduce(
     """
     if len(outcomes) == len(names) and all(o.result and o.result.sum_ok for o in outcomes.values()):
         return tuple(_summed(name, outcomes[name].result, len(names)) for name in names)
+    # One failing rank makes all others fail; only the cause gets a fix of its own.
     culprits = find_culprits(names, outcomes)
     rows = []
     for name in names:
@@ -141,6 +142,7 @@ async def _try_link(caller: NodeClient, answerer: NodeClient, address: str) -> C
     except RacklessError as error:
         return _link_failed(answerer.name, caller.name, error)
     try:
+        # A node's link to itself is only tested for reachability, so a few bytes are enough.
         num_bytes = PROBE_BYTES if caller is not answerer else PROBE_BYTES // 8
         probe = await caller.probe_connect(address, port, num_bytes)
     except RacklessError as error:
@@ -194,6 +196,7 @@ async def _run_probes(
         if pending:
             await asyncio.wait(pending, timeout=_GRACE_S)
     finally:
+        # Cancelling a probe also ends its process on the node.
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

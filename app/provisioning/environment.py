@@ -99,6 +99,7 @@ async def setup_environment(
     report = await find_environment(client, lock)
     if report.fits:
         return report
+    # Adopting an interpreter takes seconds, building an environment downloads gigabytes.
     for candidate in candidates:
         report = await _find(client, _adopting(lock, candidate))
         if report.fits:
@@ -137,6 +138,7 @@ async def _find(client: NodeClient, query: EnvironmentQuery) -> EnvironmentRepor
     """Call `environment_find`; an interpreter that is gone or broken counts as not fitting."""
     try:
         return await client.environment_find(query)
+    # NodeUnreachable is a UserError, too, but says nothing about the interpreter.
     except NodeUnreachable:
         raise
     except UserError:

@@ -40,6 +40,8 @@ async def copy_folder(
         total, done = sum(entry.size_bytes for entry in files), 0
         for entry in files:
             if not await in_thread(_has, temporary, entry):
+                # A suffix, since FileWriter verifies the hash only at its end: a file under its
+                # real name is always whole.
                 half = replace(entry, path=entry.path + _HALF)
                 await in_thread(_forget, temporary / half.path)
                 blocks = read_blocks(root / entry.path, entry.size_bytes)
@@ -57,11 +59,12 @@ async def copy_folder(
     except OSError as error:
         raise UserError(
             f"{target} cannot be written: {error.strerror or error}",
-            "Make room on that disk, or choose a folder that you may write to.",
+            "Free some space on that disk, or choose a folder that you may write to.",
         ) from error
 
 
 def _make_room(temporary: Path, target: Path, files: Sequence[FileEntry]) -> None:
+    # An empty folder that a file dialog has just created is fine, unless we stand in it.
     if target.is_dir() and not any(target.iterdir()) and not is_same_folder(target, Path()):
         target.rmdir()
     if target.exists():
@@ -71,11 +74,12 @@ def _make_room(temporary: Path, target: Path, files: Sequence[FileEntry]) -> Non
     needed = sum(entry.size_bytes for entry in files) - here
     free = shutil.disk_usage(temporary).free
     if needed > free:
+        # Finished files of an earlier copy stay for the next try.
         if not here:
             temporary.rmdir()
         raise UserError(
             f"{target} needs {show_bytes(needed)}, and {show_bytes(free)} are free there",
-            "Make room on that disk, or choose a folder on another one.",
+            "Free some space on that disk, or choose a folder on another one.",
         )
 
 

@@ -86,6 +86,7 @@ class FileWriter:
 
     def _open(self) -> BinaryIO:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # "x": a name that a node lists twice must not overwrite the first file.
         return self._path.open("xb")
 
     def _append(self, block: bytes) -> None:
@@ -101,7 +102,7 @@ class FileWriter:
                 os.fsync(self._file.fileno())
         if is_whole and self._digest.hexdigest() != self._entry.sha256:
             raise UserError(
-                f"{self._entry.path} from {self._node} arrived damaged: its hash is another one",
+                f"{self._entry.path} from {self._node} arrived damaged: its hash does not match",
                 "Try again; if it happens again, check that PC's memory and disk",
             )
 
@@ -110,6 +111,7 @@ def publish_folder(temporary: Path, target: Path) -> None:
     """Rename a finished folder to its final name and sync the rename to disk."""
     target.parent.mkdir(parents=True, exist_ok=True)
     os.rename(temporary, target)
+    # Windows cannot open a folder to sync it.
     if os.name == "posix":
         folder = os.open(target.parent, os.O_RDONLY)
         try:

@@ -55,6 +55,7 @@ async def push(
         for entry in coming:
             async with contextlib.aclosing(_blocks_of(root, entry)) as blocks:
                 async for block in blocks:
+                    # The node has stopped reading; `finish` raises its reason.
                     if not await receiver.write(block):
                         return await receiver.finish()
                     done.add(block)
@@ -72,6 +73,8 @@ async def fetch(
     """
     if await in_thread(target.exists):
         raise UserError(f"{target} exists already", "Choose a new folder")
+    # Beside the target, so that the rename stays on one file system; random, so that two fetches
+    # of one folder do not meet.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         async with Sender(client, path) as sender:
@@ -87,7 +90,7 @@ async def fetch(
     except OSError as error:
         raise UserError(
             f"{target} cannot be written: {error.strerror or error}",
-            "Make room on that disk, or choose a folder that you may write to",
+            "Free some space on that disk, or choose a folder that you may write to",
         ) from error
     finally:
         await in_thread(remove_folder, temporary)

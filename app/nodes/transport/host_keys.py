@@ -83,7 +83,7 @@ class HostKeys:
         except OSError as error:
             raise UserError(
                 f"The host key cannot be stored in {self._path}: {error.strerror or error}",
-                "Make room on that disk, or give yourself write access to that folder",
+                "Free some space on that disk, or give yourself write access to that folder",
             ) from error
         finally:
             with contextlib.suppress(OSError):

@@ -69,6 +69,7 @@ async def start_loopback(
         *("--authorized-key", str(authorized_key), *options),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        # The tag marks the server itself; its commands get it from `clean_environ`.
         env={**os.environ, TAG_VARIABLE: tag, "PYTHONPATH": _search_path()},
         start_new_session=True,
     )
@@ -123,6 +124,7 @@ def power_cut(home: Path, *, deadline_s: float = 10.0) -> int:
     Raises:
         UserError: a process is left after `deadline_s`.
     """
+    # Repeated until none is found: a process may fork between the listing and the stop.
     killed: set[int] = set()
     end_s = time.monotonic() + deadline_s
     while found := set(find_processes(home)):
@@ -178,6 +180,7 @@ async def serve(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sign, ended.set)
+    # The parent holds our stdin: its end, even by SIGKILL, is our end.
     if options.until_eof:
         loop.add_reader(0, lambda: None if os.read(0, 1024) else ended.set())
     listener = await asyncssh.listen(

@@ -1,8 +1,8 @@
-"""One command that runs on a node, seen the same whether SSH, a pipe or `wsl.exe` carries it.
+"""A command that runs on a node, with one interface over SSH, pipes and `wsl.exe`.
 
-Output is handed over in whatever portions arrive: splitting portions into lines costs half of what
-`readline` costs per line, and raw bytes need no lines at all. The sender is held back when nobody
-reads. Of the error output only the end is kept: it explains failures and nothing else.
+Output is returned in the portions in which it arrives: splitting portions into lines costs half of
+what `readline` costs per line, and raw bytes need no lines at all. The sender is paused when nobody
+reads. Only the end of the error output is kept, since it serves only to explain failures.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 READ_AHEAD_BYTES = 4 << 20
-"""Unread output beyond which the sender is told to wait."""
+"""Unread output beyond which the sender is paused, in bytes."""
 WRITE_AHEAD_BYTES = 1 << 20
-"""Unsent input beyond which `write` waits."""
+"""Unsent input beyond which `write` waits, in bytes."""
+# Maximum error output that is kept, in bytes: several tracebacks.
 _STDERR_KEPT_BYTES = 16 << 10
 
 
 class Pipe(Protocol):
-    """What a transport gives for one running command."""
+    """Interface of a transport to one running command."""
 
     def write(self, data: bytes) -> None: ...
     def write_eof(self) -> None: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def close(self) -> None:
-        """End the command by force, or let go of it where that is not possible."""
+        """Kill the command, or close its channel if that is not possible."""
         ...
 
 
 class Process:
-    """A running command: bytes in, bytes out, exit code. Made by `Connection.open`."""
+    """A running command: bytes in, bytes out, exit code. Created by `Connection.open`."""
 
     def __init__(self, lost: Callable[[str], Exception]) -> None:
         self._lost_error = lost
@@ -50,10 +51,10 @@ class Process:
         self._ended = asyncio.Event()
         self._afterwards: Callable[[], Awaitable[None]] | None = None
 
-    # ------------------------------------------------------------ for the one who runs it
+    # ------------------------------------------------------------ for callers
 
     async def read(self) -> bytes:
-        """Return what has arrived, at least one byte; empty at the end of the output.
+        """Wait for output and return it, at least one byte; empty at its end.
 
         Raises:
             NodeUnreachable: the connection broke.
@@ -68,38 +69,40 @@ class Process:
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._unread_bytes = 0
+        # Resumed only once all is taken: pausing and resuming for each portion costs throughput.
         if self._reading_paused and self._pipe is not None:
             self._reading_paused = False
             self._pipe.resume_reading()
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send `data`, waiting while too much is unsent.
+        """Send `data`; wait while more than WRITE_AHEAD_BYTES are unsent.
 
         Raises:
             NodeUnreachable: the connection broke.
             BrokenPipeError: the command does not read any more.
         """
         await self._writable.wait()
+        # The end of a connection also wakes writers, or they would wait forever.
         if self._error is not None:
             raise self._error
         self.write_soon(data)
         await self._writable.wait()
 
     def write_soon(self, data: bytes) -> None:
-        """Send a short `data` without waiting. Raises BrokenPipeError like `write`."""
+        """Send a short `data` without waiting; raise BrokenPipeError like `write`."""
         if self._ended.is_set() or self._pipe is None:
             raise BrokenPipeError("the command has ended")
         self._pipe.write(data)
 
     def write_eof(self) -> None:
-        """Tell the command that no more input follows."""
+        """Close the input of the command."""
         if self._pipe is not None and not self._ended.is_set():
             with contextlib.suppress(OSError):
                 self._pipe.write_eof()
 
     async def wait(self) -> int | None:
-        """Return the exit code at the end; negative: the signal; None: not known."""
+        """Wait for the end and return the exit code; negative: a signal; None: not known."""
         await self._ended.wait()
         return self._exit_code
 
@@ -112,7 +115,7 @@ class Process:
         return self._stderr.decode("utf-8", "replace").strip()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """End the input, give the command `grace_s` to end by itself, then end it by force."""
+        """Close the input, give the command `grace_s` seconds to exit, then kill it."""
         self.write_eof()
         if grace_s > 0:
             with contextlib.suppress(TimeoutError):
@@ -124,7 +127,7 @@ class Process:
             await afterwards()
 
     def close_with(self, afterwards: Callable[[], Awaitable[None]]) -> None:
-        """Let `close` also do this: for what belongs to this command alone."""
+        """Have `close` also call this, to close what only this command uses."""
         self._afterwards = afterwards
 
     # ------------------------------------------------------------ for the transport
@@ -159,7 +162,7 @@ class Process:
             self._exit_code = code
 
     def closed(self, reason: str | None = None) -> None:
-        """Nothing more comes. `reason` says why the connection broke; None: an orderly end."""
+        """Mark the end. `reason`: why the connection broke; None: the command ended normally."""
         if reason is not None and self._error is None:
             self._error = self._lost_error(reason)
         self._stdout_ended = True

@@ -1,8 +1,8 @@
-"""The way to another PC: one SSH connection, any number of commands on it.
+"""Connect to another PC: one SSH connection with any number of commands on it.
 
-The steps are kept apart (find the host, open the port, shake hands and log in), so that a failure
-says which of them failed. The host key is judged by ourselves: asyncssh raises the same error for
-an unknown and for a changed key. `~/.ssh/config` is not read; what a node is, its address says.
+The steps (resolve the host, open the port, handshake, log in) are separate, so that an error names
+the one that failed. Host keys are verified by our own code: asyncssh raises the same error for an
+unknown and for a changed key. `~/.ssh/config` is not read; the address of the node says it all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from app.nodes.transport.ssh_errors import login_refused, no_common_host_key, ss
 from app.nodes.transport.ssh_offer import read_host_key_types
 
 CONNECT_TIMEOUT_S = 8.0
+"""Maximum duration of resolving the host and opening the port, in seconds."""
 LOGIN_TIMEOUT_S = 20.0
+"""Maximum duration of handshake and login, in seconds; slow PCs need several for the key."""
+# Maximum time for a command to start, in seconds.
 _OPEN_TIMEOUT_S = 20.0
+# A dead connection is noticed within about three seconds, like a missing answer to a ping.
 _KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_MISSES = 2
 # aes128-gcm costs half of the default chacha20 per byte where the CPU has AES instructions.
@@ -45,15 +49,15 @@ _HOST_KEY_ALGORITHMS = {
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
 _ALL_HOST_KEY_ALGORITHMS = tuple(name for names in _HOST_KEY_ALGORITHMS.values() for name in names)
-# How a handshake ends when the host has none of the key types asked for; the server's hang-up may
-# come before our own side has noticed.
+# How a handshake ends when the host has none of the requested key types; the server may disconnect
+# before our own side has noticed.
 _NO_COMMON_KEY_TYPE = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost)
 
 
 async def connect_ssh(
     address: SshAddress, *, home: Path, accept_host_key: str | None = None
 ) -> SshConnection:
-    """Log in to `address`; see `app.nodes.transport.connection.connect` for what is raised."""
+    """Log in to `address`; raises what `app.nodes.transport.connection.connect` lists."""
     host_keys = HostKeys(home)
     judge = _HostKeyJudge(address, host_keys.find(address), accept_host_key)
     keys = await load_login_keys(address.key)
@@ -84,7 +88,7 @@ class SshConnection:
                 )
         except asyncssh.ChannelOpenError as error:
             raise NodeUnreachable(
-                f"{self._address} starts no further command: {error.reason}",
+                f"{self._address} refuses to start another command: {error.reason}",
                 "If it refuses sessions, raise MaxSessions in its /etc/ssh/sshd_config",
             ) from error
         except TimeoutError as error:
@@ -107,7 +111,7 @@ class SshConnection:
 
 
 class _HostKeyJudge:
-    """Compares the key that the host shows with the confirmed one."""
+    """Comparison of the key that the host shows with the confirmed one."""
 
     def __init__(
         self, address: SshAddress, known: asyncssh.SSHKey | None, accepted: str | None
@@ -119,7 +123,7 @@ class _HostKeyJudge:
         self.verdict: UserError | None = None
 
     def algorithms(self) -> tuple[str, ...]:
-        """Return what to ask for: the type of the known key, so that a host with keys of several
+        """Return the types to request: that of the known key, so that a host with keys of several
         types always shows the same one."""
         if self._known is None:
             return _ALL_HOST_KEY_ALGORITHMS
@@ -159,7 +163,7 @@ class _Client(asyncssh.SSHClient):
 
 
 class _Session(asyncssh.SSHClientSession[bytes]):
-    """Passes the events of a channel on to its `Process`."""
+    """Forwards the events of a channel to its `Process`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -195,7 +199,8 @@ async def _log_in(
     try:
         return await _handshake(address, judge, keys, judge.algorithms())
     except _NO_COMMON_KEY_TYPE as error:
-        # The host has no key of the confirmed type any more: see what it has, to name it.
+        # The host has no key of the confirmed type any more: connect again with all types, so
+        # that the error can name the key it has now.
         if judge.algorithms() == _ALL_HOST_KEY_ALGORITHMS:
             raise await _explain(address, error) from error
     try:
@@ -205,7 +210,7 @@ async def _log_in(
 
 
 async def _explain(address: SshAddress, error: Exception) -> NodeUnreachable:
-    """Return what a handshake without a common key type means, or one that only looks like it."""
+    """Return the error for a handshake that failed, apparently without a common key type."""
     offered = await read_host_key_types(await _open_port(address))
     if offered and not set(offered) & set(_ALL_HOST_KEY_ALGORITHMS):
         return no_common_host_key(address, offered)
@@ -222,9 +227,10 @@ async def _handshake(
                 address.host,
                 address.port,
                 sock=opened,
+                # ~/.ssh/config could replace the host, user or key of the address.
                 config=None,
                 client_factory=lambda: _Client(judge),
-                known_hosts=([], [], []),  # none: each key is put before the judge
+                known_hosts=([], [], []),  # empty, so that every key goes to the judge
                 server_host_key_algs=list(algorithms),
                 x509_trusted_certs=None,
                 username=address.user,
@@ -247,6 +253,7 @@ async def _handshake(
             raise judge.verdict from error
         raise
     except (asyncssh.Error, OSError, TimeoutError, ValueError) as error:
+        # asyncssh reports a rejected key like any failed handshake; the judge knows better.
         if judge.verdict is not None:
             raise judge.verdict from error
         if isinstance(error, asyncssh.PermissionDenied):

@@ -88,6 +88,7 @@ def list_pass_moments(
         inputs_bytes=on_gpu * one.input_bytes,
     )
     ends = _list_ends(shape, spec, tokens, choose_width(spec, gpu)) if has_head else []
+    # All kept activations are still there while the loss is computed.
     moments = [replace(held, loss_bytes=end) for end in ends]
     full = spec.adapter.kind == "full"
     waiting = _HEAD_BYTES_HELD * shape.num_embedding if full and shape.is_tied else 0

@@ -77,7 +77,7 @@ def split_rows(num_rows: int, weights: list[float]) -> list[int]:
     """
     scale = num_rows / sum(weights)
     cuts = [0, *(min(num_rows, round(end * scale)) for end in accumulate(weights))]
-    cuts[-1] = num_rows
+    cuts[-1] = num_rows  # rounding may leave the last cut one short
     return [stop - start for start, stop in pairwise(cuts)]
 
 

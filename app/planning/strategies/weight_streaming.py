@@ -35,6 +35,7 @@ def plan_streamed(case: Case, workers: tuple[Worker, ...]) -> Candidate | None:
         return None
     if all(case.fit(worker, len(workers)).fits for worker in workers):
         return None
+    # Equal cards give equal results, and each one takes a search.
     found_for: dict[tuple[object, ...], _Stream] = {}
     streams = []
     for worker in workers:
