@@ -41,7 +41,7 @@ def main() -> int:
     if not folder.is_dir():
         sys.stderr.write(f"RACKLESS_ATTEMPT_DIR: {folder} does not exist\n")
         return EXIT_USER_ERROR
-    # First of all: whatever fails from here on has to be in the log.
+    # First of all: any failure from here on has to be in the log.
     redirect_output(folder / rank_log(rank))
     control = RankControl(folder, rank)
     control.listen()

@@ -1,6 +1,6 @@
 """Make everything ready for the first step, and agree with the other ranks that all are.
 
-Whatever goes wrong on one rank while it loads reaches all of them before the first collective, so
+A failure on one rank while it loads is reported to all of them before the first collective, so
 that every rank ends at once with the same reason instead of waiting for a timeout.
 """
 

@@ -64,14 +64,14 @@ def _warn_of_few_examples(journal: RankJournal, spec: RunSpec, count: int, world
         journal.write(
             "warning",
             message=f"A batch of {size} sequences takes the {rows} of the data more than once.",
-            hint=f"Set batch_sequences to {count} or less, or go on: epochs then count for more",
+            hint=f"Set batch_sequences to {count} or less, or continue: a step exceeds an epoch",
         )
     if count < world_size:
         what = f"is 1 {noun}{of_rows}" if count == 1 else f"are {count} {noun}s{of_rows}"
         journal.write(
             "warning",
             message=f"There {what} for {world_size} ranks.",
-            hint="Rows come again in every epoch; with so few, one GPU is as fast",
+            hint="Use one GPU: with so few rows it is as fast",
         )
 
 
@@ -83,8 +83,8 @@ def _warn_of_rows(journal: RankJournal, evaluation: ExampleSet, name: str) -> No
     left_out = (evaluation.num_skipped, "left out", evaluation.skipped)
     cut = (evaluation.num_truncated, "cut", evaluation.truncated)
     hints = (
-        "Correct data.eval, or go on without them",
-        "Raise sequence_tokens, or go on with their beginnings",
+        "Correct data.eval, or continue without them",
+        "Raise sequence_tokens, or continue with their beginnings",
     )
     for (count, done, named), hint in zip((left_out, cut), hints, strict=True):
         if count:

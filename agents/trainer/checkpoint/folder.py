@@ -156,7 +156,7 @@ class CheckpointFolder:
             self._failpoints.reach("manifest-written")
             self._check_fence()
             self._appear(partial, step)
-        # Also an interrupt: nothing of the checkpoint may stay, whatever ends it.
+        # Also an interrupt: nothing of an unfinished checkpoint may stay.
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             explained = _explain(error, self.path)

@@ -1,7 +1,7 @@
 """All trained parameters, and their gradients, in one flat tensor each.
 
 The parameters of the model become views into them. So a step has one buffer to zero, one norm, and
-one tensor for the optimizer, whatever the number of layers; and since the layout is fixed by the
+one tensor for the optimizer, for any number of layers; and since the layout is fixed by the
 model alone, a resumed run adds numbers up in the same order as an uninterrupted one.
 
 Parameters with weight decay (matrices) come first, the others (norms, biases) after them; each kind
@@ -100,7 +100,7 @@ class FlatParameters:
 def compute_norm(values: Tensor) -> Tensor:
     """Return the Euclidean norm of a flat tensor, a scalar of its own type and on its device.
 
-    On a CPU torch adds up the squares in a few running sums, whatever the length: the norm of
+    On a CPU torch adds up the squares in a few running sums, for any length: the norm of
     134 million fp32 values comes out 0.5 % too low, or worse, since late squares are lost beside a
     large sum. So it is made of blocks there (1e-7), and one block costs nothing more. A GPU adds up
     in a tree, which has no such loss.

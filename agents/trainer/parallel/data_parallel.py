@@ -40,7 +40,7 @@ _NORM_EPSILON = 1e-6
 
 
 class DataParallel:
-    """Implements `Strategy`; the methods are documented there."""
+    """Every rank holds everything; a `Strategy`, which documents the methods in full."""
 
     # Set by `place`:
     _flat: FlatParameters
@@ -61,12 +61,15 @@ class DataParallel:
 
     @property
     def shares(self) -> tuple[float, ...]:
+        """Weight of each rank, in rank order."""
         return self._balancer.shares
 
     def use_shares(self, shares: Sequence[float]) -> None:
+        """Divide the next batches by these weights."""
         self._balancer.shares = tuple(shares)
 
     def place(self, model: TrainedModel, layout: Layout) -> FlatParameters:
+        """Put all trained parameters into one buffer; see `Strategy`."""
         self._flat = FlatParameters(model.named_parameters(), self._device, layout=layout)
         self._optimizer = make_optimizer(self._spec, self._flat)
         kind = self._spec.compression if self._group.world_size > 1 else "none"
@@ -74,6 +77,7 @@ class DataParallel:
         return self._flat
 
     def make_reserve(self) -> Reserve:
+        """Return the memory that the optimizer over all parameters needs."""
         return Reserve(self._spec.optimizer, self._flat, self._optimizer, self._device)
 
     def start(
@@ -84,6 +88,7 @@ class DataParallel:
         shares: Sequence[float] | None,
         tokens_per_s: Sequence[float],
     ) -> None:
+        """Choose shares, and hook the parameters; see `Strategy`."""
         spec = self._spec
         chosen = spec.shares or shares or choose_first_shares(tokens_per_s)
         self._executor = executor
@@ -92,11 +97,13 @@ class DataParallel:
         self._reducer = Reducer(self._flat, self._transport, world_size=self._group.world_size)
 
     def choose_batch(self, step: int) -> Batch:
+        """Return the batch of a step, cut by the shares."""
         return choose_batch(
             self._spec, self._examples, step, shares=self.shares, rank=self._group.rank
         )
 
     def add_gradients(self, batch: Batch, loss_scale: float | None) -> None:
+        """Compute this rank's gradients; the last pass begins to send them."""
         if loss_scale is not None:
             # Scaled as the mean: the sum over a large batch would overflow fp16 at once.
             self._executor.gradient_scale = loss_scale / batch.weight
@@ -104,22 +111,27 @@ class DataParallel:
         self._executor.add_gradients(batch.mine, self._reducer)
 
     def reduce(self) -> None:
+        """Wait for the sums of all buckets."""
         self._reducer.finish()
 
     def average_gradients(self) -> Tensor:
+        """Divide the sums by the weight of the batch; return the norm."""
         self._flat.gradients.div_(self._reducer.divisor)
         return compute_norm(self._flat.gradients)
 
     def step_optimizer(self, norm: Tensor, learning_rate: float) -> None:
+        """Clip and step; every rank does the same."""
         set_learning_rate(self._optimizer, learning_rate)
         clip = (self._spec.max_gradient_norm / (norm + _NORM_EPSILON)).clamp(max=1.0)
         self._flat.gradients.mul_(clip)
         self._optimizer.step()
 
     def learn(self, seconds: Sequence[float], tokens: Sequence[float]) -> None:
+        """Let the shares follow the speeds; see `Balancer`."""
         self._balancer.learn(seconds, tokens)
 
     def evaluate(self, examples: Examples, first_place: int) -> Tensor:
+        """Return the sums over all examples, each rank doing its share."""
         # By the shares of training: a rank that is slow there is slow here, and the others wait.
         mine = split_batch(examples.num_tokens.tolist(), self.shares)[self._group.rank]
         sums = torch.zeros_like(self._executor.sums)
@@ -160,6 +172,7 @@ class DataParallel:
         return int(num_flags)
 
     def export_state(self) -> TrainedState:
+        """Return the whole state, which every rank holds."""
         tensors, plain = export_state(self._optimizer)
         return TrainedState(
             parameters=self._flat, optimizer=tensors, plain=plain, carried=self._carried
@@ -172,6 +185,7 @@ class DataParallel:
         plain: dict[str, Any],
         carried: dict[str, Tensor],
     ) -> None:
+        """Continue with a saved state; any rank's is that of all."""
         for name, value in values:
             self._flat.views[name].copy_(value)
         import_state(self._optimizer, optimizer, plain)

@@ -1,6 +1,6 @@
 """The journal of one rank: JSON lines, appended by a thread of its own.
 
-A training step never waits for the disk: it puts a record into a bounded queue and goes on. While
+A training step never waits for the disk: it puts a record into a bounded queue. While
 the disk is full the thread keeps trying; when the queue is full too, the oldest `step` records are
 dropped and their number is recorded later. No other record is ever dropped.
 """
