@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from PySide6.QtCore import QEvent
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import QEvent, Qt, QTimer
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QPushButton, QWidget
 
+from app.gui.kit.confirm import ConfirmDialog
 from app.gui.kit.theme import Theme
 from app.gui.session.bridge import Bridge
 from app.gui.session.context import Context
@@ -17,6 +20,8 @@ from app.gui.shell.main_window import MainWindow
 from app.gui.shell.shell import DemoRunner
 from app.gui.shell.window_state import WindowState
 from tests.fakes.core import NOW_S, FakeCore
+
+W = TypeVar("W", bound=QWidget)
 
 PATIENCE_S = 10.0
 HOME = Path("/home/anna/.local/share/rackless")
@@ -77,3 +82,35 @@ class Stage:
         self.window.deleteLater()
         self.application.sendPostedEvents(None, QEvent.Type.DeferredDelete)
         self.application.processEvents()
+
+
+def press(widget: QWidget, name: str) -> None:
+    """Click the visible button with this name."""
+    found = [
+        button
+        for button in widget.findChildren(QPushButton)
+        if button.accessibleName() == name and button.isVisible()
+    ]
+    assert found, f"no visible button '{name}'"
+    QTest.mouseClick(found[0], Qt.MouseButton.LeftButton)
+
+
+def find_dialog(kind: type[W]) -> W | None:
+    """Return the newest visible window of a kind; None: there is none."""
+    found = [w for w in QApplication.topLevelWidgets() if isinstance(w, kind) and w.isVisible()]
+    return found[-1] if found else None
+
+
+def open_dialog(kind: type[W]) -> W:
+    """Return the newest visible window of a kind."""
+    found = find_dialog(kind)
+    assert found is not None, f"no visible {kind.__name__}"
+    return found
+
+
+def answer_question(name: str) -> None:
+    """Press a button of the question that the next click opens.
+
+    Questions are modal and run an event loop of their own, so the answer must be scheduled first.
+    """
+    QTimer.singleShot(50, lambda: press(open_dialog(ConfirmDialog), name))

@@ -14,9 +14,7 @@ from app.gui.artifacts.copy_artifact_dialog import CopyArtifactDialog
 from app.gui.artifacts.push_dialog import PushDialog
 from app.gui.chat.chat_dialog import ChatDialog
 from app.gui.export.export_wizard import ExportWizard
-from tests.gui.stage import Stage
-from tests.gui.test_nodes_page import answer_question, open_dialog
-from tests.gui.test_overview import press
+from tests.gui.stage import Stage, answer_question, find_dialog, open_dialog, press
 
 GGUF = "support-chat-gguf:1"
 
@@ -136,15 +134,15 @@ def test_one_copy_is_deleted_and_the_last_one_with_a_warning(stage):
     copies = stage.window.artifacts.details.copies
     assert not copies.delete.isEnabled()
     copies.table.select(("node", "beta"))
-    answer_question(stage, "Delete permanently")
+    answer_question("Delete permanently")
     press(copies, "Delete copy")
     stage.wait_for(lambda: stage.called("artifacts.delete") == [(GGUF, "beta", True)])
     stage.wait_for(lambda: len(copies.model.rows()) == 2)
 
-    answer_question(stage, "Cancel")
+    answer_question("Cancel")
     press(stage.window.artifacts, "Delete")
     assert len(stage.called("artifacts.delete")) == 1
-    answer_question(stage, "Delete permanently")
+    answer_question("Delete permanently")
     press(stage.window.artifacts, "Delete")
     stage.wait_for(lambda: len(stage.window.artifacts.model.rows()) == 2)
     assert "Deleted" in stage.window.artifacts.banner.message()
@@ -209,7 +207,7 @@ def test_a_run_is_chosen_and_exported(stage):
     assert menu.actions()[0].text() == "support-chat"
     menu.actions()[0].trigger()
     menu.close()
-    stage.wait_for(lambda: open_dialog(ExportWizard) is not None)
+    stage.wait_for(lambda: find_dialog(ExportWizard) is not None)
     open_dialog(ExportWizard).close()
 
 

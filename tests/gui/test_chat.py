@@ -12,8 +12,7 @@ from app.conversation import Subject
 from app.errors import UserError
 from app.gui.chat.chat_dialog import ChatDialog, open_chat
 from tests.fakes.chats import ANSWER
-from tests.gui.test_nodes_page import open_dialog
-from tests.gui.test_overview import press
+from tests.gui.stage import find_dialog, open_dialog, press
 
 RUN = "support-chat-7f3a"
 
@@ -25,7 +24,7 @@ def dialog(busy):
     found = open_dialog(ChatDialog)
     busy.wait_for(lambda: len(found.columns) == 3)
     yield found
-    if open_dialog(ChatDialog) is found:
+    if find_dialog(ChatDialog) is found:
         found.close()
 
 

@@ -8,7 +8,7 @@ from PySide6.QtTest import QTest
 from app.flows.compare import list_differences
 from app.gui.runs.compare_page import ComparePage
 from tests.fakes.core import make_steps
-from tests.gui.test_overview import press
+from tests.gui.stage import press
 
 RUN = "support-chat-7f3a"
 

@@ -24,7 +24,7 @@ from app.gui.session.live_state import LiveState
 from app.gui.shell.main_window import MainWindow
 from app.gui.shell.window_state import WindowState
 from tests.fakes.site import Site, open_site, wait_until
-from tests.gui.test_overview import press
+from tests.gui.stage import press
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LIMIT_S = 150.0

@@ -19,8 +19,7 @@ from app.gui.chat.chat_dialog import ChatDialog
 from app.gui.export.export_wizard import ExportWizard
 from app.gui.session.export_board import ExportBatch
 from tests.fakes.exports import make_export_plan
-from tests.gui.test_nodes_page import answer_question, open_dialog
-from tests.gui.test_overview import press
+from tests.gui.stage import answer_question, open_dialog, press
 
 RUN = "support-chat-7f3a"
 
@@ -142,7 +141,7 @@ def test_what_is_under_way_goes_on_without_the_window_and_can_be_cancelled(busy,
     press(wizard, "Export")
     busy.wait_for(lambda: bool(busy.called("artifacts.export")))
     press(wizard, "Close")
-    answer_question(busy, "Cancel")
+    answer_question("Cancel")
     busy.window.close()
     assert busy.window.isVisible(), "closing would break it off"
     again = open_wizard(busy)

@@ -18,7 +18,7 @@ from app.gui.new_run.new_run_dialog import NewRunDialog
 from app.gui.runs.resume_dialog import ResumeDialog
 from tests.fakes.core import make_node, running_run
 from tests.fakes.exports import make_export_plan
-from tests.gui.test_nodes_page import open_dialog
+from tests.gui.stage import open_dialog
 
 RUN = "support-chat-7f3a"
 LONG_WORD = "chats_of_the_second_quarter_without_any_gap_" * 5

@@ -5,30 +5,12 @@ from dataclasses import replace
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QDialog, QLabel
+from PySide6.QtWidgets import QDialog, QLabel
 
 from app.errors import HostKeyChanged, NodeUnreachable, UserError
-from app.gui.kit.confirm import ConfirmDialog
 from app.gui.nodes.add_node_dialog import AddNodeDialog
 from tests.fakes.core import FINGERPRINT, make_node
-from tests.gui.test_overview import press
-
-
-def open_dialog(kind):
-    found = [w for w in QApplication.topLevelWidgets() if isinstance(w, kind) and w.isVisible()]
-    return found[-1] if found else None
-
-
-def answer_question(stage, name):
-    """Press a button of the question that the next click opens."""
-    from PySide6.QtCore import QTimer
-
-    def answer():
-        question = open_dialog(ConfirmDialog)
-        assert question is not None
-        press(question, name)
-
-    QTimer.singleShot(50, answer)
+from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
 
 @pytest.fixture
@@ -37,7 +19,7 @@ def dialog(empty) -> AddNodeDialog:
     found = open_dialog(AddNodeDialog)
     assert found is not None
     yield found
-    if found is open_dialog(AddNodeDialog):
+    if found is find_dialog(AddNodeDialog):
         found.reject()
 
 
@@ -184,10 +166,10 @@ def test_long_work_can_be_cancelled_where_it_is_told(busy):
 def test_remove_asks_first_and_cancel_is_safe(busy):
     busy.window.go_to("nodes")
     busy.window.nodes.table.select("delta")
-    answer_question(busy, "Cancel")
+    answer_question("Cancel")
     press(busy.window.nodes, "Remove")
     assert busy.called("nodes.remove") == []
-    answer_question(busy, "Remove")
+    answer_question("Remove")
     press(busy.window.nodes, "Remove")
     busy.wait_for(lambda: "delta" not in busy.cluster.nodes)
     assert "delta" not in [node.name for node in busy.window.nodes.model.rows()]
@@ -214,7 +196,7 @@ def test_a_check_shows_the_worst_first_with_a_fix_to_copy(busy, application):
 
 
 def test_dialogs_do_not_pile_up(busy):
-    assert open_dialog(QDialog) is None
+    assert find_dialog(QDialog) is None
 
 
 def test_links_are_a_matrix_that_says_what_is_not_measured(busy):

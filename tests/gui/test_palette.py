@@ -3,7 +3,7 @@
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 
-from tests.gui.test_nodes_page import answer_question
+from tests.gui.stage import answer_question
 
 RUN = "support-chat-7f3a"
 
@@ -41,7 +41,7 @@ def test_pages_runs_and_nodes_by_name(busy):
 
 
 def test_a_run_is_stopped_by_its_name_after_the_question(busy):
-    answer_question(busy, "Stop run")
+    answer_question("Stop run")
     choose(busy, "stop supp")
     busy.wait_for(lambda: busy.called("runs.stop") == [(RUN,)])
 

@@ -15,9 +15,7 @@ from app.gui.new_run import live_plan
 from app.gui.new_run.memory_bar import MemoryBar
 from app.gui.new_run.new_run_dialog import NewRunDialog
 from tests.fakes.plans import make_plan_of_all
-from tests.gui.stage import Stage
-from tests.gui.test_nodes_page import open_dialog
-from tests.gui.test_overview import press
+from tests.gui.stage import Stage, open_dialog, press
 
 RUN = "support-chat-7f3a"
 

@@ -29,8 +29,7 @@ from app.gui.tables.run_columns import rank_columns
 from app.text import show_loss
 from tests.fakes.cluster import make_preview
 from tests.fakes.core import NOW_S, SPEC, make_steps, running_run
-from tests.gui.test_nodes_page import answer_question, open_dialog
-from tests.gui.test_overview import press
+from tests.gui.stage import answer_question, find_dialog, open_dialog, press
 
 RUN = "support-chat-7f3a"
 
@@ -61,7 +60,7 @@ def new_run(busy):
     QTest.keyClick(busy.window, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
     dialog = open_dialog(NewRunDialog)
     yield dialog
-    if open_dialog(NewRunDialog) is dialog:
+    if find_dialog(NewRunDialog) is dialog:
         dialog.reject()
 
 
@@ -95,7 +94,7 @@ def test_enter_opens_the_selected_run_and_escape_leads_back(busy):
 def test_delete_asks_and_the_row_goes(busy):
     busy.window.go_to("runs")
     busy.window.runs.table.select("recipes-a0d2")
-    answer_question(busy, "Delete permanently")
+    answer_question("Delete permanently")
     press(busy.window.runs, "Delete")
     busy.wait_for(lambda: "recipes-a0d2" not in busy.cluster.runs)
     assert busy.window.runs.model.place_of("recipes-a0d2") is None
@@ -142,7 +141,7 @@ def test_good_answers_start_a_run_and_open_its_page(busy, new_run):
     QTest.keyClicks(new_run.form.fields["model"].input, "org/model")
     QTest.keyClicks(new_run.form.fields["train"].input, "/data/chats.jsonl")
     press(new_run, "Start")
-    busy.wait_for(lambda: bool(busy.called("runs.start")) and open_dialog(NewRunDialog) is None)
+    busy.wait_for(lambda: bool(busy.called("runs.start")) and find_dialog(NewRunDialog) is None)
     spec = busy.called("runs.start")[0][0]
     assert (spec.model, spec.data.train) == ("org/model", "/data/chats.jsonl")
     assert spec.nodes == ("alpha", "beta", "delta", "gamma"), "epsilon does not answer"
@@ -201,7 +200,7 @@ def test_settings_become_a_recipe_that_can_be_taken_and_deleted(busy, new_run):
     box.setCurrentIndex(box.findText("Evening runs"))
     box.activated.emit(box.currentIndex())
     assert new_run.answers().rank == "24"
-    answer_question(busy, "Delete permanently")
+    answer_question("Delete permanently")
     new_run.form.start_from.delete.click()
     busy.wait_for(lambda: box.findText("Evening runs") < 0)
     assert not new_run.form.start_from.delete.isVisible()
@@ -355,7 +354,7 @@ def test_events_arrive_in_plain_words(busy, page):
 
 def test_a_loss_that_is_no_number_is_told_above_the_page(busy, page):
     busy.core.on_loop(busy.core.put_run, replace(running_run(), loss=math.nan))
-    busy.wait_for(lambda: "not a number" in page.notice.message())
+    busy.wait_for(lambda: "no longer a number" in page.notice.message())
 
 
 def test_why_a_run_failed_is_told_before_its_loss(busy, page):
@@ -407,7 +406,7 @@ def test_figures_of_an_axis_fit_beside_it_and_differ(value, step, text):
 
 
 def test_stop_asks_and_tells_the_end(busy, page):
-    answer_question(busy, "Stop run")
+    answer_question("Stop run")
     press(page.head, "Stop")
     busy.wait_for(lambda: "Stopped" in page.banner.message())
     assert busy.called("runs.stop") == [(RUN,)]

@@ -18,7 +18,7 @@ from app.gui.shell.window_state import FILE_NAME, WindowState, read_window_state
 from tests.fakes.core import FakeCore, publish_history, running_run
 from tests.gui.cpu_wait import TurnTime
 from tests.gui.pictures import BUSY
-from tests.gui.test_nodes_page import answer_question
+from tests.gui.stage import answer_question
 
 # ---------------------------------------------------------------- keys
 
@@ -65,10 +65,10 @@ def test_the_choice_of_colours_is_stored(busy, theme):
 
 def test_closing_says_once_that_runs_go_on(busy):
     busy.window.state.was_told_closing = False
-    answer_question(busy, "Cancel")
+    answer_question("Cancel")
     assert not busy.window.close()
     assert busy.window.isVisible()
-    answer_question(busy, "Close the window")
+    answer_question("Close the window")
     assert busy.window.close()
     assert busy.window.state.was_told_closing
     assert busy.window.state.geometry

@@ -76,6 +76,7 @@ class ArtifactActions:
 
     def chat(self, artifact: ArtifactSnapshot) -> None:
         """Open a chat with the artifact, beside its base model if its run is known."""
+        # Without its run the base model is unknown here, and the chat has the artifact alone.
         run = self._context.cluster.runs.get(artifact.origin.run_id if artifact.origin else "")
         open_chat(self._context, self._parent, run, Subject(what=artifact.label))
 
@@ -126,6 +127,7 @@ class ArtifactActions:
         )
 
     def _show_deleted(self, done: DeletedArtifact) -> None:
+        # `left` names copies that could not be reached; they are listed, not hidden.
         freed = f"Freed {show_bytes(done.freed_bytes)}."
         tone: Tone = "warning" if done.left else "good"
         title = f"Deleted {done.label}" if done.is_forgotten else "Copy deleted"

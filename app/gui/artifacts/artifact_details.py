@@ -59,6 +59,7 @@ class Lineage(QScrollArea):
         self._rows.show_rows((name.capitalize(), value) for name, value in rows)
 
 
+# Enabled buttons depend on the selected copy: only folders on this PC can be opened.
 class CopiesView(QWidget):
     """Copies of the artifact, with actions on the selected one."""
 
@@ -182,6 +183,7 @@ class ArtifactDetails(QTabWidget):
         self._look()
         return True
 
+    # The card comes from a file on this PC, so it arrives later than the rest.
     def show_card(self, text: str) -> None:
         """Show the card (README.md) of a copy on this PC; empty: there is none."""
         self.card.show_markdown(

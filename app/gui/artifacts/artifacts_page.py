@@ -153,6 +153,7 @@ class ArtifactsPage(QWidget):
         )
 
     def _make_split(self) -> QSplitter:
+        # Cards can be long and tables short, so the user decides how the page is divided.
         split = QSplitter(Qt.Orientation.Vertical)
         split.addWidget(self.table)
         split.addWidget(self.details)
@@ -167,6 +168,7 @@ class ArtifactsPage(QWidget):
         cluster.is_open_changed.connect(self.refresh)
         cluster.artifacts_changed.connect(self.refresh)
         self.table.chosen.connect(self._choose)
+        # A double click opens the folder, as in a file manager.
         self.table.opened.connect(partial(self._with_chosen, self._open_folder))
         self.details.serve_shown.connect(partial(self._with_chosen, self._load_commands))
         copies = self.details.copies
@@ -197,6 +199,7 @@ class ArtifactsPage(QWidget):
             self._context.bridge.run(
                 lambda core, report: core.artifacts.card(artifact.label),
                 partial(self._show_card, artifact.label),
+                # A card that cannot be read is like none: the other tabs still have their data.
                 failure=lambda error: self._show_card(artifact.label, ""),
             )
 
@@ -207,10 +210,12 @@ class ArtifactsPage(QWidget):
     def _ask_run(self) -> None:
         """Show a menu of the runs that can be exported; without any, open the Runs page."""
         runs = [run for run in self._context.cluster.run_list() if can_export(run)]
+        # Nothing to export: lead to the runs instead of showing an empty menu.
         if not runs:
             self.export_wanted.emit()
             return
         menu = QMenu(self)
+        # A popup menu is not deleted by closing it.
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         for run in runs[:MAX_RUNS]:
             menu.addAction(escape_mnemonic(run.name), partial(self._runs.export, run))

@@ -44,6 +44,7 @@ class CopyArtifactDialog(QDialog):
         self.start = Button(theme, "Copy", self.accept, icon="copy", role="primary")
         self._browse = Button(theme, "Choose\u2026", self._choose, icon="folder")
         self._lay_out(theme, artifact)
+        # Without nodes only a folder makes sense.
         (self.to_node if nodes else self.to_folder).setChecked(True)
         self.to_node.setEnabled(bool(nodes))
         self.to_node.toggled.connect(self._review)

@@ -21,6 +21,7 @@ class ServingPane(QScrollArea):
         self._theme = theme
         self.buttons: list[Button] = []
         self.setWidgetResizable(True)
+        # Commands wrap, so a horizontal bar would only cover the last one.
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.say("")
 
@@ -57,6 +58,7 @@ class ServingPane(QScrollArea):
         words = QVBoxLayout()
         words.setSpacing(4)
         words.addWidget(make_label(command.title, "subheading"))
+        # Selectable, so that a part of the command can be copied as well.
         code = make_selectable(make_label(command.command, "code", wraps=True))
         code.setAccessibleName(f"Command for {command.title}")
         words.addWidget(code)

@@ -16,6 +16,7 @@ class AnswerSettings(QWidget):
         self.system = QLineEdit()
         self.system.setPlaceholderText("None")
         self.max_tokens = QSpinBox(minimum=1, maximum=8192, value=DEFAULT_MAX_TOKENS)
+        # 0 by default: greedy answers are repeatable, so a difference comes from the models.
         self.temperature = QDoubleSpinBox(minimum=0, maximum=5, singleStep=0.1)
         self.top_p = QDoubleSpinBox(minimum=0.01, maximum=1, value=1, singleStep=0.05)
         for box in (self.max_tokens, self.temperature, self.top_p):

@@ -103,6 +103,7 @@ class ChatColumn(QWidget):
                 subject, progress=lambda text: report(("note", text))
             )
             report(("loaded", held))
+            # One entry per prompt, also for those that failed, so that columns stay aligned.
             found: list[ChatAnswer | None] = []
             for place, prompt in enumerate(prompts):
                 if self._is_stopped:
@@ -172,6 +173,7 @@ class ChatColumn(QWidget):
         self.unload()
         self.transcript.forget()
         self._state.setText("Loads with the first question.")
+        # The cancelled request reports nothing any more, so end it here.
         if was_busy:
             self._end("")
 

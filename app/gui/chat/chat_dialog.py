@@ -224,6 +224,7 @@ class ChatDialog(QDialog):
     # ------------------------------------------------------------ actions
 
     def _collect(self, column: ChatColumn, found: Answers) -> None:
+        # Columns finish at different times; `_review` saves once all of them are done.
         self._answers[column] = Compared(title=column.title(), answers=found)
 
     def _keep_answers(self) -> None:
@@ -271,6 +272,7 @@ class ChatDialog(QDialog):
         column.unload()
         self.columns.remove(column)
         self._row.removeWidget(column)
+        # Hidden first: deletion is deferred, and a dead column must not flash.
         column.hide()
         column.deleteLater()
         self._review()

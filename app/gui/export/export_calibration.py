@@ -38,6 +38,7 @@ class CalibrationPage(QWidget):
         self.path = QLineEdit()
         self.path.setAccessibleName("Calibration data file")
         self.path.setPlaceholderText("chats.jsonl, notes.txt, ...")
+        # Reading at every key would check paths that are only half typed.
         self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
         self._look_soon.timeout.connect(self._look)
         self._found = make_label(role="caption", wraps=True)

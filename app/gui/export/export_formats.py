@@ -42,6 +42,7 @@ class FormatsPage(QWidget):
             column.addLayout(self._make_grid(one.name))
             if len(one.engines) > 1:
                 column.addWidget(self.maker)
+                # Only AWQ has a choice of engines.
                 self.maker.hide()
                 self.boxes[one.name].toggled.connect(self.maker.setVisible)
             column.addSpacing(12)
@@ -71,6 +72,8 @@ class FormatsPage(QWidget):
         """Show the estimate of each target."""
         for target, text in notes.items():
             self._notes[target].setText(text)
+            # The estimate is a label of its own, which a screen reader would not read with the
+            # box.
             self.boxes[target].setAccessibleDescription(text)
 
     def _make_grid(self, to: str) -> QGridLayout:

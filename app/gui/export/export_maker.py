@@ -25,6 +25,7 @@ class MakerChoice(QWidget):
         for one in MAKERS:
             button = QRadioButton(f"With {one.label}")
             button.setAccessibleDescription(one.help)
+            # Two buttons toggle at each change; report the one that became checked.
             button.toggled.connect(lambda checked: self.edited.emit() if checked else None)
             words = make_label(one.help, "caption", wraps=True)
             words.setContentsMargins(TICK_INDENT_PX, 0, 0, 4)

@@ -49,6 +49,7 @@ class PlacesPage(QWidget):
         self.folder = QLineEdit()
         self.folder.setAccessibleName("Output folder")
         self.folder.textEdited.connect(lambda text: self._type())
+        # Checking a folder may touch a slow drive: wait for a pause in typing.
         self._look_soon = QTimer(self, interval=WAIT_MS, singleShot=True)
         self._look_soon.timeout.connect(lambda: self.look_at_folder(self._answers))
         self._rows = QVBoxLayout()

@@ -77,6 +77,7 @@ class ProgressRow(QWidget):
     def show_row(self, row: ExportProgress) -> None:
         """Show the progress of the job."""
         is_now = row.state == "now"
+        # A full bar beside a verdict would say the same twice.
         self.bar.setVisible(is_now)
         self.bar.setValue(row.phase)
         self.phase.setVisible(is_now)
@@ -91,6 +92,7 @@ class ProgressRow(QWidget):
             self.result.setText(row.problem)
             return
         self._folder = str(row.made.path)
+        # One bad type of several makes the whole job worth a review.
         keeps = all(verdict.keep for verdict in row.made.verdicts)
         self.state.show_status(Status("good", "Keep") if keeps else Status("warning", "Review"))
         measured = [describe_verdict(verdict) for verdict in row.made.verdicts]

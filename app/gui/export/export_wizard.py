@@ -298,6 +298,7 @@ class ExportWizard(QDialog):
             # Checkpoints have not arrived yet: keep the step of the restored draft.
             if not self.model.rows():
                 answers = replace(answers, checkpoint=self._wanted_step)
+            # The draft lives beside the window, so reopening the wizard continues here.
             self._context.exports.drafts[self._run.run_id] = Draft(answers, self.step)
 
 

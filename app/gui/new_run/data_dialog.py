@@ -42,6 +42,7 @@ class DataDialog(QDialog):
         column.addWidget(self.banner)
         column.addWidget(self.view, 1)
         column.addLayout(foot)
+        # Reading all rows of a large file takes minutes; a closed dialog stops it.
         self.finished.connect(lambda result: self._give_up())
         self._look(whole=False)
 
@@ -59,6 +60,7 @@ class DataDialog(QDialog):
     def _show(self, found: DataPreview) -> None:
         self.banner.hide()
         self.view.show_data(found)
+        # Once all rows are read there is nothing more to count.
         self.count_all.setEnabled(not found.whole)
 
     def _fail(self, error: RacklessError) -> None:

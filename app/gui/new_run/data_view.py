@@ -47,11 +47,13 @@ class DataView(QTextBrowser):
         self._found: DataPreview | None = None
         self.setAccessibleName("Data preview")
         self.setOpenLinks(False)
+        # Colours are written into the HTML, so a new theme needs a new document.
         theme.changed.connect(self._draw)
         self._draw()
 
     def show_data(self, found: DataPreview | None) -> None:
         """Show a preview; None: not known yet."""
+        # Setting equal HTML again would scroll back to the top.
         if found != self._found:
             self._found = found
             self._draw()

@@ -41,6 +41,7 @@ class MemoryBar(QWidget):
         self._parts, self._room_bytes = tuple(parts), room_bytes
         words = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
         self.setToolTip(words)
+        # A painted bar says nothing to a screen reader.
         self.setAccessibleName(f"{words}; available {show_bytes(room_bytes)}")
         self.update()
 

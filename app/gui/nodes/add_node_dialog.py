@@ -88,12 +88,14 @@ class AddNodeDialog(QDialog):
         column.addStretch(1)
         column.addLayout(self._make_foot())
         for line in (self.target, self.key, self.name):
+            # `textEdited`, not `textChanged`: clearing the fields from code is no edit.
             line.textEdited.connect(lambda text: self._edited())
         for choice in (self.this_pc, self.in_wsl):
             choice.toggled.connect(lambda checked: self._edited())
         self.distro.activated.connect(lambda place: self._edited())
         self.found.done.connect(self.accept)
         self.found.another_wanted.connect(self._begin_again)
+        # Deferred by one turn: the layout has its new height only after this event.
         self.found.changed.connect(lambda: QTimer.singleShot(0, self, self._fit))
         self._show_distros(())
         context.bridge.run(
@@ -151,6 +153,7 @@ class AddNodeDialog(QDialog):
         row.addWidget(self._cancel)
         row.addWidget(self.add)
         row.addWidget(self.confirm)
+        # Enter adds, as in any dialog with one field to fill in.
         self.add.setDefault(True)
         return row
 
@@ -205,6 +208,7 @@ class AddNodeDialog(QDialog):
 
     def _address(self) -> NodeAddress | None:
         address = self._review().address
+        # An empty key field means the SSH agent and the default keys.
         if isinstance(address, SshAddress) and self.key.text().strip():
             return replace(address, key=Path(self.key.text().strip()))
         return address

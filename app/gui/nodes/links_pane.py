@@ -90,7 +90,9 @@ class LinksPane(QWidget):
         self.model: RowsModel[LinkRow] = RowsModel(columns, key=lambda row: row.node)
         old, self.table = self.table, TableView(self._context.theme, self.model, "Links")
         if old is not None:
+            # Deferred deletion: the old table may be the sender of the signal being handled.
             old.deleteLater()
+        # Below the head; the stretch at the end keeps both at the top.
         self._column.insertWidget(1, self.table, 1)
 
 

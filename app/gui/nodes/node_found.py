@@ -58,6 +58,7 @@ class NodeFound(QWidget):
         self._title.setText(f"{node.name} is added")
         self._rows.show_rows(found.rows)
         self._notes.setText("\n".join(found.notes))
+        # Notes are warnings that do not stop the user: little disk, no compiler, no GPU.
         self._notes.setVisible(bool(found.notes))
         self._state.setText(
             "Its training environment is set up: it is ready to train."

@@ -76,7 +76,9 @@ class HubTokenRow(QWidget):
 
     def _show_place(self, place: TokenPlace) -> None:
         self.state.setText(_WORDS[place])
+        # A token from the environment is not ours to delete.
         self.forget.setVisible(place == "kept")
+        # Without a token there is nothing to copy, so nodes are not asked.
         if place == "none":
             self._show_nodes(())
         else:
@@ -90,6 +92,7 @@ class HubTokenRow(QWidget):
             "private and gated ones."
         )
         places = {one.place for one in found}
+        # Offered only while a node has no token of its own.
         self.give.setVisible("none" in places)
         self.take.setVisible("same" in places)
         self._nodes_row.setVisible(bool(found))

@@ -57,6 +57,7 @@ class SettingsPage(QWidget):
         column = QVBoxLayout(content)
         column.setContentsMargins(0, 0, 16, 0)
         column.setSpacing(8)
+        # dict.fromkeys keeps the order of declaration, a set would not.
         for section in dict.fromkeys(setting.section for setting in SETTINGS):
             rows = [self._make_row(s.key) for s in SETTINGS if s.section == section]
             self._add_section(column, section, rows)
@@ -67,6 +68,7 @@ class SettingsPage(QWidget):
         scroll.setWidgetResizable(True)
         scroll.setAlignment(Qt.AlignmentFlag.AlignLeft)
         scroll.setWidget(content)
+        # Tab should go from setting to setting, not to the scroll area.
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         return scroll
 

@@ -12,7 +12,6 @@ from app.telemetry.stream import Device, DeviceKey, StreamReading
 from app.text import (
     show_bytes_of,
     show_celsius,
-    show_mhz,
     show_number,
     show_share,
     show_watts,
@@ -58,10 +57,11 @@ def _used(row: DeviceRow) -> int | None:
 
 
 def device_columns() -> list[Column[DeviceRow]]:
+    # Widths leave some 200 px for the state in a window of 1280 px: it is the column to read first.
     return [
-        Column(title="Node", text=lambda r: r.key.node, width_px=96),
-        Column(title="Slot", text=lambda r: name_place(r.key.device), width_px=72),
-        Column(title="Device", text=lambda r: short_name(r.reading.name), width_px=168),
+        Column(title="Node", text=lambda r: r.key.node, width_px=88),
+        Column(title="Slot", text=lambda r: name_place(r.key.device), width_px=68),
+        Column(title="Device", text=lambda r: short_name(r.reading.name), width_px=166),
         Column(
             title="State",
             text=lambda r: r.status.text,
@@ -73,7 +73,7 @@ def device_columns() -> list[Column[DeviceRow]]:
             "Load",
             lambda r: _figure(r, "utilisation"),
             show_share,
-            width_px=68,
+            width_px=62,
             tip="Share of time the device was computing",
         ),
         Column(
@@ -81,32 +81,32 @@ def device_columns() -> list[Column[DeviceRow]]:
             text=lambda r: show_bytes_of(_used(r), r.reading.memory_total_bytes),
             sort=lambda r: unknown_first(share_of(_used(r), r.reading.memory_total_bytes)),
             is_number=True,
-            width_px=124,
+            width_px=120,
             tip="In use and total: VRAM of a GPU, or RAM of a PC that trains on its CPU",
         ),
         number_column(
-            "Temp", lambda r: _figure(r, "temperature_celsius"), show_celsius, width_px=72
+            "Temp", lambda r: _figure(r, "temperature_celsius"), show_celsius, width_px=66
         ),
-        number_column("Power", lambda r: _figure(r, "power_w"), show_watts, width_px=76),
+        number_column("Power", lambda r: _figure(r, "power_w"), show_watts, width_px=70),
         number_column(
-            "Clock",
+            "MHz",
             lambda r: _figure(r, "clock_mhz"),
-            show_mhz,
-            width_px=88,
-            tip="Current clock rate of the GPU's cores",
+            show_number,
+            width_px=66,
+            tip="Clock rate of the GPU's cores",
         ),
         number_column(
             "Fan",
             lambda r: _figure(r, "fan"),
             show_share,
-            width_px=60,
+            width_px=58,
             tip="Fan speed as a share of its maximum",
         ),
         number_column(
             "Tokens/s",
             lambda r: _figure(r, "tokens_per_s"),
             show_number,
-            width_px=88,
+            width_px=82,
             tip="Tokens trained per second on this device",
         ),
     ]
